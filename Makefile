@@ -1,0 +1,69 @@
+# Everything a person does here. The first target that needs it makes .venv; nothing is installed outside this folder.
+
+PY ?= python3
+UV := $(or $(shell uv --version >/dev/null 2>&1 && command -v uv),.tools/bin/uv)
+BIN := .venv/bin
+READY := .venv/.ready
+
+export PIP_ROOT_USER_ACTION = ignore
+export UV_PYTHON_DOWNLOADS = never
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check lint format bench docs lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(READY) ## Talk to an agent in the terminal
+	$(BIN)/atlas chat
+
+test: $(READY) ## Run all tests
+	$(BIN)/pytest -n 2
+
+check: lint ## Check format, lint, types and floors, then run the quick tests
+	$(BIN)/pytest -n 2 -q -m "not slow"
+
+lint: $(READY) ## Check format, lint, types and floors
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+
+format: $(READY) ## Format the code and mend what can be mended
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+bench: $(READY) ## Measure CPU per turn beside the floor
+	$(BIN)/python bench/run.py bench
+
+docs: $(READY) ## Build the pages into site/, warnings are errors
+	$(BIN)/zensical build --clean --strict
+
+lock: $(UV) ## Resolve the newest versions into requirements.lock
+	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --group dev --generate-hashes \
+		--no-annotate --no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+
+clean: ## Remove all that make made
+	rm -rf .venv .tools .cache .hypothesis .import_linter_cache .pytest_cache .ruff_cache dist site
+	find src tests docs bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+define NEED_PYTHON
+$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	{ echo "Atlas Agents needs Python 3.11 or newer, and $(PY) is not: say make PY=/path/to/python3." >&2; exit 1; }
+endef
+
+# The environment, exactly as locked; made again only when the lock or the project file has changed.
+$(READY): requirements.lock pyproject.toml | $(UV)
+	@$(NEED_PYTHON)
+	$(UV) venv --quiet --allow-existing --python "$$($(PY) -c 'import sys; print(sys.executable)')" .venv
+	$(UV) pip sync --quiet --python .venv --require-hashes requirements.lock
+	$(UV) pip install --quiet --python .venv --no-deps --editable .
+	@touch $@
+
+# A Python without pip may still have one to put into a virtual environment.
+.tools/bin/uv:
+	@$(NEED_PYTHON)
+	@pip="$(PY) -m pip"; \
+	$$pip --version >/dev/null 2>&1 || { $(PY) -m venv .tools/pip >/dev/null 2>&1 && pip=.tools/pip/bin/pip; } || \
+		{ echo "No pip and no venv in $(PY): install either (Debian: apt install python3-venv) or uv itself." >&2; exit 1; }; \
+	$$pip install --quiet --disable-pip-version-check --no-warn-script-location --upgrade --target .tools uv==0.13.7

@@ -1,0 +1,28 @@
+"""Ask an agent with one tool, then listen to it: the example of the README."""
+
+import asyncio
+
+from atlas_agents import Agent, Atlas, tool
+
+
+@tool
+async def get_weather(city: str) -> str:
+    """Tell today's weather in a city."""
+    return f"Sunny in {city}"
+
+
+assistant = Agent("assistant", model="anthropic/claude-opus-4-6", system_prompt="Be brief.", tools=[get_weather])
+
+
+async def main() -> None:
+    async with Atlas(agents=[assistant]) as atlas:
+        reply = await atlas.ask("Weather in Lima?")
+        print(reply.text)
+
+        stream = atlas.send("And in Oslo?")
+        async for event in stream:
+            if event.type == "stream:chunk":
+                print(event.text, end="")
+
+
+asyncio.run(main())

@@ -1,0 +1,122 @@
+"""Atlas Agents: build, govern and run LLM agents. What is listed here is the public face; the rest may move."""
+
+from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.errors import (
+    AtlasError,
+    BadArguments,
+    BadModelRef,
+    BadOutput,
+    BadTool,
+    BrokenHistory,
+    Cancelled,
+    ConfigError,
+    ContextCycle,
+    Declined,
+    DuplicateTool,
+    MissingKey,
+    NotPermitted,
+    ProviderError,
+    Refused,
+    ToolFailed,
+    ToolFault,
+    Transient,
+    UnknownAgent,
+)
+from atlas_agents.core.events import Event, Usage
+from atlas_agents.core.messages import (
+    File,
+    Image,
+    Message,
+    Opaque,
+    Part,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    assistant,
+    system,
+    user,
+)
+from atlas_agents.core.messages import tool as tool_message
+from atlas_agents.core.metadata import Metadata
+from atlas_agents.core.rules import Rule
+from atlas_agents.engine.agent import Agent, agent
+from atlas_agents.engine.atlas import Atlas
+from atlas_agents.engine.context import Context
+from atlas_agents.engine.history import History
+from atlas_agents.engine.interceptors import Interceptor
+from atlas_agents.engine.result import CallResult, RunResult, Step
+from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.providers.anthropic import AnthropicProvider
+from atlas_agents.providers.base import Provider, Request
+from atlas_agents.providers.cassette import Cassette
+from atlas_agents.providers.failover import RetryPolicy
+from atlas_agents.providers.http import Clocks
+from atlas_agents.providers.openai import OpenAIProvider
+from atlas_agents.providers.registry import ModelRef, parse_model_ref
+from atlas_agents.tools.context import ToolContext
+from atlas_agents.tools.pipeline import Question
+from atlas_agents.tools.tool import Tool, tool
+
+__all__ = [
+    "Agent",
+    "AnthropicProvider",
+    "Atlas",
+    "AtlasError",
+    "AtlasStream",
+    "BadArguments",
+    "BadModelRef",
+    "BadOutput",
+    "BadTool",
+    "BrokenHistory",
+    "CallResult",
+    "Cancelled",
+    "Cassette",
+    "Clocks",
+    "ConfigError",
+    "Context",
+    "ContextCycle",
+    "Conversation",
+    "Declined",
+    "DuplicateTool",
+    "Event",
+    "File",
+    "History",
+    "Image",
+    "Interceptor",
+    "Message",
+    "Metadata",
+    "MissingKey",
+    "ModelRef",
+    "NotPermitted",
+    "Opaque",
+    "OpenAIProvider",
+    "Part",
+    "Provider",
+    "ProviderError",
+    "Question",
+    "Refused",
+    "Request",
+    "RetryPolicy",
+    "Rule",
+    "RunResult",
+    "Step",
+    "Text",
+    "Thinking",
+    "Tool",
+    "ToolCall",
+    "ToolContext",
+    "ToolFailed",
+    "ToolFault",
+    "ToolResult",
+    "Transient",
+    "UnknownAgent",
+    "Usage",
+    "agent",
+    "assistant",
+    "parse_model_ref",
+    "system",
+    "tool",
+    "tool_message",
+    "user",
+]

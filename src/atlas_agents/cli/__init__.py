@@ -1,0 +1,1 @@
+"""The `atlas` command: parses, calls, prints."""

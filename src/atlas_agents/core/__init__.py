@@ -1,0 +1,1 @@
+"""The ground floor: values and small tools that every floor above speaks in."""

@@ -1,0 +1,203 @@
+"""What can go wrong, and who is told.
+
+AtlasError
+├── ConfigError          the developer, at once: says what was wrong, where, and what to do
+│   ├── BadModelRef      a model ref without provider or model, or of an unknown provider
+│   ├── MissingKey       a provider whose key is not set; names the variable
+│   ├── UnknownAgent     no agent of that id; lists the known ones
+│   ├── DuplicateTool    two tools of one name in one agent
+│   ├── BadTool          a tool whose parameters cannot be described
+│   └── ContextCycle     a context that would inherit from itself
+├── ProviderError        the caller of ask/send, once retries and failover have given up
+├── BrokenHistory        the caller: a call without its result was about to be sent; it was not
+├── BadOutput            the caller: the answer did not fit the wanted schema, nor did its repair
+├── Refused              the caller: an interceptor said no
+├── Cancelled            who awaits the reply of a cancelled turn
+├── ScriptExhausted      the author of a test: the scripted model has no reply left
+└── ToolFault            the model, as a tool result; the caller never sees it
+    ├── ToolNotFound     no such name among this agent's tools
+    ├── BadArguments     the arguments do not fit the schema
+    ├── NotPermitted     this agent may not use it
+    ├── Declined         a person said no, or nobody could be asked
+    ├── LimitReached     a budget is spent
+    ├── ToolTimeout      it ran too long
+    ├── ToolFailed       the tool itself says so; its message is shown to the model
+    │   └── Transient    the same, and nothing has happened: it may be tried again
+    └── OutcomeUnknown   it was interrupted while it acted; it may have happened
+"""
+
+from typing import ClassVar, Literal, TypeAlias
+
+ErrorKind: TypeAlias = Literal[
+    "not_found",
+    "bad_arguments",
+    "not_permitted",
+    "declined",
+    "limit",
+    "timeout",
+    "failed",
+    "unknown",
+    "internal",
+]
+
+ProviderFault: TypeAlias = Literal[
+    "auth",
+    "bad_request",
+    "context_length",
+    "rate_limit",
+    "quota",
+    "overloaded",
+    "server",
+    "network",
+    "timeout",
+    "incomplete",
+    "empty_response",
+    "protocol",
+    "unknown",
+]
+
+_AGAIN: frozenset[str] = frozenset(
+    ("rate_limit", "overloaded", "server", "network", "timeout", "incomplete", "empty_response", "protocol", "unknown")
+)
+_ELSEWHERE: frozenset[str] = _AGAIN | {"auth", "quota"}
+
+
+class AtlasError(Exception):
+    """The root of all errors of this package."""
+
+
+class ConfigError(AtlasError, ValueError):
+    """Something was set up wrongly."""
+
+
+class BadModelRef(ConfigError):
+    """A model ref that names no provider, no model, or an unknown provider."""
+
+
+class MissingKey(ConfigError):
+    """A provider was asked for whose key is not set."""
+
+
+class UnknownAgent(ConfigError):
+    """No agent has this id."""
+
+
+class DuplicateTool(ConfigError):
+    """Two tools of one agent have the same name."""
+
+
+class BadTool(ConfigError):
+    """A tool that cannot be described to a model."""
+
+
+class ContextCycle(ConfigError):
+    """A context would become its own ancestor."""
+
+
+class ProviderError(AtlasError):
+    """A model could not be heard to the end. `kind` says why; the two flags say what is worth trying."""
+
+    def __init__(
+        self,
+        message: str,
+        kind: ProviderFault = "unknown",
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind: ProviderFault = kind
+        self.status = status
+        self.retry_after = retry_after
+
+    @property
+    def retryable(self) -> bool:
+        """The same provider may be asked again."""
+        return self.kind in _AGAIN
+
+    @property
+    def failover(self) -> bool:
+        """Another provider may do better; a bad request is bad everywhere."""
+        return self.kind in _ELSEWHERE
+
+
+class BrokenHistory(AtlasError):
+    """A request would have carried a tool call without its result, or a result without its call."""
+
+
+class BadOutput(AtlasError):
+    """The answer does not fit the wanted schema."""
+
+
+class Refused(AtlasError):
+    """An interceptor refused a message or a request."""
+
+
+class Cancelled(AtlasError):
+    """The turn was cancelled before it had an answer."""
+
+
+class ScriptExhausted(AtlasError):
+    """A scripted model was asked more often than it has replies."""
+
+
+class ToolFault(AtlasError):
+    """A call that did not succeed; the model reads the message."""
+
+    kind: ClassVar[ErrorKind] = "failed"
+
+
+class ToolNotFound(ToolFault):
+    """There is no such tool."""
+
+    kind = "not_found"
+
+
+class BadArguments(ToolFault):
+    """The arguments do not fit."""
+
+    kind = "bad_arguments"
+
+
+class NotPermitted(ToolFault):
+    """The agent may not do this."""
+
+    kind = "not_permitted"
+
+
+class Declined(ToolFault):
+    """A person said no, or there was nobody to ask."""
+
+    kind = "declined"
+
+
+class LimitReached(ToolFault):
+    """A budget is spent."""
+
+    kind = "limit"
+
+
+class ToolTimeout(ToolFault):
+    """The tool ran longer than it may."""
+
+    kind = "timeout"
+
+
+class ToolFailed(ToolFault):
+    """Raise it in a tool: the model reads the message."""
+
+    kind = "failed"
+
+
+class Transient(ToolFailed):
+    """Raise it in a tool when nothing has happened and another try may succeed."""
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class OutcomeUnknown(ToolFault):
+    """The tool was interrupted while it acted."""
+
+    kind = "unknown"

@@ -1,0 +1,158 @@
+"""What a turn says while it runs: one union, one order; every face listens to the same words.
+
+message:sent, stream:start, then stream:chunk, stream:thinking, stream:reset, tool:called, tool:progress and
+tool:result as they happen, then stream:end, and last message:received or error.
+"""
+
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from atlas_agents.core.errors import ErrorKind
+from atlas_agents.core.messages import Message, Status
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens that were counted; `estimated` when the vendor did not say and we counted characters."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    estimated: bool = False
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.estimated or other.estimated,
+        )
+
+
+class MessageSent(msgspec.Struct, frozen=True, tag="message:sent", tag_field="type"):
+    """The user's message has joined the conversation."""
+
+    stream_id: str
+    message: Message
+    type: ClassVar[Literal["message:sent"]] = "message:sent"
+
+
+class StreamStart(msgspec.Struct, frozen=True, tag="stream:start", tag_field="type"):
+    """The turn begins."""
+
+    stream_id: str
+    agent_id: str
+    type: ClassVar[Literal["stream:start"]] = "stream:start"
+
+
+class StreamChunk(msgspec.Struct, frozen=True, gc=False, tag="stream:chunk", tag_field="type"):
+    """A few more words of the answer."""
+
+    stream_id: str
+    text: str
+    type: ClassVar[Literal["stream:chunk"]] = "stream:chunk"
+
+
+class StreamThinking(msgspec.Struct, frozen=True, gc=False, tag="stream:thinking", tag_field="type"):
+    """A few more words of the model's reasoning."""
+
+    stream_id: str
+    text: str
+    type: ClassVar[Literal["stream:thinking"]] = "stream:thinking"
+
+
+class StreamReset(msgspec.Struct, frozen=True, gc=False, tag="stream:reset", tag_field="type"):
+    """The chunks of the message under way are withdrawn; it starts again."""
+
+    stream_id: str
+    attempt: int
+    type: ClassVar[Literal["stream:reset"]] = "stream:reset"
+
+
+class ToolCalled(msgspec.Struct, frozen=True, tag="tool:called", tag_field="type"):
+    """The model has asked for a tool."""
+
+    stream_id: str
+    name: str
+    arguments: dict[str, Any]
+    call_id: str
+    type: ClassVar[Literal["tool:called"]] = "tool:called"
+
+
+class ToolProgress(msgspec.Struct, frozen=True, tag="tool:progress", tag_field="type"):
+    """A tool says how far it is."""
+
+    stream_id: str
+    name: str
+    call_id: str
+    message: str
+    type: ClassVar[Literal["tool:progress"]] = "tool:progress"
+
+
+class ToolAnswered(msgspec.Struct, frozen=True, tag="tool:result", tag_field="type"):
+    """A call has its result, whatever it is."""
+
+    stream_id: str
+    name: str
+    arguments: dict[str, Any]
+    call_id: str
+    status: Status
+    error: ErrorKind | None
+    result: Any
+    type: ClassVar[Literal["tool:result"]] = "tool:result"
+
+
+class StreamEnd(msgspec.Struct, frozen=True, tag="stream:end", tag_field="type"):
+    """The turn is over. `error` says why when it failed."""
+
+    stream_id: str
+    usage: Usage
+    cancelled: bool = False
+    error: str | None = None
+    type: ClassVar[Literal["stream:end"]] = "stream:end"
+
+
+class MessageReceived(msgspec.Struct, frozen=True, tag="message:received", tag_field="type"):
+    """The answer has joined the conversation."""
+
+    stream_id: str
+    message: Message
+    type: ClassVar[Literal["message:received"]] = "message:received"
+
+
+class ErrorRaised(msgspec.Struct, frozen=True, tag="error", tag_field="type"):
+    """The turn failed. `kind` is the class of the error, or a provider error's own kind."""
+
+    stream_id: str
+    message: str
+    kind: str
+    type: ClassVar[Literal["error"]] = "error"
+
+
+Event: TypeAlias = (
+    MessageSent
+    | StreamStart
+    | StreamChunk
+    | StreamThinking
+    | StreamReset
+    | ToolCalled
+    | ToolProgress
+    | ToolAnswered
+    | StreamEnd
+    | MessageReceived
+    | ErrorRaised
+)
+
+EventName: TypeAlias = Literal[
+    "message:sent",
+    "stream:start",
+    "stream:chunk",
+    "stream:thinking",
+    "stream:reset",
+    "tool:called",
+    "tool:progress",
+    "tool:result",
+    "stream:end",
+    "message:received",
+    "error",
+]

@@ -1,0 +1,84 @@
+"""JSON at the border: one encoder for what leaves, one strict reader for what a model wrote."""
+
+import json
+from typing import Any, cast
+
+import msgspec
+
+_encoder = msgspec.json.Encoder()
+_MAX_DEPTH = 64
+
+
+def encode(value: object) -> bytes:
+    """The shortest JSON of a value made of structs, dicts, lists and plain values."""
+    return _encoder.encode(value)
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Read one JSON object as strictly as JSON allows, or raise ValueError saying what is wrong.
+
+    Repeated keys, NaN, infinities, integers over 64 bits and nesting beyond 64 levels are errors: two
+    readers could take them for two different things.
+    """
+    try:
+        value = _strict.decode(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON object is needed, not {_word(value)}")
+    found = cast(dict[str, Any], value)
+    if text.count("{") + text.count("[") > _MAX_DEPTH and _depth(found) > _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
+    return found
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {repeated!r} stands there twice")
+    return found
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _integer(digits: str) -> int:
+    number = int(digits) if len(digits) <= 20 else 1 << 64
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"the integer {digits[:24]} does not fit into 64 bits")
+    return number
+
+
+def _number(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"the number {digits[:24]} is too large")
+    return number
+
+
+def _depth(value: object) -> int:
+    level, here = 0, [value]
+    while here and level <= _MAX_DEPTH:
+        below: list[Any] = []
+        for item in here:
+            if isinstance(item, dict):
+                below.extend(cast(dict[str, Any], item).values())
+            elif isinstance(item, list):
+                below.extend(cast(list[Any], item))
+        level, here = level + 1, below
+    return level
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "null"
+    words: dict[type, str] = {bool: "a boolean", str: "a string", list: "an array"}
+    return words.get(type(value), "a number")
+
+
+_strict = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_int=_integer, parse_float=_number)

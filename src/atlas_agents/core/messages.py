@@ -1,0 +1,161 @@
+"""The words of a conversation: frozen values that every floor above speaks in.
+
+Nothing here does I/O or knows a vendor. Equal content means equal value, and JSON goes out and comes
+back byte-equal: data that looks like one of our own types stays plain data.
+"""
+
+import base64
+import time
+from functools import cached_property
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from atlas_agents.core.errors import ErrorKind
+from atlas_agents.core.ids import new_id
+from atlas_agents.core.text import clean
+
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+Status: TypeAlias = Literal["ok", "error", "unknown"]
+
+
+class Text(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
+    """Words."""
+
+    text: str
+    type: ClassVar[Literal["text"]] = "text"
+
+
+class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", tag_field="type", omit_defaults=True):
+    """The model asks for a tool. `malformed` is what it wrote where its arguments should be, if that was no JSON."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    malformed: str | None = None
+    type: ClassVar[Literal["tool_call"]] = "tool_call"
+
+
+class ToolResult(msgspec.Struct, frozen=True, tag="tool_result", tag_field="type", omit_defaults=True):
+    """What the model is told about one call; `error` is the kind of the fault, never a stack trace."""
+
+    call_id: str
+    status: Status
+    result: Any
+    error: ErrorKind | None = None
+    type: ClassVar[Literal["tool_result"]] = "tool_result"
+
+
+class Thinking(msgspec.Struct, frozen=True, tag="thinking", tag_field="type", omit_defaults=True):
+    """The model's reasoning, kept as it came with the vendor's signature."""
+
+    text: str
+    signature: str = ""
+    type: ClassVar[Literal["thinking"]] = "thinking"
+
+
+class Image(msgspec.Struct, frozen=True, tag="image", tag_field="type", omit_defaults=True):
+    """A picture: base64 data, or an address that the model's vendor fetches (we never do)."""
+
+    media_type: str
+    data: str = ""
+    url: str = ""
+    type: ClassVar[Literal["image"]] = "image"
+
+    @classmethod
+    def of(cls, content: bytes, media_type: str = "image/png") -> "Image":
+        """A picture from its bytes."""
+        return cls(media_type, base64.b64encode(content).decode())
+
+
+class File(msgspec.Struct, frozen=True, tag="file", tag_field="type", omit_defaults=True):
+    """A document: base64 data, or an address that the model's vendor fetches (we never do)."""
+
+    name: str
+    media_type: str
+    data: str = ""
+    url: str = ""
+    type: ClassVar[Literal["file"]] = "file"
+
+    @classmethod
+    def of(cls, content: bytes, name: str, media_type: str = "application/pdf") -> "File":
+        """A document from its bytes."""
+        return cls(name, media_type, base64.b64encode(content).decode())
+
+
+class Opaque(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
+    """A vendor's block that we do not know: kept verbatim and shown only to that vendor."""
+
+    vendor: str
+    block: dict[str, Any]
+    type: ClassVar[Literal["opaque"]] = "opaque"
+
+
+Part: TypeAlias = Text | ToolCall | ToolResult | Thinking | Image | File | Opaque
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+class Message(msgspec.Struct, frozen=True, dict=True):
+    """One entry of a conversation. `created_at` is in milliseconds since 1970.
+
+    Its `__dict__` holds what was worked out from it once (its tool calls, its bytes on a vendor's wire) and
+    is no part of its value.
+    """
+
+    role: Role
+    parts: tuple[Part, ...]
+    id: str = msgspec.field(default_factory=new_id)
+    created_at: int = msgspec.field(default_factory=_now)
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+
+    @cached_property
+    def text(self) -> str:
+        """All text parts, joined in order."""
+        return "".join([part.text for part in self.parts if type(part) is Text])
+
+    @cached_property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple([part for part in self.parts if type(part) is ToolCall])
+
+    @cached_property
+    def tool_results(self) -> tuple[ToolResult, ...]:
+        return tuple([part for part in self.parts if type(part) is ToolResult])
+
+    def to_json(self) -> bytes:
+        return _encoder.encode(self)
+
+    @staticmethod
+    def from_json(data: bytes | str) -> "Message":
+        """Read a message back; msgspec.ValidationError says where the data does not fit."""
+        return _decoder.decode(data)
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Message)
+
+
+def _parts(content: tuple[str | Part, ...]) -> tuple[Part, ...]:
+    return tuple([Text(clean(item)) if isinstance(item, str) else item for item in content])
+
+
+def user(*content: str | Part, **metadata: Any) -> Message:
+    """What a person says: text, images and files in any order."""
+    return Message("user", _parts(content), metadata=metadata)
+
+
+def assistant(*content: str | Part, **metadata: Any) -> Message:
+    """What the model says: text, thinking and tool calls in any order."""
+    return Message("assistant", _parts(content), metadata=metadata)
+
+
+def system(*content: str | Part, **metadata: Any) -> Message:
+    """An instruction."""
+    return Message("system", _parts(content), metadata=metadata)
+
+
+def tool(*results: ToolResult, **metadata: Any) -> Message:
+    """The answers to the calls of the assistant message just before."""
+    return Message("tool", results, metadata=metadata)

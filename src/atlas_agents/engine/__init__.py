@@ -1,0 +1,1 @@
+"""Agents, contexts, the one loop, and the door to them."""

@@ -1,0 +1,206 @@
+"""An agent: who it is, which model speaks for it, what it may use. It owns no transport, no screen, no storage."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from atlas_agents.core.errors import ConfigError, ProviderError
+from atlas_agents.core.messages import Message, user
+from atlas_agents.core.metadata import Metadata
+from atlas_agents.core.rules import Rule
+from atlas_agents.engine.context import Context
+from atlas_agents.engine.house import House
+from atlas_agents.engine.loop import run_turn
+from atlas_agents.engine.result import CallResult
+from atlas_agents.engine.settings import Mode, Settings
+from atlas_agents.providers.base import Provider
+from atlas_agents.providers.failover import RetryPolicy, Route
+from atlas_agents.providers.registry import Model, parse_model_ref
+from atlas_agents.tools.tool import Function, Tool
+
+
+class Agent:
+    """Identity and model settings are frozen; metadata, rules, tools and messages are its own context's.
+
+    `model` is a ref (`"anthropic/claude-…"`), a provider or a callable; `provider="openai", model="gpt-…"` is the same
+    as the ref; `providers` names several, tried as `retry` says.
+    """
+
+    __slots__ = ("__weakref__", "_context", "_house", "_settings")
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        name: str = "",
+        description: str = "",
+        model: Model | None = None,
+        provider: str | Provider | None = None,
+        providers: Sequence[Model] | None = None,
+        retry: RetryPolicy | None = None,
+        system_prompt: str = "",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tool_choice: str = "auto",
+        tools: Iterable[Tool | Function] = (),
+        rules: Iterable[Rule | str] = (),
+        contexts: Iterable[Context] = (),
+        metadata: Metadata | Mapping[str, Any] | None = None,
+        role: str = "",
+        mode: Mode = "tools",
+        parallel_tools: bool = True,
+        max_rounds: int = 10,
+    ) -> None:
+        self._settings = Settings(
+            id=id,
+            name=name or id,
+            description=description,
+            models=_models(id, model, provider, providers),
+            retry=retry or RetryPolicy(),
+            system_prompt=system_prompt,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            stop=tuple(stop),
+            tool_choice=tool_choice,
+            role=role,
+            mode=mode,
+            parallel_tools=parallel_tools,
+            max_rounds=max_rounds,
+        )
+        self._context = Context(*contexts, name=id, metadata=metadata, rules=rules, tools=tools)
+        self._house: House | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """Everything frozen, as one value."""
+        return self._settings
+
+    @property
+    def id(self) -> str:
+        return self._settings.id
+
+    @property
+    def name(self) -> str:
+        return self._settings.name
+
+    @property
+    def description(self) -> str:
+        return self._settings.description
+
+    @property
+    def role(self) -> str:
+        return self._settings.role
+
+    @property
+    def mode(self) -> str:
+        return self._settings.mode
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return self._settings.models
+
+    @property
+    def system_prompt(self) -> str:
+        return self._settings.system_prompt
+
+    @property
+    def temperature(self) -> float | None:
+        return self._settings.temperature
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self._settings.max_tokens
+
+    @property
+    def parallel_tools(self) -> bool:
+        return self._settings.parallel_tools
+
+    @property
+    def max_rounds(self) -> int:
+        return self._settings.max_rounds
+
+    @property
+    def context(self) -> Context:
+        """Its own context, child of those it was given."""
+        return self._context
+
+    @property
+    def metadata(self) -> Metadata:
+        return self._context.metadata
+
+    @metadata.setter
+    def metadata(self, values: Metadata | Mapping[str, Any]) -> None:
+        self._context.metadata = values
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return self._context.rules
+
+    @rules.setter
+    def rules(self, rules: Iterable[Rule | str]) -> None:
+        self._context.rules = rules
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        return self._context.tools
+
+    @tools.setter
+    def tools(self, tools: Iterable[Tool | Function]) -> None:
+        self._context.tools = tools
+
+    @property
+    def messages(self) -> list[Message]:
+        return self._context.messages
+
+    @messages.setter
+    def messages(self, messages: Iterable[Message]) -> None:
+        self._context.messages = messages
+
+    async def call(self, prompt: str | Message) -> CallResult:
+        """Run a turn in the agent's own context, without an Atlas: what is said joins `agent.messages`.
+
+        A model that could not be heard is no exception here: `success` is False and `error` says why.
+        """
+        if self._house is None:
+            self._house = House()
+        conversation, prelude = self._context.as_conversation()
+        run = self._house.open_run(self, self._settings, self._context, conversation, prelude=prelude)
+        try:
+            await run_turn(run, user(prompt) if isinstance(prompt, str) else prompt)
+        except ProviderError as error:
+            return CallResult(self.messages, False, str(error))
+        return CallResult(self.messages, not run.rounds_spent, "Max iterations reached" if run.rounds_spent else None)
+
+    async def close(self) -> None:
+        """Give back what `call` opened."""
+        if self._house is not None:
+            await self._house.close()
+
+    def __repr__(self) -> str:
+        return f"Agent({self.id!r})"
+
+
+def agent(id: str, **options: Any) -> Agent:
+    """The same as `Agent(…)`."""
+    return Agent(id, **options)
+
+
+def _models(
+    id: str, model: Model | None, provider: str | Provider | None, providers: Sequence[Model] | None
+) -> tuple[Model, ...]:
+    """The one way in which an agent's models are written down, from the three in which they may be given."""
+    if providers is not None:
+        if model is not None or provider is not None:
+            raise ConfigError(f"agent {id!r}: give either providers=… or model=…, not both")
+        if not providers:
+            raise ConfigError(f"agent {id!r}: providers=… is empty")
+        return tuple(_checked(each) for each in providers)
+    if provider is None:
+        return () if model is None else (_checked(model),)
+    if not isinstance(model, str):
+        raise ConfigError(f"agent {id!r}: provider=… needs model=… as the name of one of its models")
+    return (f"{provider}/{model}" if isinstance(provider, str) else Route(provider, model),)
+
+
+def _checked(model: Model) -> Model:
+    return str(parse_model_ref(model)) if isinstance(model, str) else model

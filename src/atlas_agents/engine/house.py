@@ -1,0 +1,138 @@
+"""What stands around a run: providers, workers, listeners and limits, and how a run is opened among them."""
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.events import Event
+from atlas_agents.core.ids import new_id
+from atlas_agents.core.messages import Message
+from atlas_agents.engine.context import Context
+from atlas_agents.engine.history import History
+from atlas_agents.engine.interceptors import Interceptor, Interceptors
+from atlas_agents.engine.listeners import Listeners
+from atlas_agents.engine.output import Output
+from atlas_agents.engine.run import Run
+from atlas_agents.engine.settings import Settings
+from atlas_agents.providers.failover import Failover
+from atlas_agents.providers.registry import Registry
+from atlas_agents.tools.pipeline import Approve, Desk
+from atlas_agents.tools.workers import Workers
+
+
+class House:
+    """Shared by all turns of an Atlas, or of an agent that stands alone."""
+
+    def __init__(
+        self,
+        *,
+        system_prompt: str = "",
+        history: History | None = None,
+        approve: Approve | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        tenant: str = "default",
+        registry: Registry | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.system_prompt = system_prompt
+        self.history = history or History()
+        self.approve = approve
+        self.interceptors = Interceptors(interceptors)
+        self.tenant = tenant
+        self.clock = clock
+        self.listeners = Listeners()
+        self.workers = Workers()
+        self._registry = registry
+        self._pools: weakref.WeakKeyDictionary[Any, Failover] = weakref.WeakKeyDictionary()
+
+    def open_run(
+        self,
+        agent: Any,
+        settings: Settings,
+        context: Context,
+        conversation: Conversation,
+        *,
+        lock: asyncio.Lock | None = None,
+        prelude: Sequence[Message] | None = None,
+        sink: Callable[[Event], None] | None = None,
+        id: str | None = None,
+        output: Any = None,
+        max_rounds: int | None = None,
+    ) -> Run:
+        """A run, ready to be turned; what cannot work (no model, no key) is said now."""
+        run_id = id or new_id()
+        emit = self._emit(sink)
+        desk = Desk(
+            run_id=run_id,
+            agent=agent,
+            tools=context.tool_map(),
+            conversation=conversation,
+            metadata=context.metadata,
+            emit=emit,
+            approve=self.approve,
+            clock=self.clock,
+            workers=self.workers,
+            tenant=self.tenant,
+        )
+        return Run(
+            id=run_id,
+            settings=settings,
+            context=context,
+            conversation=conversation,
+            lock=lock or asyncio.Lock(),
+            prelude=context.messages if prelude is None else prelude,
+            provider=self._pool(agent, settings).for_turn(self.clock),
+            desk=desk,
+            emit=emit,
+            interceptors=self.interceptors,
+            history=self.history,
+            system_prompt=self.system_prompt,
+            output=Output(output) if output is not None else None,
+            max_rounds=max_rounds or settings.max_rounds,
+        )
+
+    async def close(self) -> None:
+        """Give back connections and processes; used again, it opens them again."""
+        await self.listeners.catch_up()
+        await self.workers.close()
+        providers = [route.provider for pool in self._pools.values() for route in pool.routes]
+        for provider in providers:
+            close: Callable[[], Awaitable[None]] | None = getattr(provider, "close", None)
+            if close is not None:
+                await close()
+
+    def _emit(self, sink: Callable[[Event], None] | None) -> Callable[[Event], None]:
+        listeners = self.listeners
+        if sink is None:
+            return listeners.tell
+
+        def emit(event: Event) -> None:
+            sink(event)
+            listeners.tell(event)
+
+        return emit
+
+    def _pool(self, agent: Any, settings: Settings) -> Failover:
+        pool = self._pools.get(agent)
+        if pool is None:
+            models = settings.models or (self._default_model(settings.id),)
+            pool = Failover([self.registry.route(model) for model in models], settings.retry)
+            self._pools[agent] = pool
+        return pool
+
+    @property
+    def registry(self) -> Registry:
+        """Reads the environment when it is first needed, not before."""
+        if self._registry is None:
+            self._registry = Registry()
+        return self._registry
+
+    def _default_model(self, agent_id: str) -> str:
+        model = self.registry.default_model
+        if model is None:
+            raise ConfigError(f"agent {agent_id!r} names no model: give it one with model=… or set ATLAS_MODEL")
+        return model

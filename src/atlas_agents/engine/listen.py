@@ -1,0 +1,105 @@
+"""Hearing the model out: chunks become events as they come, and a message when it is complete."""
+
+from contextlib import aclosing
+
+from atlas_agents.core.errors import ProviderError
+from atlas_agents.core.events import StreamChunk, StreamReset, StreamThinking, Usage
+from atlas_agents.core.messages import Message, Opaque, ToolCall
+from atlas_agents.engine.history import approximate_tokens
+from atlas_agents.engine.request import build_request
+from atlas_agents.engine.run import Run
+from atlas_agents.providers.base import (
+    Chunk,
+    DoneChunk,
+    OpaqueChunk,
+    Request,
+    ResetChunk,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+)
+
+
+async def listen(run: Run) -> Message:
+    """The model's next message. A history that is too long for it is shortened once."""
+    request = await build_request(run)
+    try:
+        reply = await _hear(run, request)
+    except ProviderError as error:
+        shorter = run.history.halved(run.messages)
+        if error.kind != "context_length" or len(shorter.shown(run.messages)) == len(request.messages):
+            raise
+        run.history = shorter
+        reply = await _hear(run, await build_request(run))
+    return await _intercepted(run, reply)
+
+
+async def _hear(run: Run, request: Request) -> Message:
+    emit, id, draft = run.emit, run.id, run.draft
+    done: DoneChunk | None = None
+    async with aclosing(run.provider.stream(request)) as chunks:
+        async for chunk in chunks:
+            if type(chunk) is TextChunk:
+                draft.words.append(chunk.text)
+                emit(StreamChunk(id, chunk.text))
+            elif type(chunk) is DoneChunk:
+                done = chunk
+            else:
+                _take(run, chunk)
+    if done is None:
+        raise ProviderError("the stream ended without saying that the message is complete", "incomplete")
+    usage = done.usage if done.usage.input_tokens else _estimated(done.usage, request)
+    run.usage += usage
+    return Message("assistant", run.finish_draft(), metadata=_metadata(done, usage, run.provider.id))
+
+
+def _take(run: Run, chunk: Chunk) -> None:
+    """The rarer chunks."""
+    if type(chunk) is ThinkingChunk:
+        run.draft.think(chunk.text, chunk.signature)
+        if chunk.text:
+            run.emit(StreamThinking(run.id, chunk.text))
+    elif type(chunk) is ToolCallChunk:
+        call = chunk.call
+        run.draft.put(ToolCall(run.unique_id(call.id), call.name, call.arguments, call.malformed))
+    elif type(chunk) is OpaqueChunk:
+        run.draft.put(Opaque(chunk.vendor, chunk.block))
+    elif type(chunk) is ResetChunk:
+        run.draft.withdraw()
+        run.emit(StreamReset(run.id, chunk.attempt))
+
+
+def _estimated(usage: Usage, request: Request) -> Usage:
+    counted = sum([approximate_tokens(message) for message in request.messages])
+    return Usage(counted, usage.output_tokens, usage.cached_tokens, estimated=True)
+
+
+def _metadata(done: DoneChunk, usage: Usage, provider: str) -> dict[str, object]:
+    found: dict[str, object] = {
+        "stop_reason": done.stop_reason,
+        "provider": provider,
+        "usage": {"input": usage.input_tokens, "output": usage.output_tokens, "cached": usage.cached_tokens},
+    }
+    if usage.estimated:
+        found["estimated"] = True
+    if done.model:
+        found["model"] = done.model
+    if done.stop_reason == "length":
+        found["truncated"] = True
+    if done.stop_reason == "refusal":
+        found["refused"] = True
+    return found
+
+
+async def _intercepted(run: Run, reply: Message) -> Message:
+    """The reply as interceptors leave it; changed words are withdrawn and said anew, so that all hear the same."""
+    if not run.interceptors.watches_incoming:
+        return reply
+    *before, changed = await run.interceptors.incoming(reply)
+    for message in before:
+        run.add(message)
+    if changed.text != reply.text:
+        run.emit(StreamReset(run.id, 0))
+        run.emit(StreamChunk(run.id, changed.text))
+        run.said[-1] = changed.text
+    return changed

@@ -1,0 +1,94 @@
+"""Who hears what a turn says: `atlas.on(name, f)`.
+
+Each listener has its own queue and its own place to run (a task, or a thread for a plain function), so that one that
+throws, hangs or is slow keeps no other and no turn waiting.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, get_args
+
+from atlas_agents.core.calling import call
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.events import Event, EventName
+
+logger = logging.getLogger(__name__)
+HANG = 1.0
+CATCH_UP = 0.25
+_NAMES: tuple[str, ...] = get_args(EventName)
+
+
+class _Listener:
+    """One function, told one event at a time."""
+
+    def __init__(self, function: Callable[[Any], Any], drop: Callable[["_Listener"], None]) -> None:
+        self.function = function
+        self._drop = drop
+        self._waiting: deque[Event] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def tell(self, event: Event) -> None:
+        self._waiting.append(event)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+
+    @property
+    def busy(self) -> "asyncio.Task[None] | None":
+        return self._task if self._task and not self._task.done() else None
+
+    async def _work(self) -> None:
+        while self._waiting:
+            event = self._waiting.popleft()
+            try:
+                await asyncio.wait_for(call(self.function, event), HANG)
+            except TimeoutError:
+                logger.warning("the listener %r hung for %g s on %s and was removed", self.function, HANG, event.type)
+                self._waiting.clear()
+                self._drop(self)
+            except Exception:  # a user's listener: its trouble is its own
+                logger.exception("the listener %r failed on %s", self.function, event.type)
+
+
+class Listeners:
+    """The listeners of an Atlas, by event name."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, list[_Listener]] = {}
+
+    def on(self, name: str, function: Callable[[Any], Any]) -> Callable[[], None]:
+        """Have `function` called for each event of that name; the result takes it off again."""
+        if name not in _NAMES:
+            raise ConfigError(f"there is no event {name!r}; there are {', '.join(_NAMES)}")
+        if not callable(function):
+            raise ConfigError(f"a listener must be a function of the event, not {function!r}")
+        listener = _Listener(function, self._remove)
+        self._by_name.setdefault(name, []).append(listener)
+        return lambda: self._remove(listener)
+
+    def off(self, name: str, function: Callable[[Any], Any]) -> None:
+        """Stop calling `function` for that event; unknown ones are ignored."""
+        if name not in _NAMES:
+            raise ConfigError(f"there is no event {name!r}; there are {', '.join(_NAMES)}")
+        for listener in [item for item in self._by_name.get(name, ()) if item.function == function]:
+            self._remove(listener)
+
+    def tell(self, event: Event) -> None:
+        if self._by_name:
+            for listener in self._by_name.get(event.type, ()):
+                listener.tell(event)
+
+    async def catch_up(self, limit: float = CATCH_UP) -> None:
+        """Give listeners a moment to hear what was said; a turn does not wait long for a hung one."""
+        busy = [task for held in self._by_name.values() for listener in held if (task := listener.busy)]
+        if busy:
+            await asyncio.wait(busy, timeout=limit)
+
+    def _remove(self, listener: _Listener) -> None:
+        for name in list(self._by_name):
+            kept = [item for item in self._by_name[name] if item is not listener]
+            if kept:
+                self._by_name[name] = kept
+            else:
+                del self._by_name[name]

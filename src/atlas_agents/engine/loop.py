@@ -1,0 +1,86 @@
+"""The only loop in the house.
+
+A turn is one user message and all that follows from it. It goes in rounds: the model speaks, the tools it asked for
+answer, and again, until it asks for none. Who listens stands behind `run.emit`, how the model is spoken to behind
+`run.provider`, how tools are governed behind `run.answer`; none of them changes what is written here.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias, cast
+
+from atlas_agents.core.errors import BadOutput, ProviderError
+from atlas_agents.core.events import ErrorRaised, MessageReceived, MessageSent, StreamEnd, StreamStart
+from atlas_agents.core.messages import Message, user
+from atlas_agents.engine.listen import listen
+from atlas_agents.engine.output import Output
+from atlas_agents.engine.run import Run
+
+Mode: TypeAlias = Callable[[Run], Awaitable[Message]]
+
+
+class RoundsSpent(Exception):
+    """The model still wants tools, but its rounds are used up; `partial` is what it said last."""
+
+    def __init__(self, partial: Message) -> None:
+        super().__init__("Max iterations reached")
+        self.partial = partial
+
+
+async def rounds(run: Run) -> Message:
+    """Let the model and its tools take turns until the model has said its last word."""
+    reply = Message("assistant", ())
+    for _ in range(run.max_rounds):
+        reply = run.add(await listen(run))
+        if reply.tool_calls:
+            await run.answer(reply.tool_calls)
+        elif reply.metadata.get("stop_reason") != "pause":
+            return reply
+    raise RoundsSpent(reply)
+
+
+async def run_turn(run: Run, message: Message | None, mode: Mode = rounds) -> Message:
+    """Take a user message to its answer, and say how it ended whatever happens."""
+    try:
+        async with run.lock:
+            await _open(run, message)
+            reply = await mode(run)
+    except RoundsSpent as spent:
+        run.rounds_spent, reply = True, spent.partial
+    except asyncio.CancelledError:
+        run.emit(StreamEnd(run.id, run.usage, cancelled=True))
+        raise
+    except Exception as failure:  # told to all who listen, then to the caller
+        run.emit(StreamEnd(run.id, run.usage, error=str(failure)))
+        run.emit(ErrorRaised(run.id, str(failure), _kind(failure)))
+        raise
+    run.emit(StreamEnd(run.id, run.usage))
+    run.emit(MessageReceived(run.id, reply))
+    return reply
+
+
+async def shaped(run: Run) -> Message:
+    """The same rounds, for an answer of a wanted shape: one that does not fit may be mended once."""
+    wanted = cast(Output, run.output)
+    reply = await rounds(run)
+    try:
+        run.value = wanted.read(reply.text)
+    except BadOutput as problem:
+        run.add(user(f"Your answer does not fit: {problem}\n{wanted.instruction}", synthetic=True))
+        reply = await rounds(run)
+        run.value = wanted.read(reply.text)
+    return reply
+
+
+async def _open(run: Run, message: Message | None) -> None:
+    run.begin()
+    if message is not None:
+        *added, message = await run.interceptors.outgoing(message)
+        for each in (*added, message):
+            run.add(each)
+        run.emit(MessageSent(run.id, message))
+    run.emit(StreamStart(run.id, run.settings.id))
+
+
+def _kind(failure: Exception) -> str:
+    return failure.kind if isinstance(failure, ProviderError) else type(failure).__name__

@@ -1,0 +1,89 @@
+"""A turn being listened to: iterate for its events, await its reply, cancel it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, cast
+
+from atlas_agents.core.errors import Cancelled
+from atlas_agents.core.events import Event
+from atlas_agents.core.messages import Message
+from atlas_agents.engine.run import Run
+
+
+class AtlasStream:
+    """Starts at once, iterated or not; every iteration gets all events from the first on."""
+
+    def __init__(self, stream_id: str) -> None:
+        self.stream_id = stream_id
+        self._events: list[Event] = []
+        self._news: asyncio.Future[None] | None = None
+        self._ended = False
+        self._reply: Message | None = None
+        self._failure: BaseException | None = None
+        self._run: Run | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, run: Run, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
+        """Set the turn going; its events come in through `push`."""
+        self._run = run
+        self._task = asyncio.create_task(self._follow(turn))
+        return self._task
+
+    def push(self, event: Event) -> None:
+        self._events.append(event)
+        if self._news is not None:
+            self._tell()
+
+    @property
+    def text(self) -> str:
+        """All text of the turn so far, in order; also after it was cancelled."""
+        return self._run.text if self._run else ""
+
+    @property
+    def output(self) -> Any:
+        """The value of an answer that was asked for with `output=`."""
+        return self._run.value if self._run else None
+
+    def cancel(self) -> None:
+        """Stop the turn. It is let to begin first, so that it can say how it ended."""
+        if self._task is not None and not self._ended:
+            asyncio.get_running_loop().call_soon(self._task.cancel)
+
+    async def reply(self) -> Message:
+        """The answer, or what the turn raised; `Cancelled` after `cancel`. Giving up waiting does not stop the turn."""
+        while not self._ended:
+            await self._wait()
+        if self._failure is not None:
+            raise self._failure
+        return cast(Message, self._reply)
+
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
+        place, events = 0, self._events
+        while True:
+            while place < len(events):
+                yield events[place]
+                place += 1
+            if self._ended:
+                return
+            await self._wait()
+
+    async def _follow(self, turn: Coroutine[Any, Any, Message]) -> None:
+        try:
+            self._reply = await turn
+        except asyncio.CancelledError:
+            self._failure = Cancelled("the turn was cancelled")
+        except Exception as failure:  # noqa: BLE001 - kept for whoever awaits the reply
+            self._failure = failure
+        finally:
+            self._ended = True
+            self._tell()
+
+    async def _wait(self) -> None:
+        if self._news is None:
+            self._news = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._news)
+
+    def _tell(self) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)

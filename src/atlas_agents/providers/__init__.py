@@ -1,0 +1,1 @@
+"""Models behind one port: a provider turns a request into a stream of chunks."""

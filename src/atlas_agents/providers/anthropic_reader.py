@@ -1,0 +1,239 @@
+"""Anthropic's stream, read into our chunks. Strict about its order: what does not fit is no answer."""
+
+from typing import Any
+
+import msgspec
+
+from atlas_agents.core.errors import ProviderError
+from atlas_agents.core.events import Usage
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import ToolCall
+from atlas_agents.core.text import Joiner, clean
+from atlas_agents.providers.arguments import finished_call
+from atlas_agents.providers.base import (
+    Chunk,
+    DoneChunk,
+    OpaqueChunk,
+    StopReason,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+)
+from atlas_agents.providers.faults import fault_of_event
+from atlas_agents.providers.sse import EventSplitter, read_event, read_plain
+
+_STOP: dict[str, StopReason] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "refusal",
+    "pause_turn": "pause",
+}
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+
+
+class _Delta(msgspec.Struct):
+    type: str = ""
+    text: str = ""
+    partial_json: str = ""
+    thinking: str = ""
+    signature: str = ""
+    stop_reason: str | None = None
+
+
+class _Start(msgspec.Struct):
+    model: str = ""
+    usage: _Usage | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    index: int = 0
+    message: _Start | None = None
+    content_block: dict[str, Any] | None = None
+    delta: _Delta | None = None
+    usage: _Usage | None = None
+
+
+class _Answer(msgspec.Struct):
+    """An answer in one piece."""
+
+    content: list[dict[str, Any]]
+    stop_reason: str | None = None
+    model: str = ""
+    usage: _Usage | None = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+_answer_decoder = msgspec.json.Decoder(_Answer)
+
+
+class _Block:
+    """A block that is still being written."""
+
+    __slots__ = ("content", "joiner", "kind", "pieces")
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        self.kind = str(content.get("type", ""))
+        self.pieces: list[str] = []
+        self.joiner = Joiner()
+
+
+class AnthropicReader:
+    """Reads one answer."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self.complete = False
+        self.closed = False
+        self._events = EventSplitter()
+        self._started = False
+        self._open: dict[int, _Block] = {}
+        self._calls: list[ToolCall] = []
+        self._stop = ""
+        self._model = ""
+        self._said = 0
+        self._input = self._output = self._cached = 0
+        self._counted = False
+
+    def feed(self, piece: bytes) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for name, data in self._events.feed(piece):
+            if self.closed or not name:
+                continue
+            if name == b"error":
+                raise fault_of_event(read_plain(data))
+            self._take(read_event(_decoder, data), chunks)
+        return chunks
+
+    def whole(self, body: bytes) -> list[Chunk]:
+        answer = read_event(_answer_decoder, body)
+        chunks: list[Chunk] = []
+        self._begin(_Event(message=_Start(answer.model, answer.usage)))
+        for index, block in enumerate(answer.content):
+            self._open_block(_Event(index=index, content_block=block), chunks)
+            self._close_block(_Event(index=index), chunks)
+        self._end(_Event(delta=_Delta(stop_reason=answer.stop_reason), usage=answer.usage))
+        return chunks + self.finish()
+
+    def finish(self) -> list[Chunk]:
+        if self.heard == 0:
+            raise ProviderError("the answer was empty: not one event of a message came", "empty_response")
+        if not self.complete:
+            raise ProviderError("the stream ended before its stop_reason", "incomplete")
+        if self._open and not self.closed:
+            raise ProviderError("the stream ended inside a block", "incomplete")
+        stop = _STOP.get(self._stop, "other")
+        calls = self._calls if stop in ("stop", "tool_calls", "length") else []
+        if not calls and not self._said and stop in ("stop", "tool_calls"):
+            raise ProviderError("the answer was empty: it ended without a word or a call", "empty_response")
+        if stop == "length":  # whatever was cut, and we cannot tell which call was whole
+            calls = [finished_call(call.id, call.name, _written(call), cut=True) for call in calls]
+        output = self._output if self._counted else round(self._said / 3.6)
+        usage = Usage(self._input, output, self._cached, estimated=not self._counted)
+        return [*(ToolCallChunk(call) for call in calls), DoneChunk(usage, stop, self._model)]
+
+    def _take(self, event: _Event, chunks: list[Chunk]) -> None:
+        match event.type:
+            case "content_block_delta":
+                self._add(event, chunks)
+            case "message_start":
+                self._begin(event)
+            case "content_block_start":
+                self._open_block(event, chunks)
+            case "content_block_stop":
+                self._close_block(event, chunks)
+            case "message_delta":
+                self._end(event)
+            case "message_stop":
+                self._require(self._started, "message_stop before message_start")
+                self.closed = self.complete
+            case _:  # ping, and whatever comes next year
+                return
+        self.heard += 1
+
+    def _begin(self, event: _Event) -> None:
+        self._require(not self._started, "a second message_start")
+        self._started = True
+        self.heard += 1
+        if event.message:
+            self._model = event.message.model
+            self._count(event.message.usage, final=False)
+
+    def _open_block(self, event: _Event, chunks: list[Chunk]) -> None:
+        self._require(self._started and event.index not in self._open, "a block out of order")
+        block = self._open[event.index] = _Block(event.content_block or {})
+        text, thought = block.content.get("text"), block.content.get("thinking")
+        if block.kind == "text" and text:
+            self._say(block, str(text), chunks)
+        elif block.kind == "thinking" and thought:
+            chunks.append(ThinkingChunk(clean(str(thought))))
+
+    def _add(self, event: _Event, chunks: list[Chunk]) -> None:
+        block, delta = self._open.get(event.index), event.delta
+        if block is None or delta is None:
+            raise ProviderError(f"out of order: a delta for block {event.index}, which is not open", "protocol")
+        if delta.text:
+            self._say(block, delta.text, chunks)
+        elif delta.thinking:
+            chunks.append(ThinkingChunk(clean(delta.thinking)))
+        elif delta.signature:
+            block.content["signature"] = delta.signature
+        elif delta.partial_json:
+            block.pieces.append(delta.partial_json)
+
+    def _say(self, block: _Block, text: str, chunks: list[Chunk]) -> None:
+        self._said += len(text)
+        if text := block.joiner.add(text):
+            chunks.append(TextChunk(text))
+
+    def _close_block(self, event: _Event, chunks: list[Chunk]) -> None:
+        block = self._open.pop(event.index, None)
+        if block is None:
+            raise ProviderError(f"out of order: block {event.index} ended but was not open", "protocol")
+        content = block.content
+        match block.kind:
+            case "text":
+                if rest := block.joiner.rest():
+                    chunks.append(TextChunk(rest))
+            case "thinking":
+                chunks.append(ThinkingChunk("", str(content.get("signature") or "")))
+            case "tool_use":
+                written = "".join(block.pieces) or encode(content.get("input") or {}).decode()
+                name, id = clean(str(content.get("name") or "")), clean(str(content.get("id") or ""))
+                self._calls.append(finished_call(id, name, written, cut=False))
+            case _:
+                if block.pieces:
+                    content = {**content, "input": read_plain("".join(block.pieces).encode("utf-8", "replace"))}
+                chunks.append(OpaqueChunk("anthropic", content))
+
+    def _end(self, event: _Event) -> None:
+        self._require(self._started, "message_delta before message_start")
+        self._count(event.usage, final=True)
+        if event.delta and event.delta.stop_reason and not self.complete:
+            self.complete, self._stop = True, event.delta.stop_reason
+
+    def _count(self, usage: _Usage | None, *, final: bool) -> None:
+        """Counts are running totals: the last one said is right, and what the start says of the output is none."""
+        if usage is None:
+            return
+        self._input = usage.input_tokens if usage.input_tokens is not None else self._input
+        self._cached = usage.cache_read_input_tokens or self._cached
+        if final and usage.output_tokens is not None:
+            self._output, self._counted = usage.output_tokens, True
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise ProviderError(f"the stream is out of order: {otherwise}", "protocol")
+
+
+def _written(call: ToolCall) -> str:
+    return call.malformed if call.malformed is not None else encode(call.arguments).decode()

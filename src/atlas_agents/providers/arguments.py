@@ -1,0 +1,16 @@
+"""What a model wrote as a call's arguments, made into a call."""
+
+from atlas_agents.core.json import parse_object
+from atlas_agents.core.messages import ToolCall
+from atlas_agents.core.text import clean
+
+
+def finished_call(id: str, name: str, written: str, *, cut: bool) -> ToolCall:
+    """The call, its arguments parsed once and strictly; what is no JSON object, or was cut off, is kept as it came."""
+    written = clean(written)
+    if cut:
+        return ToolCall(id, name, {}, malformed=written)
+    try:
+        return ToolCall(id, name, parse_object(written) if written.strip() else {})
+    except ValueError:
+        return ToolCall(id, name, {}, malformed=written)

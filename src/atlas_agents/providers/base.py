@@ -1,0 +1,140 @@
+"""A provider turns a request into a stream of chunks. That is all it does."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+
+from atlas_agents.core.errors import BrokenHistory
+from atlas_agents.core.events import Usage
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import Message, ToolCall, ToolResult
+from atlas_agents.core.metadata import Metadata
+from atlas_agents.core.specs import ToolSpec
+
+StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a provider can do by itself; the engine makes up for the rest."""
+
+    streaming: bool = True
+    tools: bool = True
+    structured: bool = False
+
+
+class OutputSpec(msgspec.Struct, frozen=True):
+    """The shape that the answer must have: a JSON schema and a name for it."""
+
+    name: str
+    schema: dict[str, Any]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """All that a model is asked with. `tool_choice` is auto, none, required or a tool's name."""
+
+    messages: Sequence[Message]
+    system: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    model: str | None = None
+    tool_choice: str = "auto"
+    temperature: float | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    output: OutputSpec | None = None
+    metadata: Metadata | None = None
+
+
+class TextChunk(msgspec.Struct, frozen=True, gc=False, tag="text", tag_field="type"):
+    """A few more words."""
+
+    text: str
+
+
+class ThinkingChunk(msgspec.Struct, frozen=True, gc=False, tag="thinking", tag_field="type"):
+    """A few more words of reasoning; the last one of a block may carry its signature."""
+
+    text: str
+    signature: str = ""
+
+
+class ToolCallChunk(msgspec.Struct, frozen=True, tag="tool_call", tag_field="type"):
+    """A whole call; it comes only after the message was complete. An empty id is given one by the engine."""
+
+    call: ToolCall
+
+
+class OpaqueChunk(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
+    """A vendor's block that we do not know, whole."""
+
+    vendor: str
+    block: dict[str, Any]
+
+
+class ResetChunk(msgspec.Struct, frozen=True, gc=False, tag="reset", tag_field="type"):
+    """What came before is void; another attempt follows."""
+
+    attempt: int
+
+
+class DoneChunk(msgspec.Struct, frozen=True, tag="done", tag_field="type"):
+    """The message is complete. Nothing counts without it."""
+
+    usage: Usage = Usage()
+    stop_reason: StopReason = "stop"
+    model: str = ""
+
+
+Chunk: TypeAlias = TextChunk | ThinkingChunk | ToolCallChunk | OpaqueChunk | ResetChunk | DoneChunk
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """Raises `ProviderError` and nothing else of its own. Closing the generator aborts the request."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def stream(self, request: Request) -> AsyncGenerator[Chunk, None]: ...
+
+
+async def complete(provider: Provider, request: Request) -> list[Chunk]:
+    """The same stream, drained; what a reset withdrew is left out."""
+    chunks: list[Chunk] = []
+    async for chunk in provider.stream(request):
+        if type(chunk) is ResetChunk:
+            chunks.clear()
+        else:
+            chunks.append(chunk)
+    return chunks
+
+
+def check_pairs(messages: Sequence[Message]) -> None:
+    """Raise BrokenHistory unless every call is answered once by the message right after it, and nothing else is."""
+    awaited: tuple[ToolCall, ...] = ()
+    for message in messages:
+        if awaited or message.role == "tool":
+            answered = [result.call_id for result in message.tool_results]
+            if message.role != "tool" or sorted(answered) != sorted([call.id for call in awaited]):
+                raise BrokenHistory(_complaint(message, awaited))
+            awaited = ()
+        elif message.role == "assistant":
+            awaited = message.tool_calls
+    if awaited:
+        raise BrokenHistory(f"the call {awaited[0].id!r} of {awaited[0].name!r} has no result; nothing was sent")
+
+
+def _complaint(message: Message, awaited: tuple[ToolCall, ...]) -> str:
+    expected = ", ".join(repr(call.id) for call in awaited) or "none"
+    found = ", ".join(repr(result.call_id) for result in message.tool_results) or f"a {message.role} message"
+    return f"message {message.id!r} should answer the calls {expected} but is {found}; nothing was sent"
+
+
+def spoken(result: ToolResult) -> str:
+    """A tool's result as the text that a model reads."""
+    if isinstance(result.result, str):
+        return result.result if result.status == "ok" else f"Error ({result.error}): {result.result}"
+    return encode(result.result).decode()

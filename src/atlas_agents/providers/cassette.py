@@ -1,0 +1,91 @@
+"""A provider that records another one, and plays the recording back: real answers in tests, without the network."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.json import encode
+from atlas_agents.providers.base import Capabilities, Chunk, Provider, Request
+
+
+class _Take(msgspec.Struct, frozen=True):
+    """One request, as far as it matters, and the chunks that answered it."""
+
+    asked: dict[str, Any]
+    heard: list[Chunk]
+
+
+_decoder = msgspec.json.Decoder(_Take)
+
+
+class Cassette:
+    """Plays `path` back if it is there; otherwise asks `provider` and records. Only complete answers are kept.
+
+    Ids and times are not compared, so a recording made yesterday fits today; keys and headers are never in it.
+    """
+
+    def __init__(self, path: Path | str, provider: Provider | None = None) -> None:
+        self._path = Path(path)
+        self._provider = provider
+        self._takes = self._load()
+        self._next = 0
+        self.id = "cassette"
+        if self._takes is None and provider is None:
+            raise ConfigError(f"there is no recording at {self._path}, and no provider to make one from")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._provider.capabilities if self._provider else Capabilities()
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        asked = _fingerprint(request)
+        if self._takes is not None:
+            for chunk in self._play(asked):
+                yield chunk
+            return
+        heard: list[Chunk] = []
+        async with aclosing(cast(Provider, self._provider).stream(request)) as chunks:
+            async for chunk in chunks:
+                heard.append(chunk)
+                yield chunk
+        with self._path.open("ab") as file:
+            file.write(encode(_Take(asked, heard)) + b"\n")
+
+    def _load(self) -> list[_Take] | None:
+        if not self._path.exists():
+            return None
+        return [_decoder.decode(line) for line in self._path.read_bytes().splitlines()]
+
+    def _play(self, asked: dict[str, Any]) -> list[Chunk]:
+        takes = self._takes or []
+        if self._next >= len(takes):
+            raise ConfigError(f"the recording {self._path} has only {len(takes)} answers; delete it to record anew")
+        take = takes[self._next]
+        for field in asked:
+            if take.asked.get(field) != asked[field]:
+                was, now = encode(take.asked.get(field)).decode(), encode(asked[field]).decode()
+                raise ConfigError(
+                    f"request {self._next + 1} differs from the recording {self._path} in {field!r}: "
+                    f"it was {was[-200:]}, now it is {now[-200:]}; delete the file to record anew"
+                )
+        self._next += 1
+        return take.heard
+
+
+def _fingerprint(request: Request) -> dict[str, Any]:
+    """What was asked, with calls numbered instead of named: their ids differ from run to run."""
+    numbers: dict[str, str] = {}
+    messages: list[dict[str, Any]] = []
+    for message in request.messages:
+        parts = msgspec.to_builtins(message.parts)
+        for part in parts:
+            for field in ("id", "call_id"):
+                if field in part:
+                    part[field] = numbers.setdefault(part[field], f"call {len(numbers) + 1}")
+        messages.append({"role": message.role, "parts": parts})
+    shape = {"system": request.system, "messages": messages, "tools": [tool.name for tool in request.tools]}
+    return msgspec.json.decode(encode(shape))

@@ -1,0 +1,171 @@
+"""Several providers behind one face: ask one, and when it fails ask it again or ask another.
+
+One budget per turn. What was already shown of a failed attempt is withdrawn with a ResetChunk; two answers are
+never joined, and a request that is bad is bad everywhere: it is not sprayed over the others.
+"""
+
+import random
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Literal
+
+import msgspec
+
+from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.errors import ConfigError, ProviderError
+from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk
+
+_LONG = frozenset(("auth", "quota"))
+
+
+class Route(msgspec.Struct, frozen=True):
+    """A provider, and the model to ask it for if not its own."""
+
+    provider: Provider
+    model: str | None = None
+
+    @property
+    def label(self) -> str:
+        model = self.model or getattr(self.provider, "model", None)
+        return f"{self.provider.id}/{model}" if model else self.provider.id
+
+
+class RetryPolicy(msgspec.Struct, frozen=True):
+    """How hard to try. Times are in seconds; `failures` is how many failed attempts one turn may spend in all."""
+
+    order: Literal["random", "given"] = "random"
+    retries: int = 2
+    failures: int = 8
+    backoff: float = 0.5
+    longest_wait: float = 30
+    cooldown: float = 15
+    long_cooldown: float = 600
+    on_refusal: Literal["final", "failover"] = "final"
+
+
+class Failover:
+    """The providers of an agent and how they fare; shared by all its turns."""
+
+    def __init__(
+        self, routes: Sequence[Route], policy: RetryPolicy | None = None, *, rng: random.Random | None = None
+    ) -> None:
+        if not routes:
+            raise ConfigError("an agent needs at least one provider")
+        self.routes = tuple(routes)
+        self.policy = policy or RetryPolicy()
+        self.rng = rng or random.Random()
+        self._back: dict[int, float] = {}
+        self._strikes: dict[int, int] = {}
+
+    def pick(self, tried: set[int], now: float) -> int | None:
+        """The next route to ask: a healthy one, else the one that comes back soonest, else none."""
+        left = [place for place in range(len(self.routes)) if place not in tried]
+        if not left:
+            return None
+        healthy = [place for place in left if self._back.get(place, 0) <= now]
+        if not healthy:
+            return min(left, key=lambda place: self._back[place])
+        return self.rng.choice(healthy) if self.policy.order == "random" and len(healthy) > 1 else healthy[0]
+
+    def failed(self, place: int, error: ProviderError, now: float) -> None:
+        """Move a provider to the back until it has cooled down; longer each time it fails again."""
+        strikes = self._strikes[place] = self._strikes.get(place, 0) + 1
+        pause = self.policy.long_cooldown if error.kind in _LONG else self.policy.cooldown * 2 ** min(strikes - 1, 4)
+        self._back[place] = now + min(max(pause, error.retry_after or 0), 3600)
+
+    def succeeded(self, place: int) -> None:
+        if place in self._strikes:
+            del self._strikes[place]
+            self._back.pop(place, None)
+
+    def for_turn(self, clock: Clock = SYSTEM_CLOCK) -> "TurnProvider":
+        """These providers as one, with the budget of one turn."""
+        return TurnProvider(self, clock)
+
+
+class TurnProvider:
+    """One turn's view of the providers: a provider itself."""
+
+    def __init__(self, pool: Failover, clock: Clock) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._failures_left = pool.policy.failures
+        self._failure: ProviderError | None = None
+        self._last = pool.routes[0]
+
+    @property
+    def id(self) -> str:
+        return self._last.label
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._last.provider.capabilities
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        tried: set[int] = set()
+        failures: list[str] = []
+        attempt = 0
+        while (place := self._pool.pick(tried, self._clock.monotonic())) is not None:
+            for retry in range(self._pool.policy.retries + 1):
+                attempt += 1
+                async with aclosing(self._attempt(place, request, attempt)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                if self._failure is None:
+                    return
+                error = self._failure
+                failures.append(f"{self._last.label}: {error}")
+                if not await self._worth_another(place, error, retry):
+                    break
+            tried.add(place)
+        raise ProviderError("no provider answered: " + "; ".join(failures), "unknown")
+
+    async def _attempt(self, place: int, request: Request, attempt: int) -> AsyncGenerator[Chunk, None]:
+        """Ask once. Ends with `_failure` set, after withdrawing what it had shown, when that did not succeed."""
+        self._last = route = self._pool.routes[place]
+        self._failure = None
+        if route.model:
+            request = msgspec.structs.replace(request, model=route.model)
+        spoke = done = False
+        try:
+            async with aclosing(route.provider.stream(request)) as chunks:
+                async for chunk in chunks:
+                    if type(chunk) is DoneChunk:
+                        self._heed_refusal(chunk)
+                        done = True
+                    spoke = True
+                    yield chunk
+            if not done:
+                raise ProviderError("the stream ended without saying that the message is complete", "incomplete")
+            self._pool.succeeded(place)
+        except ProviderError as error:
+            self._failure = error
+            if spoke:
+                yield ResetChunk(attempt)
+
+    def _heed_refusal(self, done: DoneChunk) -> None:
+        wanted = self._pool.policy.on_refusal == "failover" and len(self._pool.routes) > 1
+        if wanted and done.stop_reason == "refusal":
+            raise ProviderError("the model refused to answer", "quota")
+
+    async def _worth_another(self, place: int, error: ProviderError, retry: int) -> bool:
+        """Wait and say True to ask the same again, False to go to the next; raise when neither helps."""
+        policy = self._pool.policy
+        if not error.failover:
+            raise error
+        self._failures_left -= 1
+        last_one = len(self._pool.routes) == 1
+        if self._failures_left <= 0:
+            self._pool.failed(place, error, self._clock.monotonic())
+            raise error if last_one else ProviderError(f"the turn's budget of attempts is spent: {error}", error.kind)
+        wait = error.retry_after if error.retry_after is not None else self._backoff(retry)
+        if error.retryable and retry < policy.retries and wait <= policy.longest_wait:
+            await self._clock.sleep(wait)
+            return True
+        self._pool.failed(place, error, self._clock.monotonic())
+        if last_one:
+            raise error
+        return False
+
+    def _backoff(self, retry: int) -> float:
+        return self._pool.policy.backoff * 2**retry * (0.75 + self._pool.rng.random() / 2)

@@ -1,0 +1,93 @@
+"""From a model ref to the provider behind it: one exists when its key is set."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from atlas_agents.core.environment import Environment
+from atlas_agents.core.errors import BadModelRef, ConfigError, MissingKey
+from atlas_agents.providers.anthropic import AnthropicProvider
+from atlas_agents.providers.base import Provider, Request
+from atlas_agents.providers.failover import Route
+from atlas_agents.providers.function import FunctionProvider
+from atlas_agents.providers.openai import OpenAIProvider
+
+Model: TypeAlias = str | Provider | Route | Callable[[Request], Any]
+"""What an agent can be given as its model: a ref, a provider (with a model), or a callable that answers like one."""
+
+
+class ModelRef(msgspec.Struct, frozen=True):
+    """`provider/model`, taken apart."""
+
+    provider: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.provider}/{self.model}"
+
+
+def parse_model_ref(ref: str) -> ModelRef:
+    """`"anthropic/claude-…"` → ModelRef; the model itself may contain further slashes."""
+    provider, slash, model = ref.partition("/")
+    if not slash or not provider.strip() or not model.strip():
+        raise BadModelRef(f"{ref!r} is no model ref: write provider/model, for example anthropic/claude-opus-4-6")
+    return ModelRef(provider.strip(), model.strip())
+
+
+class Registry:
+    """Makes each provider once, from the environment."""
+
+    def __init__(self, environment: Environment | None = None) -> None:
+        self._environment = environment or Environment()
+        self._made: dict[str, Provider] = {}
+
+    def route(self, model: Model) -> Route:
+        """The provider behind a ref, a provider or a callable."""
+        if isinstance(model, str):
+            ref = parse_model_ref(model)
+            return Route(self.provider(ref.provider), ref.model)
+        if isinstance(model, Route):
+            return model
+        if isinstance(model, Provider):
+            return Route(model)
+        if callable(model):
+            return Route(FunctionProvider(model))
+        raise ConfigError(f"a model is a ref, a provider or a callable, not {cast(object, model)!r}")
+
+    def provider(self, id: str) -> Provider:
+        """The provider of that id; MissingKey or BadModelRef say what stands in the way."""
+        if id not in self._made:
+            if id not in _MAKERS:
+                raise BadModelRef(f"there is no provider {id!r}; there are {', '.join(sorted(_MAKERS))}")
+            self._made[id] = _MAKERS[id](self._environment)
+        return self._made[id]
+
+    def available(self) -> list[str]:
+        """The ids of the providers whose key is set."""
+        found: list[str] = []
+        for id in _MAKERS:
+            try:
+                self.provider(id)
+            except MissingKey:
+                continue
+            found.append(id)
+        return found
+
+    @property
+    def default_model(self) -> str | None:
+        """`ATLAS_MODEL`: the ref for agents that name none."""
+        return self._environment.get("ATLAS_MODEL")
+
+
+def _http(environment: Environment) -> Provider:
+    if not (url := environment.get("OPENAI_BASE_URL")):
+        raise MissingKey("http/… needs OPENAI_BASE_URL: the address of an OpenAI-compatible server")
+    return OpenAIProvider(base_url=url, environment=environment, id="http")
+
+
+_MAKERS: dict[str, Callable[[Environment], Provider]] = {
+    "openai": lambda environment: OpenAIProvider(environment=environment),
+    "anthropic": lambda environment: AnthropicProvider(environment=environment),
+    "http": _http,
+}

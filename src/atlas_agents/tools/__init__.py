@@ -1,0 +1,1 @@
+"""Tools and the one path that every call of one takes."""

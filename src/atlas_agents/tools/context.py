@@ -1,0 +1,41 @@
+"""What a tool may know about the call it serves: annotate a parameter with `ToolContext` to be given one."""
+
+from collections.abc import Callable
+from typing import Any
+
+from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.metadata import Metadata
+
+
+def _silent(message: str) -> None:
+    """Nobody listens."""
+
+
+class ToolContext:
+    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again."""
+
+    __slots__ = ("_report", "agent", "call_id", "conversation", "idempotency_key", "metadata", "run_id", "tenant_id")
+
+    def __init__(
+        self,
+        *,
+        conversation: Conversation,
+        agent: Any,
+        run_id: str,
+        call_id: str,
+        tenant_id: str,
+        metadata: Metadata,
+        report: Callable[[str], None] = _silent,
+    ) -> None:
+        self.conversation = conversation
+        self.agent = agent
+        self.run_id = run_id
+        self.call_id = call_id
+        self.tenant_id = tenant_id
+        self.metadata = metadata
+        self.idempotency_key = f"{run_id}:{call_id}"
+        self._report = report
+
+    def progress(self, message: str) -> None:
+        """Tell whoever listens how far the work is."""
+        self._report(message)

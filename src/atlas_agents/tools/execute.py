@@ -1,0 +1,108 @@
+"""One call under way: run under its timeout where it can be stopped, and again if it says that nothing happened."""
+
+import asyncio
+import inspect
+import logging
+from functools import partial
+from typing import Any
+
+from atlas_agents.core.calling import in_thread
+from atlas_agents.core.clock import Alarm, Clock
+from atlas_agents.core.errors import ToolFailed, ToolTimeout, Transient
+from atlas_agents.tools.context import ToolContext
+from atlas_agents.tools.tool import Tool
+from atlas_agents.tools.workers import Workers
+
+logger = logging.getLogger(__name__)
+BACKOFF = (1.0, 3.0, 9.0)
+GRACE = 0.25
+abandoned: set[asyncio.Task[Any]] = set()
+"""Tools that ignored their cancellation and still run; a growing set is a bug in one of them."""
+
+
+class Crashed(Exception):
+    """The function tried to end the process."""
+
+
+class Attempt:
+    """A tool at work in a task of its own. It starts at once; whoever waits for it is not held up by one that hangs."""
+
+    def __init__(
+        self, tool: Tool, values: dict[str, Any], context: ToolContext, clock: Clock, workers: Workers
+    ) -> None:
+        self._tool = tool
+        self._clock = clock
+        self._alarm: Alarm | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stopped = self._late = False
+        self._task = asyncio.create_task(self._tries(values, context, workers))
+        self._task.add_done_callback(self._end)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.done()
+
+    async def result(self) -> Any:
+        """What the function gave back, or what it raised; ToolTimeout when it took too long."""
+        await self._ended
+        if self._late:
+            raise ToolTimeout(f"{self._tool.name} took longer than {self._tool.timeout:g} s and was stopped")
+        if self._task.cancelled():
+            raise ToolFailed(f"{self._tool.name} was cancelled from inside")
+        return self._task.result()
+
+    async def stop(self) -> None:
+        """End it: asked first, and left behind if it does not listen."""
+        self._halt()
+        await self._ended
+
+    def _halt(self) -> None:
+        if not self._stopped and not self._task.done():
+            self._stopped = True
+            self._task.cancel()
+            asyncio.get_running_loop().call_later(GRACE, self._abandon)
+
+    def _time_out(self) -> None:
+        self._late = True
+        self._halt()
+
+    def _abandon(self) -> None:
+        if not self._task.done():
+            abandoned.add(self._task)
+            logger.warning("the tool %r ignores its cancellation and is left behind", self._tool.name)
+            self._ended.set_result(None)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        abandoned.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, so that asyncio does not call it forgotten
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    async def _tries(self, values: dict[str, Any], context: ToolContext, workers: Workers) -> Any:
+        for pause in (*BACKOFF, None):
+            self._alarm = self._clock.call_later(self._tool.timeout, self._time_out)
+            try:
+                return await _call(self._tool, values, context, workers)
+            except Transient as fault:
+                self._alarm.cancel()
+                if pause is None:
+                    raise ToolFailed(f"{fault} (tried {len(BACKOFF) + 1} times; try later or another way)") from fault
+                await self._clock.sleep(max(pause, fault.retry_after or 0))
+        raise AssertionError("unreachable")
+
+
+async def _call(tool: Tool, values: dict[str, Any], context: ToolContext, workers: Workers) -> Any:
+    positional, named = tool.bind(values, context)
+    try:
+        if tool.is_async:
+            return await tool.function(*positional, **named)
+        if tool.in_process:
+            result = await in_thread(lambda: tool.function(*positional, **named))
+            return await result if inspect.isawaitable(result) else result
+        function = partial(tool.function, *positional) if positional else tool.function
+        return await workers.run(function, named, report=context.progress)
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as end:  # these would end the loop itself
+        raise Crashed(f"{tool.name} raised {type(end).__name__}") from end

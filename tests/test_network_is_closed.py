@@ -1,0 +1,115 @@
+"""The suite stands alone: whatever opens a socket meets loopback or an error, and no key of the machine is seen."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+FAR = "192.0.2.1"  # reserved for documentation: nobody answers there
+NAME = "nowhere.invalid"
+PATIENCE = 5
+
+os.environ["ATLAS_PLANTED"] = "while the tests were collected"
+
+
+def connect(host: str) -> None:
+    with socket.socket() as near:
+        near.settimeout(PATIENCE)
+        near.connect((host, 80))
+
+
+def connect_ex(host: str) -> None:
+    with socket.socket() as near:
+        near.settimeout(PATIENCE)
+        near.connect_ex((host, 80))
+
+
+def create_connection(host: str) -> None:
+    socket.create_connection((host, 80), timeout=PATIENCE).close()
+
+
+def send_datagram(host: str) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as near:
+        near.sendto(b"?", (host, 53))
+
+
+def look_up(host: str) -> None:
+    socket.getaddrinfo(host, 80)
+
+
+def look_up_the_old_way(host: str) -> None:
+    socket.gethostbyname(host)
+
+
+async def open_connection(host: str) -> None:
+    _, writer = await asyncio.open_connection(host, 80)
+    writer.close()
+
+
+async def sock_connect(host: str) -> None:
+    with socket.socket() as near:
+        near.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(near, (host, 80))
+
+
+async def look_up_in_the_loop(host: str) -> None:
+    await asyncio.get_running_loop().getaddrinfo(host, 80)
+
+
+async def fetch(host: str) -> None:
+    async with aiohttp.ClientSession() as http, http.get(f"http://{host}/"):
+        pass
+
+
+@pytest.mark.parametrize("host", [FAR, NAME])
+@pytest.mark.parametrize("reach", [connect, create_connection, look_up, look_up_the_old_way])
+def test_a_blocking_socket_cannot_leave(reach: Callable[[str], None], host: str) -> None:
+    with pytest.raises(RuntimeError, match=f"loopback only, not .*{host}"):
+        reach(host)
+
+
+@pytest.mark.parametrize("reach", [connect_ex, send_datagram])
+def test_no_side_door_is_open_to_an_address(reach: Callable[[str], None]) -> None:
+    with pytest.raises(RuntimeError, match=f"loopback only, not .*{FAR}"):
+        reach(FAR)
+
+
+@pytest.mark.parametrize("host", [FAR, NAME])
+@pytest.mark.parametrize("reach", [open_connection, sock_connect, look_up_in_the_loop, fetch])
+async def test_an_asyncio_socket_cannot_leave(reach: Callable[[str], Awaitable[None]], host: str) -> None:
+    with pytest.raises(RuntimeError, match=f"loopback only, not .*{host}"):
+        async with asyncio.timeout(PATIENCE):
+            await reach(host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_loopback_is_open(host: str) -> None:
+    server = await asyncio.start_server(_greet, "127.0.0.1", 0)
+    async with server, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(host, server.sockets[0].getsockname()[1])
+        assert await reader.read() == b"hello"
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_unix_socket_is_open(tmp_path: Path) -> None:
+    server = await asyncio.start_unix_server(_greet, tmp_path / "s")
+    async with server, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+        assert await reader.read() == b"hello"
+        writer.close()
+        await writer.wait_closed()
+
+
+def test_keys_and_settings_of_the_machine_are_hidden() -> None:
+    assert [name for name in os.environ if name.startswith(("OPENAI_", "ANTHROPIC_", "ATLAS_"))] == []
+
+
+async def _greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"hello")
+    writer.close()
+    await writer.wait_closed()
