@@ -10,7 +10,7 @@ from atlas_agents.core.messages import Message
 class Conversation:
     """An ordered list of messages with a name of its own. Turns append to it; nothing is ever changed in it."""
 
-    __slots__ = ("id", "messages", "metadata")
+    __slots__ = ("__weakref__", "id", "messages", "metadata")
 
     def __init__(
         self, messages: Iterable[Message] = (), *, id: str | None = None, metadata: dict[str, Any] | None = None

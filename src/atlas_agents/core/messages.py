@@ -6,6 +6,7 @@ back byte-equal: data that looks like one of our own types stays plain data.
 
 import base64
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -17,6 +18,8 @@ from atlas_agents.core.text import clean
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 Status: TypeAlias = Literal["ok", "error", "unknown"]
+Ids: TypeAlias = tuple[str, ...]
+_MISPLACED: Ids = ("",)
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
@@ -124,6 +127,19 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     def tool_results(self) -> tuple[ToolResult, ...]:
         return tuple([part for part in self.parts if type(part) is ToolResult])
 
+    @cached_property
+    def pairing(self) -> tuple[Ids, Ids]:
+        """(ids of the calls it makes, ids of the calls it answers), sorted.
+
+        A call that is not the assistant's, or a result outside a tool message, matches nothing.
+        """
+        asks = tuple(sorted([call.id for call in self.tool_calls]))
+        answers = tuple(sorted([result.call_id for result in self.tool_results]))
+        return (
+            asks if self.role == "assistant" or not asks else _MISPLACED,
+            answers if self.role == "tool" or not answers else _MISPLACED,
+        )
+
     def to_json(self) -> bytes:
         return _encoder.encode(self)
 
@@ -159,3 +175,14 @@ def system(*content: str | Part, **metadata: Any) -> Message:
 def tool(*results: ToolResult, **metadata: Any) -> Message:
     """The answers to the calls of the assistant message just before."""
     return Message("tool", results, metadata=metadata)
+
+
+def broken_at(messages: Sequence[Message]) -> int | None:
+    """Where a call has no result in the next message, or a result no call in the one before; None if nowhere."""
+    awaited: Ids = ()
+    for place, message in enumerate(messages):
+        asks, answers = message.pairing
+        if answers != awaited:
+            return place
+        awaited = asks
+    return len(messages) if awaited else None

@@ -10,30 +10,34 @@ _ABSENT: Any = object()
 class Metadata:
     """Local values first, then the brokers in order. Live: a broker's later change is seen at once."""
 
-    __slots__ = ("_brokers", "_listeners", "_values")
+    __slots__ = ("_brokers", "_values", "_watches")
 
     def __init__(self, *brokers: "Metadata", values: Mapping[str, Any] | None = None) -> None:
         self._brokers = brokers
         self._values: dict[str, Any] = dict(values) if values else {}
-        self._listeners: list[tuple[Metadata, Listener]] = []
+        self._watches: list[_Watch] = []
 
     def get(self, key: str, default: Any = None) -> Any:
-        found = self._find(key)
-        return default if found is _ABSENT else found
+        place = self._place(key)
+        return default if place is None else place._values[key]
 
     def has(self, key: str) -> bool:
-        return self._find(key) is not _ABSENT
+        return self._place(key) is not None
 
     def set(self, key: str, value: Any) -> "Metadata":
         """Store a value here, over whatever the brokers say; returns self, for chaining."""
         self._values[key] = value
-        self._tell(key, value)
+        for watch in self._who_sees(key):
+            watch.listener(key, value)
         return self
 
     def delete(self, key: str) -> "Metadata":
         """Forget the local value; a broker's may show again."""
-        if self._values.pop(key, _ABSENT) is not _ABSENT:
-            self._tell(key, self.get(key))
+        if key in self._values:
+            watches = self._who_sees(key)
+            del self._values[key]
+            for watch in watches:
+                watch.listener(key, watch.owner.get(key))
         return self
 
     def all(self) -> dict[str, Any]:
@@ -47,30 +51,31 @@ class Metadata:
         """The values stored here, without the brokers'."""
         return dict(self._values)
 
+    def rebase(self, *brokers: "Metadata", values: Mapping[str, Any] | None = None) -> None:
+        """Take other brokers and other values; it stays the same store, and who listens hears what that changes."""
+        before = [(watch, watch.owner.all()) for watch in self._watches]
+        self._brokers, self._values = brokers, dict(values) if values else {}
+        for watch, old in before:
+            watch.owner._post(watch)
+            new = watch.owner.all()
+            for key in old | new:
+                if old.get(key, _ABSENT) is not new.get(key, _ABSENT):
+                    watch.listener(key, new.get(key))
+
     def on_change(self, listener: Listener) -> Callable[[], None]:
         """Hear of every change that shows here, local or a broker's, as (key, value); the result stops it."""
-
-        def relay(key: str, _: Any) -> None:
-            listener(key, self.get(key))
-
-        places = list(self._line())
-        for place in places:
-            place._listeners.append((self, relay))
-
-        def stop() -> None:
-            for place in places:
-                place._listeners = [entry for entry in place._listeners if entry[1] is not relay]
-
-        return stop
+        watch = _Watch(self, listener)
+        self._post(watch)
+        return lambda: self._lift(watch)
 
     def __contains__(self, key: str) -> bool:
         return self.has(key)
 
     def __getitem__(self, key: str) -> Any:
-        found = self._find(key)
-        if found is _ABSENT:
+        place = self._place(key)
+        if place is None:
             raise KeyError(key)
-        return found
+        return place._values[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.set(key, value)
@@ -81,13 +86,18 @@ class Metadata:
     def __repr__(self) -> str:
         return f"Metadata({self.all()!r})"
 
-    def _find(self, key: str) -> Any:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it is a copy of all its values."""
+        return _copied, (self.all(),)
+
+    def _place(self, key: str) -> "Metadata | None":
+        """Where the value is found: here or at a broker."""
         if key in self._values:
-            return self._values[key]
+            return self
         for place in self._line() if self._brokers else ():
             if key in place._values:
-                return place._values[key]
-        return _ABSENT
+                return place
+        return None
 
     def _line(self) -> Iterator["Metadata"]:
         """Itself and all brokers in the order of look-up, each once; not recursive, for a line may be long."""
@@ -100,7 +110,32 @@ class Metadata:
                 yield place
                 stack.extend(reversed(place._brokers))
 
-    def _tell(self, key: str, value: Any) -> None:
-        for owner, listener in tuple(self._listeners):
-            if owner is self or key not in owner._values:  # a value of its own hides this change
-                listener(key, value)
+    def _post(self, watch: "_Watch") -> None:
+        self._lift(watch)
+        watch.posts = list(self._line())
+        for place in watch.posts:
+            place._watches.append(watch)
+
+    def _lift(self, watch: "_Watch") -> None:
+        for place in watch.posts:
+            place._watches.remove(watch)
+        watch.posts = []
+
+    def _who_sees(self, key: str) -> list["_Watch"]:
+        """The listeners for whom this key's value is the one stored here."""
+        return [watch for watch in self._watches if watch.owner._place(key) is self]
+
+
+class _Watch:
+    """A listener, posted at every place where its owner looks values up."""
+
+    __slots__ = ("listener", "owner", "posts")
+
+    def __init__(self, owner: Metadata, listener: Listener) -> None:
+        self.owner = owner
+        self.listener = listener
+        self.posts: list[Metadata] = []
+
+
+def _copied(values: dict[str, Any]) -> Metadata:
+    return Metadata(values=values)

@@ -10,6 +10,7 @@ from atlas_agents.core.rules import Rule
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.house import House
 from atlas_agents.engine.loop import run_turn
+from atlas_agents.engine.order import lock_of
 from atlas_agents.engine.result import CallResult
 from atlas_agents.engine.settings import Mode, Settings
 from atlas_agents.providers.base import Provider
@@ -164,12 +165,14 @@ class Agent:
         if self._house is None:
             self._house = House()
         conversation, prelude = self._context.as_conversation()
-        run = self._house.open_run(self, self._settings, self._context, conversation, prelude=prelude)
+        lock = lock_of(self._context)
+        run = self._house.open_run(self, self._settings, self._context, conversation, lock=lock, prelude=prelude)
         try:
             await run_turn(run, user(prompt) if isinstance(prompt, str) else prompt)
         except ProviderError as error:
-            return CallResult(self.messages, False, str(error))
-        return CallResult(self.messages, not run.rounds_spent, "Max iterations reached" if run.rounds_spent else None)
+            return CallResult([*self.messages], False, str(error))
+        error = "Max iterations reached" if run.rounds_spent else None
+        return CallResult([*self.messages], not run.rounds_spent, error)
 
     async def close(self) -> None:
         """Give back what `call` opened."""
@@ -199,7 +202,7 @@ def _models(
         return () if model is None else (_checked(model),)
     if not isinstance(model, str):
         raise ConfigError(f"agent {id!r}: provider=… needs model=… as the name of one of its models")
-    return (f"{provider}/{model}" if isinstance(provider, str) else Route(provider, model),)
+    return (_checked(f"{provider}/{model}") if isinstance(provider, str) else Route(provider, model),)
 
 
 def _checked(model: Model) -> Model:

@@ -22,16 +22,6 @@ from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.pipeline import Approve
 
 
-class _Session:
-    """A conversation and the lock that keeps its turns one after another."""
-
-    __slots__ = ("conversation", "lock")
-
-    def __init__(self, conversation: Conversation) -> None:
-        self.conversation = conversation
-        self.lock = asyncio.Lock()
-
-
 class Atlas:
     """Agents, and conversations with them. State lives in memory.
 
@@ -75,7 +65,7 @@ class Atlas:
             registry=registry,
             clock=clock,
         )
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Conversation] = {}
         self._running: set[asyncio.Task[None]] = set()
 
     @property
@@ -97,7 +87,10 @@ class Atlas:
 
     def conversation(self, session: str = "default") -> Conversation:
         """The conversation of a session, begun if there is none yet."""
-        return self._session(session).conversation
+        found = self._sessions.get(session)
+        if found is None:
+            found = self._sessions[session] = Conversation(id=session)
+        return found
 
     async def ask(
         self,
@@ -146,7 +139,7 @@ class Atlas:
             steps=tuple(run.steps),
             usage=run.usage,
             message=reply,
-            intermediate=tuple(each for each in run.added if each is not reply and each is not last),
+            intermediate=tuple(each for each in run.added if each is not reply and each is not run.question),
             output=run.value,
         )
 
@@ -190,28 +183,16 @@ class Atlas:
         agent = self._current if agent_id is None else self._find(agent_id)
         if agent is None:
             raise ConfigError("this Atlas has no agent: Atlas(agents=[…]) or set_agent(…)")
-        found = self._session(session)
         return self._house.open_run(
             agent,
             agent.settings,
             agent.context,
-            found.conversation,
-            lock=found.lock,
+            self.conversation(session) if isinstance(session, str) else session,
             sink=stream.push if stream else None,
             id=stream.stream_id if stream else None,
             output=output,
             max_rounds=max_rounds,
         )
-
-    def _session(self, session: str | Conversation) -> _Session:
-        """A kept session by its name, or by the very conversation it holds; else one for this turn only."""
-        key = session if isinstance(session, str) else session.id
-        found = self._sessions.get(key)
-        if isinstance(session, Conversation):
-            return found if found and found.conversation is session else _Session(session)
-        if found is None:
-            found = self._sessions[key] = _Session(Conversation(id=key))
-        return found
 
     def _find(self, agent_id: str) -> Agent:
         agent = self._agents.get(agent_id)

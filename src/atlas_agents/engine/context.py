@@ -20,7 +20,7 @@ class Context:
     the child's. Tools: by name, the child's replaces a parent's. An ancestor reached twice counts once.
     """
 
-    __slots__ = ("_messages", "_metadata", "_parents", "_rules", "_tools", "name")
+    __slots__ = ("__weakref__", "_given", "_messages", "_metadata", "_parents", "_rules", "_tools", "name")
 
     def __init__(
         self,
@@ -33,7 +33,8 @@ class Context:
     ) -> None:
         self.name = name
         self._parents = parents
-        self._metadata: Metadata | None = None
+        self._given: tuple[Metadata, ...] = ()
+        self._metadata = Metadata(*[parent._metadata for parent in parents])
         self._rules: tuple[Rule, ...] = ()
         self._tools: dict[str, Tool] = {}
         self._messages: list[Message] = []
@@ -56,8 +57,7 @@ class Context:
             if any(ancestor is self for ancestor in parent.lineage()):
                 raise ContextCycle(f"{self!r} cannot inherit from {parent!r}, which inherits from it")
         self._parents += parents
-        if self._metadata is not None:
-            self._metadata = Metadata(*self._brokers(), values=self._metadata.local())
+        self._metadata.rebase(*self._brokers(), values=self._metadata.local())
         return self
 
     def lineage(self) -> Iterator["Context"]:
@@ -75,14 +75,15 @@ class Context:
 
     @property
     def metadata(self) -> Metadata:
-        if self._metadata is None:
-            self._metadata = Metadata(*self._brokers())
+        """One store for the context's whole life. Assigned plain values become its own; a Metadata stays live below."""
         return self._metadata
 
     @metadata.setter
     def metadata(self, values: Metadata | Mapping[str, Any]) -> None:
-        own = values.local() if isinstance(values, Metadata) else values
-        self._metadata = Metadata(*self._brokers(), values=own)
+        if values is self._metadata:  # as in `context.metadata = context.metadata.set(…)`
+            return
+        self._given = (values,) if isinstance(values, Metadata) else ()
+        self._metadata.rebase(*self._brokers(), values=None if isinstance(values, Metadata) else values)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -160,7 +161,7 @@ class Context:
         return Explanation(
             tuple(rules),
             origins(sources, [context._tools for context in order]),
-            origins(sources, [context.metadata.local() for context in order]),
+            origins(sources, [context._own_values() for context in order]),
         )
 
     def __repr__(self) -> str:
@@ -181,9 +182,7 @@ class Context:
         return list(seen.values())
 
     def _brokers(self) -> list[Metadata]:
-        """The parents' metadata; oldest ancestors first, so that a long line needs no deep stack."""
-        for parent in self._parents:
-            for context in parent.lineage():
-                if context._metadata is None:
-                    context._metadata = Metadata(*(p._metadata for p in context._parents if p._metadata is not None))
-        return [parent.metadata for parent in self._parents]
+        return [*self._given, *[parent._metadata for parent in self._parents]]
+
+    def _own_values(self) -> dict[str, Any]:
+        return {name: value for given in self._given for name, value in given.all().items()} | self._metadata.local()

@@ -7,19 +7,18 @@ import msgspec
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import encode
 from atlas_agents.core.memo import memo
-from atlas_agents.core.messages import Message, ToolResult, tool
+from atlas_agents.core.messages import Message, ToolResult, broken_at, tool
 
 _CHARACTERS_PER_TOKEN = 3.6
-_TOKENS = "tokens"
+_TOKENS = "approximate_tokens"
 _LOST = "This call was interrupted; it may have happened. It was not retried."
 
 
 def approximate_tokens(message: Message) -> int:
     """A message's tokens by the length of its JSON; counted once per message."""
-    notes = memo(message)
-    found = notes.get(_TOKENS)
+    found: int | None = getattr(message, _TOKENS, None)
     if found is None:
-        found = notes[_TOKENS] = round(len(encode(message.parts)) / _CHARACTERS_PER_TOKEN) + 4
+        found = memo(message)[_TOKENS] = round(len(encode(message.parts)) / _CHARACTERS_PER_TOKEN) + 4
     return found
 
 
@@ -80,6 +79,8 @@ def mended(messages: Sequence[Message]) -> list[Message]:
 
     What a turn of ours leaves is already so; what was imported or edited may not be.
     """
+    if broken_at(messages) is None:
+        return list(messages)
     whole: list[Message] = []
     for place, message in enumerate(messages):
         if message.role != "tool":

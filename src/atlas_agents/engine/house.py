@@ -15,6 +15,7 @@ from atlas_agents.engine.context import Context
 from atlas_agents.engine.history import History
 from atlas_agents.engine.interceptors import Interceptor, Interceptors
 from atlas_agents.engine.listeners import Listeners
+from atlas_agents.engine.order import lock_of
 from atlas_agents.engine.output import Output
 from atlas_agents.engine.run import Run
 from atlas_agents.engine.settings import Settings
@@ -64,6 +65,8 @@ class House:
         max_rounds: int | None = None,
     ) -> Run:
         """A run, ready to be turned; what cannot work (no model, no key) is said now."""
+        if max_rounds is not None and max_rounds < 1:
+            raise ConfigError(f"max_rounds must be at least 1, not {max_rounds}")
         run_id = id or new_id()
         emit = self._emit(sink)
         desk = Desk(
@@ -83,7 +86,7 @@ class House:
             settings=settings,
             context=context,
             conversation=conversation,
-            lock=lock or asyncio.Lock(),
+            lock=lock or lock_of(conversation),
             prelude=context.messages if prelude is None else prelude,
             provider=self._pool(agent, settings).for_turn(self.clock),
             desk=desk,

@@ -78,6 +78,7 @@ async def _open(run: Run, message: Message | None) -> None:
         *added, message = await run.interceptors.outgoing(message)
         for each in (*added, message):
             run.add(each)
+        run.question = message
         run.emit(MessageSent(run.id, message))
     run.emit(StreamStart(run.id, run.settings.id))
 

@@ -57,6 +57,7 @@ class Run:
         self.system_prompt = system_prompt
         self.output = output
         self.max_rounds = max_rounds
+        self.question: Message | None = None
         self.messages: list[Message] = []
         self.added: list[Message] = []
         self.steps: list[Step] = []

@@ -16,7 +16,7 @@ class AtlasStream:
     def __init__(self, stream_id: str) -> None:
         self.stream_id = stream_id
         self._events: list[Event] = []
-        self._news: asyncio.Future[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []
         self._ended = False
         self._reply: Message | None = None
         self._failure: BaseException | None = None
@@ -31,7 +31,7 @@ class AtlasStream:
 
     def push(self, event: Event) -> None:
         self._events.append(event)
-        if self._news is not None:
+        if self._waiting:
             self._tell()
 
     @property
@@ -79,11 +79,13 @@ class AtlasStream:
             self._tell()
 
     async def _wait(self) -> None:
-        if self._news is None:
-            self._news = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._news)
+        """Until something is new. Each waiter has a future of its own: one that gives up takes nothing from others."""
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(news)
+        await news
 
     def _tell(self) -> None:
-        news, self._news = self._news, None
-        if news is not None and not news.done():
-            news.set_result(None)
+        for news in self._waiting:
+            if not news.done():
+                news.set_result(None)
+        self._waiting.clear()

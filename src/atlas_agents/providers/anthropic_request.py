@@ -7,21 +7,20 @@ from atlas_agents.core.memo import memo
 from atlas_agents.core.messages import File, Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.core.names import wire_name
 from atlas_agents.core.specs import ToolSpec
-from atlas_agents.providers.base import Request, check_pairs, spoken
+from atlas_agents.providers.base import Request, encoded, spoken
 
-_CACHE = "anthropic"
+_CACHE = "anthropic_bytes"
 _MAX_TOKENS = 8192
 
 
 def encode_request(request: Request, model: str) -> bytes:
     """The body. Refuses (BrokenHistory) a history in which a call and its result are apart."""
-    check_pairs(request.messages)
-    messages = [_cached(message) for message in request.messages]
+    messages = encoded(request.messages, _CACHE, _encode)
     parts = [
         b'{"model":',
         encode(model),
         b',"stream":true,"messages":[',
-        b",".join([message for message in messages if message]),
+        b",".join(messages),
         b"],",
         encode(_settings(request))[1:-1],
     ]
@@ -57,24 +56,19 @@ def _choice(choice: str) -> dict[str, str]:
 
 
 def _cached_tool(tool: ToolSpec) -> bytes:
-    notes = memo(tool)
-    found = notes.get(_CACHE)
+    found: bytes | None = getattr(tool, _CACHE, None)
     if found is None:
         shape = {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
-        found = notes[_CACHE] = encode(shape)
+        found = memo(tool)[_CACHE] = encode(shape)
     return found
 
 
-def _cached(message: Message) -> bytes:
-    notes = memo(message)
-    found = notes.get(_CACHE)
-    if found is None:
-        blocks = [block for part in message.parts if (block := _block(part)) is not None]
-        role = "assistant" if message.role == "assistant" else "user"
-        if message.role == "system":  # in mid-conversation they know no system message
-            blocks = [{"type": "text", "text": f"<system>\n{message.text}\n</system>"}]
-        found = notes[_CACHE] = encode({"role": role, "content": blocks}) if blocks else b""
-    return found
+def _encode(message: Message) -> bytes:
+    blocks = [block for part in message.parts if (block := _block(part)) is not None]
+    if message.role == "system":  # in mid-conversation they know no system message
+        blocks = [{"type": "text", "text": f"<system>\n{message.text}\n</system>"}]
+    role = "assistant" if message.role == "assistant" else "user"
+    return encode({"role": role, "content": blocks}) if blocks else b""
 
 
 def _block(part: Part) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """A provider turns a request into a stream of chunks. That is all it does."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -8,7 +8,8 @@ import msgspec
 from atlas_agents.core.errors import BrokenHistory
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message, ToolCall, ToolResult
+from atlas_agents.core.memo import memo
+from atlas_agents.core.messages import Ids, Message, ToolCall, ToolResult
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.specs import ToolSpec
 
@@ -112,25 +113,32 @@ async def complete(provider: Provider, request: Request) -> list[Chunk]:
     return chunks
 
 
-def check_pairs(messages: Sequence[Message]) -> None:
-    """Raise BrokenHistory unless every call is answered once by the message right after it, and nothing else is."""
-    awaited: tuple[ToolCall, ...] = ()
-    for message in messages:
-        if awaited or message.role == "tool":
-            answered = [result.call_id for result in message.tool_results]
-            if message.role != "tool" or sorted(answered) != sorted([call.id for call in awaited]):
-                raise BrokenHistory(_complaint(message, awaited))
-            awaited = ()
-        elif message.role == "assistant":
-            awaited = message.tool_calls
+def encoded(messages: Sequence[Message], wire: str, make: Callable[[Message], bytes]) -> list[bytes]:
+    """The bytes of each message on a vendor's wire, made once per message, however many requests carry it.
+
+    Refuses (BrokenHistory) to let a call leave without its result, or a result without its call.
+    """
+    pieces: list[bytes] = []
+    awaited: Ids = ()
+    for place, message in enumerate(messages):
+        asks, answers = message.pairing
+        if answers != awaited:
+            raise _broken(messages, place, awaited)
+        awaited = asks
+        piece: bytes | None = getattr(message, wire, None)
+        if piece is None:
+            piece = memo(message)[wire] = make(message)
+        if piece:
+            pieces.append(piece)
     if awaited:
-        raise BrokenHistory(f"the call {awaited[0].id!r} of {awaited[0].name!r} has no result; nothing was sent")
+        raise _broken(messages, len(messages), awaited)
+    return pieces
 
 
-def _complaint(message: Message, awaited: tuple[ToolCall, ...]) -> str:
-    expected = ", ".join(repr(call.id) for call in awaited) or "none"
-    found = ", ".join(repr(result.call_id) for result in message.tool_results) or f"a {message.role} message"
-    return f"message {message.id!r} should answer the calls {expected} but is {found}; nothing was sent"
+def _broken(messages: Sequence[Message], place: int, awaited: Ids) -> BrokenHistory:
+    expected = f"a result of {', '.join(awaited)}" if awaited else "no result"
+    found = f"message {messages[place].id!r} ({messages[place].role})" if place < len(messages) else "the end"
+    return BrokenHistory(f"{expected} is due where {found} stands; nothing was sent")
 
 
 def spoken(result: ToolResult) -> str:

@@ -7,22 +7,21 @@ from atlas_agents.core.memo import memo
 from atlas_agents.core.messages import File, Image, Message, Text, ToolCall
 from atlas_agents.core.names import wire_name
 from atlas_agents.core.specs import ToolSpec
-from atlas_agents.providers.base import Request, check_pairs, spoken
+from atlas_agents.providers.base import Request, encoded, spoken
 
-_CACHE = "openai"
+_CACHE = "openai_bytes"
 
 
 def encode_request(request: Request, model: str, *, official: bool) -> bytes:
     """The body. Refuses (BrokenHistory) a history in which a call and its result are apart."""
-    check_pairs(request.messages)
-    messages = [_cached(message) for message in request.messages]
+    messages = encoded(request.messages, _CACHE, _encode)
     if request.system:
         messages.insert(0, encode({"role": "system", "content": request.system}))
     parts = [
         b'{"model":',
         encode(model),
         b',"stream":true,"stream_options":{"include_usage":true},"messages":[',
-        b",".join([message for message in messages if message]),
+        b",".join(messages),
         b"]",
     ]
     if request.tools:
@@ -51,20 +50,15 @@ def _settings(request: Request, official: bool) -> dict[str, Any]:
 
 
 def _cached_tool(tool: ToolSpec) -> bytes:
-    notes = memo(tool)
-    found = notes.get(_CACHE)
+    found: bytes | None = getattr(tool, _CACHE, None)
     if found is None:
         function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-        found = notes[_CACHE] = encode({"type": "function", "function": function})
+        found = memo(tool)[_CACHE] = encode({"type": "function", "function": function})
     return found
 
 
-def _cached(message: Message) -> bytes:
-    notes = memo(message)
-    found = notes.get(_CACHE)
-    if found is None:
-        found = notes[_CACHE] = b",".join([encode(shape) for shape in _shapes(message)])
-    return found
+def _encode(message: Message) -> bytes:
+    return b",".join([encode(shape) for shape in _shapes(message)])
 
 
 def _shapes(message: Message) -> list[dict[str, Any]]:

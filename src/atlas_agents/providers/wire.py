@@ -4,6 +4,7 @@ Complete or nothing: the reader's last word, tool calls included, comes only fro
 vendor says a message ends.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from atlas_agents.providers.faults import fault_of_status
 from atlas_agents.providers.http import Answer, HttpClient, read_error
 from atlas_agents.providers.sse import MAX_RESPONSE
 
+_SLICE = 16 * 1024
 _AFTER_FINISH = 2.0
 _AFTER_DONE = 0.1
 
@@ -53,11 +55,13 @@ async def exchange(
                 return
             while piece := await _next(answer, reader):
                 heard = reader.heard
-                chunks = reader.feed(piece)
+                for start in range(0, len(piece), _SLICE):
+                    for chunk in reader.feed(piece[start : start + _SLICE]):
+                        yield chunk
+                    if start + _SLICE < len(piece):
+                        await asyncio.sleep(0)  # a burst must not keep others, or its own listener, waiting
                 if reader.heard != heard:
                     answer.watch.touch()
-                for chunk in chunks:
-                    yield chunk
             for chunk in reader.finish():
                 yield chunk
     except ProviderError as error:

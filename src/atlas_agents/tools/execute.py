@@ -35,8 +35,9 @@ class Attempt:
         self._alarm: Alarm | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopped = self._late = False
-        self._task = asyncio.create_task(self._tries(values, context, workers))
-        self._task.add_done_callback(self._end)
+        self._value: Any = None
+        self._error: Exception | None = None
+        self._task = asyncio.create_task(self._work(values, context, workers))
 
     @property
     def ended(self) -> bool:
@@ -47,9 +48,9 @@ class Attempt:
         await self._ended
         if self._late:
             raise ToolTimeout(f"{self._tool.name} took longer than {self._tool.timeout:g} s and was stopped")
-        if self._task.cancelled():
-            raise ToolFailed(f"{self._tool.name} was cancelled from inside")
-        return self._task.result()
+        if self._error is not None:
+            raise self._error
+        return self._value
 
     async def stop(self) -> None:
         """End it: asked first, and left behind if it does not listen."""
@@ -57,7 +58,7 @@ class Attempt:
         await self._ended
 
     def _halt(self) -> None:
-        if not self._stopped and not self._task.done():
+        if not self._stopped and not self._ended.done():
             self._stopped = True
             self._task.cancel()
             asyncio.get_running_loop().call_later(GRACE, self._abandon)
@@ -67,15 +68,22 @@ class Attempt:
         self._halt()
 
     def _abandon(self) -> None:
-        if not self._task.done():
+        if not self._ended.done():
             abandoned.add(self._task)
+            self._task.add_done_callback(abandoned.discard)
             logger.warning("the tool %r ignores its cancellation and is left behind", self._tool.name)
             self._ended.set_result(None)
 
-    def _end(self, task: asyncio.Task[Any]) -> None:
-        abandoned.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not call it forgotten
+    async def _work(self, values: dict[str, Any], context: ToolContext, workers: Workers) -> None:
+        """Keep what comes of it. Told from inside the task: a done-callback would come a round of the loop later."""
+        try:
+            self._value = await self._tries(values, context, workers)
+        except asyncio.CancelledError:
+            self._error = ToolFailed(f"{self._tool.name} was cancelled from inside")
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as end:  # these would end the loop itself
+            self._error = Crashed(f"{self._tool.name} raised {type(end).__name__}")
+        except Exception as error:  # noqa: BLE001 - raised again where the result is awaited
+            self._error = error
         if self._alarm is not None:
             self._alarm.cancel()
         if not self._ended.done():
@@ -96,13 +104,10 @@ class Attempt:
 
 async def _call(tool: Tool, values: dict[str, Any], context: ToolContext, workers: Workers) -> Any:
     positional, named = tool.bind(values, context)
-    try:
-        if tool.is_async:
-            return await tool.function(*positional, **named)
-        if tool.in_process:
-            result = await in_thread(lambda: tool.function(*positional, **named))
-            return await result if inspect.isawaitable(result) else result
-        function = partial(tool.function, *positional) if positional else tool.function
-        return await workers.run(function, named, report=context.progress)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as end:  # these would end the loop itself
-        raise Crashed(f"{tool.name} raised {type(end).__name__}") from end
+    if tool.is_async:
+        return await tool.function(*positional, **named)
+    if tool.in_process:
+        result = await in_thread(lambda: tool.function(*positional, **named))
+        return await result if inspect.isawaitable(result) else result
+    function = partial(tool.function, *positional) if positional else tool.function
+    return await workers.run(function, named, report=context.progress)

@@ -66,6 +66,8 @@ class Tool:
         else:
             self.parameters = _ONE_TEXT if parameters is None else _object_schema(name, parameters)
             self._convert, self._context = None, _context_parameter(chosen)
+        self.check: Check = compile_check(name, self.parameters)
+        """Raises BadArguments unless the arguments fit the schema."""
 
     @cached_property
     def wire_name(self) -> str:
@@ -76,11 +78,6 @@ class Tool:
     def spec(self) -> ToolSpec:
         """What a model is told of it."""
         return ToolSpec(self.wire_name, self.description, self.parameters)
-
-    @cached_property
-    def check(self) -> Check:
-        """Raises BadArguments unless the arguments fit the schema; compiled once."""
-        return compile_check(self.name, self.parameters)
 
     def convert(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Checked JSON as the values that the function's types ask for."""

@@ -1,0 +1,129 @@
+"""A provider without a model: it answers by rule, so that the command can be tried before there is a key."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeAlias
+
+from atlas_agents.core.errors import ProviderError
+from atlas_agents.core.messages import Message, ToolCall, ToolResult
+from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ThinkingChunk, ToolCallChunk
+
+QUESTION = "What time is it?"
+_HONEST = "(A scripted demo answers here, not a model.)\n\n"
+_ABOUT = """\
+I know a few tricks, each to show how something looks:
+
+- `What time is it?` and `Add 2 and 40`: a tool is called
+- `Roll two dice`: two calls at once
+- `Count to 500`: a long answer, to be stopped with Ctrl-C
+- `Think`: some thinking before the words
+- `Stumble`: the line breaks in the middle, the words are taken back, and the answer starts again
+
+For a real model set `ANTHROPIC_API_KEY` or `OPENAI_API_KEY`, or point `OPENAI_BASE_URL` to a server of your own (for \
+Ollama `http://localhost:11434/v1`), and start `atlas chat` again.
+"""
+_WORDS = re.compile(r"\s*\S+\s*|\s+")
+_NUMBER = r"-?\d+(?:\.\d+)?"
+_NUMBER_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5}
+
+Answer: TypeAlias = Callable[[re.Match[str]], list[Chunk]]
+
+
+class Demo:
+    """Really streams and really calls tools; only the thinking is missing. `pause` is the time between two words."""
+
+    def __init__(self, *, pause: float) -> None:
+        self.id = "demo"
+        self._pause = pause
+        self._stumbled: set[str] = set()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        last = request.messages[-1]
+        chunks = _tell_results(request.messages) if last.role == "tool" else _answer(last.text)
+        calls = any(isinstance(chunk, ToolCallChunk) for chunk in chunks)
+        if not calls and not any(message.role == "assistant" and message.text for message in request.messages):
+            chunks = [*_say(_HONEST), *chunks]
+        if breaks := "stumble" in last.text.lower() and last.id not in self._stumbled:
+            self._stumbled.add(last.id)
+            chunks = _say("These words will not last, for the line is about to br")
+        for chunk in chunks:
+            await asyncio.sleep(self._pause)
+            yield chunk
+        if breaks:
+            raise ProviderError("the demo let the line break", "incomplete")
+        yield DoneChunk(stop_reason="tool_calls" if calls else "stop")
+
+
+def _answer(text: str) -> list[Chunk]:
+    for pattern, answer in _RULES:
+        if found := re.search(pattern, text, re.IGNORECASE):
+            return answer(found)
+    return _say(_ABOUT)
+
+
+def _say(text: str) -> list[Chunk]:
+    return [TextChunk(word) for word in _WORDS.findall(text)]
+
+
+def _call(name: str, **arguments: object) -> Chunk:
+    return ToolCallChunk(ToolCall("", name, arguments))
+
+
+def _add(found: re.Match[str]) -> list[Chunk]:
+    return [_call("add", a=float(found["a"]), b=float(found["b"]))]
+
+
+def _roll(found: re.Match[str]) -> list[Chunk]:
+    text = found.string.lower()
+    sides = re.search(r"\bd(\d+)|(\d+)[ -]?sid", text)
+    number = re.search(rf"\b(\d|{'|'.join(_NUMBER_WORDS)})\s+(?:dice|d\d)", text)
+    times = int(_NUMBER_WORDS.get(number[1], number[1])) if number else 1
+    return [_call("roll_dice", sides=int(sides[1] or sides[2]) if sides else 6)] * max(1, min(times, 5))
+
+
+def _count(found: re.Match[str]) -> list[Chunk]:
+    numbers = [str(number) for number in range(1, min(int(found["end"] or 200), 10_000) + 1)]
+    lines = [" ".join(numbers[start : start + 20]) for start in range(0, len(numbers), 20)]
+    return _say("\n\n".join(lines))
+
+
+def _think(_: re.Match[str]) -> list[Chunk]:
+    thought = "The user wants to see some thinking. I have none, but this is how it would look."
+    return [ThinkingChunk(word) for word in _WORDS.findall(thought)] + _say("I thought about it, in a way.")
+
+
+def _recover(_: re.Match[str]) -> list[Chunk]:
+    return _say("The line broke; the words that had come were taken back, and this is the second try.")
+
+
+_RULES: tuple[tuple[str, Answer], ...] = (
+    (r"\bstumble", _recover),
+    (r"\bcount\b(?:.*?(?P<end>\d+))?", _count),
+    (r"\bthink", _think),
+    (r"\b(?:roll|dice|die|d\d+)\b", _roll),
+    (rf"(?P<a>{_NUMBER})\s*(?:\+|plus|and|to)\s*(?P<b>{_NUMBER})", _add),
+    (r"\b(?:time|clock|date|day|today|now)\b", lambda _: [_call("now")]),
+)
+
+
+def _tell_results(messages: Sequence[Message]) -> list[Chunk]:
+    """Put into words what the tools gave back."""
+    asked = {call.id: call for message in messages for call in message.tool_calls}
+    return _say("\n\n".join(_in_words(asked[result.call_id], result) for result in messages[-1].tool_results))
+
+
+def _in_words(call: ToolCall, result: ToolResult) -> str:
+    if result.status != "ok":
+        return f"`{call.name}` gave no result: {result.result}"
+    match call.name:
+        case "add":
+            return f"{call.arguments['a']:g} + {call.arguments['b']:g} = **{result.result:g}**"
+        case "roll_dice":
+            return f"The die with {call.arguments['sides']} sides shows **{result.result}**."
+        case _:
+            return f"The clock says: **{result.result}**."

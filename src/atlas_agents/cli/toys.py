@@ -1,0 +1,34 @@
+"""Three harmless tools, so that a conversation has something to call."""
+
+import random
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import Field
+
+from atlas_agents.tools.tool import tool
+
+
+@tool(effect="pure")
+async def now() -> str:
+    """Tell the date and the time of this machine."""
+    return datetime.now().astimezone().strftime("%A, %d %B %Y, %H:%M:%S %Z")
+
+
+@tool(effect="pure")
+async def roll_dice(sides: Annotated[int, Field(ge=2, le=1_000_000)] = 6) -> int:
+    """Roll one die.
+
+    Args:
+        sides: How many sides it has.
+    """
+    return random.randint(1, sides)
+
+
+@tool(effect="pure")
+async def add(a: float, b: float) -> float:
+    """Add two numbers."""
+    return a + b
+
+
+TOYS = (now, roll_dice, add)
