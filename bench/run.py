@@ -1,0 +1,131 @@
+"""What an agent library costs on top of the model, side by side with others. README.md tells how it measures.
+
+python bench/run.py setup             one virtual environment per adapter, newest packages
+python bench/run.py bench [--quick]   measure (installs what is missing), then show tables and bars
+python bench/run.py report            show the tables again, or write them with --markdown FILE
+"""
+
+import argparse
+import os
+import platform
+import random
+import sys
+import time
+from pathlib import Path
+
+from check import all_bars, bars_table
+from measure import Cores, Measure, running_server
+from results import Results
+from scenarios import SCENARIOS
+from tables import long_report, short_page
+from venvs import FIRST, HERE, Venvs, adapter_names, constant, default_folder
+
+ALL_SCENARIOS = ["import", "create", *SCENARIOS]
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+
+
+def setup(options: argparse.Namespace) -> None:
+    for adapter in options.only:
+        options.venvs.install(adapter)
+
+
+def bench(options: argparse.Namespace) -> None:
+    for adapter in options.only:
+        options.venvs.install_missing(adapter)
+    keep = options.append and options.out.exists()
+    results = Results.load(options.out) if keep else Results(_machine(options.pin))
+    results.installed |= {adapter: options.venvs.contents(adapter) for adapter in options.only}
+    cores = Cores.apart() if options.pin else Cores()
+    with running_server(cores) as server:
+        measure = Measure(options.venvs, server, cores, options.timeout, options.perf)
+        for _ in range(options.rounds):
+            one_round(options, measure, results)
+    report(options)
+
+
+def one_round(options: argparse.Namespace, measure: Measure, results: Results) -> None:
+    """Every scenario with every adapter once, the adapters in an order that changes."""
+    number = len(results.loads)
+    results.loads.append(os.getloadavg()[0])
+    for scenario in options.scenarios:
+        adapters = [name for name in options.only if takes_part(name, scenario)]
+        random.shuffle(adapters)
+        for adapter in adapters:
+            outcome = measure.take(adapter, scenario)
+            if "error" in outcome:
+                print(f"{adapter} {scenario}: {outcome['error'][-400:]}", file=sys.stderr)
+            results.records.append({"round": number, "scenario": scenario, "adapter": adapter, **outcome})
+            results.save(options.out)
+    print(f"round {number + 1} done at {time.strftime('%T')}", file=sys.stderr)
+
+
+def takes_part(adapter: str, scenario: str) -> bool:
+    """Turns of hundreds of rounds are for adapters that say they take them."""
+    return scenario != "rounds" or constant(adapter, "LONG_TURNS", False)
+
+
+def report(options: argparse.Namespace) -> None:
+    results = Results.load(options.out)
+    if options.markdown:
+        write_between_marks(options.markdown, short_page(results))
+        return
+    print(long_report(results))
+    if "ours" in results.installed:
+        print("\n" + bars_table(all_bars(results)))
+
+
+def write_between_marks(path: Path, text: str) -> None:
+    """Replace what lies between the marks of a page; a page without them becomes just this text."""
+    page = path.read_text() if path.exists() else ""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}" if begin and end else text + "\n")
+
+
+def _machine(pinned: bool) -> dict[str, object]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+    return {
+        "python": platform.python_version(),
+        "cpu": cpu,
+        "cpus": os.cpu_count(),
+        "pinned": pinned,
+        "date": time.strftime("%F"),
+    }
+
+
+def _list_of(known: list[str]):
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["setup", "bench", "report"])
+    parser.add_argument("--quick", action="store_true", help=f"3 rounds of {', '.join(FIRST)} only")
+    parser.add_argument("--only", type=_list_of(adapter_names()), metavar="A,B", help="these adapters")
+    parser.add_argument("--scenarios", type=_list_of(ALL_SCENARIOS), default=ALL_SCENARIOS, metavar="S1,S2")
+    parser.add_argument("--rounds", type=int, help="how often everything is measured (default 5)")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one measurement")
+    parser.add_argument("--out", type=Path, default=HERE / "results.json", help="the results file")
+    parser.add_argument("--append", action="store_true", help="add rounds to an existing results file")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="report: write the short tables there")
+    parser.add_argument("--venvs", type=Path, default=default_folder(), help="folder of the environments")
+    parser.add_argument("--no-pin", dest="pin", action="store_false", help="let the kernel choose the cores")
+    parser.add_argument("--perf", metavar="EVENT", help="also count this perf event, such as instructions:u")
+    options = parser.parse_args()
+    options.venvs = Venvs(options.venvs.absolute())
+    options.only = options.only or (list(FIRST) if options.quick else adapter_names())
+    options.rounds = options.rounds or (3 if options.quick else 5)
+    return options
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("BENCH_OURS", str(HERE.parent))
+    chosen = parse_options()
+    {"setup": setup, "bench": bench, "report": report}[chosen.command](chosen)

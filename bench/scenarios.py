@@ -1,0 +1,124 @@
+"""What every adapter is put through: the scenario table, the ten tools, the texts. Standard library only."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+Tool = Callable[..., str] | Callable[..., Awaitable[str]]
+
+MODEL = "bench-model"
+SYSTEM = "You are a helpful assistant. Use the tools when they help and answer briefly."
+PROMPT = "Find the open records about alpha and beta and summarise them."
+
+HISTORY_MARK = "earlier message"  # once in each message of a history: the server counts them
+RESULT_MARK = "tool-result:"  # once in each tool result: the server counts them to know where the turn stands
+STAMP_DIGITS = 20  # every answer opens with the server's clock in nanoseconds, this wide
+
+TOOL_NAMES = (
+    "search_knowledge",
+    "search_memories",
+    "get_subscription",
+    "get_team_members",
+    "send_message",
+    "publish_post",
+    "search_posts",
+    "delegate_task",
+    "fetch_url",
+    "read_file",
+)
+TOOL_ARGUMENTS = '{"query":"alpha beta","limit":3,"tags":["a","b"]}'
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One kind of turn, and how many of them are measured."""
+
+    note: str
+    deltas: int = 20  # pieces of text in the answer
+    calls: tuple[int, ...] = ()  # tool calls in each model reply before the answer
+    history: int = 0  # messages that are already in the conversation
+    turns: int = 300  # timed turns of one run, at most
+    concurrency: int = 1  # turns in flight at once
+    pace_ms: float = 0  # above 0, the server writes one delta each so many milliseconds
+    gate: bool = False  # the server holds the answers until all concurrent turns wait for theirs
+    fresh: bool = False  # every turn makes its own agent
+
+
+SCENARIOS = {
+    "S1": Scenario("an answer of 200 deltas", deltas=200),
+    "S1p": Scenario("the same, one delta each 2 ms", deltas=200, turns=8, pace_ms=2),
+    "S2": Scenario("one tool call, then 20 deltas", calls=(1,)),
+    "S2n": Scenario("the same with a new agent per turn", calls=(1,), fresh=True),
+    "S3": Scenario("ten rounds of one tool call", calls=(1,) * 10),
+    "S4": Scenario("eight tool calls at once", calls=(8,)),
+    "S5": Scenario("an answer of 2,000 deltas", deltas=2000),
+    "S6": Scenario("a history of 200 messages", history=200),
+    "S7": Scenario("256 turns of S2 at once", calls=(1,), turns=256, concurrency=256),
+    "S7m": Scenario("the same, all held alive: memory", calls=(1,), turns=256, concurrency=256, gate=True),
+    "rounds": Scenario("210 rounds of one tool call: CPU per round as the history grows", calls=(1,) * 210),
+}
+
+
+def delta(index: int) -> str:
+    """The text of one delta of an answer, the first excepted (that is the stamp)."""
+    return f"tok{index:04d} "
+
+
+def expected_answer(deltas: int) -> str:
+    """What follows the stamp in a whole answer."""
+    return " " + "".join(delta(index) for index in range(1, deltas))
+
+
+def make_history(count: int) -> list[tuple[str, str]]:
+    """(role, text) pairs, the user first, about 200 characters each."""
+    roles = ("user", "assistant")
+    filler = "lorem ipsum dolor sit amet " * 7
+    return [(roles[index % 2], f"{HISTORY_MARK} {index:03d}: {filler}") for index in range(count)]
+
+
+def make_tools(on_call: Callable[[], None], *, asynchronous: bool = True) -> list[Tool]:
+    """Ten annotated functions with docstrings, as a user would write them; each says when it runs."""
+    build = _async_tool if asynchronous else _plain_tool
+    return [_named(build(name, on_call), name) for name in TOOL_NAMES]
+
+
+def _async_tool(name: str, on_call: Callable[[], None]) -> Tool:
+    async def run(query: str, limit: int = 5, tags: list[str] | None = None) -> str:
+        on_call()
+        return f"{RESULT_MARK} {name} found {limit} records for {query}"
+
+    return run
+
+
+def _plain_tool(name: str, on_call: Callable[[], None]) -> Tool:
+    def run(query: str, limit: int = 5, tags: list[str] | None = None) -> str:
+        on_call()
+        return f"{RESULT_MARK} {name} found {limit} records for {query}"
+
+    return run
+
+
+def _named(function: Tool, name: str) -> Tool:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""{_purpose(name)}
+
+    Args:
+        query: What to look for.
+        limit: Largest number of results.
+        tags: Keep only results with these tags.
+    """
+    return function
+
+
+def _purpose(name: str) -> str:
+    return f"Run {name} on the organisation's data and return a short summary."
+
+
+def tool_schema(name: str) -> dict[str, object]:
+    """One tool as chat completions want it, for the adapters that have no framework to derive it."""
+    properties = {
+        "query": {"type": "string", "description": "What to look for."},
+        "limit": {"type": "integer", "description": "Largest number of results.", "default": 5},
+        "tags": {"type": "array", "items": {"type": "string"}, "description": "Keep only results with these tags."},
+    }
+    parameters = {"type": "object", "required": ["query"], "properties": properties}
+    return {"type": "function", "function": {"name": name, "description": _purpose(name), "parameters": parameters}}

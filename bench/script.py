@@ -1,0 +1,85 @@
+"""What the model double says: every reply of every scenario, rendered once into the bytes that go over the wire.
+
+Each server-sent event travels as one HTTP chunk, as real servers send them.
+"""
+
+import json
+from functools import cache
+
+from scenarios import MODEL, SCENARIOS, STAMP_DIGITS, TOOL_ARGUMENTS, TOOL_NAMES, delta
+
+STAMP = b"0" * STAMP_DIGITS  # the server puts its clock here when the answer leaves
+ARGUMENT_PIECES = 4
+
+
+@cache
+def replies(scenario: str, *, as_call: bool, usage: bool) -> dict[int, list[bytes]]:
+    """The events of each model reply, by the number of tool results that the request brings back.
+
+    `as_call` sends the answer as the argument of a `final_answer` call, for frameworks that cannot end otherwise.
+    """
+    rendered: dict[int, list[bytes]] = {}
+    results = 0
+    for round_number, count in enumerate(SCENARIOS[scenario].calls):
+        events: list[bytes] = []
+        for index in range(count):
+            events += _call(index, f"call_{round_number}_{index}", TOOL_NAMES[index])
+        rendered[results] = _reply(events, "tool_calls", usage)
+        results += count
+    rendered[results] = _answer(SCENARIOS[scenario].deltas, as_call, usage)
+    return rendered
+
+
+def _answer(deltas: int, as_call: bool, usage: bool) -> list[bytes]:
+    texts = [STAMP.decode() + " ", *(delta(index) for index in range(1, deltas))]
+    if as_call:
+        pieces = ['{"answer": "', *texts, '"}']
+        return _reply(_call_in_pieces(0, "call_final", "final_answer", pieces), "tool_calls", usage)
+    return _reply([_event({"content": text}) for text in texts], "stop", usage)
+
+
+def _reply(events: list[bytes], finish: str, usage: bool) -> list[bytes]:
+    first = _event({"role": "assistant", "content": "" if finish == "stop" else None})
+    closing = [_event({}, finish)]
+    if usage:
+        counts = {"prompt_tokens": 100, "completion_tokens": 200, "total_tokens": 300}
+        closing.append(_completion_chunk(choices=[], usage=counts))
+    return [first, *events, *closing, _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"]
+
+
+def _call(index: int, call_id: str, name: str) -> list[bytes]:
+    size = len(TOOL_ARGUMENTS) // ARGUMENT_PIECES + 1
+    pieces = [TOOL_ARGUMENTS[at : at + size] for at in range(0, len(TOOL_ARGUMENTS), size)]
+    return _call_in_pieces(index, call_id, name, ["", *pieces])
+
+
+def _call_in_pieces(index: int, call_id: str, name: str, pieces: list[str]) -> list[bytes]:
+    opening = {
+        "index": index,
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": pieces[0]},
+    }
+    rest = [{"index": index, "function": {"arguments": piece}} for piece in pieces[1:]]
+    return [_event({"tool_calls": [part]}) for part in (opening, *rest)]
+
+
+def _event(change: dict[str, object], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": change, "logprobs": None, "finish_reason": finish}
+    return _completion_chunk(choices=[choice])
+
+
+def _completion_chunk(**fields: object) -> bytes:
+    body = {
+        "id": "chatcmpl-bench",
+        "object": "chat.completion.chunk",
+        "created": 1700000000,
+        "model": MODEL,
+        "system_fingerprint": "fp_bench",
+        **fields,
+    }
+    return _chunk(b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n")
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -1,0 +1,259 @@
+"""Measures one adapter in one scenario, in this fresh process: python worker.py ADAPTER SCENARIO SERVER_URL.
+
+The last line it prints is the result as JSON. Set BENCH_PROFILE=FILE to profile the timed part instead of trusting
+its figures (read the file with `python -m pstats`).
+"""
+
+import asyncio
+import cProfile
+import gc
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+import traceback
+import tracemalloc
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, cast
+
+import perf
+from scenarios import PROMPT, SCENARIOS, STAMP_DIGITS, Tool, expected_answer, make_history, make_tools
+
+CPU_SECONDS = 0.8  # of timed turns in one run: equal time is equal noise for fast and slow adapters
+EARLY_ROUNDS, LATE_ROUNDS = (40, 60), (190, 210)  # where `rounds` looks: around round 50 and around round 200
+LONG_TURNS = 3  # turns of `rounds` at least, and more (up to three times as many) while they are cheap
+
+Result = dict[str, float]
+
+
+class Adapter(Protocol):
+    """What a module in `adapters/` offers; README.md tells it in full."""
+
+    def setup(self, base_url: str) -> None: ...
+    def make_agent(self, tools: list[Tool]) -> Any: ...
+    def make_history(self, pairs: list[tuple[str, str]]) -> Any: ...
+    async def turn(self, agent: Any, prompt: str, history: Any, on_delta: Callable[[str], None]) -> str: ...
+
+
+class WrongTurn(Exception):
+    """A turn did not do what its scenario says, so its time means nothing."""
+
+
+class Subject:
+    """One adapter in one scenario: takes turns, checks each of them and remembers what it saw."""
+
+    def __init__(self, adapter: Adapter, name: str, server: str) -> None:
+        self.scenario = SCENARIOS[name]
+        self.call_times: list[int] | None = None  # CPU clock at each tool call, when somebody wants it
+        self._adapter = adapter
+        self._expected = expected_answer(self.scenario.deltas)
+        adapter.setup(base_url(adapter, name, server))
+        self._tools = tools_for(adapter, self._count_call)
+        self._agent = adapter.make_agent(self._tools)
+        self._history = adapter.make_history(make_history(self.scenario.history))
+        self.forget()
+
+    def forget(self) -> None:
+        """Start to count anew."""
+        self.calls = 0
+        self.seconds: list[float] = []
+        self.first_delta_us: list[float] = []
+
+    def _count_call(self) -> None:
+        self.calls += 1
+        if self.call_times is not None:
+            self.call_times.append(time.process_time_ns())
+
+    async def turn(self) -> None:
+        deltas: list[str] = []
+        first_seen = 0
+
+        def on_delta(text: str) -> None:
+            nonlocal first_seen
+            first_seen = first_seen or time.monotonic_ns()
+            deltas.append(text)
+
+        begin = time.perf_counter()
+        agent = self._adapter.make_agent(self._tools) if self.scenario.fresh else self._agent
+        final = await self._adapter.turn(agent, PROMPT, self._history, on_delta)
+        self.seconds.append(time.perf_counter() - begin)
+        sent = self._check("".join(deltas), final)
+        self.first_delta_us.append((first_seen - sent) / 1e3)
+
+    def _check(self, streamed: str, final: str) -> int:
+        """Deltas, final text and the expected text must agree. Returns when the server sent the answer."""
+        if streamed != final or final[STAMP_DIGITS:] != self._expected:
+            raise WrongTurn(f"wrong text: deltas {streamed[:90]!r}, final {final[:90]!r}")
+        return int(final[:STAMP_DIGITS])
+
+    async def turns(self, count: int) -> None:
+        """Take `count` turns, as many at once as the scenario says."""
+        together = self.scenario.concurrency
+        for _ in range(count // together):
+            if together == 1:
+                await self.turn()
+            else:
+                await asyncio.gather(*(self.turn() for _ in range(together)))
+
+    def check_calls(self, turns: int) -> None:
+        wanted = turns * sum(self.scenario.calls)
+        if self.calls != wanted:
+            raise WrongTurn(f"{self.calls} tools ran, {wanted} expected")
+
+
+def base_url(adapter: Adapter, scenario: str, server: str) -> str:
+    variant = getattr(adapter, "VARIANT", "")
+    return f"{server}/{scenario}~{variant}/v1" if variant else f"{server}/{scenario}/v1"
+
+
+def tools_for(adapter: Adapter, on_call: Callable[[], None]) -> list[Tool]:
+    return make_tools(on_call, asynchronous=getattr(adapter, "ASYNC_TOOLS", True))
+
+
+async def measure_turns(adapter: Adapter, name: str, server: str) -> Result:
+    """CPU, time and memory per turn, after a cold turn and some warm ones."""
+    subject = Subject(adapter, name, server)
+    count, boot = subject.scenario.turns, 0.0
+    if not subject.scenario.gate:  # behind the gate a single turn would wait for the others
+        await subject.turn()
+        boot = time.process_time()  # counts from the start of the process
+        count = await warm_up(subject)
+    gc.collect()
+    subject.forget()
+    rss = forget_peak_memory()
+    with profiling(), perf.counting():
+        cpu, wall = time.process_time(), time.perf_counter()
+        await subject.turns(count)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    peak = memory_kb("VmHWM")
+    subject.check_calls(count)
+    seconds = sorted(subject.seconds)
+    return {
+        "turns": count,
+        "cpu_ms": cpu / count * 1e3,
+        "wall_ms": wall / count * 1e3,
+        "boot_cpu_ms": boot * 1e3,
+        "turns_per_s": count / wall,
+        "p50_ms": seconds[count // 2] * 1e3,
+        "p99_ms": seconds[int(count * 0.99)] * 1e3,
+        "first_delta_us": statistics.median(subject.first_delta_us),
+        "peak_rss_mb": peak / 1024,
+        "kb_per_turn": (peak - rss) / subject.scenario.concurrency,
+    }
+
+
+async def warm_up(subject: Subject) -> int:
+    """Let caches and connections settle; returns how many turns are worth timing."""
+    scenario = subject.scenario
+    if scenario.concurrency > 1:
+        await subject.turns(scenario.concurrency)
+        return scenario.turns
+    begin = time.process_time()
+    await subject.turns(2)
+    each = (time.process_time() - begin) / 2
+    count = max(3, min(scenario.turns, int(CPU_SECONDS / each)))
+    await subject.turns(min(count // 5, 10))
+    return count
+
+
+async def measure_rounds(adapter: Adapter, name: str, server: str) -> Result:
+    """CPU of one model round while the history is short and while it is long, within the same turns."""
+    subject = Subject(adapter, name, server)
+    early: list[float] = []
+    late: list[float] = []
+    while len(early) < LONG_TURNS or (len(early) < 3 * LONG_TURNS and time.process_time() < LONG_TURNS):
+        gc.collect()
+        subject.forget()
+        subject.call_times = []
+        await subject.turn()
+        subject.check_calls(1)
+        early.append(cpu_per_round(subject.call_times, *EARLY_ROUNDS))
+        late.append(cpu_per_round(subject.call_times, *LATE_ROUNDS))
+    ratios = [after / before for before, after in zip(early, late, strict=True)]
+    return {
+        "turns": len(early),
+        "round_50_ms": statistics.median(early),
+        "round_200_ms": statistics.median(late),
+        "ratio": statistics.median(ratios),
+    }
+
+
+def cpu_per_round(call_times: list[int], first: int, last: int) -> float:
+    """Milliseconds of CPU per round, from the tool call of round `first` to that of round `last`."""
+    return (call_times[last - 1] - call_times[first - 1]) / (last - first) / 1e6
+
+
+async def measure_creation(adapter: Adapter, name: str, server: str) -> Result:
+    """Time and bytes of one agent with ten tools; what agents have in common is made before."""
+    adapter.setup(base_url(adapter, "S2", server))
+    tools = tools_for(adapter, lambda: None)
+    agents = [adapter.make_agent(tools) for _ in range(3)]
+    gc.collect()
+    times: list[float] = []
+    for _ in range(30):
+        begin = time.process_time_ns()
+        agents.append(adapter.make_agent(tools))
+        times.append((time.process_time_ns() - begin) / 1e3)
+    agents.clear()
+    gc.collect()
+    tracemalloc.start()
+    agents.extend(adapter.make_agent(tools) for _ in range(10))
+    gc.collect()
+    size, _ = tracemalloc.get_traced_memory()
+    return {"create_us": statistics.median(times), "agent_kb": size / len(agents) / 1024}
+
+
+def memory_kb(field: str) -> int:
+    """A memory figure of this process, as the kernel counts it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
+    raise KeyError(field)
+
+
+def forget_peak_memory() -> int:
+    """Let the peak start from what is in use now, and return that."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory_kb("VmRSS")
+
+
+@contextmanager
+def profiling() -> Generator[None]:
+    target = os.environ.get("BENCH_PROFILE")
+    if not target:
+        yield
+        return
+    with cProfile.Profile(time.process_time) as profile:
+        yield
+    profile.dump_stats(target)
+
+
+def fail_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The error is the last thing this process says: no complaints about what it leaves open."""
+    traceback.print_exception(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+MEASURES = {"create": measure_creation, "rounds": measure_rounds}
+
+
+async def main() -> None:
+    adapter_name, scenario, server = sys.argv[1:]
+    if core := os.environ.get("BENCH_CORE"):
+        os.sched_setaffinity(0, {int(core)})
+    adapter = cast(Adapter, importlib.import_module(f"adapters.{adapter_name}"))
+    measure = MEASURES.get(scenario, measure_turns)
+    result = await measure(adapter, scenario, server)
+    print("\n" + json.dumps(result), flush=True)
+    os._exit(0)  # what frameworks do on their way out is not measured
+
+
+if __name__ == "__main__":
+    sys.excepthook = fail_at_once
+    asyncio.run(main())
