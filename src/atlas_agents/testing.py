@@ -18,6 +18,8 @@ from atlas_agents.tools.tool import Function, Tool
 
 __all__ = [
     "Cassette",
+    "Environment",
+    "Registry",
     "Reply",
     "ScriptExhausted",
     "Scripted",

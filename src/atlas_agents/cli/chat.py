@@ -4,6 +4,7 @@ import asyncio
 import logging
 import select
 import sys
+from typing import TextIO
 
 import msgspec
 
@@ -72,7 +73,7 @@ async def _converse(options: Options, choice: Choice) -> int:
 
 async def _answer_once(question: str, options: Options, choice: Choice) -> int:
     screen = _screen()
-    print(f"{choice.name} answers ({choice.why})", file=sys.stderr, flush=True)
+    print(choice.headline, file=sys.stderr, flush=True)
     async with _atlas(options, choice) as atlas:
         try:
             reply = await take_turn(atlas.send(question), screen)
@@ -125,8 +126,8 @@ def _read_input(*, patient: bool) -> str:
     return content.decode("utf-8", "replace").strip()
 
 
-def _is_terminal(file: object) -> bool:
-    return file is not None and bool(getattr(file, "isatty")())
+def _is_terminal(file: TextIO | None) -> bool:
+    return file is not None and file.isatty()
 
 
 def _complain(words: str) -> None:

@@ -25,7 +25,13 @@ class Choice(msgspec.Struct, frozen=True):
         route = self.route
         if isinstance(route.provider, OpenAIProvider) and not (route.model or route.provider.model):
             return f"the first model of {route.provider.base_url}"
-        return "a scripted demo, no model," if self.is_demo else route.label
+        return "a scripted demo" if self.is_demo else route.label
+
+    @property
+    def headline(self) -> str:
+        """Who answers and why, as the first line of a conversation."""
+        words = "a scripted demo answers, not a model" if self.is_demo else f"{self.name} answers"
+        return f"{words} ({self.why})"
 
     @property
     def is_demo(self) -> bool:

@@ -25,7 +25,7 @@ def atlas(
 def chat(
     message: Annotated[
         str | None,
-        typer.Argument(metavar="[MESSAGE]", help="Answer this once and leave. '-' takes it from standard input."),
+        typer.Argument(metavar="MESSAGE", help="Answer this once and leave. '-' takes it from standard input."),
     ] = None,
     model: Annotated[
         str | None,

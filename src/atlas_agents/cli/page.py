@@ -15,6 +15,7 @@ from atlas_agents.cli.words import printable
 Voice: TypeAlias = Literal["text", "thinking"]
 _FRAME = 0.06
 _TICK = 1.0
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
 
@@ -30,7 +31,7 @@ class Page:
         self._ready = ""
         self._rows = 0
         self._live = 0
-        self._below_line = False
+        self._follows = False
         self._since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -58,20 +59,20 @@ class Page:
         """Something between the messages, on a line of its own; the message before it is complete."""
         self.settle()
         self._ready += self._render(Text(words, style=style))
-        self._below_line = True
-        self._draw()
-        self._rows = 0
+        self.settle()
 
     def settle(self) -> None:
         """The message under way is complete: what it said stays."""
         self._finish_blocks(all=True)
         self._draw()
+        self._follows = self._follows or self._rows > 0
         self._rows = 0
         self._voice = "text"
 
     def begin(self) -> None:
         """A turn begins: from now on show how long nothing has been heard."""
         self._since = time.monotonic()
+        self._follows = False
         self._draw_soon(_TICK)
 
     def end(self) -> None:
@@ -105,13 +106,16 @@ class Page:
         self._live, self._ready = len(tail), ""
 
     def _finish_blocks(self, *, all: bool = False) -> None:
-        end = len(self._tail) if all else _finished(self._tail)
-        block, self._tail = self._tail[:end], self._tail[end:]
-        if block.strip():
-            if self._rows or self._ready or self._below_line:
-                self._ready += "\n"
-            self._below_line = False
-            self._ready += self._render(self._dressed(block.strip("\n")))
+        begins = _blocks(self._tail)
+        ends = [*begins[1:], len(self._tail)] if all else begins[1:]
+        for begin, end in zip(begins, ends, strict=False):
+            rendered = _trimmed(self._render(self._dressed(self._tail[begin:end].strip("\n"))))
+            self._ready += self._gap() + rendered if rendered else ""
+        self._tail = self._tail[ends[-1] :] if ends else self._tail
+
+    def _gap(self) -> str:
+        """A blank row, unless this is the first thing in the turn."""
+        return "\n" if self._rows or self._ready or self._follows else ""
 
     def _dressed(self, block: str) -> RenderableType:
         if self._voice == "thinking":
@@ -122,10 +126,9 @@ class Page:
         """The end of the tail, as much as fits on the screen, as plain words; or how long nothing was heard."""
         rows = max(1, self._console.height - 3)
         if self._tail.strip():
-            gap = "\n" if self._rows or self._ready or self._below_line else ""
             style = "dim italic" if self._voice == "thinking" else ""
             words = printable(self._tail.lstrip("\n"))[-rows * self._console.width :]
-            return (gap + self._render(Text(words, style=style))).splitlines(keepends=True)[-rows:]
+            return (self._gap() + self._render(Text(words, style=style))).splitlines(keepends=True)[-rows:]
         if self._since is None or (waited := int(time.monotonic() - self._since)) < 1:
             return []
         return [self._render(Text(f"… {waited} s (Ctrl-C stops)", style="dim"))]
@@ -144,23 +147,31 @@ class Page:
             self._console.file.flush()
 
 
-def _finished(text: str) -> int:
-    """Where the last block begins, and so the finished ones end. Code and lists are kept whole."""
+def _trimmed(rendered: str) -> str:
+    """Without the rows at both ends that look blank."""
+    rows = rendered.splitlines(keepends=True)
+    shown = [place for place, row in enumerate(rows) if _STYLE.sub("", row).strip()]
+    return "".join(rows[shown[0] : shown[-1] + 1]) if shown else ""
+
+
+def _blocks(text: str) -> list[int]:
+    """Where each block begins: at the start, and after a blank line. Code and lists are kept whole."""
     *lines, last = text.split("\n")
     if last.strip("0123456789.)-*+ "):  # enough of it to tell what it is
         lines.append(last)
-    begin = place = 0
-    fence, parted, listed = "", True, False
+    begins, place = [0], 0
+    fence, parted, listed = "", False, False
     for line in lines:
         item = bool(_ITEM.match(line))
         if parted and not fence and line.strip() and not line[0].isspace() and not (item and listed):
-            begin, listed = place, False
+            begins.append(place)
+            listed = False
         if mark := _FENCE.match(line):
             fence = "" if fence and line.strip().startswith(fence) else fence or mark[1]
         listed = listed or item
         parted = not line.strip()
         place += len(line) + 1
-    return begin
+    return begins
 
 
 def _markdown(text: str) -> Markdown:

@@ -5,7 +5,7 @@ import signal
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
@@ -80,7 +80,7 @@ def _show(event: Event, screen: Screen, began: dict[str, float]) -> None:
             screen.line(one_line(f"  {event.name}: {event.message}"), "dim")
         case ToolAnswered():
             seconds = time.monotonic() - began.get(event.call_id, time.monotonic())
-            screen.line(answered(event, seconds), "green" if event.status == "ok" else "red")
+            screen.line(answered(event.name, event, seconds), "green" if event.status == "ok" else "red")
         case _:
             pass
 
@@ -97,7 +97,7 @@ def _remark(reply: Message, screen: Screen) -> Message:
 
 
 @contextmanager
-def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
+def _on_interrupt(stop: Callable[[], None]) -> Generator[None]:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop)
     try:
@@ -107,7 +107,7 @@ def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _keyboard_unseen() -> Iterator[None]:
+def _keyboard_unseen() -> Generator[None]:
     """Keys pressed while the model speaks wait for the prompt and are not shown among its words."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield

@@ -6,10 +6,15 @@ from typing import Any
 
 from atlas_agents.core.errors import AtlasError, ProviderError
 from atlas_agents.core.events import ToolAnswered, ToolCalled
+from atlas_agents.core.messages import ToolCall, ToolResult
 
-_LONGEST = 160
-_CONTROLS = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
-_CONTROLS |= {0x0D: None, 0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+_LONGEST_ERROR = 400
+_CONTROLS: dict[int, int | None] = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+    0x0D: None,
+    0x7F: 0x2421,
+}
 _SIGNS = {"ok": "✓", "error": "✗", "unknown": "?"}
 
 
@@ -18,45 +23,54 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def one_line(text: str) -> str:
+def one_line(text: str, longest: int = 160) -> str:
     """The text on one line, shortened where it is long."""
     line = re.sub(r"\s+", " ", printable(text)).strip()
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+    return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
-def called(event: ToolCalled) -> str:
-    arguments = ", ".join(f"{name}={_brief(value)}" for name, value in event.arguments.items())
-    return one_line(f"→ {event.name}({arguments})")
+def called(call: ToolCalled | ToolCall) -> str:
+    """The line of a call."""
+    arguments = ", ".join(f"{name}={_brief(value)}" for name, value in call.arguments.items())
+    return one_line(f"→ {call.name}({arguments})")
 
 
-def answered(event: ToolAnswered, seconds: float) -> str:
-    result = event.result if isinstance(event.result, str) else _brief(event.result)
-    words = result if event.status == "ok" else f"{event.error}: {result}"
-    return f"{_SIGNS[event.status]} {one_line(f'{event.name}: {words}')} · {_duration(seconds)}"
+def answered(name: str, answer: ToolAnswered | ToolResult, seconds: float | None = None) -> str:
+    """The line of a result, and how long it took."""
+    result = answer.result if isinstance(answer.result, str) else _brief(answer.result)
+    words = result if answer.status == "ok" else f"{answer.error}: {result}"
+    took = "" if seconds is None else f" · {_duration(seconds)}"
+    return f"{_SIGNS[answer.status]} {one_line(f'{name}: {words}')}{took}"
 
 
 def sentence(error: Exception, address: str = "") -> str:
-    """What went wrong and what to do about it."""
-    if not isinstance(error, ProviderError):
-        known = isinstance(error, AtlasError)
-        return one_line(str(error) if known else f"something broke inside atlas: {type(error).__name__}: {error}")
-    where = f" at {address}" if address else ""
+    """What went wrong and what to do about it; `address` is where the provider was asked."""
+    if isinstance(error, ProviderError):
+        words = _provider_trouble(error, f" at {address}" if address else "")
+    elif isinstance(error, AtlasError):
+        words = str(error).removesuffix(" or pass api_key=")  # that is for those who write code
+    else:
+        words = f"something broke inside atlas: {type(error).__name__}: {error}"
+    return one_line(words, _LONGEST_ERROR)
+
+
+def _provider_trouble(error: ProviderError, where: str) -> str:
+    words = str(error)
     match error.kind:
+        case "network" if "Cannot connect" in words:
+            return f"no server answers{where}: is it running, and is the address right?"
         case "network":
-            words = f"no server answers{where}: is it running, and is the address right? ({error})"
+            return f"the connection{where} broke: {words}"
         case "timeout":
-            words = f"the server{where} took too long: {error}"
+            return f"the server{where} took too long: {words}"
         case "auth":
-            words = f"the key was refused{where}: check it, and which one is set ({error})"
-        case "rate_limit" | "quota" | "overloaded":
-            words = f"the provider wants no more requests for now: {error}"
+            return f"the key was refused{where}: {words}"
         case "bad_request" if error.status == 404:
-            words = f"there is no such model or address{where}; an address mostly ends with /v1 ({error})"
-        case "bad_request" if "tool" in str(error).lower():
-            words = f"{error} (a model without tools can be asked with --no-tools)"
+            return f"no such model or address{where}; most addresses end with /v1 ({words})"
+        case "bad_request" if "tool" in words.lower():
+            return f"{words} (a model without tools can be asked with --no-tools)"
         case _:
-            words = str(error)
-    return one_line(words)
+            return words
 
 
 def _brief(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Calling a user's function, sync or async, without ever blocking the loop."""
 
 import asyncio
+import contextvars
 import inspect
 import threading
 from collections.abc import Callable
@@ -30,6 +31,7 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
 
     def settle(result: Any, error: BaseException | None) -> None:
         if done.cancelled():
@@ -42,7 +44,7 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     def work() -> None:
         result, error = None, None
         try:
-            result = function(*arguments)
+            result = context.run(function, *arguments)
         except StopIteration as stop:  # a future cannot carry it
             error = RuntimeError(f"{function!r} raised StopIteration({stop.value!r})")
         except BaseException as caught:  # noqa: BLE001 - it is raised again where it is awaited

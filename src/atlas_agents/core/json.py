@@ -17,8 +17,8 @@ def encode(value: object) -> bytes:
 def parse_object(text: str) -> dict[str, Any]:
     """Read one JSON object as strictly as JSON allows, or raise ValueError saying what is wrong.
 
-    Repeated keys, NaN, infinities, integers over 64 bits and nesting beyond 64 levels are errors: two
-    readers could take them for two different things.
+    Repeated keys, NaN, infinities, integers over 64 bits, halves of surrogate pairs and nesting beyond 64 levels are
+    errors: two readers could take them for two different things.
     """
     try:
         value = _strict.decode(text)
@@ -31,6 +31,8 @@ def parse_object(text: str) -> dict[str, Any]:
     found = cast(dict[str, Any], value)
     if text.count("{") + text.count("[") > _MAX_DEPTH and _depth(found) > _MAX_DEPTH:
         raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
+    if "\\u" in text and not _is_unicode(found):
+        raise ValueError("half a surrogate pair is no character")
     return found
 
 
@@ -59,6 +61,14 @@ def _number(digits: str) -> float:
     if number in (float("inf"), float("-inf")):
         raise ValueError(f"the number {digits[:24]} is too large")
     return number
+
+
+def _is_unicode(value: object) -> bool:
+    try:
+        encode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _depth(value: object) -> int:

@@ -1,7 +1,10 @@
 """An agent: who it is, which model speaks for it, what it may use. It owns no transport, no screen, no storage."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.messages import Message, user
@@ -181,6 +184,12 @@ class Agent:
 
     def __repr__(self) -> str:
         return f"Agent({self.id!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a worker process it is a copy that tells who it is: models, which hold keys, and tools stay here."""
+        settings = msgspec.structs.asdict(self._settings)
+        del settings["models"]
+        return partial(Agent, **settings, metadata=self.metadata.all()), ()
 
 
 def agent(id: str, **options: Any) -> Agent:

@@ -7,7 +7,7 @@ import msgspec
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import encode
 from atlas_agents.core.memo import memo
-from atlas_agents.core.messages import Message, ToolResult, broken_at, tool
+from atlas_agents.core.messages import Message, ToolCall, ToolResult, broken_at, tool
 
 _CHARACTERS_PER_TOKEN = 3.6
 _TOKENS = "approximate_tokens"
@@ -83,18 +83,29 @@ def mended(messages: Sequence[Message]) -> list[Message]:
         return list(messages)
     whole: list[Message] = []
     for place, message in enumerate(messages):
-        if message.role != "tool":
-            whole.append(message)
-            if message.role == "assistant" and message.tool_calls:
-                whole.append(_answers(message, messages, place + 1))
+        kept = _in_place(message) if message.role != "tool" else None
+        if kept is not None:
+            whole.append(kept)
+            if kept.tool_calls:
+                whole.append(_answers(kept, messages, place + 1))
     return whole
+
+
+def _in_place(message: Message) -> Message | None:
+    """Without calls that are not the model's and results outside a tool message; None when nothing else is in it."""
+    strays = ToolResult if message.role == "assistant" else ToolResult | ToolCall
+    parts = tuple([part for part in message.parts if not isinstance(part, strays)])
+    if len(parts) == len(message.parts):
+        return message
+    return msgspec.structs.replace(message, parts=parts) if parts else None
 
 
 def _answers(message: Message, messages: Sequence[Message], start: int) -> Message:
     """The message right after if it answers all calls; else what is found before the model speaks again."""
     wanted = [call.id for call in message.tool_calls]
-    if start < len(messages) and [result.call_id for result in messages[start].tool_results] == wanted:
-        return messages[start]
+    after = messages[start] if start < len(messages) else message
+    if after.role == "tool" and [result.call_id for result in after.tool_results] == wanted:
+        return after
     given: dict[str, ToolResult] = {}
     for later in messages[start:]:
         if later.role == "assistant":

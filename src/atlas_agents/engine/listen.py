@@ -95,11 +95,20 @@ async def _intercepted(run: Run, reply: Message) -> Message:
     """The reply as interceptors leave it; changed words are withdrawn and said anew, so that all hear the same."""
     if not run.interceptors.watches_incoming:
         return reply
-    *before, changed = await run.interceptors.incoming(reply)
+    try:
+        *before, changed = await run.interceptors.incoming(reply)
+    except Exception:  # refused, or the interceptor failed: either way the words do not stand
+        _say_instead(run, reply.text, "")
+        raise
     for message in before:
         run.add(message)
-    if changed.text != reply.text:
-        run.emit(StreamReset(run.id, 0))
-        run.emit(StreamChunk(run.id, changed.text))
-        run.said[-1] = changed.text
+    _say_instead(run, reply.text, changed.text)
     return changed
+
+
+def _say_instead(run: Run, old: str, new: str) -> None:
+    if new != old:
+        run.said[-1] = new
+        run.emit(StreamReset(run.id, 0))
+        if new:
+            run.emit(StreamChunk(run.id, new))

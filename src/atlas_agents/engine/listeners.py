@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 HANG = 1.0
 CATCH_UP = 0.25
 _NAMES: tuple[str, ...] = get_args(EventName)
+_hung: set[asyncio.Task[None]] = set()
 
 
 class _Listener:
@@ -41,14 +42,23 @@ class _Listener:
     async def _work(self) -> None:
         while self._waiting:
             event = self._waiting.popleft()
-            try:
-                await asyncio.wait_for(call(self.function, event), HANG)
-            except TimeoutError:
+            task = asyncio.create_task(self._hear(event))
+            await asyncio.wait({task}, timeout=HANG)
+            if not task.done():  # it is told to stop, and not waited for: it may not listen
                 logger.warning("the listener %r hung for %g s on %s and was removed", self.function, HANG, event.type)
                 self._waiting.clear()
                 self._drop(self)
-            except Exception:  # a user's listener: its trouble is its own
-                logger.exception("the listener %r failed on %s", self.function, event.type)
+                _hung.add(task)
+                task.add_done_callback(_hung.discard)
+                task.cancel()
+
+    async def _hear(self, event: Event) -> None:
+        try:
+            await call(self.function, event)
+        except asyncio.CancelledError:
+            pass
+        except BaseException:  # a user's listener: its trouble is its own, even if it is SystemExit
+            logger.exception("the listener %r failed on %s", self.function, event.type)
 
 
 class Listeners:

@@ -8,6 +8,7 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.names import wire_name
 from atlas_agents.providers.base import OutputSpec
 from atlas_agents.tools.schema import compile_check
+from atlas_agents.tools.typeddicts import readable
 
 
 class Output:
@@ -48,7 +49,7 @@ def _of_type(wanted: Any) -> tuple[OutputSpec, Callable[[str], Any]]:
     import pydantic
 
     try:
-        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(wanted)
+        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(readable(wanted))
         schema = adapter.json_schema()
     except (pydantic.errors.PydanticUserError, TypeError, ValueError) as error:
         raise ConfigError(f"{wanted!r} cannot be described as JSON: {str(error).splitlines()[0]}") from error

@@ -46,7 +46,8 @@ class AtlasStream:
 
     def cancel(self) -> None:
         """Stop the turn. It is let to begin first, so that it can say how it ended."""
-        if self._task is not None and not self._ended:
+        over = self._ended or any(event.type == "stream:end" for event in self._events[-2:])
+        if self._task is not None and not over:
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
     async def reply(self) -> Message:

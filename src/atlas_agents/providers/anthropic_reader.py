@@ -1,5 +1,6 @@
 """Anthropic's stream, read into our chunks. Strict about its order: what does not fit is no answer."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.text import Joiner, clean
-from atlas_agents.providers.arguments import finished_call
+from atlas_agents.providers.arguments import as_written, finished_call
 from atlas_agents.providers.base import (
     Chunk,
     DoneChunk,
@@ -65,12 +66,24 @@ class _Event(msgspec.Struct):
 class _Answer(msgspec.Struct):
     """An answer in one piece."""
 
-    content: list[dict[str, Any]]
+    content: list[dict[str, Any]] = []
+    error: Any = None
     stop_reason: str | None = None
     model: str = ""
     usage: _Usage | None = None
 
 
+_KNOWN = frozenset(
+    (
+        b"message_start",
+        b"content_block_start",
+        b"content_block_delta",
+        b"content_block_stop",
+        b"message_delta",
+        b"message_stop",
+    )
+)
+"""Events that count. Others (pings, and whatever comes next year) are not even read."""
 _decoder = msgspec.json.Decoder(_Event)
 _answer_decoder = msgspec.json.Decoder(_Answer)
 
@@ -107,15 +120,18 @@ class AnthropicReader:
     def feed(self, piece: bytes) -> list[Chunk]:
         chunks: list[Chunk] = []
         for name, data in self._events.feed(piece):
-            if self.closed or not name:
-                continue
-            if name == b"error":
+            if self.closed:
+                break
+            if name in _KNOWN:
+                self._take(read_event(_decoder, data), chunks)
+            elif name == b"error":
                 raise fault_of_event(read_plain(data))
-            self._take(read_event(_decoder, data), chunks)
         return chunks
 
     def whole(self, body: bytes) -> list[Chunk]:
         answer = read_event(_answer_decoder, body)
+        if answer.error is not None:
+            raise fault_of_event({"error": answer.error})
         chunks: list[Chunk] = []
         self._begin(_Event(message=_Start(answer.model, answer.usage)))
         for index, block in enumerate(answer.content):
@@ -129,7 +145,7 @@ class AnthropicReader:
             raise ProviderError("the answer was empty: not one event of a message came", "empty_response")
         if not self.complete:
             raise ProviderError("the stream ended before its stop_reason", "incomplete")
-        if self._open and not self.closed:
+        if self._open:
             raise ProviderError("the stream ended inside a block", "incomplete")
         stop = _STOP.get(self._stop, "other")
         calls = self._calls if stop in ("stop", "tool_calls", "length") else []
@@ -156,7 +172,7 @@ class AnthropicReader:
             case "message_stop":
                 self._require(self._started, "message_stop before message_start")
                 self.closed = self.complete
-            case _:  # ping, and whatever comes next year
+            case _:
                 return
         self.heard += 1
 
@@ -165,17 +181,17 @@ class AnthropicReader:
         self._started = True
         self.heard += 1
         if event.message:
-            self._model = event.message.model
+            self._model = clean(event.message.model)
             self._count(event.message.usage, final=False)
 
     def _open_block(self, event: _Event, chunks: list[Chunk]) -> None:
-        self._require(self._started and event.index not in self._open, "a block out of order")
+        self._require(self._started and not self.complete and event.index not in self._open, "a block out of order")
         block = self._open[event.index] = _Block(event.content_block or {})
         text, thought = block.content.get("text"), block.content.get("thinking")
         if block.kind == "text" and text:
             self._say(block, str(text), chunks)
         elif block.kind == "thinking" and thought:
-            chunks.append(ThinkingChunk(clean(str(thought))))
+            chunks.append(ThinkingChunk(block.joiner.add(str(thought))))
 
     def _add(self, event: _Event, chunks: list[Chunk]) -> None:
         block, delta = self._open.get(event.index), event.delta
@@ -184,7 +200,7 @@ class AnthropicReader:
         if delta.text:
             self._say(block, delta.text, chunks)
         elif delta.thinking:
-            chunks.append(ThinkingChunk(clean(delta.thinking)))
+            chunks.append(ThinkingChunk(block.joiner.add(delta.thinking)))
         elif delta.signature:
             block.content["signature"] = delta.signature
         elif delta.partial_json:
@@ -205,15 +221,15 @@ class AnthropicReader:
                 if rest := block.joiner.rest():
                     chunks.append(TextChunk(rest))
             case "thinking":
-                chunks.append(ThinkingChunk("", str(content.get("signature") or "")))
+                chunks.append(ThinkingChunk(block.joiner.rest(), clean(str(content.get("signature") or ""))))
             case "tool_use":
-                written = "".join(block.pieces) or encode(content.get("input") or {}).decode()
+                written = "".join(block.pieces) or as_written(content.get("input") or {})
                 name, id = clean(str(content.get("name") or "")), clean(str(content.get("id") or ""))
                 self._calls.append(finished_call(id, name, written, cut=False))
             case _:
                 if block.pieces:
-                    content = {**content, "input": read_plain("".join(block.pieces).encode("utf-8", "replace"))}
-                chunks.append(OpaqueChunk("anthropic", content))
+                    content = {**content, "input": read_plain(clean("".join(block.pieces)).encode())}
+                chunks.append(OpaqueChunk("anthropic", _keepable(content)))
 
     def _end(self, event: _Event) -> None:
         self._require(self._started, "message_delta before message_start")
@@ -233,6 +249,15 @@ class AnthropicReader:
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds:
             raise ProviderError(f"the stream is out of order: {otherwise}", "protocol")
+
+
+def _keepable(block: dict[str, Any]) -> dict[str, Any]:
+    """The block as it came, if it can be sent so again; else with its halves of surrogate pairs replaced."""
+    try:
+        encode(block)
+    except UnicodeEncodeError:
+        return json.loads(clean(json.dumps(block, ensure_ascii=False)))
+    return block
 
 
 def _written(call: ToolCall) -> str:

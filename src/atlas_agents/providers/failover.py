@@ -43,6 +43,10 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     on_refusal: Literal["final", "failover"] = "final"
 
 
+class _Unwilling(ProviderError):
+    """A refusal, where another model may be asked; the one that refused is well and needs no rest."""
+
+
 class Failover:
     """The providers of an agent and how they fare; shared by all its turns."""
 
@@ -108,7 +112,8 @@ class TurnProvider:
         while (place := self._pool.pick(tried, self._clock.monotonic())) is not None:
             for retry in range(self._pool.policy.retries + 1):
                 attempt += 1
-                async with aclosing(self._attempt(place, request, attempt)) as chunks:
+                others = len(tried) + 1 < len(self._pool.routes)
+                async with aclosing(self._attempt(place, request, attempt, others)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 if self._failure is None:
@@ -120,7 +125,7 @@ class TurnProvider:
             tried.add(place)
         raise ProviderError("no provider answered: " + "; ".join(failures), "unknown")
 
-    async def _attempt(self, place: int, request: Request, attempt: int) -> AsyncGenerator[Chunk, None]:
+    async def _attempt(self, place: int, request: Request, attempt: int, others: bool) -> AsyncGenerator[Chunk, None]:
         """Ask once. Ends with `_failure` set, after withdrawing what it had shown, when that did not succeed."""
         self._last = route = self._pool.routes[place]
         self._failure = None
@@ -131,7 +136,8 @@ class TurnProvider:
             async with aclosing(route.provider.stream(request)) as chunks:
                 async for chunk in chunks:
                     if type(chunk) is DoneChunk:
-                        self._heed_refusal(chunk)
+                        if others and chunk.stop_reason == "refusal" and self._pool.policy.on_refusal == "failover":
+                            raise _Unwilling("the model refused to answer", "quota")
                         done = True
                     spoke = True
                     yield chunk
@@ -142,11 +148,6 @@ class TurnProvider:
             self._failure = error
             if spoke:
                 yield ResetChunk(attempt)
-
-    def _heed_refusal(self, done: DoneChunk) -> None:
-        wanted = self._pool.policy.on_refusal == "failover" and len(self._pool.routes) > 1
-        if wanted and done.stop_reason == "refusal":
-            raise ProviderError("the model refused to answer", "quota")
 
     async def _worth_another(self, place: int, error: ProviderError, retry: int) -> bool:
         """Wait and say True to ask the same again, False to go to the next; raise when neither helps."""
@@ -162,7 +163,8 @@ class TurnProvider:
         if error.retryable and retry < policy.retries and wait <= policy.longest_wait:
             await self._clock.sleep(wait)
             return True
-        self._pool.failed(place, error, self._clock.monotonic())
+        if type(error) is not _Unwilling:
+            self._pool.failed(place, error, self._clock.monotonic())
         if last_one:
             raise error
         return False

@@ -1,7 +1,7 @@
 """From a vendor's words for trouble to our closed list of kinds."""
 
-import email.utils
 import math
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, cast
@@ -39,6 +39,7 @@ _BY_NAME: dict[str, ProviderFault] = {
     "not_found_error": "bad_request",
     "model_not_found": "bad_request",
 }
+_STATUS = re.compile("[1-5][0-9]{2}")
 _TOO_LONG = ("context length", "context window", "prompt is too long", "maximum context", "too many tokens")
 
 
@@ -58,7 +59,7 @@ def fault_of_event(body: object) -> ProviderError:
     names, message = _words(body)
     kind: ProviderFault | None = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
     if kind is None:
-        status = next((int(name) for name in names if name.isdigit()), 0)
+        status = next((int(name) for name in names if _STATUS.fullmatch(name)), 0)
         kind = _BY_STATUS.get(status) or ("bad_request" if 400 <= status < 500 else "unknown")
     if kind == "bad_request" and _too_long(message):
         kind = "context_length"
@@ -72,6 +73,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     value = headers.get("retry-after")
     if (seconds := _seconds(value)) is not None or value is None:
         return seconds
+    import email.utils  # rarely needed, and slow to import
+
     try:
         wait = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
     except (ValueError, TypeError, OverflowError):

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import msgspec
 
@@ -38,7 +37,6 @@ class Watch:
         self._clocks = clocks
         self._start = self._last = clock.monotonic()
         self._limit = clocks.first_byte
-        self._why = f"no answer within {clocks.first_byte:g} s"
         self._task: asyncio.Task[Any] | None = None
         self.expired: str | None = None
         self._alarm = clock.call_later(min(self._limit, clocks.total), self._look)
@@ -50,17 +48,16 @@ class Watch:
             self.allow(self._clocks.idle)
 
     def allow(self, seconds: float) -> None:
-        """From now on, be silent for no longer than this."""
+        """From now on, be silent for no longer than this; said again, it does not begin anew."""
+        if seconds == self._limit:
+            return
         self._limit = seconds
-        self._why = f"nothing heard for {seconds:g} s"
         self._last = self._clock.monotonic()
         self._alarm.cancel()
         self._alarm = self._clock.call_later(max(0, min(self._limit, self._left())), self._look)
 
     async def over(self, waiting: Awaitable[T]) -> T:
         """Await something, for as long as the clocks allow."""
-        if self.expired:
-            raise ProviderError(self.expired, "timeout")
         task = self._task = asyncio.current_task()
         asked = task.cancelling() if task else 0
         try:
@@ -84,7 +81,9 @@ class Watch:
         if silent > 0 and left > 0:
             self._alarm = self._clock.call_later(min(silent, left), self._look)
             return
-        self.expired = self._why if silent <= 0 else f"not finished within {self._clocks.total:g} s"
+        self.expired = (
+            f"nothing heard for {self._limit:g} s" if silent <= 0 else f"not finished within {self._clocks.total:g} s"
+        )
         if self._task:
             self._task.cancel()
 
@@ -101,6 +100,8 @@ class Answer:
 
     async def read(self) -> bytes:
         """The next bytes; empty at the end."""
+        if self.watch.expired:
+            raise ProviderError(self.watch.expired, "timeout")
         try:
             return await self.watch.over(self._response.content.readany())
         except self._trouble as error:
@@ -198,6 +199,8 @@ class HttpClient:
     def _address(self, url: str) -> tuple[Any, str | None]:
         """The parsed URL, and the proxy that the environment wants for it."""
         if url not in self._addresses:
+            from urllib.request import getproxies, proxy_bypass  # costs as much to import as half of this package
+
             parts = urlsplit(url)
             proxies = getproxies()
             host = parts.hostname or ""

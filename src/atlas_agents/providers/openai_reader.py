@@ -6,10 +6,9 @@ import msgspec
 
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import Usage
-from atlas_agents.core.json import encode
 from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.text import Joiner, clean
-from atlas_agents.providers.arguments import finished_call
+from atlas_agents.providers.arguments import as_written, finished_call
 from atlas_agents.providers.base import Chunk, DoneChunk, StopReason, TextChunk, ThinkingChunk, ToolCallChunk
 from atlas_agents.providers.faults import fault_of_event
 from atlas_agents.providers.sse import EventSplitter, read_event, read_plain
@@ -90,6 +89,7 @@ class OpenAIReader:
         self.closed = False
         self._events = EventSplitter()
         self._joiner = Joiner()
+        self._thoughts = Joiner()
         self._stop = ""
         self._refused = False
         self._calls: list[_Open] = []
@@ -128,13 +128,15 @@ class OpenAIReader:
         return chunks
 
     def _take(self, name: bytes, data: bytes, chunks: list[Chunk]) -> None:
+        if name == b"error":
+            raise fault_of_event(read_plain(data))
         event = read_event(_decoder, data)
-        if event.error is not None or name == b"error":
-            raise fault_of_event({"error": event.error} if event.error is not None else read_plain(data))
+        if event.error is not None:
+            raise fault_of_event({"error": event.error})
         if event.usage is not None:
             self._usage = event.usage
         if event.model and not self._model:
-            self._model = event.model
+            self._model = clean(event.model)
         if not event.choices or self.complete:
             return
         for choice in event.choices:
@@ -159,8 +161,8 @@ class OpenAIReader:
             self._said += len(content)
             if text := self._joiner.add(content):
                 chunks.append(TextChunk(text))
-        if thought := delta.reasoning_content or delta.reasoning:
-            chunks.append(ThinkingChunk(clean(thought)))
+        if (thought := delta.reasoning_content or delta.reasoning) and (text := self._thoughts.add(thought)):
+            chunks.append(ThinkingChunk(text))
 
     def _write(self, part: _Call) -> None:
         """Add to the call that this piece belongs to; a new id means a new call, whatever the index says."""
@@ -173,7 +175,7 @@ class OpenAIReader:
         if isinstance(arguments, str):
             call.pieces.append(arguments)
         elif arguments is not None:
-            call.pieces.append(encode(arguments).decode())
+            call.pieces.append(as_written(arguments))
 
     def _call_of(self, part: _Call) -> _Open:
         for call in reversed(self._calls):

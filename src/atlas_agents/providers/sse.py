@@ -17,32 +17,57 @@ class EventSplitter:
     """Feed it bytes, get whole events as (name, data). An event that never saw its blank line is not one."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        self._waiting = 0
         self._total = 0
         self._begun = False
+        self._half = False
 
     def feed(self, piece: bytes) -> list[tuple[bytes, bytes]]:
         self._total += len(piece)
         if self._total > MAX_RESPONSE:
             raise ProviderError(f"the answer is longer than {MAX_RESPONSE >> 20} MB", "protocol")
-        data = self._rest + piece if self._rest else piece
-        if not self._begun:
-            if len(data) < 3 and _BOM.startswith(data):
-                self._rest = data
-                return []
-            self._begun, data = True, data.removeprefix(_BOM)
-        if b"\r" in data:
-            data = self._unify(data)
-        *blocks, self._rest = data.split(b"\n\n")
-        if len(self._rest) > MAX_EVENT or any(len(block) > MAX_EVENT for block in blocks):
-            raise ProviderError(f"one event is longer than {MAX_EVENT >> 20} MB", "protocol")
+        if self._half or b"\r" in piece:
+            piece = self._unify(piece)
+        if self._rest or not self._begun:
+            piece = self._join(piece)
+        *blocks, last = piece.split(b"\n\n")
+        if last:
+            self._rest.append(last)
+            self._waiting = len(last)
+        if len(last) > MAX_EVENT or any([len(block) > MAX_EVENT for block in blocks]):
+            raise _too_long()
         return [_read(block) for block in blocks if block]
 
-    def _unify(self, data: bytes) -> bytes:
-        """All line ends as LF. A CR at the very end may be half of a CRLF: it stays as it is until more comes."""
-        held = data.endswith(b"\r")
-        data = (data[:-1] if held else data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        return data + b"\r" if held else data
+    def _join(self, piece: bytes) -> bytes:
+        """What waited and this, or nothing while no event can have ended: a long one is joined once, not per piece."""
+        rest = self._rest
+        ended = b"\n\n" in (rest[-1][-1:] + piece if rest else piece)
+        if piece:
+            rest.append(piece)
+        if self._begun and not ended:
+            self._waiting += len(piece)
+            if self._waiting > MAX_EVENT:
+                raise _too_long()
+            return b""
+        piece = b"".join(rest)
+        if not self._begun:
+            if len(piece) < 3 and _BOM.startswith(piece):
+                return b""
+            self._begun, piece = True, piece.removeprefix(_BOM)
+        self._rest = []
+        return piece
+
+    def _unify(self, piece: bytes) -> bytes:
+        """All line ends as LF. Of a CRLF that was cut in half, the CR has already been counted as one."""
+        if self._half:
+            piece = piece.removeprefix(b"\n")
+        self._half = piece.endswith(b"\r")
+        return piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _too_long() -> ProviderError:
+    return ProviderError(f"one event is longer than {MAX_EVENT >> 20} MB", "protocol")
 
 
 def _read(block: bytes) -> tuple[bytes, bytes]:
@@ -63,7 +88,7 @@ def read_event(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     """One event's JSON as a typed value, or ProviderError."""
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # also what is JSON to others: half a surrogate pair
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # or JSON to others: half a surrogate pair
         try:
             return msgspec.convert(json.loads(data), decoder.type)
         except (ValueError, RecursionError) as error:
@@ -74,5 +99,5 @@ def read_plain(data: bytes) -> object:
     """JSON as plain values, or the text itself where it is none."""
     try:
         return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return data.decode("utf-8", "replace")

@@ -50,24 +50,31 @@ async def exchange(
             if answer.status != 200:
                 raise await _refusal(answer)
             if answer.headers.get("content-type", "").startswith("application/json"):
-                for chunk in reader.whole(await answer.read_all(MAX_RESPONSE)):
+                whole = await answer.read_all(MAX_RESPONSE)
+                for chunk in reader.whole(whole) if whole.strip() else reader.finish():
                     yield chunk
                 return
-            while piece := await _next(answer, reader):
-                heard = reader.heard
-                for start in range(0, len(piece), _SLICE):
-                    for chunk in reader.feed(piece[start : start + _SLICE]):
-                        yield chunk
-                    if start + _SLICE < len(piece):
-                        await asyncio.sleep(0)  # a burst must not keep others, or its own listener, waiting
-                if reader.heard != heard:
-                    answer.watch.touch()
+            async for piece in _pieces(answer, reader):
+                for chunk in reader.feed(piece):
+                    yield chunk
             for chunk in reader.finish():
                 yield chunk
     except ProviderError as error:
         if key and key.reveal() in str(error):
             error.args = (str(error).replace(key.reveal(), "[REDACTED]"),)
         raise
+
+
+async def _pieces(answer: Answer, reader: Reader) -> AsyncGenerator[bytes, None]:
+    """The answer's bytes until nothing more is needed; the idle clock runs on while the reader hears only pings."""
+    while piece := await _next(answer, reader):
+        heard = reader.heard
+        for start in range(0, len(piece), _SLICE):
+            if start:
+                await asyncio.sleep(0)  # a burst must not keep others, or its own listener, waiting
+            yield piece[start : start + _SLICE]
+        if reader.heard != heard:
+            answer.watch.touch()
 
 
 async def _next(answer: Answer, reader: Reader) -> bytes:

@@ -5,6 +5,7 @@ from typing import Any
 
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.metadata import Metadata
+from atlas_agents.tools.workers import report
 
 
 def _silent(message: str) -> None:
@@ -25,7 +26,7 @@ class ToolContext:
         call_id: str,
         tenant_id: str,
         metadata: Metadata,
-        report: Callable[[str], None] = _silent,
+        report: Callable[[str], object] = _silent,
     ) -> None:
         self.conversation = conversation
         self.agent = agent
@@ -39,3 +40,28 @@ class ToolContext:
     def progress(self, message: str) -> None:
         """Tell whoever listens how far the work is."""
         self._report(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a worker it is a copy; what it reports from there still arrives."""
+        return _in_worker, (
+            self.conversation,
+            self.agent,
+            self.run_id,
+            self.call_id,
+            self.tenant_id,
+            self.metadata,
+        )
+
+
+def _in_worker(
+    conversation: Conversation, agent: Any, run_id: str, call_id: str, tenant_id: str, metadata: Metadata
+) -> ToolContext:
+    return ToolContext(
+        conversation=conversation,
+        agent=agent,
+        run_id=run_id,
+        call_id=call_id,
+        tenant_id=tenant_id,
+        metadata=metadata,
+        report=report,
+    )

@@ -33,19 +33,18 @@ class Attempt:
         self._tool = tool
         self._clock = clock
         self._alarm: Alarm | None = None
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiter: asyncio.Future[None] | None = None
         self._stopped = self._late = False
+        self.ended = False
+        self.resting = False
+        """It waits to try again: nothing has happened so far."""
         self._value: Any = None
         self._error: Exception | None = None
         self._task = asyncio.create_task(self._work(values, context, workers))
 
-    @property
-    def ended(self) -> bool:
-        return self._ended.done()
-
     async def result(self) -> Any:
         """What the function gave back, or what it raised; ToolTimeout when it took too long."""
-        await self._ended
+        await self._until_ended()
         if self._late:
             raise ToolTimeout(f"{self._tool.name} took longer than {self._tool.timeout:g} s and was stopped")
         if self._error is not None:
@@ -55,10 +54,21 @@ class Attempt:
     async def stop(self) -> None:
         """End it: asked first, and left behind if it does not listen."""
         self._halt()
-        await self._ended
+        await self._until_ended()
+
+    async def _until_ended(self) -> None:
+        """A future per waiter: cancelling the wait cancels what is awaited, and must not count as an end."""
+        if not self.ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def _end(self) -> None:
+        self.ended = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _halt(self) -> None:
-        if not self._stopped and not self._ended.done():
+        if not self._stopped and not self.ended:
             self._stopped = True
             self._task.cancel()
             asyncio.get_running_loop().call_later(GRACE, self._abandon)
@@ -68,11 +78,11 @@ class Attempt:
         self._halt()
 
     def _abandon(self) -> None:
-        if not self._ended.done():
+        if not self.ended:
             abandoned.add(self._task)
             self._task.add_done_callback(abandoned.discard)
             logger.warning("the tool %r ignores its cancellation and is left behind", self._tool.name)
-            self._ended.set_result(None)
+            self._end()
 
     async def _work(self, values: dict[str, Any], context: ToolContext, workers: Workers) -> None:
         """Keep what comes of it. Told from inside the task: a done-callback would come a round of the loop later."""
@@ -80,14 +90,13 @@ class Attempt:
             self._value = await self._tries(values, context, workers)
         except asyncio.CancelledError:
             self._error = ToolFailed(f"{self._tool.name} was cancelled from inside")
-        except (SystemExit, KeyboardInterrupt, GeneratorExit) as end:  # these would end the loop itself
-            self._error = Crashed(f"{self._tool.name} raised {type(end).__name__}")
         except Exception as error:  # noqa: BLE001 - raised again where the result is awaited
             self._error = error
+        except BaseException as end:  # noqa: BLE001 - SystemExit and its kin would end the loop itself
+            self._error = Crashed(f"{self._tool.name} raised {type(end).__name__}")
         if self._alarm is not None:
             self._alarm.cancel()
-        if not self._ended.done():
-            self._ended.set_result(None)
+        self._end()
 
     async def _tries(self, values: dict[str, Any], context: ToolContext, workers: Workers) -> Any:
         for pause in (*BACKOFF, None):
@@ -98,7 +107,9 @@ class Attempt:
                 self._alarm.cancel()
                 if pause is None:
                     raise ToolFailed(f"{fault} (tried {len(BACKOFF) + 1} times; try later or another way)") from fault
+                self.resting = True
                 await self._clock.sleep(max(pause, fault.retry_after or 0))
+                self.resting = False
         raise AssertionError("unreachable")
 
 

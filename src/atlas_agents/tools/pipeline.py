@@ -7,6 +7,7 @@ are cleared, one by one and in the model's order, before the first of them acts.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -19,12 +20,11 @@ from atlas_agents.core.events import Event, ToolAnswered, ToolCalled, ToolProgre
 from atlas_agents.core.json import parse_object
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.metadata import Metadata
-from atlas_agents.core.text import clean
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.execute import Attempt
-from atlas_agents.tools.results import json_value
+from atlas_agents.tools.results import fault_words, json_value
 from atlas_agents.tools.tool import Tool
-from atlas_agents.tools.workers import Workers
+from atlas_agents.tools.workers import WorkerDied, Workers
 
 logger = logging.getLogger(__name__)
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
@@ -111,6 +111,8 @@ class Denied(msgspec.Struct, frozen=True):
 async def run_tools(calls: Sequence[ToolCall], desk: Desk, results: list[ToolResult | None], *, parallel: bool) -> None:
     """Answer every call into `results`, in the order the model made them; cancelled or not, none stays unanswered."""
     underway: list[Settling] = []
+    for call in calls:
+        desk.emit(ToolCalled(desk.run_id, desk.shown_name(call), call.arguments, call.id))
     try:
         for ticket in [await clear(call, desk) for call in calls]:
             underway.append(Settling(ticket, desk))
@@ -119,15 +121,17 @@ async def run_tools(calls: Sequence[ToolCall], desk: Desk, results: list[ToolRes
         for settling in underway:
             await settling.wait()
     finally:
-        if any(not settling.ended for settling in underway):
-            await asyncio.gather(*(settling.stop() for settling in underway))
-        for place, call in enumerate(calls):
-            results[place] = underway[place].result if place < len(underway) else _tell(call, _never_run(call), desk)
+        try:
+            if any(not settling.ended for settling in underway):
+                await asyncio.gather(*(settling.stop() for settling in underway))
+        finally:  # also when it is cancelled once more
+            for place, call in enumerate(calls):
+                begun = place < len(underway)
+                results[place] = underway[place].given() if begun else _tell(call, _never_run(call), desk)
 
 
 async def clear(call: ToolCall, desk: Desk) -> Cleared | Denied:
     """Ask all that must hold before a tool may act; nothing has happened yet when this returns."""
-    desk.emit(ToolCalled(desk.run_id, desk.shown_name(call), call.arguments, call.id))
     try:
         tool = _find(call, desk)
         _permit(tool)
@@ -151,7 +155,7 @@ class Settling:
         if isinstance(ticket, Denied):
             self._settle(_refusal(ticket.call, ticket.fault))
         else:
-            context = _context(ticket, desk)
+            context = _context(ticket, desk, self._report)
             self._attempt = Attempt(ticket.tool, ticket.values, context, desk.clock, desk.workers)
 
     @property
@@ -165,14 +169,26 @@ class Settling:
     async def stop(self) -> None:
         """End it, if it has not ended by itself."""
         if self.result is None and self._attempt is not None and isinstance(self._ticket, Cleared):
-            if not self._attempt.ended:
-                await self._attempt.stop()
-                self._settle(_interrupted(self._ticket))
-            else:
+            if self._attempt.ended:
                 await self.wait()
+                return
+            untouched = self._attempt.resting
+            await self._attempt.stop()
+            self._settle(_never_run(self._ticket.call) if untouched else _interrupted(self._ticket))
 
-    def _settle(self, result: ToolResult) -> None:
+    def given(self) -> ToolResult:
+        """The result; of a call that could not even be stopped, that it was interrupted."""
+        return self.result or self._settle(_interrupted(self._ticket))
+
+    def _settle(self, result: ToolResult) -> ToolResult:
         self.result = _tell(self._ticket.call, result, self._desk)
+        return result
+
+    def _report(self, message: str) -> None:
+        """Pass on how far the tool is; one that was left behind is not heard any more."""
+        if self.result is None:
+            call, desk = self._ticket.call, self._desk
+            desk.emit(ToolProgress(desk.run_id, desk.shown_name(call), call.id, message))
 
 
 async def _outcome(attempt: Attempt, ticket: Cleared, desk: Desk) -> ToolResult:
@@ -182,14 +198,21 @@ async def _outcome(attempt: Attempt, ticket: Cleared, desk: Desk) -> ToolResult:
     except ToolTimeout as fault:
         return ToolResult(call.id, "error" if tool.effect == "pure" else "unknown", str(fault), fault.kind)
     except ToolFault as fault:
-        return ToolResult(call.id, "error", clean(str(fault)), fault.kind)
+        return ToolResult(call.id, "unknown" if fault.kind == "unknown" else "error", fault_words(fault), fault.kind)
+    except WorkerDied:
+        logger.exception("the process of the tool %r ended in run %s", tool.name, desk.run_id)
+        if tool.effect == "pure":
+            return ToolResult(call.id, "error", NEUTRAL, "internal")
+        words = f"The process of {tool.name} ended while it ran; it may have happened. It was not retried."
+        return ToolResult(call.id, "unknown", words, "unknown")
     except Exception:  # the border to a tool's body: the log gets the trace, the model a neutral sentence
         logger.exception("the tool %r failed in run %s", tool.name, desk.run_id)
         return ToolResult(call.id, "error", NEUTRAL, "internal")
 
 
-def _context(ticket: Cleared, desk: Desk) -> ToolContext:
-    call, name = ticket.call, ticket.tool.name
+def _context(ticket: Cleared, desk: Desk, report: Callable[[str], None]) -> ToolContext:
+    call, tool = ticket.call, ticket.tool
+    in_thread = tool.in_process and not tool.is_async
     return ToolContext(
         conversation=desk.conversation,
         agent=desk.agent,
@@ -197,7 +220,7 @@ def _context(ticket: Cleared, desk: Desk) -> ToolContext:
         call_id=call.id,
         tenant_id=desk.tenant,
         metadata=desk.metadata,
-        report=lambda message: desk.emit(ToolProgress(desk.run_id, name, call.id, message)),
+        report=partial(asyncio.get_running_loop().call_soon_threadsafe, report) if in_thread else report,
     )
 
 
@@ -231,9 +254,19 @@ def _why_malformed(written: str) -> str:
 
 
 async def _confirm(tool: Tool, call: ToolCall, desk: Desk) -> None:
-    wanted = tool.confirm if isinstance(tool.confirm, bool) else bool(await call_user(tool.confirm, call.arguments))
+    try:
+        approved = await _approved(tool, call, desk)
+    except Exception:  # a user's own functions; whoever could not be asked has not said yes
+        logger.exception("asking about the tool %r failed in run %s", tool.name, desk.run_id)
+        approved = False
+    if not approved:
+        raise Declined(f"{tool.name} was not approved")
+
+
+async def _approved(tool: Tool, call: ToolCall, desk: Desk) -> bool:
+    wanted = tool.confirm if isinstance(tool.confirm, bool) else await call_user(tool.confirm, call.arguments)
     if not wanted:
-        return
+        return True
     question = Question(
         title=f"Confirm execution of {tool.name}",
         message="About to execute:",
@@ -244,12 +277,11 @@ async def _confirm(tool: Tool, call: ToolCall, desk: Desk) -> None:
         agent_id=desk.agent.id,
     )
     answer = await call_user(desk.approve, question) if desk.approve else "no"
-    if answer is not True and answer != "once":
-        raise Declined(f"{tool.name} was not approved")
+    return answer is True or answer == "once"
 
 
 def _refusal(call: ToolCall, fault: ToolFault) -> ToolResult:
-    words: Any = {"cancelled": True} if isinstance(fault, Declined) else clean(str(fault))
+    words: Any = {"cancelled": True} if isinstance(fault, Declined) else fault_words(fault)
     return ToolResult(call.id, "error", words, fault.kind)
 
 
@@ -258,9 +290,9 @@ def _never_run(call: ToolCall) -> ToolResult:
     return ToolResult(call.id, "error", words, "declined")
 
 
-def _interrupted(ticket: Cleared) -> ToolResult:
+def _interrupted(ticket: Cleared | Denied) -> ToolResult:
     """A tool that was stopped in the middle: only one without effects is known not to have had any."""
-    if ticket.tool.effect == "pure":
+    if isinstance(ticket, Cleared) and ticket.tool.effect == "pure":
         return ToolResult(ticket.call.id, "error", "The turn was cancelled while this call ran.", "declined")
     words = "The turn was cancelled while this call ran; it may have happened. It was not retried."
     return ToolResult(ticket.call.id, "unknown", words, "unknown")

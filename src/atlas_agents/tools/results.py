@@ -1,6 +1,7 @@
 """What a tool gave back, made into JSON that a model can read and a store can keep."""
 
 import math
+from enum import Enum
 from typing import Any, cast
 
 import msgspec
@@ -9,6 +10,8 @@ from atlas_agents.core.errors import ToolFault
 from atlas_agents.core.text import clean
 
 MAX_RESULT = 1024 * 1024
+MAX_WORDS = 10_000
+_BINARY = (bytes, bytearray, memoryview)
 
 
 class BadResult(ToolFault):
@@ -19,19 +22,28 @@ class BadResult(ToolFault):
 
 def json_value(value: Any) -> Any:
     """The value as plain JSON, or BadResult saying what stands in the way."""
-    if isinstance(value, str):
-        return _sized(clean(value), len(value))
-    if value is None or isinstance(value, bool | int):
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return _sized(clean(str(value)), len(value))
+    if value is None or type(value) in (bool, int):
         return value
     try:
-        plain = msgspec.to_builtins(value, enc_hook=_known, str_keys=True)
+        plain = msgspec.to_builtins(value, enc_hook=_known, str_keys=True, builtin_types=_BINARY)
         _forbid(plain)
-        size = len(msgspec.json.encode(plain))
+        written = msgspec.json.encode(plain)
     except RecursionError:
         raise BadResult("the result refers to itself or is nested too deeply") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise BadResult(f"the result cannot be written as JSON: {str(error)[:200]}") from None
-    return _sized(plain, size)
+    return msgspec.json.decode(_sized(written, len(written)))
+
+
+def fault_words(fault: ToolFault) -> str:
+    """What a model reads of a fault: its message, if it has one that can be made, up to a limit."""
+    try:
+        words = clean(str(fault))
+    except Exception:  # noqa: BLE001 - a tool's own class may do anything in its `__str__`
+        return type(fault).__name__
+    return words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}… ({len(words):,} characters)"
 
 
 def _sized(value: Any, size: int) -> Any:
@@ -48,7 +60,7 @@ def _known(value: Any) -> Any:
 
 
 def _forbid(value: Any) -> None:
-    """NaN and infinities have no JSON, and lone surrogates no UTF-8: better refused here than lost later."""
+    """Bytes, NaN and infinities have no JSON, and lone surrogates no UTF-8: better refused here than lost later."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value} is not JSON")
@@ -58,6 +70,8 @@ def _forbid(value: Any) -> None:
         for key, item in cast(dict[Any, Any], value).items():
             _forbid(key)
             _forbid(item)
+    elif isinstance(value, _BINARY):
+        raise TypeError("bytes are no JSON value; decode them to text first")
     elif isinstance(value, list | tuple):
         for item in cast(list[Any], value):
             _forbid(item)

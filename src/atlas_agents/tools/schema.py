@@ -4,13 +4,17 @@ pydantic, griffe and jsonschema-rs are imported with the first tool, not with th
 """
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin
 
 import msgspec
 
 from atlas_agents.core.errors import BadArguments, BadTool
 from atlas_agents.tools.context import ToolContext
+from atlas_agents.tools.typeddicts import readable
 
 Convert = Callable[[dict[str, Any]], dict[str, Any]]
 Check = Callable[[dict[str, Any]], None]
@@ -29,17 +33,18 @@ class Description(msgspec.Struct, frozen=True):
 def describe(name: str, function: Callable[..., Any]) -> Description:
     """Read a function's signature and docstring, or raise BadTool saying which parameter is at fault."""
     context, typed = None, dict[str, inspect.Parameter]()
+    given = _given(function)
     for parameter in _signature(name, function).parameters.values():
-        if _is_context(parameter.annotation):
+        if is_context(parameter.annotation):
             context = parameter.name
-        else:
+        elif parameter.name not in given:
             _check_parameter(name, parameter)
             typed[parameter.name] = parameter
     text, words = read_docstring(function)
     parameters, convert = _model(name, typed)
     for field, schema in parameters.get("properties", {}).items():
-        if field in words:
-            schema.setdefault("description", words[field])
+        if said := _annotated(typed[field].annotation) or words.get(field):
+            schema.setdefault("description", said)
     return Description(text, parameters, convert, context)
 
 
@@ -63,7 +68,7 @@ def compile_check(name: str, schema: dict[str, Any]) -> Check:
 
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """(the description, what it says of each parameter); Google, NumPy and Sphinx styles are known."""
-    text = inspect.getdoc(function) or ""
+    text = inspect.getdoc(_documented(function)) or ""
     if "\n" not in text:
         return text, {}
     import griffe
@@ -91,8 +96,31 @@ def _signature(name: str, function: Callable[..., Any]) -> inspect.Signature:
         raise BadTool(f"the parameters of the tool {name!r} cannot be read: {error}") from error
 
 
-def _is_context(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, ToolContext)
+def _given(function: Any) -> Mapping[str, Any]:
+    """What a partial already has by name: the model has no say in it, and does not see it."""
+    return cast(Any, function).keywords if isinstance(function, partial) else {}
+
+
+def _documented(function: Any) -> Any:
+    """Whose docstring speaks for it: what a partial wraps, and an object's `__call__` before its class."""
+    while isinstance(function, partial):
+        function = cast(Any, function).func
+    if inspect.isroutine(function):
+        return function
+    return type(function).__call__ if type(function).__call__.__doc__ else function
+
+
+def is_context(annotation: Any) -> bool:
+    """Whether a parameter is to be given the ToolContext; `ToolContext | None` counts."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType, Annotated) else (annotation,)
+    return any(isinstance(kind, type) and issubclass(kind, ToolContext) for kind in kinds)
+
+
+def _annotated(annotation: Any) -> str | None:
+    """The words in `Annotated[str, "the words"]`, or in a `Doc`."""
+    notes = annotation.__metadata__ if get_origin(annotation) is Annotated else ()
+    said = [note if isinstance(note, str) else getattr(note, "documentation", None) for note in notes]
+    return next((words for words in said if isinstance(words, str)), None)
 
 
 def _check_parameter(name: str, parameter: inspect.Parameter) -> None:
@@ -106,30 +134,53 @@ def _check_parameter(name: str, parameter: inspect.Parameter) -> None:
 def _model(name: str, parameters: Mapping[str, inspect.Parameter]) -> tuple[dict[str, Any], Convert]:
     import pydantic
 
-    fields: dict[str, Any] = {}
-    aliases: dict[str, str] = {}
-    for place, parameter in enumerate(parameters.values()):
-        # pydantic keeps some names for itself; under an alias every parameter name is free
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[f"p{place}"] = (parameter.annotation, pydantic.Field(default, alias=parameter.name))
-        aliases[f"p{place}"] = parameter.name
+    problems = (pydantic.errors.PydanticUserError, TypeError, ValueError, RecursionError)
     try:
-        config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
-        model = pydantic.create_model("Arguments", __config__=config, **fields)
-        schema = _tidy(model.model_json_schema())
-    except (pydantic.errors.PydanticUserError, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadTool(f"the parameters of the tool {name!r} cannot be described as JSON: {reason}") from error
+        model, schema = _described(parameters.values())
+    except problems:
+        for parameter in parameters.values():
+            try:
+                _described([parameter])
+            except problems as error:
+                reason = str(error).splitlines()[0].partition(". Set `")[0]
+                where = f"parameter {parameter.name!r} of the tool {name!r}"
+                raise BadTool(f"{where} cannot be described as JSON: {reason}") from error
+        raise
+    aliases = {f"p{place}": field for place, field in enumerate(parameters)}
 
     def convert(arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             values = model.model_validate(arguments).__dict__
         except pydantic.ValidationError as error:
-            problems = [f"{_path(item['loc'])}{item['msg']}" for item in error.errors(include_url=False)]
-            raise BadArguments("; ".join(problems[:8])) from error
+            misfits = [f"{_path(item['loc'])}{item['msg']}" for item in error.errors(include_url=False)]
+            raise BadArguments("; ".join(misfits[:8])) from error
         return {aliases[field]: value for field, value in values.items()}
 
     return schema, convert
+
+
+def _field(parameter: inspect.Parameter) -> Any:
+    from pydantic import Field
+    from pydantic.fields import FieldInfo
+
+    annotation, default = readable(parameter.annotation), parameter.default
+    if isinstance(default, FieldInfo):  # as in `count: int = Field(5, ge=1)`
+        annotation = Annotated[annotation, default]
+        default = parameter.empty if default.is_required() else default.get_default(call_default_factory=True)
+    return annotation, Field(... if default is parameter.empty else default, alias=parameter.name)
+
+
+def _described(parameters: Iterable[inspect.Parameter]) -> tuple[Any, dict[str, Any]]:
+    import pydantic
+    from pydantic.json_schema import PydanticJsonSchemaWarning
+
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+    # pydantic keeps some names for itself; under an alias every parameter name is free
+    fields: dict[str, Any] = {f"p{place}": _field(parameter) for place, parameter in enumerate(parameters)}
+    model = pydantic.create_model("Arguments", __config__=config, **fields)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PydanticJsonSchemaWarning)  # a default that has no JSON is not told to a model
+        return model, _tidy(model.model_json_schema())
 
 
 def _tidy(schema: Any) -> Any:

@@ -1,9 +1,11 @@
 """A tool is a function, the schema of its arguments, and the terms under which it may run."""
 
+import copy
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
+from types import FunctionType
 from typing import Any, Literal, TypeAlias, cast, overload
 
 from atlas_agents.core.calling import is_async
@@ -11,7 +13,7 @@ from atlas_agents.core.errors import BadTool
 from atlas_agents.core.names import wire_name
 from atlas_agents.core.specs import ToolSpec
 from atlas_agents.tools.context import ToolContext
-from atlas_agents.tools.schema import Check, Convert, compile_check, describe, read_docstring
+from atlas_agents.tools.schema import Check, Convert, compile_check, describe, is_context, read_docstring
 
 Function: TypeAlias = Callable[..., Any]
 Effect: TypeAlias = Literal["pure", "keyed", "unsafe"]
@@ -80,14 +82,19 @@ class Tool:
         return ToolSpec(self.wire_name, self.description, self.parameters)
 
     def convert(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Checked JSON as the values that the function's types ask for."""
-        return self._convert(arguments) if self._convert else arguments
+        """Checked JSON as the values that the function's types ask for; its own, so that it may change them."""
+        own = {
+            name: copy.deepcopy(value) if type(value) in (list, dict) else value for name, value in arguments.items()
+        }
+        return self._convert(own) if self._convert else own
 
     def bind(self, values: dict[str, Any], context: ToolContext) -> tuple[list[Any], dict[str, Any]]:
         """The positional and named arguments to call the function with."""
         named = dict(values)
         if self._one_text:
             first: list[Any] = [named.pop("input")]
+            if self._context_leads:
+                return [context, *first], {}
         elif self._takes_dict:
             return [named, context][: self._takes_dict], {}
         else:
@@ -107,6 +114,16 @@ class Tool:
         if takes_any or names & set(known) or not known or (self._context and len(known) == 1):
             return 0
         return min(len(known), 2)
+
+    @cached_property
+    def _context_leads(self) -> bool:
+        return self._context is not None and next(iter(inspect.signature(self.function).parameters)) == self._context
+
+    def around(self, function: Function) -> "Tool":
+        """The same tool around another function of the same signature."""
+        twin = copy.copy(self)
+        twin.function = function
+        return twin
 
     def __repr__(self) -> str:
         return f"Tool({self.name!r})"
@@ -149,7 +166,7 @@ def tool(
         return Tool(str(definition["name"]), function, description=words, parameters=parameters, **terms)
 
     def build(function: Function) -> Tool:
-        chosen = name or str(getattr(function, "__name__", ""))
+        chosen = name or _name_of(function)
         if not name and chosen == "<lambda>":
             raise BadTool("a lambda has no name: use Tool(name, function) or @tool(name=…)")
         found = describe(chosen, function)
@@ -159,19 +176,33 @@ def tool(
     return build(first) if first is not None else build
 
 
-_made: weakref.WeakKeyDictionary[Function, Tool] = weakref.WeakKeyDictionary()
+_moulds: weakref.WeakKeyDictionary[Function, Tool] = weakref.WeakKeyDictionary()
+"""What was read off a function, without the function: it would keep itself alive here for ever."""
 
 
 def as_tool(item: Tool | Function) -> Tool:
-    """A tool as it is; a typed function as the tool made of it, once."""
+    """A tool as it is; of a typed function, or anything else that can be called, the tool it describes."""
     if isinstance(item, Tool):
         return item
-    made = _made.get(item) if callable(item) else None
-    if made is None:
-        if not callable(item):
-            raise BadTool(f"{item!r} is neither a tool nor a function")
-        made = _made[item] = tool(item)
-    return made
+    if not callable(item):
+        raise BadTool(f"{item!r} is neither a tool nor a function")
+    if not isinstance(item, FunctionType):
+        return tool(item)
+    mould = _moulds.get(item)
+    if mould is None:
+        mould = _moulds[item] = tool(item).around(_nothing)
+        _ = mould.spec  # worked out once for all
+    return mould.around(item)
+
+
+def _nothing() -> None:
+    """Stands where a function will be."""
+
+
+def _name_of(function: Any) -> str:
+    while isinstance(function, partial):
+        function = cast(Any, function).func
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _checked_name(name: str) -> str:
@@ -216,4 +247,4 @@ def _context_parameter(function: Function) -> str | None:
         known = inspect.signature(function, eval_str=True).parameters.values()
     except (NameError, TypeError, ValueError):
         return None
-    return next((item.name for item in known if item.annotation is ToolContext), None)
+    return next((item.name for item in known if is_context(item.annotation)), None)
