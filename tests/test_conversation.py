@@ -1,0 +1,149 @@
+"""Conversations: forked at any message; turns of one wait for each other, turns of several don't."""
+
+import asyncio
+
+import pytest
+
+from atlas_agents import Agent, Atlas, Conversation, Message, Request, assistant, user
+from atlas_agents.testing import Scripted, house, says
+from checks import PATIENCE, Wrapped
+
+
+def talk() -> Conversation:
+    return Conversation([user("1"), assistant("2"), user("3"), assistant("4")], id="talk", metadata={"topic": "x"})
+
+
+def texts(conversation: Conversation) -> list[str]:
+    return [message.text for message in conversation.messages]
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_conversation_can_be_forked_at_any_message(place: int) -> None:
+    original = talk()
+    by_message = original.fork(original.messages[place])
+    by_id = original.fork(original.messages[place].id)
+    assert by_message.messages == by_id.messages == original.messages[: place + 1]
+    assert by_message.metadata == {"topic": "x", "forked_from": "talk"}
+    assert len({by_message.id, by_id.id, original.id}) == 3
+
+
+def test_a_fork_without_a_place_has_everything() -> None:
+    original = talk()
+    assert original.fork().messages == original.messages
+    assert original.fork().messages is not original.messages
+
+
+def test_forking_at_a_message_that_is_not_there_says_so() -> None:
+    with pytest.raises(KeyError, match="conversation 'talk' has no message 'nowhere'"):
+        talk().fork("nowhere")
+
+
+async def test_a_turn_in_a_fork_leaves_the_original_as_it_was() -> None:
+    original = talk()
+    fork = original.fork(original.messages[1])
+    model = Scripted(says("another 4"))
+    async with house(model) as atlas:
+        await atlas.ask("another 3", session=fork)
+    assert texts(original) == ["1", "2", "3", "4"]
+    assert texts(fork) == ["1", "2", "another 3", "another 4"]
+    assert [message.text for message in model.requests[0].messages] == ["1", "2", "another 3"]
+
+
+async def test_a_session_is_kept_by_its_name() -> None:
+    model = Scripted(says("a1"), says("b1"), says("a2"), says("d"))
+    async with house(model) as atlas:
+        await atlas.ask("A1", session="a")
+        await atlas.ask("B1", session="b")
+        await atlas.ask("A2", session="a")
+        await atlas.ask("D")
+        assert texts(atlas.conversation("a")) == ["A1", "a1", "A2", "a2"]
+        assert texts(atlas.conversation("b")) == ["B1", "b1"]
+        assert texts(atlas.conversation()) == ["D", "d"]
+        assert atlas.conversation("a").id == "a"
+
+
+async def test_two_messages_to_one_session_are_answered_one_after_the_other() -> None:
+    model = Wrapped(Scripted(says("first answer"), says("second answer")))
+    async with house(model) as atlas, asyncio.timeout(PATIENCE):
+        first, second = atlas.send("first"), atlas.send("second")
+        await model.reached.wait()
+        assert texts(atlas.conversation()) == ["first"]
+        model.go.set()
+        assert (await second.reply()).text == "second answer"
+        assert (await first.reply()).text == "first answer"
+        assert texts(atlas.conversation()) == ["first", "first answer", "second", "second answer"]
+
+
+async def test_many_messages_to_one_session_keep_their_order() -> None:
+    async def echo(request: Request) -> object:
+        await asyncio.sleep(0)
+        return {"choices": [{"message": {"content": request.messages[-1].text.upper()}, "finish_reason": "stop"}]}
+
+    async with house(echo) as atlas, asyncio.timeout(PATIENCE):
+        streams = [atlas.send(f"m{number}") for number in range(20)]
+        assert [(await stream.reply()).text for stream in streams] == [f"M{number}" for number in range(20)]
+        assert texts(atlas.conversation()) == [text for n in range(20) for text in (f"m{n}", f"M{n}")]
+
+
+async def test_turns_of_a_conversation_of_ones_own_wait_for_each_other_too() -> None:
+    model = Wrapped(Scripted(says("a"), says("b")))
+    mine = Conversation()
+    async with house(model) as atlas, asyncio.timeout(PATIENCE):
+        first, second = atlas.send("A", session=mine), atlas.send("B", session=mine)
+        await model.reached.wait()
+        assert texts(mine) == ["A"]
+        model.go.set()
+        await first.reply()
+        await second.reply()
+        assert texts(mine) == ["A", "a", "B", "b"]
+
+
+async def test_two_atlases_take_turns_in_one_conversation() -> None:
+    model = Wrapped(Scripted(says("a"), says("b")))
+    mine = Conversation()
+    async with house(model) as one, house(model) as other, asyncio.timeout(PATIENCE):
+        first, second = one.send("A", session=mine), other.send("B", session=mine)
+        await model.reached.wait()
+        model.go.set()
+        await first.reply()
+        await second.reply()
+        assert texts(mine) == ["A", "a", "B", "b"]
+
+
+async def test_different_sessions_are_answered_at_the_same_time() -> None:
+    both = asyncio.Barrier(2)
+
+    async def meet(request: Request) -> object:
+        await both.wait()  # passes only when the other turn is here as well
+        return {"choices": [{"message": {"content": "met"}, "finish_reason": "stop"}]}
+
+    async with house(meet) as atlas, asyncio.timeout(PATIENCE):
+        one, two = atlas.send("hi", session="one"), atlas.send("hi", session="two")
+        assert [(await one.reply()).text, (await two.reply()).text] == ["met", "met"]
+
+
+async def test_two_calls_of_one_agent_wait_for_each_other() -> None:
+    model = Wrapped(Scripted(says("a"), says("b")))
+    agent = Agent("a", model=model)
+    async with asyncio.timeout(PATIENCE):
+        first, second = asyncio.create_task(agent.call("A")), asyncio.create_task(agent.call("B"))
+        await model.reached.wait()
+        model.go.set()
+        await asyncio.gather(first, second)
+    assert [message.text for message in agent.messages] == ["A", "a", "B", "b"]
+
+
+def test_an_atlas_serves_one_event_loop_after_another() -> None:
+    async def echo(request: Request) -> object:
+        await asyncio.sleep(0)
+        return {"choices": [{"message": {"content": "ok"}, "finish_reason": "stop"}]}
+
+    atlas = Atlas([Agent("a", model=echo)])
+
+    async def both() -> list[Message]:
+        async with asyncio.timeout(PATIENCE):
+            return list(await asyncio.gather(atlas.ask("1"), atlas.ask("2")))
+
+    for _ in range(3):
+        assert [message.text for message in asyncio.run(both())] == ["ok", "ok"]
+    assert len(atlas.conversation()) == 12

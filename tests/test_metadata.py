@@ -1,0 +1,188 @@
+"""Metadata: local first, then the brokers in order; live and observable."""
+
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atlas_agents import Context, Metadata
+
+
+def test_set_stores_locally_and_returns_itself() -> None:
+    parent = Metadata().set("theme", "light")
+    child = Metadata(parent)
+    assert child.set("theme", "dark").set("color", "blue") is child
+    assert (child.get("theme"), child.get("color")) == ("dark", "blue")
+    assert parent.all() == {"theme": "light"}
+
+
+def test_local_values_come_first_then_the_brokers_in_order() -> None:
+    first, second = Metadata(values={"a": "first", "b": "first"}), Metadata(values={"a": "second", "c": "second"})
+    child = Metadata(first, second, values={"b": "mine"})
+    assert child.all() == {"a": "first", "b": "mine", "c": "second"}
+    assert [child.get(key) for key in "abcd"] == ["first", "mine", "second", None]
+
+
+def test_the_whole_line_of_a_broker_comes_before_the_next_broker() -> None:
+    old = Metadata(values={"k": "old"})
+    child = Metadata(Metadata(old), Metadata(values={"k": "second"}))
+    assert child.get("k") == "old"
+    assert child.all() == {"k": "old"}
+
+
+def test_a_value_may_be_none() -> None:
+    parent = Metadata(values={"k": 1})
+    child = Metadata(parent, values={"k": None})
+    assert child.get("k", "default") is None
+    assert child.has("k") and "k" in child
+    assert child["k"] is None
+
+
+def test_what_is_nowhere_is_a_default_or_an_error() -> None:
+    empty = Metadata()
+    assert (empty.get("k"), empty.get("k", 5), empty.has("k"), "k" in empty) == (None, 5, False, False)
+    with pytest.raises(KeyError, match="k"):
+        _ = empty["k"]
+
+
+def test_deleting_shows_the_brokers_value_again() -> None:
+    child = Metadata(Metadata(values={"k": "parent"}), values={"k": "child"})
+    assert child.delete("k") is child
+    assert child.get("k") == "parent"
+    child.delete("k").delete("nothing")
+    assert child.get("k") == "parent"
+
+
+def test_brackets_and_iteration_work_as_in_a_dict() -> None:
+    metadata = Metadata(Metadata(values={"a": 1}))
+    metadata["b"] = 2
+    assert {key: metadata[key] for key in metadata} == {"a": 1, "b": 2}
+    assert metadata.local() == {"b": 2}
+    assert repr(metadata) == "Metadata({'a': 1, 'b': 2})"
+
+
+def test_the_given_mapping_is_copied() -> None:
+    given = {"k": 1}
+    metadata = Metadata(values=given)
+    metadata.set("k", 2)
+    assert given == {"k": 1}
+
+
+def test_a_parents_later_change_is_seen() -> None:
+    parent = Metadata()
+    child = Metadata(Metadata(parent))
+    assert child.get("k") is None
+    parent.set("k", 1)
+    assert (child.get("k"), child.has("k"), child.all()) == (1, True, {"k": 1})
+    parent.delete("k")
+    assert child.has("k") is False
+
+
+def test_changes_are_heard_where_they_show() -> None:
+    parent = Metadata()
+    child = Metadata(parent)
+    heard: list[tuple[str, Any]] = []
+    stop = child.on_change(lambda key, value: heard.append((key, value)))
+    parent.set("a", 1)
+    child.set("b", 2)
+    child.set("a", 3)
+    parent.set("a", 4)  # hidden by the child's own
+    child.delete("a")
+    parent.delete("a")
+    parent.delete("a")
+    stop()
+    parent.set("a", 5)
+    assert heard == [("a", 1), ("b", 2), ("a", 3), ("a", 4), ("a", None)]
+
+
+def test_a_change_hidden_on_the_way_is_not_heard() -> None:
+    grandparent = Metadata()
+    child = Metadata(Metadata(grandparent, values={"k": "parent"}))
+    heard: list[tuple[str, Any]] = []
+    child.on_change(lambda key, value: heard.append((key, value)))
+    grandparent.set("k", 1).set("other", 2)
+    assert heard == [("other", 2)]
+
+
+def test_a_diamond_is_heard_once() -> None:
+    top = Metadata()
+    bottom = Metadata(Metadata(top), Metadata(top))
+    heard: list[tuple[str, Any]] = []
+    bottom.on_change(lambda key, value: heard.append((key, value)))
+    top.set("k", 1)
+    assert heard == [("k", 1)]
+
+
+def test_one_listener_stops_without_the_others() -> None:
+    metadata = Metadata()
+    heard: list[str] = []
+    first = metadata.on_change(lambda key, _: heard.append(f"1 {key}"))
+    second = metadata.on_change(lambda key, _: heard.append(f"2 {key}"))
+    metadata.set("a", 0)
+    first()
+    first()
+    metadata.set("b", 0)
+    second()
+    metadata.set("c", 0)
+    assert heard == ["1 a", "2 a", "2 b"]
+
+
+def test_a_context_keeps_one_store_whatever_is_assigned() -> None:
+    parent = Context(metadata={"a": 1})
+    child = Context(parent)
+    store, heard = child.metadata, list[tuple[str, Any]]()
+    store.on_change(lambda key, value: heard.append((key, value)))
+    parent.metadata = {"b": 2}
+    assert store.all() == {"b": 2}
+    child.metadata = {"c": 3}
+    child.inherit(Context(metadata={"d": 4}))
+    assert child.metadata is store
+    assert store.all() == {"b": 2, "c": 3, "d": 4}
+    assert sorted(heard, key=str) == [("a", None), ("b", 2), ("c", 3), ("d", 4)]
+
+
+def test_a_parent_inherited_later_is_heard_too() -> None:
+    child, parent = Context(), Context()
+    heard: list[tuple[str, Any]] = []
+    child.metadata.on_change(lambda key, value: heard.append((key, value)))
+    child.inherit(parent)
+    parent.metadata.set("k", 1)
+    assert heard == [("k", 1)]
+
+
+def test_in_another_process_it_is_a_copy_of_all_values() -> None:
+    metadata = Metadata(Metadata(values={"a": 1}), values={"b": [2]})
+    metadata.on_change(print)
+    assert pickle.loads(pickle.dumps(metadata)).all() == {"a": 1, "b": [2]}
+
+
+def test_a_line_of_a_hundred_thousand_brokers_is_no_recursion() -> None:
+    metadata = oldest = Metadata()
+    for _ in range(100_000):
+        metadata = Metadata(metadata)
+    oldest.set("k", 1)
+    assert (metadata.get("k"), metadata.all()) == (1, {"k": 1})
+
+
+keys = st.sampled_from("abc")
+steps = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["set", "delete"]), keys, st.integers()), max_size=30)
+
+
+@given(steps)
+def test_whoever_listens_always_knows_what_get_would_say(steps: list[tuple[int, str, str, int]]) -> None:
+    top = Metadata()
+    left, right = Metadata(top), Metadata(top)
+    bottom = Metadata(left, right)
+    places = [top, left, right, bottom, Metadata(bottom, left)]
+    known: list[dict[str, Any]] = [{} for _ in places]
+    for place, notes in zip(places, known, strict=True):
+        place.on_change(notes.__setitem__)
+    for at, verb, key, value in steps:
+        if verb == "set":
+            places[at].set(key, value)
+        else:
+            places[at].delete(key)
+        for place, notes in zip(places, known, strict=True):
+            assert {key: value for key, value in notes.items() if value is not None} == place.all()

@@ -1,0 +1,104 @@
+"""Rules: always, or while their condition holds; what applies enters the system prompt."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from atlas_agents import Agent, Atlas, ConfigError, Context, Rule
+from atlas_agents.testing import Scripted, house, says
+from checks import PATIENCE, beating
+
+
+async def asked_with(*rules: Rule | str, metadata: dict[str, Any] | None = None) -> str:
+    """The system prompt that a model got."""
+    model = Scripted(says("ok"))
+    async with house(model, agent={"rules": rules, "metadata": metadata}) as atlas, asyncio.timeout(PATIENCE):
+        await atlas.ask("hi")
+    return model.requests[0].system
+
+
+async def is_night(context: Context) -> bool:
+    await asyncio.sleep(0)
+    return bool(context.metadata.get("night"))
+
+
+def is_day(context: Context) -> bool:
+    return not context.metadata.get("night")
+
+
+class Strict:
+    async def __call__(self, context: Context) -> bool:
+        return True
+
+
+async def test_a_rule_without_a_condition_always_applies() -> None:
+    assert await asked_with(Rule("Be brief."), "Be kind.") == "Rules:\n- Be brief.\n- Be kind."
+
+
+@pytest.mark.parametrize(("night", "said"), [(True, "Whisper."), (False, "Speak up.")])
+async def test_a_conditional_rule_applies_while_its_condition_holds(night: bool, said: str) -> None:
+    rules = [Rule("Whisper.", when=is_night), Rule("Speak up.", when=is_day)]
+    assert await asked_with(*rules, metadata={"night": night}) == f"Rules:\n- {said}"
+
+
+async def test_a_condition_may_be_any_kind_of_callable() -> None:
+    rules = [
+        Rule("Lambda.", when=lambda context: True),
+        Rule("Promise.", when=lambda context: is_day(context) and is_night(Context(metadata={"night": 1}))),
+        Rule("Object.", when=Strict()),
+        Rule("Never.", when=lambda context: False),
+    ]
+    assert await asked_with(*rules) == "Rules:\n- Lambda.\n- Promise.\n- Object."
+
+
+async def test_conditions_are_asked_anew_for_every_request() -> None:
+    model = Scripted(says("1"), says("2"), says("3"))
+    agent = Agent("a", model=model, rules=[Rule("Whisper.", when=is_night)])
+    async with Atlas([agent]) as atlas:
+        for night in (False, True, False):
+            agent.metadata.set("night", night)
+            await atlas.ask("hi")
+    assert [request.system for request in model.requests] == ["", "Rules:\n- Whisper.", ""]
+
+
+async def test_a_condition_is_asked_about_the_context_it_is_applied_in() -> None:
+    parent = Context(rules=[Rule("Whisper.", when=is_night)])
+    day, night = Context(parent), Context(parent, metadata={"night": True})
+    assert [rule.text for rule in await day.applied_rules()] == []
+    assert [rule.text for rule in await night.applied_rules()] == ["Whisper."]
+
+
+async def test_a_sync_condition_never_blocks_the_loop() -> None:
+    async with beating() as heart:
+        assert await asked_with(Rule("Alive.", when=lambda context: heart.goes_on())) == "Rules:\n- Alive."
+
+
+async def test_a_turn_can_be_cancelled_while_a_sync_condition_hangs() -> None:
+    model = Scripted(says("never"))
+    async with house(model, agent={"rules": [Rule("x", when=lambda context: time.sleep(2) or True)]}) as atlas:
+        stream = atlas.send("hi")
+        stream.cancel()
+        async with asyncio.timeout(1):
+            ends = [event async for event in stream if event.type == "stream:end"]
+    assert [end.cancelled for end in ends] == [True]
+    assert model.requests == []
+
+
+async def test_a_failing_condition_stops_the_turn_with_its_own_error() -> None:
+    def broken(context: Context) -> bool:
+        raise LookupError("no calendar")
+
+    with pytest.raises(LookupError, match="no calendar"):
+        await asked_with(Rule("x", when=broken))
+
+
+@pytest.mark.parametrize(("text", "when"), [("", None), ("  \n", None), ("x", True), ("x", "night")])
+def test_a_rule_that_cannot_be_one_is_refused(text: str, when: Any) -> None:
+    with pytest.raises(ConfigError, match=r"a rule needs a text|must be a function of the context"):
+        Rule(text, when=when)
+
+
+def test_a_rule_shows_what_it_is() -> None:
+    assert [repr(Rule("a")), repr(Rule("b", when=is_day))] == ["Rule('a')", "Rule('b', when=…)"]

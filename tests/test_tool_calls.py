@@ -1,0 +1,751 @@
+"""How a call goes: found, permitted, checked, confirmed, run; whatever happens, the model gets one result."""
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+
+import pydantic
+import pytest
+
+from atlas_agents import (
+    Agent,
+    Atlas,
+    Conversation,
+    Message,
+    Metadata,
+    NotPermitted,
+    Question,
+    Request,
+    Tool,
+    ToolContext,
+    ToolFailed,
+    Transient,
+    tool,
+)
+from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+from checks import PATIENCE, beating, events_of, is_paired, told
+
+NEUTRAL = "Tool execution failed. The error has been logged for investigation."
+
+
+async def outcome(made: Any, *, approve: Any = None, **arguments: Any) -> tuple[str, Any, Any]:
+    """(status, kind, result) of one call, and the turn goes on after it."""
+    name = made.name if isinstance(made, Tool) else made.__name__
+    async with house(Scripted(calls(name, **arguments), says("Done.")), [made], approve=approve) as atlas:
+        events = await events_of(atlas.send("go"))
+        assert atlas.conversation().messages[-1].text == "Done."
+        assert is_paired(atlas.conversation().messages)
+    (result,) = [event for event in events if event.type == "tool:result"]
+    return result.status, result.error, result.result
+
+
+# Results that are awkward
+
+
+class Weird:
+    def __repr__(self) -> str:
+        return "x" * 100_000_000
+
+
+class Endless(Exception):
+    def __str__(self) -> str:
+        return "x" * 50_000_000
+
+
+class Mute(ToolFailed):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Unusual(BaseException):
+    """Neither an Exception nor one of the three that end programs."""
+
+
+def cycle() -> Any:
+    loop: list[Any] = []
+    loop.append(loop)
+    return loop
+
+
+def raises(error: BaseException) -> Callable[[], Any]:
+    def act() -> Any:
+        raise error
+
+    return act
+
+
+AWKWARD: list[tuple[str, Callable[[], Any], str, str]] = [
+    ("NaN", lambda: float("nan"), "failed", "nan is not JSON"),
+    ("infinity inside", lambda: {"a": [float("inf")]}, "failed", "inf is not JSON"),
+    ("bytes", lambda: b"\x00\xff", "failed", "bytes are no JSON value; decode them to text first"),
+    ("bytes inside", lambda: {"a": [bytearray(b"x")]}, "failed", "bytes are no JSON value; decode them to text first"),
+    ("cycle", cycle, "failed", "the result refers to itself or is nested too deeply"),
+    ("100 MB", lambda: "x" * 100_000_000, "failed", "the result is 100,000,000 characters long"),
+    ("100 MB inside", lambda: ["x" * 100_000_000], "failed", "the result is 100,000,004 characters long"),
+    ("object", object, "failed", "a object is no JSON value"),
+    ("object of huge repr", Weird, "failed", "a Weird is no JSON value"),
+    ("key that is no text", lambda: {(1, 2): 3}, "failed", "the result cannot be written as JSON"),
+    ("half a surrogate pair inside", lambda: ["\ud83d"], "failed", "the result cannot be written as JSON"),
+    ("SystemExit", raises(SystemExit(3)), "internal", NEUTRAL),
+    ("KeyboardInterrupt", raises(KeyboardInterrupt()), "internal", NEUTRAL),
+    ("GeneratorExit", raises(GeneratorExit()), "internal", NEUTRAL),
+    ("StopIteration", raises(StopIteration(1)), "internal", NEUTRAL),
+    ("CancelledError", raises(asyncio.CancelledError()), "failed", "act was cancelled from inside"),
+    ("another BaseException", raises(Unusual()), "internal", NEUTRAL),
+    ("a bug", raises(ZeroDivisionError("secret")), "internal", NEUTRAL),
+    ("exception of huge text", raises(Endless()), "internal", NEUTRAL),
+    ("fault of huge text", raises(ToolFailed("y" * 50_000_000)), "failed", "yyyyyyyyyy"),
+    ("fault without text", raises(Mute()), "failed", "Mute"),
+    ("fault", raises(ToolFailed("no such city")), "failed", "no such city"),
+    ("fault of another kind", raises(NotPermitted("not yours")), "not_permitted", "not yours"),
+]
+
+
+@pytest.mark.parametrize(("name", "act", "kind", "words"), AWKWARD, ids=[case[0] for case in AWKWARD])
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "in_process"])
+async def test_an_awkward_end_is_an_error_that_the_model_reads(
+    name: str, act: Callable[[], Any], kind: str, words: str, in_thread: bool
+) -> None:
+    async def act_async() -> Any:
+        return act()
+
+    made = tool(name="act", in_process=True)(act if in_thread else act_async)
+    status, error, result = await outcome(made)
+    assert (status, error) == ("error", kind)
+    assert words in result
+    assert len(result) < 12_000
+
+
+class Words(str):
+    """A text, and more."""
+
+
+class Choice(str, Enum):  # noqa: UP042 - people write it
+    YES = "yes"
+
+
+FINE: list[tuple[str, Any, Any]] = [
+    ("nothing", None, None),
+    ("text", "ünï\U0001f600", "ünï\U0001f600"),
+    ("half a surrogate pair", "a\ud83d", "a\ufffd"),
+    ("a large number", 2**100, 2**100),
+    ("a fraction", 0.1, 0.1),
+    ("a date", date(2026, 1, 2), "2026-01-02"),
+    ("a decimal", Decimal("1.10"), "1.10"),
+    ("a tuple", (1, "a"), [1, "a"]),
+    ("a text of one's own kind", Words("hi"), "hi"),
+    ("a choice", Choice.YES, "yes"),
+    ("keys that are numbers", {1: "a"}, {"1": "a"}),
+    ("a set", {5}, [5]),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "read"), FINE, ids=[case[0] for case in FINE])
+async def test_plain_values_are_results_as_they_are(name: str, value: Any, read: Any) -> None:
+    async def act() -> Any:
+        return value
+
+    status, error, result = await outcome(act)
+    assert (status, error, result) == ("ok", None, read)
+    assert type(result) is type(read)
+
+
+@dataclass
+class Report:
+    title: str
+    pages: list[int]
+
+
+class Model(pydantic.BaseModel):
+    when: date
+
+
+async def test_dataclasses_and_models_are_results_as_objects() -> None:
+    async def report() -> Report:
+        return Report("R", [1])
+
+    async def model() -> dict[str, Model]:
+        return {"m": Model(when=date(2026, 1, 2))}
+
+    assert await outcome(report) == ("ok", None, {"title": "R", "pages": [1]})
+    assert await outcome(model) == ("ok", None, {"m": {"when": "2026-01-02"}})
+
+
+async def test_what_a_bug_says_goes_to_the_log_and_not_to_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    async def act() -> None:
+        raise ZeroDivisionError("secret detail")
+
+    assert await outcome(act) == ("error", "internal", NEUTRAL)
+    assert "secret detail" in caplog.text
+    assert "the tool 'act' failed" in caplog.text
+
+
+async def test_a_tool_may_change_its_arguments_without_changing_history() -> None:
+    async def typed(items: list[Any], box: dict[str, Any]) -> str:
+        items[0].append("more")
+        box["x"].clear()
+        return "ok"
+
+    async def plain(items: list[Any], box: dict[str, Any]) -> str:
+        return await typed(items, box)
+
+    for made in (tool(typed), Tool("plain", plain, parameters={"items": list, "box": dict})):
+        model = Scripted(calls(made.name, items=[["one"]], box={"x": [1]}), says("ok"))
+        async with house(model, [made]) as atlas:
+            result = await atlas.run("go")
+        assert result.steps[0].status == "ok"
+        assert result.intermediate[0].tool_calls[0].arguments == {"items": [["one"]], "box": {"x": [1]}}
+
+
+# Eight at once
+
+
+async def test_of_eight_parallel_calls_each_gets_its_own_result_in_the_models_order() -> None:
+    clock = VirtualClock()
+    slow_started, quick_done = asyncio.Event(), asyncio.Event()
+
+    async def good(n: int) -> str:
+        await asyncio.sleep(0)
+        return f"good {n}"
+
+    async def fails(n: int) -> str:
+        raise ToolFailed("cannot")
+
+    @tool(timeout=5)
+    async def hangs(n: int) -> str:
+        slow_started.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async def breaks(n: int) -> str:
+        raise RuntimeError("bug")
+
+    async def waits(n: int) -> str:
+        await quick_done.wait()
+        return "waited"
+
+    script = (
+        calls("good", n=1)
+        + calls("fails", n=2)
+        + calls("hangs", n=3)
+        + calls("nowhere", n=4)
+        + calls("good", n="five")
+        + calls("breaks", n=6)
+        + calls("waits", n=7)
+        + calls("good", n=8)
+    )
+    atlas = house(Scripted(script, says("All read.")), [good, fails, hangs, breaks, waits], clock=clock)
+    async with atlas, asyncio.timeout(PATIENCE):
+        stream = atlas.send("go")
+        await slow_started.wait()
+        quick_done.set()
+        await clock.advance(5)
+        assert (await stream.reply()).text == "All read."
+        messages = atlas.conversation().messages
+    assert is_paired(messages)
+    results = messages[2].tool_results
+    assert [call.id for call in messages[1].tool_calls] == [result.call_id for result in results]
+    known = "breaks, fails, good, hangs, waits"
+    assert [(result.status, result.error, result.result) for result in results] == [
+        ("ok", None, "good 1"),
+        ("error", "failed", "cannot"),
+        ("unknown", "timeout", "hangs took longer than 5 s and was stopped"),
+        ("error", "not_found", f"There is no tool 'nowhere'. There are: {known}."),
+        ("error", "bad_arguments", 'n: "five" is not of type "integer"'),
+        ("error", "internal", NEUTRAL),
+        ("ok", None, "waited"),
+        ("ok", None, "good 8"),
+    ]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_calls_of_one_round_run_at_once_or_one_after_the_other(parallel: bool) -> None:
+    running = most = 0
+
+    async def work(n: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running -= 1
+        return n
+
+    model = Scripted(calls("work", n=1) + calls("work", n=2) + calls("work", n=3), says("ok"))
+    async with house(model, [work], agent={"parallel_tools": parallel}) as atlas:
+        result = await atlas.run("go")
+    assert [step.output for step in result.steps] == [1, 2, 3]
+    assert most == (3 if parallel else 1)
+
+
+async def test_all_calls_are_cleared_before_the_first_one_acts() -> None:
+    happened: list[str] = []
+
+    @tool(confirm=True)
+    async def act(n: int) -> int:
+        happened.append(f"act {n}")
+        return n
+
+    def approve(question: Question) -> bool:
+        happened.append(f"ask {question.arguments['n']}")
+        return question.arguments["n"] != 2
+
+    model = Scripted(calls("act", n=1) + calls("act", n=2) + calls("act", n=3), says("ok"))
+    async with house(model, [act], approve=approve) as atlas:
+        result = await atlas.run("go")
+    assert happened == ["ask 1", "ask 2", "ask 3", "act 1", "act 3"]
+    assert [step.output for step in result.steps] == [1, {"cancelled": True}, 3]
+
+
+# Timeout and retry
+
+
+@pytest.mark.parametrize(("effect", "status"), [("pure", "error"), ("keyed", "unknown"), ("unsafe", "unknown")])
+async def test_a_tool_that_takes_too_long_is_stopped(effect: Any, status: str) -> None:
+    clock, started, stopped = VirtualClock(), asyncio.Event(), asyncio.Event()
+
+    @tool(timeout=2.5, effect=effect)
+    async def slow() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async with house(Scripted(calls("slow"), says("ok")), [slow], clock=clock) as atlas, asyncio.timeout(PATIENCE):
+        stream = atlas.send("go")
+        await started.wait()
+        await clock.advance(2.4)
+        assert not stopped.is_set()
+        await clock.advance(0.1)
+        await stopped.wait()
+        (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
+    assert (result.status, result.error) == (status, "timeout")
+    assert result.result == "slow took longer than 2.5 s and was stopped"
+
+
+async def test_a_tool_that_takes_too_long_and_ignores_it_is_left_behind() -> None:
+    release = asyncio.Event()
+
+    @tool(timeout=0.05)
+    async def stubborn() -> str:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        return "late"
+
+    async with asyncio.timeout(2):
+        assert (await outcome(stubborn))[:2] == ("unknown", "timeout")
+    release.set()
+
+
+async def test_a_tool_that_says_nothing_happened_is_tried_again() -> None:
+    clock, tries = VirtualClock(), list[tuple[float, str]]()
+
+    @tool
+    async def flaky(context: ToolContext) -> str:
+        tries.append((clock.monotonic(), context.idempotency_key))
+        if len(tries) < 4:
+            raise Transient("busy", retry_after=5 if len(tries) == 2 else None)
+        return "at last"
+
+    async with house(Scripted(calls("flaky"), says("ok")), [flaky], clock=clock) as atlas, asyncio.timeout(PATIENCE):
+        stream = atlas.send("go")
+        await clock.advance(60)
+        (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
+    assert (result.status, result.result) == ("ok", "at last")
+    assert [moment for moment, _ in tries] == [0, 1, 6, 15]
+    assert {key for _, key in tries} == {f"{stream.stream_id}:{result.call_id}"}
+
+
+async def test_after_three_retries_the_model_is_told_to_try_another_way() -> None:
+    clock, tries = VirtualClock(), list[int]()
+
+    @tool
+    async def down() -> None:
+        tries.append(1)
+        raise Transient("busy")
+
+    async with house(Scripted(calls("down"), says("ok")), [down], clock=clock) as atlas, asyncio.timeout(PATIENCE):
+        stream = atlas.send("go")
+        await clock.advance(60)
+        (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
+    assert (result.status, result.error) == ("error", "failed")
+    assert result.result == "busy (tried 4 times; try later or another way)"
+    assert len(tries) == 4
+
+
+# Permissions and confirmation
+
+
+async def test_a_tool_that_names_a_permission_needs_somebody_to_grant_it() -> None:
+    ran: list[str] = []
+
+    @tool(permissions=["file:read"])
+    async def read(path: str) -> None:
+        ran.append(path)
+
+    words = "read needs file:read, and nothing grants it to this agent."
+    assert await outcome(read, path="x") == ("error", "not_permitted", words)
+    assert ran == []
+
+
+async def yes(question: Question) -> bool:
+    return True
+
+
+async def once(question: Question) -> str:
+    return "once"
+
+
+def plain_yes(question: Question) -> bool:
+    return True
+
+
+async def no(question: Question) -> bool:
+    return False
+
+
+async def perhaps(question: Question) -> Any:
+    return 1
+
+
+async def fails_to_ask(question: Question) -> bool:
+    raise ConnectionError("the screen is gone")
+
+
+@pytest.mark.parametrize("approve", [yes, once, plain_yes])
+async def test_a_tool_runs_when_it_was_approved(approve: Any) -> None:
+    @tool(confirm=True)
+    async def wipe(path: str) -> str:
+        return f"wiped {path}"
+
+    assert await outcome(wipe, approve=approve, path="/") == ("ok", None, "wiped /")
+
+
+@pytest.mark.parametrize("approve", [None, no, perhaps, fails_to_ask])
+async def test_anything_but_a_yes_is_a_no(approve: Any) -> None:
+    ran: list[str] = []
+
+    @tool(confirm=True)
+    async def wipe(path: str) -> None:
+        ran.append(path)
+
+    assert await outcome(wipe, approve=approve, path="/") == ("error", "declined", {"cancelled": True})
+    assert ran == []
+
+
+async def test_the_question_has_the_tool_and_its_exact_arguments() -> None:
+    asked: list[Question] = []
+
+    @tool(confirm=True)
+    async def wipe(path: str, deep: bool = False) -> None: ...
+
+    await outcome(wipe, approve=asked.append, path=" /\u200b")
+    (question,) = asked
+    assert (question.title, question.message) == ("Confirm execution of wipe", "About to execute:")
+    assert (question.tool, question.arguments, question.agent_id) == ("wipe", {"path": " /\u200b"}, "assistant")
+    assert question.call_id and question.run_id
+
+
+def dangerous(arguments: dict[str, Any]) -> bool:
+    return arguments["path"].startswith("/")
+
+
+async def dangerous_async(arguments: dict[str, Any]) -> bool:
+    return arguments["path"].startswith("/")
+
+
+def broken(arguments: dict[str, Any]) -> bool:
+    raise KeyError("typo")
+
+
+@pytest.mark.parametrize("confirm", [dangerous, dangerous_async])
+async def test_confirmation_may_depend_on_the_arguments(confirm: Any) -> None:
+    @tool(confirm=confirm)
+    async def wipe(path: str) -> str:
+        return "wiped"
+
+    assert (await outcome(wipe, path="/etc"))[:2] == ("error", "declined")
+    assert await outcome(wipe, path="tmp") == ("ok", None, "wiped")
+
+
+async def test_a_predicate_that_fails_is_no_yes() -> None:
+    @tool(confirm=broken)
+    async def wipe(path: str) -> str:
+        return "wiped"
+
+    assert await outcome(wipe, path="tmp") == ("error", "declined", {"cancelled": True})
+
+
+async def test_arguments_are_checked_before_anybody_is_asked() -> None:
+    asked: list[Question] = []
+
+    @tool(confirm=True)
+    async def wipe(path: str) -> None: ...
+
+    assert (await outcome(wipe, approve=asked.append, path=7))[:2] == ("error", "bad_arguments")
+    assert asked == []
+
+
+# The context of a call
+
+
+def seen_in(context: ToolContext) -> dict[str, Any]:
+    context.progress("half way")
+    return {
+        "agent": context.agent.id,
+        "role": context.agent.role,
+        "run_id": context.run_id,
+        "call_id": context.call_id,
+        "tenant": context.tenant_id,
+        "metadata": context.metadata.get("user"),
+        "key": context.idempotency_key,
+        "heard": [message.text for message in context.conversation.messages],
+        "conversation": context.conversation.id,
+    }
+
+
+@tool
+async def look_async(context: ToolContext, deep: bool) -> dict[str, Any]:
+    """Look around."""
+    return seen_in(context)
+
+
+@tool(in_process=True)
+def look_in_thread(deep: bool, context: ToolContext) -> dict[str, Any]:
+    """Look around."""
+    return seen_in(context)
+
+
+@tool
+def look_in_worker(deep: bool, context: ToolContext) -> dict[str, Any]:
+    """Look around."""
+    return {**seen_in(context), "elsewhere": os.getpid()}
+
+
+@pytest.mark.parametrize("made", [look_async, look_in_thread, look_in_worker], ids=lambda made: made.name)
+async def test_a_tool_is_given_the_context_of_its_call_and_the_model_does_not_see_it(made: Tool) -> None:
+    assert made.parameters["properties"] == {"deep": {"type": "boolean"}}
+    model = Scripted(calls(made.name, deep=True), says("ok"))
+    agent = Agent("a", model=model, tools=[made], role="clerk", metadata={"user": "Al"})
+    async with Atlas([agent], tenant="acme") as atlas:
+        stream = atlas.send("look", session="s")
+        events = await events_of(stream)
+    (called,) = [event for event in events if event.type == "tool:called"]
+    (result,) = [event for event in events if event.type == "tool:result"]
+    assert result.status == "ok", result
+    if made is look_in_worker:
+        assert result.result.pop("elsewhere") != os.getpid()
+    assert result.result == {
+        "agent": "a",
+        "role": "clerk",
+        "run_id": stream.stream_id,
+        "call_id": called.call_id,
+        "tenant": "acme",
+        "metadata": "Al",
+        "key": f"{stream.stream_id}:{called.call_id}",
+        "heard": ["look", ""],
+        "conversation": "s",
+    }
+    kinds = [event.type for event in events if event.type.startswith("tool:")]
+    assert kinds == ["tool:called", "tool:progress", "tool:result"]
+    assert ("tool:progress", made.name, "half way") in told(events)
+
+
+async def test_an_async_tool_sees_the_very_agent_and_conversation() -> None:
+    seen: list[Any] = []
+
+    async def look(context: ToolContext) -> None:
+        seen.extend([context.agent, context.conversation])
+
+    model = Scripted(calls("look"), says("ok"))
+    agent, conversation = Agent("a", model=model, tools=[look]), Conversation()
+    async with Atlas([agent]) as atlas:
+        await atlas.ask("go", session=conversation)
+    assert seen == [agent, conversation]
+
+
+async def test_progress_from_a_thread_reaches_listeners_before_the_result() -> None:
+    heard: list[str] = []
+
+    @tool(in_process=True)
+    def work(context: ToolContext) -> str:
+        for step in range(3):
+            context.progress(f"step {step}")
+        return "done"
+
+    async with house(Scripted(calls("work"), says("ok")), [work]) as atlas:
+        atlas.on("tool:progress", lambda event: heard.append(event.message))
+        events = await events_of(atlas.send("go"))
+    steps = ["step 0", "step 1", "step 2"]
+    assert heard == steps
+    tools = [entry[-1] for entry in told(events) if entry[0] in ("tool:progress", "tool:result")]
+    assert tools == [*steps, "done"]
+
+
+async def test_a_tool_left_behind_is_not_heard_any_more() -> None:
+    release, late = asyncio.Event(), asyncio.Event()
+
+    @tool(timeout=0.05)
+    async def stubborn(context: ToolContext) -> None:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        context.progress("still here")
+        late.set()
+
+    async with house(Scripted(calls("stubborn"), says("ok")), [stubborn]) as atlas, asyncio.timeout(PATIENCE):
+        stream = atlas.send("go")
+        before = await events_of(stream)
+        release.set()
+        await late.wait()
+        assert await events_of(stream) == before
+
+
+# Where sync functions run
+
+
+async def test_a_sync_tool_in_this_process_never_blocks_the_loop() -> None:
+    async with beating() as heart:
+
+        @tool(in_process=True)
+        def work() -> bool:
+            return heart.goes_on() and threading.current_thread() is not threading.main_thread()
+
+        assert await outcome(work) == ("ok", None, True)
+
+
+marked: ContextVar[str] = ContextVar("marked", default="no")
+
+
+async def test_context_variables_reach_functions_in_threads() -> None:
+    @tool(in_process=True)
+    def work() -> str:
+        return marked.get()
+
+    marked.set("yes")
+    assert await outcome(work) == ("ok", None, "yes")
+
+
+async def test_a_sync_tool_runs_in_another_process_and_cannot_end_this_one() -> None:
+    @tool
+    def where() -> int:
+        """Say where it runs."""
+        return os.getpid()
+
+    @tool
+    def exit_politely() -> None:
+        """End the process."""
+        sys.exit(3)
+
+    def leave() -> None:
+        """End the process at once."""
+        os._exit(1)
+
+    tools = [where, exit_politely, tool(leave), tool(name="leave_quietly", effect="pure")(leave)]
+    script = calls("where") + calls("exit_politely") + calls("leave") + calls("leave_quietly")
+    async with house(Scripted(script, says("ok")), tools) as atlas:
+        await atlas.ask("go")
+        here, *others = atlas.conversation().messages[2].tool_results
+    assert (here.status, here.result != os.getpid()) == ("ok", True)
+    assert [(other.status, other.error, other.result) for other in others] == [
+        ("error", "internal", NEUTRAL),
+        ("unknown", "unknown", "The process of leave ended while it ran; it may have happened. It was not retried."),
+        ("error", "internal", NEUTRAL),
+    ]
+
+
+async def test_a_sync_tool_sees_copies_of_captured_state() -> None:
+    box: list[int] = [1]
+
+    @tool
+    def add(n: int) -> list[int]:
+        """Add to the box."""
+        box.append(n)
+        return box
+
+    assert await outcome(add, n=2) == ("ok", None, [1, 2])
+    assert box == [1]
+
+
+# What the model got wrong
+
+
+async def test_an_unknown_tool_is_told_and_may_be_tried_again() -> None:
+    async def search(query: str) -> str:
+        return f"found {query}"
+
+    model = Scripted(calls("serach", query="x"), calls("search", query="x"), says("Found."))
+    async with house(model, [search]) as atlas:
+        result = await atlas.run("go")
+    assert [(step.tool, step.status, step.output) for step in result.steps] == [
+        ("serach", "error", "There is no tool 'serach'. There are: search."),
+        ("search", "ok", "found x"),
+    ]
+    assert result.answer == "Found."
+
+
+def completion(name: str, arguments: Any) -> dict[str, Any]:
+    call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"choices": [{"message": {"content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}]}
+
+
+def saying(text: str) -> dict[str, Any]:
+    return {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
+
+
+MALFORMED: list[tuple[str, str]] = [
+    ('{"to": "bob", "amount": 100', "Expecting ',' delimiter"),
+    ("not json", "Expecting value at character 0"),
+    ("[1, 2]", "a JSON object is needed, not an array"),
+    ("null", "a JSON object is needed, not null"),
+    ('{"a": NaN}', "NaN is not JSON"),
+    ('{"a": 1, "a": 2}', "the key 'a' stands there twice"),
+    ('{"a": 1e999}', "too large"),
+    ('{"a": 123456789012345678901234567890}', "does not fit into 64 bits"),
+    ("[" * 100_000, "nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("written", "why"), MALFORMED, ids=[why for _, why in MALFORMED])
+async def test_arguments_that_are_not_json_are_stored_as_they_came_and_never_run(written: str, why: str) -> None:
+    ran: list[Any] = []
+
+    async def pay(a: Any = None) -> None:
+        ran.append(a)
+
+    answers = iter([completion("pay", written), saying("Sorry.")])
+
+    def model(request: Request) -> Any:
+        return next(answers)
+
+    async with house(model, [pay]) as atlas:
+        reply = await atlas.ask("pay")
+        messages: list[Message] = atlas.conversation().messages
+    assert reply.text == "Sorry."
+    assert ran == []
+    assert messages[1].tool_calls[0].malformed == written
+    (result,) = messages[2].tool_results
+    assert (result.status, result.error) == ("error", "bad_arguments")
+    assert why in result.result and result.result.startswith("The arguments are not valid JSON (")
+
+
+def test_metadata_may_be_handed_to_a_tool_context_by_hand() -> None:
+    context = ToolContext(
+        conversation=Conversation(), agent=None, run_id="r", call_id="c", tenant_id="t", metadata=Metadata()
+    )
+    context.progress("nobody listens")
+    assert context.idempotency_key == "r:c"

@@ -1,0 +1,646 @@
+"""How a tool is made: of a name and a function, of parameters, of a typed function; and what cannot be one."""
+
+import asyncio
+import gc
+import socket
+import weakref
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from enum import Enum, IntEnum
+from functools import partial, wraps
+from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
+from uuid import UUID
+
+import pydantic
+import pytest
+
+from atlas_agents import Agent, BadTool, ConfigError, Tool, ToolContext, tool
+from atlas_agents.testing import Scripted, calls, house, says
+from checks import PATIENCE
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Size(IntEnum):
+    SMALL = 1
+    BIG = 2
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Named(TypedDict):
+    name: str
+    age: NotRequired[int]
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    born: date | None = None
+
+
+class Doc:
+    def __init__(self, documentation: str) -> None:
+        self.documentation = documentation
+
+
+async def result_of(made: Any, **arguments: Any) -> Any:
+    """What the model reads when it calls the tool: (status, result)."""
+    name = made.name if isinstance(made, Tool) else made.__name__
+    async with house(Scripted(calls(name, **arguments), says("ok")), [made]) as atlas, asyncio.timeout(PATIENCE):
+        step = (await atlas.run("go")).steps[0]
+    return step.status, step.output
+
+
+def taking(annotation: Any, seen: list[Any]) -> Callable[..., Awaitable[None]]:
+    """A function with one parameter of that type, which keeps what it was given."""
+
+    async def take(value: Any) -> None:
+        seen.append(value)
+
+    take.__annotations__ = {"value": annotation, "return": None}
+    return take
+
+
+def schema_of(annotation: Any) -> Any:
+    found = dict(tool(taking(annotation, [])).parameters)
+    if "$defs" in found:
+        return found["properties"]["value"], found["$defs"]
+    return found["properties"]["value"]
+
+
+# Tool(name, function)
+
+
+async def test_a_name_and_a_function_make_a_tool_of_one_string() -> None:
+    async def shout(text: str) -> str:
+        """Say it loud."""
+        return text.upper()
+
+    made = Tool("shout", shout)
+    assert (made.name, made.description) == ("shout", "Say it loud.")
+    assert made.parameters == {
+        "type": "object",
+        "properties": {"input": {"type": "string"}},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+    assert await result_of(made, input="hi") == ("ok", "HI")
+    assert await result_of(made, input=7) == ("error", 'input: 7 is not of type "string"')
+
+
+async def test_the_function_may_be_given_by_name_as_in_001() -> None:
+    async def shout(text: str) -> str:
+        return text.upper()
+
+    assert await result_of(Tool("shout", func=shout), input="hi") == ("ok", "HI")
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_tool_of_one_string_may_take_the_context_before_or_after_it(first: bool) -> None:
+    async def before(context: ToolContext, text: str) -> str:
+        return f"{text} for {context.agent.id}"
+
+    async def after(text: str, context: ToolContext | None = None) -> str:
+        return f"{text} for {context.agent.id if context else 'nobody'}"
+
+    assert await result_of(Tool("t", before if first else after), input="hi") == ("ok", "hi for assistant")
+
+
+# Tool(name, …parameters…)
+
+
+async def test_parameters_may_be_a_whole_json_schema() -> None:
+    async def book(seats: int, window: bool = False) -> str:
+        return f"{seats} {'window' if window else 'aisle'}"
+
+    schema = {
+        "type": "object",
+        "properties": {"seats": {"type": "integer", "minimum": 1, "maximum": 4}, "window": {"type": "boolean"}},
+        "required": ["seats"],
+    }
+    made = Tool("book", book, description="Book seats.", parameters=schema)
+    assert made.parameters == schema
+    assert await result_of(made, seats=2, window=True) == ("ok", "2 window")
+    assert await result_of(made, seats=2) == ("ok", "2 aisle")
+    assert await result_of(made, seats=9) == ("error", "seats: 9 is greater than the maximum of 4")
+    assert await result_of(made) == ("error", '"seats" is a required property')
+
+
+async def test_parameters_may_be_names_with_types_or_schemas() -> None:
+    async def book(city: str, nights: int, price: float, quiet: bool, tags: list[str], extra: dict[str, Any]) -> str:
+        return f"{city} {nights} {price} {quiet} {tags} {extra}"
+
+    made = Tool(
+        "book",
+        book,
+        parameters={
+            "city": {"type": "string", "description": "where"},
+            "nights": int,
+            "price": float,
+            "quiet": bool,
+            "tags": list,
+            "extra": dict,
+        },
+    )
+    assert made.parameters == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "where"},
+            "nights": {"type": "integer"},
+            "price": {"type": "number"},
+            "quiet": {"type": "boolean"},
+            "tags": {"type": "array"},
+            "extra": {"type": "object"},
+        },
+        "required": ["city", "nights", "price", "quiet", "tags", "extra"],
+        "additionalProperties": False,
+    }
+    given: dict[str, Any] = {"city": "Lima", "nights": 2, "price": 9.5, "quiet": True, "tags": ["a"], "extra": {"b": 1}}
+    assert await result_of(made, **given) == ("ok", "Lima 2 9.5 True ['a'] {'b': 1}")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "complaint"),
+    [
+        ({"city": 7}, "parameter 'city' of the tool 'book' is neither a JSON schema nor a plain type: 7"),
+        ({"type": "object", "properties": {"a": {"type": "strong"}}}, "the tool 'book' are no valid JSON schema"),
+        ({"a": {"$ref": "http://127.0.0.1:9/s.json"}}, "the tool 'book' are no valid JSON schema"),
+        ({"a": {"$ref": "file:///etc/passwd"}}, "the tool 'book' are no valid JSON schema"),
+    ],
+)
+def test_parameters_that_are_no_schema_are_refused(parameters: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BadTool, match=complaint):
+        Tool("book", print, parameters=parameters)
+
+
+# tool(definition, function), as in 000
+
+
+async def test_a_definition_and_a_handler_make_a_tool() -> None:
+    definition = {
+        "name": "weather",
+        "description": "Tell the weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    }
+
+    async def handler(args: dict[str, Any], ctx: ToolContext) -> str:
+        return f"sunny in {args['city']} for {ctx.agent.id}"
+
+    async def by_name(city: str) -> str:
+        return f"sunny in {city}"
+
+    async def only_arguments(args: dict[str, Any]) -> str:
+        return f"sunny in {args['city']}"
+
+    made = tool(definition, handler)
+    assert (made.name, made.description, made.parameters) == (
+        "weather",
+        "Tell the weather.",
+        definition["parameters"],
+    )
+    assert await result_of(made, city="Lima") == ("ok", "sunny in Lima for assistant")
+    assert await result_of(tool(definition, by_name), city="Lima") == ("ok", "sunny in Lima")
+    assert await result_of(tool(definition, only_arguments), city="Lima") == ("ok", "sunny in Lima")
+
+
+async def test_a_definition_may_have_no_parameters() -> None:
+    async def handler(args: dict[str, Any], ctx: ToolContext) -> str:
+        return f"{args} {ctx.agent.id}"
+
+    async def nothing() -> str:
+        return "pong"
+
+    assert await result_of(tool({"name": "ping"}, handler)) == ("ok", "{} assistant")
+    assert await result_of(tool({"name": "ping"}, nothing)) == ("ok", "pong")
+
+
+def test_a_definition_needs_a_name_and_a_function() -> None:
+    with pytest.raises(BadTool, match="needs a name"):
+        tool({"description": "x"}, print)
+
+
+# @tool on a typed function
+
+PLAIN: list[tuple[Any, Any, Any, Any]] = [
+    (str, {"type": "string"}, "a", "a"),
+    (int, {"type": "integer"}, 5, 5),
+    (float, {"type": "number"}, 5, 5.0),
+    (bool, {"type": "boolean"}, True, True),
+    (list, {"type": "array", "items": {}}, [1, "a"], [1, "a"]),
+    (list[int], {"type": "array", "items": {"type": "integer"}}, [1, 2], [1, 2]),
+    (dict, {"type": "object", "additionalProperties": True}, {"a": 1}, {"a": 1}),
+    (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}, {"a": 1}, {"a": 1}),
+    (Optional[int], {"anyOf": [{"type": "integer"}, {"type": "null"}]}, None, None),  # noqa: UP045 - people write it
+    (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}, 5, 5),
+    (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}, "b", "b"),
+    (datetime, {"type": "string", "format": "date-time"}, "2026-01-02T03:04:05Z", None),
+    (date, {"type": "string", "format": "date"}, "2026-01-02", date(2026, 1, 2)),
+    (UUID, {"type": "string", "format": "uuid"}, "00000000-0000-0000-0000-000000000001", UUID(int=1)),
+    (Any, {}, {"x": [1]}, {"x": [1]}),
+    (tuple[int, str], None, [1, "a"], (1, "a")),
+    (set[str], {"type": "array", "items": {"type": "string"}, "uniqueItems": True}, ["a"], {"a"}),
+]
+
+
+@pytest.mark.parametrize(("annotation", "schema", "given", "value"), PLAIN, ids=[str(case[0]) for case in PLAIN])
+async def test_a_type_becomes_a_schema_and_json_becomes_that_type(
+    annotation: Any, schema: Any, given: Any, value: Any
+) -> None:
+    if schema is not None:
+        assert schema_of(annotation) == schema
+    seen: list[Any] = []
+    assert await result_of(taking(annotation, seen), value=given) == ("ok", None)
+    if annotation is datetime:
+        value = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert seen == [value]
+    assert type(seen[0]) is type(value)
+
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer", "default": 0}}}
+NAMED = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+BORN = {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}], "default": None}
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "born": BORN}}
+
+SHAPED: list[tuple[Any, str, dict[str, Any], Any, Any]] = [
+    (Color, "Color", {"type": "string", "enum": ["red", "blue"]}, "blue", Color.BLUE),
+    (Size, "Size", {"type": "integer", "enum": [1, 2]}, 2, Size.BIG),
+    (Point, "Point", {**POINT, "required": ["x"], "additionalProperties": False}, {"x": 1}, Point(1, 0)),
+    (Named, "Named", {**NAMED, "required": ["name"], "additionalProperties": False}, {"name": "Al"}, {"name": "Al"}),
+    (Person, "Person", {**PERSON, "required": ["name"]}, {"name": "Al", "born": None}, Person(name="Al")),
+]
+
+
+@pytest.mark.parametrize(("annotation", "name", "schema", "given", "value"), SHAPED, ids=[case[1] for case in SHAPED])
+async def test_a_class_becomes_a_definition_and_json_becomes_an_object(
+    annotation: Any, name: str, schema: dict[str, Any], given: Any, value: Any
+) -> None:
+    assert schema_of(annotation) == ({"$ref": f"#/$defs/{name}"}, {name: schema})
+    seen: list[Any] = []
+    assert await result_of(taking(annotation, seen), value=given) == ("ok", None)
+    assert seen == [value]
+    assert type(seen[0]) is type(value)
+
+
+async def test_a_typed_dict_is_read_wherever_it_stands() -> None:
+    seen: list[Any] = []
+    take = taking(list[Named] | None, seen)
+    assert await result_of(take, value=[{"name": "Al", "age": 3}]) == ("ok", None)
+    assert await result_of(take, value=None) == ("ok", None)
+    assert (await result_of(take, value=[{"age": 3}]))[0] == "error"
+    assert seen == [[{"name": "Al", "age": 3}], None]
+
+
+async def test_what_does_not_fit_is_told_by_field_and_nothing_runs() -> None:
+    seen: list[Any] = []
+    status, words = await result_of(taking(Point, seen), value={"x": "one"})
+    assert (status, words) == ("error", 'value.x: "one" is not of type "integer"')
+    status, words = await result_of(taking(datetime, seen), value="tomorrow")
+    assert status == "error" and words.startswith("value: Input should be a valid datetime")
+    status, words = await result_of(taking(int, seen), value=1, other=2)
+    assert (status, words) == ("error", "Additional properties are not allowed ('other' was unexpected)")
+    assert seen == []
+
+
+def test_name_docstring_and_defaults_are_read_off_a_function() -> None:
+    @tool
+    async def find(query: str, limit: int = 5, deep: bool | None = None) -> None:
+        """Find something."""
+
+    assert (find.name, find.description) == ("find", "Find something.")
+    assert find.parameters == {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string"},
+            "limit": {"type": "integer", "default": 5},
+            "deep": {"anyOf": [{"type": "boolean"}, {"type": "null"}], "default": None},
+        },
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+
+
+async def test_defaults_fill_what_the_model_left_out() -> None:
+    async def add(a: int, b: int = 10, tags: list[str] = []) -> str:  # noqa: B006 - on purpose
+        tags.append("x")
+        return f"{a + b} {tags}"
+
+    assert await result_of(add, a=1) == ("ok", "11 ['x']")
+    assert await result_of(add, a=1, b=2) == ("ok", "3 ['x']")
+
+
+async def test_a_default_that_has_no_json_is_left_out_of_the_schema() -> None:
+    nothing = object()
+
+    async def find(query: str, after: Any = nothing) -> bool:
+        return after is nothing
+
+    assert tool(find).parameters["properties"] == {"query": {"type": "string"}, "after": {}}
+    assert await result_of(find, query="x") == ("ok", True)
+
+
+def test_annotated_describes_a_parameter() -> None:
+    @tool
+    async def find(
+        query: Annotated[str, "what to find"],
+        limit: Annotated[int, pydantic.Field(description="how many", ge=1)] = 5,
+        where: Annotated[str, Doc("in which folder")] = ".",
+    ) -> None: ...
+
+    assert find.parameters["properties"] == {
+        "query": {"type": "string", "description": "what to find"},
+        "limit": {"type": "integer", "description": "how many", "minimum": 1, "default": 5},
+        "where": {"type": "string", "description": "in which folder", "default": "."},
+    }
+
+
+async def test_pydantics_field_may_be_a_default() -> None:
+    async def find(limit: int = pydantic.Field(5, description="how many", ge=1), name: str = pydantic.Field()) -> str:
+        return f"{limit} {name}"
+
+    made = tool(find)
+    assert made.parameters["properties"] == {
+        "limit": {"type": "integer", "description": "how many", "minimum": 1, "default": 5},
+        "name": {"type": "string"},
+    }
+    assert made.parameters["required"] == ["name"]
+    assert await result_of(made, name="x") == ("ok", "5 x")
+
+
+async def google(city: str, days: int = 1) -> None:
+    """Tell the weather.
+
+    For today and later.
+
+    Args:
+        city: Where, with the country
+            if need be.
+        days: How many days.
+
+    Returns:
+        Nothing.
+    """
+
+
+async def numpy(city: str, days: int = 1) -> None:
+    """Tell the weather.
+
+    For today and later.
+
+    Parameters
+    ----------
+    city : str
+        Where, with the country
+        if need be.
+    days : int
+        How many days.
+    """
+
+
+async def sphinx(city: str, days: int = 1) -> None:
+    """Tell the weather.
+
+    For today and later.
+
+    :param city: Where, with the country if need be.
+    :param days: How many days.
+    :returns: Nothing.
+    """
+
+
+@pytest.mark.parametrize("function", [google, numpy, sphinx])
+def test_docstrings_describe_tool_and_parameters(function: Callable[..., Any]) -> None:
+    made = tool(function)
+    assert made.description == "Tell the weather.\n\nFor today and later."
+    assert made.parameters["properties"] == {
+        "city": {"type": "string", "description": "Where, with the country if need be."},
+        "days": {"type": "integer", "default": 1, "description": "How many days."},
+    }
+
+
+def test_a_description_of_ones_own_goes_first() -> None:
+    @tool(name="other", description="Mine.")
+    async def find(query: str) -> None:
+        """Theirs."""
+
+    assert (find.name, find.description) == ("other", "Mine.")
+
+
+async def test_parameter_names_that_libraries_keep_for_themselves_are_free() -> None:
+    async def odd(
+        self_: str, schema: str, json: str, model_config: str, title: str, copy: str, validate: str, p0: str, cls: str
+    ) -> str:
+        return "".join([self_, schema, json, model_config, title, copy, validate, p0, cls])
+
+    made = tool(odd)
+    names = ["self_", "schema", "json", "model_config", "title", "copy", "validate", "p0", "cls"]
+    assert made.parameters["required"] == names
+    assert made.parameters["properties"] == {name: {"type": "string"} for name in names}
+    assert await result_of(made, **dict(zip(names, "abcdefghi", strict=True))) == ("ok", "abcdefghi")
+
+
+# Whatever can be called
+
+
+class Shop:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def price(self, item: str) -> str:
+        """Say what it costs."""
+        return f"{item} at {self.name}"
+
+    @classmethod
+    async def open(cls, day: str) -> str:
+        """Say whether it is open."""
+        return f"{cls.__name__} {day}"
+
+    @staticmethod
+    async def close(day: str) -> str:
+        """Say when it closes."""
+        return f"17:00 {day}"
+
+
+@dataclass
+class Search:
+    """A search engine."""
+
+    base: str
+
+    async def __call__(self, query: str) -> str:
+        """Search the web."""
+        return f"{query} at {self.base}"
+
+
+async def test_methods_are_tools() -> None:
+    shop = Shop("Acme")
+    assert (tool(shop.price).name, tool(shop.price).description) == ("price", "Say what it costs.")
+    assert await result_of(shop.price, item="tea") == ("ok", "tea at Acme")
+    assert await result_of(Shop.open, day="Monday") == ("ok", "Shop Monday")
+    assert await result_of(Shop.close, day="Monday") == ("ok", "17:00 Monday")
+
+
+async def test_methods_of_two_objects_stay_apart() -> None:
+    agents = [Agent(name, model="openai/x", tools=[Shop(name).price]) for name in ("one", "two")]
+    assert [await result_of(agent.tools[0], item="tea") for agent in agents] == [
+        ("ok", "tea at one"),
+        ("ok", "tea at two"),
+    ]
+
+
+async def test_objects_that_can_be_called_are_tools() -> None:
+    made = tool(Search("web"))
+    assert (made.name, made.description) == ("Search", "Search the web.")
+    assert Agent("a", model="openai/x", tools=[Search("web")]).tools[0].name == "Search"
+    assert await result_of(made, query="tea") == ("ok", "tea at web")
+
+
+async def test_a_partial_hides_what_it_has_already_been_given() -> None:
+    async def query(sql: str, limit: int, *, key: str = "") -> str:
+        """Ask the database."""
+        return f"{sql} {limit} {key}"
+
+    made = tool(partial(partial(query, limit=3), key="secret"))
+    assert (made.name, made.description) == ("query", "Ask the database.")
+    assert made.parameters["properties"] == {"sql": {"type": "string"}}
+    assert await result_of(made, sql="select") == ("ok", "select 3 secret")
+    assert (await result_of(made, sql="select", key="mine"))[0] == "error"
+    assert await result_of(tool(partial(query, "drop")), limit=1) == ("ok", "drop 1 ")
+
+
+async def test_a_wrapped_function_is_the_tool_of_the_wrapper() -> None:
+    async def plain(a: int) -> int:
+        """Count."""
+        return a
+
+    @wraps(plain)
+    async def doubled(*args: Any, **named: Any) -> int:
+        return 2 * await plain(*args, **named)
+
+    assert await result_of(plain, a=2) == ("ok", 2)
+    assert await result_of(doubled, a=2) == ("ok", 4)
+
+
+def test_a_function_given_to_many_agents_is_described_once_and_not_kept_alive() -> None:
+    async def brief(a: int) -> int:
+        """Count."""
+        return a
+
+    agents = [Agent("a", model="openai/x", tools=[brief]) for _ in range(3)]
+    specs = {id(agent.tools[0].spec) for agent in agents}
+    assert len(specs) == 1
+    assert all(agent.tools[0].function is brief for agent in agents)
+    gone = weakref.ref(brief)
+    del brief, agents
+    gc.collect()
+    assert gone() is None
+
+
+# What cannot be a tool
+
+
+def unannotated(a: int, b: int) -> None: ...
+def many(*rest: int) -> None: ...
+def named(**rest: int) -> None: ...
+def by_place(a: int, b: int, /) -> None: ...
+def of_a_socket(a: int, line: socket.socket) -> None: ...
+def of_a_function(a: int, then: Callable[[int], int]) -> None: ...
+def of_an_unknown(a: int, b: int) -> None: ...
+
+
+del unannotated.__annotations__["b"]
+of_an_unknown.__annotations__["b"] = "Nowhere"
+
+
+@pytest.mark.parametrize(
+    ("function", "parameter"),
+    [
+        (unannotated, "b"),
+        (many, "rest"),
+        (named, "rest"),
+        (by_place, "a"),
+        (of_a_socket, "line"),
+        (of_a_function, "then"),
+    ],
+)
+def test_a_parameter_that_cannot_be_described_is_named_with_its_tool(
+    function: Callable[..., Any], parameter: str
+) -> None:
+    with pytest.raises(BadTool) as caught:
+        tool(function)
+    assert f"parameter {parameter!r} of the tool {function.__name__!r}" in str(caught.value)
+    with pytest.raises(BadTool):
+        Agent("a", model="openai/x", tools=[function])
+
+
+def test_a_type_that_cannot_be_found_is_named() -> None:
+    with pytest.raises(BadTool, match="the tool 'of_an_unknown' cannot be read: name 'Nowhere' is not defined"):
+        tool(of_an_unknown)
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: Tool("", print), "'' is no name for a tool"),
+        (lambda: Tool("a\nb", print), "is no name for a tool"),
+        (lambda: Tool("x" * 201, print), "is no name for a tool"),
+        (lambda: Tool("a"), "the tool 'a' needs a function"),
+        (lambda: Tool("a", "print"), "the tool 'a' needs a function"),  # pyright: ignore[reportArgumentType]
+        (lambda: tool(lambda: 1), "a lambda has no name"),
+        (lambda: Tool("a", print, timeout=0), "the timeout of the tool 'a' must be more than 0 seconds, not 0"),
+        (lambda: Tool("a", print, timeout=float("nan")), "the timeout of the tool 'a'"),
+        (lambda: Tool("a", print, effect="loud"), "the effect of the tool 'a' is one of pure, keyed, unsafe"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_what_cannot_be_a_tool_is_refused(make: Callable[[], Tool], complaint: str) -> None:
+    with pytest.raises(BadTool, match=complaint):
+        make()
+    assert issubclass(BadTool, ConfigError)
+
+
+# Terms
+
+
+def test_a_tool_has_its_terms() -> None:
+    @tool(timeout=5, permissions=["file:read"], confirm=True, effect="keyed", in_process=True)
+    def read(path: str) -> str:
+        """Read a file."""
+        return path
+
+    assert (read.timeout, read.permissions, read.confirm) == (5.0, ("file:read",), True)
+    assert (read.effect, read.in_process) == ("keyed", True)
+    plain = Tool("plain", print, permissions="file:read")
+    assert (plain.timeout, plain.permissions, plain.confirm) == (30.0, ("file:read",), False)
+    assert (plain.effect, plain.in_process) == ("unsafe", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("get_weather", "get_weather"),
+        ("server/tool", "server__tool"),
+        ("wörter", "w_rter_"),
+        ("x" * 100, "x" * 55 + "_"),
+        ("a b", "a_b_"),
+    ],
+)
+async def test_a_model_knows_a_tool_by_a_name_that_vendors_allow(name: str, sent: str) -> None:
+    async def work(text: str) -> str:
+        return text
+
+    made = Tool(name, work)
+    model = Scripted(calls(made.wire_name, input="hi"), says("ok"))
+    async with house(model, [made]) as atlas:
+        result = await atlas.run("go")
+    shown = model.requests[0].tools[0].name
+    assert (
+        shown.startswith(sent) and len(shown) <= 64 and all(c.isascii() and (c.isalnum() or c in "_-") for c in shown)
+    )
+    assert [(step.tool, step.output) for step in result.steps] == [(name, "hi")]

@@ -1,0 +1,707 @@
+"""Workers: plain functions run in processes that stop when they are told to, and leave nothing behind."""
+
+import asyncio
+import functools
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from atlas_agents.tools.workers import WorkerDied, Workers, report
+
+PATIENCE = 30
+QUIET_STALL, LOADED_STALL = 0.02, 0.1
+HEAVY = ("asyncio", "aiohttp", "pydantic", "msgspec", "cloudpickle", "atlas_agents", "atlas_agents.engine")
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def workers() -> AsyncIterator[Workers]:
+    """Shared, for the sake of time: what one test kills or breaks, the next must not notice."""
+    made = Workers(warm=1)
+    yield made
+    await made.close()
+
+
+async def run(workers: Workers, function: Callable[..., Any], **arguments: Any) -> Any:
+    async with asyncio.timeout(PATIENCE):
+        return await workers.run(function, arguments)
+
+
+def is_gone(pid: int) -> bool:
+    """No such process, or one that is dead and only waits for its parent to notice."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, timeout=PATIENCE)
+    return state.stdout.strip()[:1] in ("", "Z")
+
+
+def worker_count() -> int:
+    command = ["ps", "-A", "-o", "ppid=,args="]
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE).stdout.splitlines()
+    return sum(line.split()[0] == str(os.getpid()) and "atlas_agents_worker" in line for line in lines)
+
+
+async def all_gone(*pids: int) -> bool:
+    end = time.monotonic() + PATIENCE
+    while not all(map(is_gone, pids)):
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.01)
+    return True
+
+
+class Started:
+    """Cancels a call as soon as its function has reported, and keeps what it reported."""
+
+    def __init__(self, workers: Workers, function: Callable[..., Any], **arguments: Any) -> None:
+        self.words: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(workers.run(function, arguments, report=self.words.set_result))
+
+    async def cancel(self) -> list[int]:
+        async with asyncio.timeout(PATIENCE):
+            words = await self.words
+            self.task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await self.task
+        return [int(word) for word in words.split()]
+
+
+def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+def by_reference() -> bool:
+    """Whether this very module, and not a copy of the function, is what runs."""
+    return getattr(sys.modules.get(__name__), "__dict__", None) is globals()
+
+
+class Wrapped:
+    """What `@tool` does to a module's attribute."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+
+@Wrapped
+def wrapped() -> bool:
+    return getattr(sys.modules.get(__name__), "__dict__", None) is globals()
+
+
+def _replace(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def other() -> str:
+        return "the replacement"
+
+    return other
+
+
+@_replace
+def replaced() -> str:
+    return "the original"
+
+
+class Reasoned(Exception):
+    """Carries more than its text."""
+
+    def __init__(self, message: str, *, reason: str = "none") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Picky(Exception):
+    """Cannot be made again from its text."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{message} ({code})")
+
+
+class Changing(Exception):
+    """Says something else when it is made again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message + "!")
+
+
+class Mute(Exception):
+    """Fails to say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def fail_picky() -> None:
+    raise Picky(7, "too hot")
+
+
+def fail_holding_a_lock() -> None:
+    error = ValueError("locked")
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    raise error
+
+
+def give(value: Any) -> Any:
+    return value
+
+
+def write_late(path: str, seconds: float) -> None:
+    report(str(os.getpid()))
+    time.sleep(seconds)
+    Path(path).write_text("too late")
+
+
+def start_a_child() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    report(f"{os.getpid()} {child.pid}")
+    child.wait()
+
+
+def never_yield() -> None:
+    """Keep the interpreter to itself: no other thread of the process runs any more."""
+    report(str(os.getpid()))
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def sleep_long() -> None:
+    report(str(os.getpid()))
+    time.sleep(60)
+
+
+# Elsewhere no signal comes from the kernel, and a thread that cannot run does not see the parent's end.
+stubborn = never_yield if sys.platform == "linux" else sleep_long
+
+
+def leave_a_daemon_and_die() -> None:
+    settled, settle = os.pipe()
+    daemon = os.fork()
+    if daemon == 0:
+        os.setsid()
+        os.close(settle)
+        time.sleep(60)
+        os._exit(0)
+    os.close(settle)
+    os.read(settled, 1)  # it ends when the daemon has left the group, and would not be killed with it
+    report(str(daemon))
+    os._exit(4)
+
+
+def meet(folder: str, number: int) -> int:
+    """Wait until so many of us are here at the same time."""
+    (Path(folder) / str(os.getpid())).touch()
+    while len(os.listdir(folder)) < number:
+        time.sleep(0.005)
+    return os.getpid()
+
+
+def note(path: str, word: int) -> None:
+    with open(path, "a") as file:
+        file.write(f"{word} ")
+
+
+# What is called, and what comes back.
+
+
+async def test_a_function_returns_what_it_returns(workers: Workers) -> None:
+    assert await run(workers, add, a=2, b=3) == 5
+    assert await workers.run(add, {"b": 3}, positional=[2]) == 5
+    assert await run(workers, os.getpid) != os.getpid()
+
+
+async def test_a_function_of_a_module_is_sent_by_reference(workers: Workers) -> None:
+    assert await run(workers, by_reference) is True
+    assert await run(workers, wrapped.function) is True
+
+
+async def test_a_function_hidden_by_another_is_still_the_one_that_runs(workers: Workers) -> None:
+    original = replaced.__wrapped__  # type: ignore[attr-defined]
+    assert await run(workers, original) == "the original"
+    assert await run(workers, replaced) == "the replacement"
+
+
+async def test_closures_lambdas_partials_and_methods_are_sent_by_value(workers: Workers) -> None:
+    offset = 10
+
+    def closure(a: int) -> int:
+        return a + offset
+
+    assert await run(workers, closure, a=1) == 11
+    assert await run(workers, lambda: offset * 2) == 20
+    assert await run(workers, functools.partial(add, 1), b=2) == 3
+    assert await run(workers, "a-b".split, sep="-") == ["a", "b"]
+
+
+async def test_a_module_that_a_worker_cannot_import_is_sent_by_value(workers: Workers, tmp_path: Path) -> None:
+    file = tmp_path / "hidden_module.py"
+    file.write_text("class Box:\n    pass\n\ndef helper():\n    return 6\n\ndef box(old):\n    new = Box()\n")
+    file.write_text(file.read_text() + "    new.size = old.size + helper()\n    return new\n")
+    spec = importlib.util.spec_from_file_location("hidden_module", file)
+    assert spec is not None and spec.loader is not None
+    hidden = sys.modules["hidden_module"] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(hidden)
+        old = hidden.Box()
+        old.size = 1
+        new = await run(workers, hidden.box, old=old)
+        assert (type(new), new.size) == (hidden.Box, 7)
+        assert (await run(workers, hidden.box, old=new)).size == 13
+    finally:
+        del sys.modules["hidden_module"]
+
+
+async def test_a_class_made_in_a_function_comes_back_as_the_same_class(workers: Workers) -> None:
+    class Local:
+        pass
+
+    class LocalError(Exception):
+        pass
+
+    assert type(await run(workers, give, value=Local())) is Local
+    assert type(await run(workers, lambda: Local())) is Local
+    with pytest.raises(LocalError, match="mine"):
+        await run(workers, fail, error=LocalError("mine"))
+
+
+async def test_a_worker_is_where_its_parent_is(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await run(workers, os.getcwd) == os.getcwd()
+    (tmp_path / "just_written.py").write_text("def answer():\n    return __file__\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    import just_written  # pyright: ignore[reportMissingImports]
+
+    try:
+        assert await run(workers, just_written.answer) == str(tmp_path / "just_written.py")  # pyright: ignore
+        assert await run(workers, os.getcwd) == str(tmp_path)
+    finally:
+        del sys.modules["just_written"]
+
+
+async def test_a_worker_starts_with_little() -> None:
+    workers = Workers(warm=1)
+    modules = await workers.run(eval, {}, positional=["list(__import__('sys').modules)"])
+    await workers.close()
+    assert [name for name in HEAVY if name in modules] == []
+
+
+# What goes wrong.
+
+
+async def test_an_error_comes_back_with_its_type_and_what_it_carries(workers: Workers) -> None:
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        await run(workers, lambda: 1 / 0)
+    with pytest.raises(Reasoned, match="it rains") as caught:
+        await run(workers, fail, error=Reasoned("it rains", reason="clouds"))
+    assert caught.value.reason == "clouds"
+    assert "in fail" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (fail_picky, r"Picky: too hot \(7\)"),
+        (fail_holding_a_lock, "ValueError: locked"),
+        (lambda: fail(Changing("ha")), "Changing: ha!"),
+    ],
+)
+async def test_an_error_that_cannot_travel_keeps_its_name_and_words(
+    workers: Workers, function: Callable[..., Any], words: str
+) -> None:
+    with pytest.raises(RuntimeError, match=f"^{words}$"):
+        await run(workers, function)
+
+
+async def test_an_error_without_words_or_with_too_many_does_no_harm(workers: Workers) -> None:
+    with pytest.raises(Mute):
+        await run(workers, lambda: fail(Mute()))
+    with pytest.raises(RuntimeError, match=r"^ValueError: x{10000}$"):
+        await run(workers, lambda: fail(ValueError("x" * 3_000_000)))
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(), asyncio.CancelledError()]
+)
+async def test_what_would_end_the_loop_comes_back_as_an_error(workers: Workers, error: BaseException) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        await run(workers, fail, error=error)
+    assert str(caught.value) == f"the function raised {error!r}"
+
+
+async def test_a_process_that_ends_is_told_and_replaced(workers: Workers) -> None:
+    first = await run(workers, os.getpid)
+    with pytest.raises(WorkerDied, match="exited with code 3"):
+        await workers.run(os._exit, {}, positional=[3])
+    with pytest.raises(WorkerDied, match="SIGSEGV"):
+        await run(workers, lambda: os.kill(os.getpid(), signal.SIGSEGV))
+    assert await run(workers, os.getpid) != first
+
+
+async def test_a_fork_does_not_keep_the_line_of_a_dead_worker_open(workers: Workers) -> None:
+    started = Started(workers, leave_a_daemon_and_die)
+    with pytest.raises(WorkerDied, match="exited with code 4"):
+        await asyncio.wait_for(started.task, PATIENCE)
+    daemon = int(started.words.result())
+    assert not is_gone(daemon)
+    os.kill(daemon, signal.SIGKILL)
+
+
+async def test_a_worker_that_died_idle_is_passed_over(workers: Workers) -> None:
+    idle = await run(workers, os.getpid)
+    os.kill(idle, signal.SIGKILL)
+    assert await run(workers, os.getpid) != idle
+
+
+async def test_what_cannot_be_pickled_is_named(workers: Workers) -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"argument 'value' of give cannot be sent to a worker: .*lock"):
+        await run(workers, give, value=[lock])
+    with pytest.raises(TypeError, match="argument 1 of give cannot be sent"):
+        await workers.run(give, {}, positional=[lock])
+    with pytest.raises(TypeError, match=r"locked cannot be sent to a worker: .*lock"):
+        await run(workers, _locked(lock))
+    with pytest.raises(TypeError, match=r"the result of .*, a lock, cannot be sent back from a worker: .*lock"):
+        await run(workers, threading.Lock)
+
+
+def _locked(lock: Any) -> Callable[[], bool]:
+    def locked() -> bool:
+        return lock.locked()
+
+    return locked
+
+
+async def test_a_result_of_any_depth_does_no_harm(workers: Workers) -> None:
+    def deep() -> list[Any]:
+        nested: list[Any] = []
+        for _ in range(100_000):
+            nested = [nested]
+        return nested
+
+    with pytest.raises(TypeError, match=r"the result of .*deep, a list, cannot be sent back"):
+        await run(workers, deep)
+
+
+async def test_a_result_beyond_the_cap_never_reaches_the_parent(workers: Workers) -> None:
+    await run(workers, add, a=1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"the result of bytes is larger than 32 MB"):
+            await workers.run(bytes, {}, positional=[100_000_000])
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+    assert await run(workers, lambda: b"x" * 20_000_000) == b"x" * 20_000_000
+
+
+# Stopping.
+
+
+async def test_a_cancelled_function_is_dead_before_the_cancellation_is_seen(workers: Workers, tmp_path: Path) -> None:
+    path = tmp_path / "late"
+    started = Started(workers, write_late, path=str(path), seconds=0.5)
+    (pid,) = await started.cancel()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    await asyncio.sleep(0.6)
+    assert not path.exists()
+    assert await run(workers, os.getpid) != pid
+
+
+async def test_a_function_that_keeps_the_interpreter_to_itself_is_killed_too(workers: Workers) -> None:
+    (pid,) = await Started(workers, never_yield).cancel()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_what_a_function_started_is_killed_with_it(workers: Workers) -> None:
+    pids = await Started(workers, start_a_child).cancel()
+    assert len(pids) == 2
+    assert await all_gone(*pids)
+
+
+async def test_a_second_cancellation_does_not_shorten_the_wait_for_the_end(workers: Workers) -> None:
+    started = Started(workers, sleep_long)
+    pid = int(await asyncio.wait_for(started.words, PATIENCE))
+    for _ in range(3):
+        started.task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(started.task), PATIENCE)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_the_loop_never_waits_for_a_worker() -> None:
+    async def heartbeat(gaps: list[float]) -> None:
+        while True:
+            start = time.perf_counter()
+            await asyncio.sleep(0.001)
+            gaps.append(time.perf_counter() - start)
+
+    worst: list[float] = []
+    for _ in range(5):  # what the machine does to us happens now and then; what we do happens every time
+        gaps: list[float] = []
+        beating = asyncio.create_task(heartbeat(gaps))
+        workers = Workers()
+        await run(workers, lambda: list(map(str, range(100_000))))
+        await Started(workers, sleep_long).cancel()
+        await workers.close()
+        beating.cancel()
+        worst.append(max(gaps))
+        if worst[-1] < QUIET_STALL:
+            break
+    loaded = os.getloadavg()[0] > (os.cpu_count() or 1) / 2
+    assert min(worst) < (LOADED_STALL if loaded else QUIET_STALL)
+
+
+# Speaking while it runs.
+
+
+async def test_progress_arrives_in_order_and_before_the_result(workers: Workers) -> None:
+    def count(to: int) -> str:
+        for number in range(to):
+            report(f"{number} of {to}")
+        return "done"
+
+    heard: list[str] = []
+    assert await workers.run(count, {"to": 500}, report=heard.append) == "done"
+    assert heard == [f"{number} of 500" for number in range(500)]
+    assert await run(workers, count, to=3) == "done"
+
+
+async def test_progress_outside_a_worker_goes_nowhere() -> None:
+    report("nobody listens")
+
+
+async def test_what_a_function_prints_does_not_disturb(capfd: pytest.CaptureFixture[str]) -> None:
+    def talk() -> str:
+        print("on stdout")
+        print("on stderr", file=sys.stderr)
+        os.write(1, b"on descriptor 1\n")
+        subprocess.run(["echo", "from a child"], check=True)
+        return sys.stdin.read() + "quiet"
+
+    workers = Workers(warm=1)  # its stderr is what this process's was when it started
+    assert await run(workers, talk) == "quiet"
+    await workers.close()
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["on stdout", "on stderr", "on descriptor 1", "from a child"]
+
+
+# How many there are.
+
+
+async def test_a_warm_worker_serves_one_call_after_another(workers: Workers) -> None:
+    assert len({await run(workers, os.getpid) for _ in range(5)}) == 1
+
+
+async def test_more_calls_than_workers_wait_in_order(tmp_path: Path) -> None:
+    workers, path = Workers(warm=1, at_most=1), tmp_path / "order"
+    await asyncio.gather(*(run(workers, note, path=str(path), word=word) for word in range(8)))
+    await workers.close()
+    assert path.read_text() == "0 1 2 3 4 5 6 7 "
+
+
+async def test_workers_are_started_as_needed_and_only_the_warm_ones_stay(tmp_path: Path) -> None:
+    workers = Workers(warm=1, at_most=3)
+    pids = await asyncio.gather(*(run(workers, meet, folder=str(tmp_path), number=3) for _ in range(9)))
+    assert len(set(pids)) == 3
+    last = await run(workers, os.getpid)
+    assert await all_gone(*(set(pids) - {last}))
+    assert not is_gone(last)
+    await workers.close()
+
+
+async def test_a_pool_that_keeps_none_warm_still_serves_all() -> None:
+    workers = Workers(warm=0, at_most=1)
+    pids = {await run(workers, os.getpid) for _ in range(3)}
+    await workers.close()
+    assert len(pids) == 3
+
+
+async def test_who_waits_for_a_worker_can_be_cancelled_alone() -> None:
+    workers = Workers(warm=1, at_most=1)
+    started = Started(workers, sleep_long)
+    await asyncio.wait_for(started.words, PATIENCE)
+    waiting = [asyncio.create_task(run(workers, add, a=number)) for number in range(3)]
+    await asyncio.sleep(0)
+    waiting[1].cancel()
+    await started.cancel()
+    assert await asyncio.gather(waiting[0], waiting[2]) == [0, 2]
+    assert waiting[1].cancelled()
+    await workers.close()
+
+
+# Their end.
+
+
+async def test_closing_kills_all_and_the_workers_can_be_used_again(workers: Workers) -> None:
+    idle = await run(workers, os.getpid)
+    started = Started(workers, sleep_long)
+    busy = int(await asyncio.wait_for(started.words, PATIENCE))
+    await workers.close()
+    assert await all_gone(idle, busy)
+    with pytest.raises(WorkerDied):
+        await asyncio.wait_for(started.task, PATIENCE)
+    await workers.close()
+    assert await run(workers, add, a=1) == 1
+
+
+async def test_closing_while_they_start_leaves_none_behind() -> None:
+    workers, before = Workers(warm=3), worker_count()
+    waiting = asyncio.create_task(run(workers, add, a=1))
+    await asyncio.sleep(0.01)
+    await workers.close()
+    with pytest.raises(WorkerDied, match="closed"):
+        await waiting
+    assert worker_count() == before
+
+
+async def test_a_call_that_is_still_being_packed_when_all_is_closed_does_not_wait(workers: Workers) -> None:
+    packing = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Slow:
+        def __reduce__(self) -> tuple[Any, ...]:
+            loop.call_soon_threadsafe(packing.set)
+            time.sleep(0.2)
+            return int, ()
+
+    waiting = asyncio.create_task(run(workers, give, value=Slow()))
+    await asyncio.wait_for(packing.wait(), PATIENCE)
+    await workers.close()
+    with pytest.raises(WorkerDied, match="closed"):
+        await waiting
+
+
+async def test_a_loop_that_ends_takes_its_workers_with_it() -> None:
+    workers = Workers()
+    for _ in range(2):
+        pid = await asyncio.to_thread(asyncio.run, run(workers, os.getpid))
+        assert is_gone(pid)
+
+
+async def test_workers_of_a_loop_that_was_just_closed_go_when_another_begins() -> None:
+    workers = Workers(warm=1)
+
+    def close_at_once() -> int:
+        loop = asyncio.new_event_loop()
+        try:
+            return loop.run_until_complete(run(workers, os.getpid))
+        finally:
+            loop.close()
+
+    left = await asyncio.to_thread(close_at_once)
+    assert await run(workers, os.getpid) != left
+    assert await all_gone(left)
+    await workers.close()
+
+
+async def test_a_worker_that_cannot_start_is_an_error_and_not_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(WorkerDied, match=r"could not be started: .*No such file"):
+        await run(workers, add, a=1)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(WorkerDied, match="exited with code 1, before it could begin"):
+        await run(workers, add, a=1)
+    monkeypatch.undo()
+    assert await run(workers, add, a=1) == 1
+    await workers.close()
+
+
+# Scripts of their own.
+
+SCRIPT = """
+import asyncio, os, sys
+from dataclasses import dataclass
+from atlas_agents.tools.workers import Workers
+
+print("the script runs")
+
+@dataclass
+class Point:
+    x: int
+
+class Off(Exception):
+    pass
+
+def move(point, by):
+    print("moving")
+    if by < 0:
+        raise Off(f"no {by}")
+    return Point(point.x + by)
+
+async def main():
+    workers = Workers(warm=1)
+    print(await workers.run(move, {"point": Point(1), "by": 2}))
+    try:
+        await workers.run(move, {"point": Point(1), "by": -1})
+    except Off as error:
+        print("Off:", error)
+
+asyncio.run(main())
+"""
+
+ORPHANS = """
+import asyncio, os, signal, sys
+sys.path.insert(0, {folder!r})
+from test_workers import start_a_child, stubborn
+from atlas_agents.tools.workers import Workers
+
+async def main():
+    workers, words, told = Workers(warm=2), [], asyncio.Event()
+
+    def tell(message):
+        words.append(message)
+        if len(words) == 2:
+            told.set()
+
+    idle = await workers.run(os.getpid, {{}})
+    calls = [asyncio.create_task(workers.run(f, {{}}, report=tell)) for f in (stubborn, start_a_child)]
+    await told.wait()
+    print(idle, *words, await workers.run(os.getpid, {{}}), flush=True)
+    {ending}
+
+asyncio.run(main())
+"""
+
+
+async def run_script(path: Path, text: str) -> tuple[int | None, str, str]:
+    path.write_text(text)  # noqa: ASYNC240 - nothing else runs here
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=path.parent
+    )
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_functions_and_classes_of_a_script_work_and_it_is_not_run_again(tmp_path: Path) -> None:
+    code, out, err = await run_script(tmp_path / "script.py", SCRIPT)
+    assert (code, out) == (0, "the script runs\nPoint(x=3)\nOff: no -1\n")
+    assert err == "moving\nmoving\n"
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "sys.exit()"])
+async def test_no_worker_outlives_its_parent(tmp_path: Path, ending: str) -> None:
+    script = ORPHANS.format(folder=str(Path(__file__).parent), ending=ending)
+    _, out, err = await run_script(tmp_path / "script.py", script)
+    pids = [int(word) for word in out.split()]
+    assert len(pids) == 5, err
+    assert await all_gone(*pids)

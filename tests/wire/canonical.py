@@ -1,0 +1,105 @@
+"""The four canonical answers that are split and cut at every byte, and what a reader makes of their bytes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from wire_turns import ANTHROPIC, OPENAI, Wire
+
+from atlas_agents import ToolCall, Usage
+from atlas_agents.providers.anthropic_reader import AnthropicReader
+from atlas_agents.providers.base import Chunk, DoneChunk, OpaqueChunk, TextChunk, ThinkingChunk, ToolCallChunk
+from atlas_agents.providers.openai_reader import OpenAIReader
+from atlas_agents.providers.wire import Reader
+from sse_words import a, o
+
+PAY_BOB = '{"to":"bob","amount":5}'
+PAY_EVE = '{"to":"éve 😀","amount":-1}'
+
+
+@dataclass(frozen=True)
+class Body:
+    """One answer, event by event: how many of them until something is shown, how many until it is complete."""
+
+    id: str
+    wire: Wire
+    events: list[bytes]
+    first: int
+    last: int
+    tools: bool
+
+    @property
+    def bytes(self) -> bytes:
+        return b"".join(self.events)
+
+    @property
+    def complete_at(self) -> int:
+        """How many bytes it takes to be complete."""
+        return len(b"".join(self.events[: self.last]))
+
+    def reader(self) -> Reader:
+        return OpenAIReader() if self.wire is OPENAI else AnthropicReader()
+
+    def __repr__(self) -> str:
+        return self.id
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A whole message, whatever the pieces were in which it came."""
+
+    text: str
+    thoughts: tuple[tuple[str, str], ...]
+    blocks: tuple[str, ...]
+    calls: tuple[ToolCall, ...]
+    stop: str
+    model: str
+    usage: Usage
+
+
+def hear(reader: Reader, pieces: Iterable[bytes]) -> Heard:
+    """Feed it all and finish; a call before the message is complete is a fault of the reader."""
+    early = [chunk for piece in pieces for chunk in reader.feed(piece)]
+    assert not [chunk for chunk in early if isinstance(chunk, ToolCallChunk | DoneChunk)]
+    return _joined(early + reader.finish())
+
+
+def _joined(chunks: list[Chunk]) -> Heard:
+    *rest, done = chunks
+    assert isinstance(done, DoneChunk)
+    thoughts: list[tuple[str, str]] = []
+    thought = ""
+    for chunk in rest:
+        if isinstance(chunk, ThinkingChunk):
+            thought += chunk.text
+            if chunk.signature:
+                thoughts.append((thought, chunk.signature))
+                thought = ""
+    return Heard(
+        "".join([chunk.text for chunk in rest if isinstance(chunk, TextChunk)]),
+        (*thoughts, (thought, "")),
+        tuple(repr(chunk.block) for chunk in rest if isinstance(chunk, OpaqueChunk)),
+        tuple(chunk.call for chunk in rest if isinstance(chunk, ToolCallChunk)),
+        done.stop_reason,
+        done.model,
+        done.usage,
+    )
+
+
+_THOUGHT = [a.start(), a.open(0, "thinking"), a.thinks(0, "Hm "), a.thinks(0, "😀."), a.signature(0, "c2ln"), a.shut(0)]
+BODIES = [
+    Body("OpenAI text with emoji", OPENAI, o.says("Hi ", "😀 é", "\u2028!"), 2, 5, False),
+    Body(
+        "OpenAI two tool calls", OPENAI, o.calls(("c1", "pay", PAY_BOB), ("c2", "pay", PAY_EVE), says="Hm"), 1, 8, True
+    ),
+    Body(
+        "Anthropic text and thinking",
+        ANTHROPIC,
+        [*_THOUGHT, a.ping, *a.block(1, "Hi ", "😀 é", "\u2028!"), *a.ends("end_turn")],
+        3,
+        13,
+        False,
+    ),
+    Body(
+        "Anthropic tool use", ANTHROPIC, a.calls(("c1", "pay", PAY_BOB), ("c2", "pay", PAY_EVE), says="Hm"), 3, 15, True
+    ),
+]

@@ -1,0 +1,237 @@
+"""Tool calls that are odd (P27–P38, P45): run where they are clear, and where they are not the model is told."""
+
+from typing import Any
+
+import pytest
+from odd_rows import BAD, MISSING, OK, PAID, PAY, Look, Odd, a_tool, act, calls_of, every, o_calls, refused
+from wire_turns import ANTHROPIC, OPENAI, Room, Turn, Wire, room
+
+from atlas_agents import ProviderError
+from fault_server import FaultServer, answer
+from sse_words import a, o
+
+LOOKED = [("look", 0)]
+CUT = '{"to":"bob","amount":5'
+EVE = '{"to":"eve","amount":1}'
+ODD_ID = "id with ünicode " * 9
+VAST = "9" * 30
+AMOUNT = '{"to":"bob","amount":%s}'
+
+
+def raw(**call: Any) -> bytes:
+    """A piece of a call as a server wrote it."""
+    return o.delta({"tool_calls": [call]})
+
+
+def ids_are(*ids: str) -> Look:
+    """The ids of the calls; `?` stands for one of our own making."""
+
+    def look(_: Room, turn: Turn) -> None:
+        found = [call.id for call in calls_of(turn)]
+        assert ["?" if id.startswith(f"call_{turn.stream.stream_id}_") else id for id in found] == list(ids)
+        assert len(set(found)) == len(found)
+
+    return look
+
+
+def unknown(id: str, wire: Wire, name: str) -> Odd:
+    """A call of a tool that there is not: the model reads which there are."""
+
+    def look(_: Room, turn: Turn) -> None:
+        assert [call.name for call in calls_of(turn)] == [name]
+        told = turn.added[2].tool_results[0].result
+        assert repr(name[:80]) in told
+        assert "look, pay" in told
+
+    body = o.calls(("c1", name, "{}")) if wire is OPENAI else a_tool("{}", name=name)
+    return act(id, wire, body, results=[MISSING], look=look)
+
+
+def of_amount(id: str, amount: str) -> list[Odd]:
+    written = AMOUNT % amount
+    return [refused(id, OPENAI, o.calls(("c1", "pay", written))), refused(id, ANTHROPIC, a_tool(written))]
+
+
+def both(id: str, *calls: tuple[str, str, str], look: Look, paid: list[tuple[str, int]]) -> list[Odd]:
+    return [act(id, OPENAI, o.calls(*calls), paid, look=look), act(id, ANTHROPIC, a.calls(*calls), paid, look=look)]
+
+
+UNREADABLE = [
+    refused("P27 cut by length", OPENAI, o_calls(o.call(0, "c1", "pay", CUT), finish="length")),
+    refused("P27 cut by length but whole JSON", OPENAI, o_calls(o.call(0, "c1", "pay", PAY), finish="length")),
+    refused("P27 cut by max_tokens", ANTHROPIC, a_tool(CUT, stop="max_tokens")),
+    refused("P27 cut by max_tokens but whole JSON", ANTHROPIC, a_tool(PAY, stop="max_tokens")),
+    refused("P29 no JSON", OPENAI, o.calls(("c1", "pay", "{to: bob}"))),
+    refused("P29 no JSON", ANTHROPIC, a_tool("{to: bob}")),
+    refused("P29 no object", OPENAI, o.calls(("c1", "pay", '["bob", 5]'))),
+    refused("P29 no object", ANTHROPIC, a_tool('["bob", 5]')),
+    act("P29 does not fit the schema", OPENAI, o.calls(("c1", "pay", AMOUNT % '"five"')), results=[BAD]),
+    act("P29 does not fit the schema", ANTHROPIC, a_tool(AMOUNT % '"five"'), results=[BAD]),
+    act("P29 one of two", OPENAI, o.calls(("c1", "pay", "{"), ("c2", "pay", PAY)), PAID, [BAD, OK]),
+    act("P29 one of two", ANTHROPIC, a.calls(("c1", "pay", "{"), ("c2", "pay", PAY)), PAID, [BAD, OK]),
+    *of_amount("P45 duplicate keys", '5,"amount":500'),
+    *of_amount("P45 NaN", "NaN"),
+    *of_amount("P45 infinity", "-Infinity"),
+    *of_amount("P45 1e400", "1e400"),
+    *of_amount("P45 a number of 30 digits", VAST),
+    *of_amount("P45 nested beyond reason", "[" * 5000 + "]" * 5000),
+    refused("P45 1e400 in an object", OPENAI, o_calls(o.call(0, "c", "pay", {"amount": 7}).replace(b"7", b"1e400"))),
+    refused("P45 NaN in an object", OPENAI, o_calls(o.call(0, "c", "pay", {"amount": float("nan")}))),
+    refused("P45 30 digits in an object", OPENAI, o_calls(o.call(0, "c", "pay", {"amount": int(VAST)}))),
+    refused(
+        "P45 30 digits in the first event",
+        ANTHROPIC,
+        [
+            a.start(),
+            a.open(0, "tool_use", id="c", name="pay", input={"amount": int(VAST)}),
+            a.shut(0),
+            *a.ends("tool_use"),
+        ],
+    ),
+]
+ARGUMENTS = [
+    act("P30 empty", OPENAI, o.calls(("c1", "look", "")), LOOKED),
+    act("P30 null", OPENAI, o_calls(raw(index=0, id="c1", function={"name": "look", "arguments": None})), LOOKED),
+    act("P30 none", OPENAI, o_calls(raw(index=0, id="c1", function={"name": "look"})), LOOKED),
+    act("P30 empty", ANTHROPIC, a_tool("", name="look"), LOOKED),
+    act("P30 none", ANTHROPIC, [a.start(), a.tool(0, "c1", "look"), a.shut(0), *a.ends("tool_use")], LOOKED),
+    act("P31 as an object", OPENAI, o_calls(o.call(0, "c1", "pay", {"to": "bob", "amount": 5})), PAID),
+    act(
+        "P31 in the first event",
+        ANTHROPIC,
+        [
+            *[a.start(), a.open(0, "tool_use", id="c1", name="pay", input={"to": "bob", "amount": 5}), a.shut(0)],
+            *a.ends("tool_use"),
+        ],
+        PAID,
+    ),
+]
+IDS = [
+    act("P32 id missing", OPENAI, o_calls(o.call(0, None, "pay", PAY)), PAID, look=ids_are("?")),
+    act(
+        "P32 id null",
+        OPENAI,
+        o_calls(raw(index=0, id=None, function={"name": "pay", "arguments": PAY})),
+        PAID,
+        look=ids_are("?"),
+    ),
+    act("P32 id null", ANTHROPIC, a_tool(PAY, id=None), PAID, look=ids_are("?")),
+    *both("P32 ids empty", ("", "pay", PAY), ("", "look", "{}"), paid=PAID + LOOKED, look=ids_are("?", "?")),
+    *both("P33 duplicate ids", ("c1", "pay", PAY), ("c1", "look", "{}"), paid=PAID + LOOKED, look=ids_are("c1", "?")),
+    act("P37 an id that no vendor allows", OPENAI, o.calls((ODD_ID, "pay", PAY)), PAID, look=ids_are(ODD_ID)),
+    act("P37 an id that no vendor allows", ANTHROPIC, a_tool(PAY, id=ODD_ID), PAID, look=ids_are(ODD_ID)),
+]
+PIECES = [
+    act(
+        "P34 id and name in each piece",
+        OPENAI,
+        o_calls(o.call(0, "c1", "pay", PAY[:9]), o.call(0, "c1", "pay", PAY[9:])),
+        PAID,
+        look=ids_are("c1"),
+    ),
+    act(
+        "P34 id and name in each piece, no index",
+        OPENAI,
+        o_calls(o.call(None, "c1", "pay", PAY[:9]), o.call(None, "c1", "pay", PAY[9:])),
+        PAID,
+        look=ids_are("c1"),
+    ),
+    act(
+        "P35 two calls interleaved",
+        OPENAI,
+        o_calls(
+            *[o.call(0, "c1", "pay", PAY[:9]), o.call(1, "c2", "pay", EVE[:9])],
+            *[o.call(0, None, None, PAY[9:]), o.call(1, None, None, EVE[9:])],
+        ),
+        [*PAID, ("eve", 1)],
+        look=ids_are("c1", "c2"),
+    ),
+    act(
+        "P35 two calls interleaved",
+        ANTHROPIC,
+        [
+            *[a.start(), a.tool(0, "c1", "pay"), a.tool(1, "c2", "pay"), a.json(0, PAY[:9]), a.json(1, EVE[:9])],
+            *[a.json(0, PAY[9:]), a.json(1, EVE[9:]), a.shut(0), a.shut(1), *a.ends("tool_use")],
+        ],
+        [*PAID, ("eve", 1)],
+        look=ids_are("c1", "c2"),
+    ),
+    act("P36 index starts at 1", OPENAI, o_calls(o.call(1, "c1", "pay", CUT), o.call(1, None, None, "}")), PAID),
+    act(
+        "P36 index missing",
+        OPENAI,
+        o_calls(o.call(None, "c1", "pay", CUT), o.call(None, None, None, "}"), o.call(None, "c2", "look", "{}")),
+        PAID + LOOKED,
+        look=ids_are("c1", "c2"),
+    ),
+    act(
+        "P36 index and ids missing",
+        OPENAI,
+        o_calls(o.call(None, None, "pay", PAY), o.call(None, None, "look", "{}")),
+        PAID + LOOKED,
+        look=ids_are("?", "?"),
+    ),
+    act(
+        "P36 all at index 0 with new ids",
+        OPENAI,
+        o_calls(
+            *[o.call(0, "c1", "pay", CUT), o.call(0, None, None, "}")],
+            *[o.call(0, "c2", "look"), o.call(0, None, None, "{}")],
+        ),
+        PAID + LOOKED,
+        look=ids_are("c1", "c2"),
+    ),
+    act("P36 blocks start at 3", ANTHROPIC, [a.start(), *a.tool_block(3, "c", "pay", PAY), *a.ends("tool_use")], PAID),
+    act("P38 finish stop but calls", OPENAI, o_calls(o.call(0, "c1", "pay", PAY), finish="stop"), PAID),
+    act("P38 finish function_call", OPENAI, o_calls(o.call(0, "c1", "pay", PAY), finish="function_call"), PAID),
+    act("P38 end_turn but calls", ANTHROPIC, a_tool(PAY, stop="end_turn"), PAID),
+]
+NAMES = [
+    unknown(f"P37 {what}", wire, name)
+    for wire in (OPENAI, ANTHROPIC)
+    for what, name in [
+        ("unknown tool", "fly"),
+        ("name with spaces", "pay bob now"),
+        ("name in unicode", "zahlé😀"),
+        ("name of 1 KB", "n" * 1024),
+        ("empty name", ""),
+    ]
+]
+
+
+@every(UNREADABLE)
+async def test_a_call_that_cannot_be_read_is_not_run_and_the_model_is_told(row: Odd) -> None:
+    await row.check()
+
+
+@every(ARGUMENTS)
+async def test_arguments_may_be_absent_or_come_as_a_value(row: Odd) -> None:
+    await row.check()
+
+
+@every(IDS)
+async def test_every_call_has_an_id_of_its_own(row: Odd) -> None:
+    await row.check()
+
+
+@every(PIECES)
+async def test_pieces_find_the_call_that_they_belong_to(row: Odd) -> None:
+    await row.check()
+
+
+@every(NAMES)
+async def test_a_call_of_no_known_tool_is_answered_with_the_names_there_are(row: Odd) -> None:
+    await row.check()
+
+
+@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
+async def test_P29_a_model_that_never_writes_arguments_gets_two_repairs(wire: Wire) -> None:
+    broken_call = answer(*wire.words.calls(("c1", "pay", "{to: bob}")))
+    async with room(wire, FaultServer(*[broken_call] * 3)) as here:
+        turn = await here.turn()
+        assert isinstance(turn.error, ProviderError)
+        assert turn.error.kind == "protocol"
+        assert turn.results == [BAD] * 3
+        assert here.paid == []
+        assert here.requests == [3]
+        await here.next_turn_works()
