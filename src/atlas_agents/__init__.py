@@ -54,13 +54,19 @@ from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.http import Clocks
 from atlas_agents.providers.openai import OpenAIProvider
 from atlas_agents.providers.registry import ModelRef, parse_model_ref
+from atlas_agents.tools.approvals import Answer, Approvals, Question
+from atlas_agents.tools.audit import MemoryAudit, verify, what_if
 from atlas_agents.tools.context import ToolContext
-from atlas_agents.tools.pipeline import Question
+from atlas_agents.tools.limits import Limits
+from atlas_agents.tools.permissions import Policy
+from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
 
 __all__ = [
     "Agent",
+    "Answer",
     "AnthropicProvider",
+    "Approvals",
     "Atlas",
     "AtlasError",
     "AtlasStream",
@@ -84,6 +90,8 @@ __all__ = [
     "History",
     "Image",
     "Interceptor",
+    "Limits",
+    "MemoryAudit",
     "Message",
     "Metadata",
     "MissingKey",
@@ -92,6 +100,7 @@ __all__ = [
     "Opaque",
     "OpenAIProvider",
     "Part",
+    "Policy",
     "Provider",
     "ProviderError",
     "Question",
@@ -108,6 +117,7 @@ __all__ = [
     "ToolContext",
     "ToolFailed",
     "ToolFault",
+    "ToolRegistry",
     "ToolResult",
     "Transient",
     "UnknownAgent",
@@ -119,4 +129,6 @@ __all__ = [
     "tool",
     "tool_message",
     "user",
+    "verify",
+    "what_if",
 ]

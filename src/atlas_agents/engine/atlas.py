@@ -19,7 +19,10 @@ from atlas_agents.engine.result import RunResult
 from atlas_agents.engine.run import Run
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.providers.registry import Registry
-from atlas_agents.tools.pipeline import Approve
+from atlas_agents.tools.approvals import Approvals, Approve
+from atlas_agents.tools.audit import AuditLog
+from atlas_agents.tools.limits import Limits
+from atlas_agents.tools.permissions import Policy
 
 
 class Atlas:
@@ -37,17 +40,17 @@ class Atlas:
         system_prompt: str = "",
         history: History | None = None,
         store: None = None,
-        policy: None = None,
-        approve: Approve | None = None,
+        policy: Policy | None = None,
+        approve: Approve | Approvals | None = None,
         interceptors: Sequence[Interceptor] = (),
         tenant: str = "default",
+        limits: Limits | None = None,
+        audit: AuditLog | None = None,
         registry: Registry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if store is not None or policy is not None:
-            raise ConfigError(
-                "this version keeps its state in memory and has no policies: store and policy must be None"
-            )
+        if store is not None:
+            raise ConfigError("this version keeps its state in memory: store must be None")
         self._agents: dict[str, Agent] = {}
         for each in agents:
             if each.id in self._agents:
@@ -62,6 +65,9 @@ class Atlas:
             approve=approve,
             interceptors=interceptors,
             tenant=tenant,
+            policy=policy,
+            limits=limits,
+            audit=audit,
             registry=registry,
             clock=clock,
         )
@@ -85,6 +91,20 @@ class Atlas:
         self._current = self._find(agent_id)
         return self
 
+    @property
+    def audit(self) -> AuditLog:
+        """One line for every tool call of this Atlas."""
+        return self._house.governance.audit
+
+    @property
+    def policy(self) -> Policy | None:
+        """Who may call what. Assigning another one counts at once, also for calls that wait for an answer."""
+        return self._house.governance.policy
+
+    @policy.setter
+    def policy(self, policy: Policy | None) -> None:
+        self._house.governance.policy = policy
+
     def conversation(self, session: str = "default") -> Conversation:
         """The conversation of a session, begun if there is none yet."""
         found = self._sessions.get(session)
@@ -99,9 +119,10 @@ class Atlas:
         session: str | Conversation = "default",
         agent_id: str | None = None,
         output: Any = None,
+        user: str = "",
     ) -> Message:
         """Take one turn and give back the answer. `output` is the JSON schema or Python type it must fit."""
-        run = self._open(session, agent_id, output=output)
+        run = self._open(session, agent_id, output=output, user=user)
         return await self._turn(run, _as_message(message))
 
     def send(
@@ -111,10 +132,11 @@ class Atlas:
         session: str | Conversation = "default",
         agent_id: str | None = None,
         output: Any = None,
+        user: str = "",
     ) -> AtlasStream:
         """Start one turn and give back its stream."""
         stream = AtlasStream(new_id())
-        run = self._open(session, agent_id, output=output, stream=stream)
+        run = self._open(session, agent_id, output=output, stream=stream, user=user)
         task = stream.start(run, self._turn(run, _as_message(message)))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -127,10 +149,11 @@ class Atlas:
         max_rounds: int | None = None,
         agent_id: str | None = None,
         output: Any = None,
+        user: str = "",
     ) -> RunResult:
         """Take one turn on these messages, of which nothing is kept, and give back all that came of it."""
         past, last = _split(messages)
-        run = self._open(Conversation(past), agent_id, output=output, max_rounds=max_rounds)
+        run = self._open(Conversation(past), agent_id, output=output, max_rounds=max_rounds, user=user)
         reply = await self._turn(run, last)
         return RunResult(
             success=not run.rounds_spent,
@@ -179,6 +202,7 @@ class Atlas:
         output: Any = None,
         stream: AtlasStream | None = None,
         max_rounds: int | None = None,
+        user: str = "",
     ) -> Run:
         agent = self._current if agent_id is None else self._find(agent_id)
         if agent is None:
@@ -192,6 +216,7 @@ class Atlas:
             id=stream.stream_id if stream else None,
             output=output,
             max_rounds=max_rounds,
+            user=user,
         )
 
     def _find(self, agent_id: str) -> Agent:

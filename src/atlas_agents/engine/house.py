@@ -21,7 +21,12 @@ from atlas_agents.engine.run import Run
 from atlas_agents.engine.settings import Settings
 from atlas_agents.providers.failover import Failover
 from atlas_agents.providers.registry import Registry
-from atlas_agents.tools.pipeline import Approve, Desk
+from atlas_agents.tools.approvals import Approvals, Approve
+from atlas_agents.tools.audit import AuditLog, MemoryAudit
+from atlas_agents.tools.desk import Desk, Governance
+from atlas_agents.tools.limits import Limiter, Limits
+from atlas_agents.tools.permissions import Actor, Policy
+from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.workers import Workers
 
 
@@ -33,20 +38,30 @@ class House:
         *,
         system_prompt: str = "",
         history: History | None = None,
-        approve: Approve | None = None,
+        approve: Approve | Approvals | None = None,
         interceptors: Sequence[Interceptor] = (),
         tenant: str = "default",
+        policy: Policy | None = None,
+        limits: Limits | None = None,
+        audit: AuditLog | None = None,
         registry: Registry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.system_prompt = system_prompt
         self.history = history or History()
-        self.approve = approve
         self.interceptors = Interceptors(interceptors)
         self.tenant = tenant
         self.clock = clock
         self.listeners = Listeners()
-        self.workers = Workers()
+        self.governance = Governance(
+            clock=clock,
+            workers=Workers(),
+            approvals=approve if isinstance(approve, Approvals) else Approvals(approve),
+            limiter=Limiter(limits or Limits(), clock),
+            audit=audit or MemoryAudit(),
+            redactor=Redactor(),
+            policy=policy,
+        )
         self._registry = registry
         self._pools: weakref.WeakKeyDictionary[Any, Failover] = weakref.WeakKeyDictionary()
 
@@ -63,6 +78,7 @@ class House:
         id: str | None = None,
         output: Any = None,
         max_rounds: int | None = None,
+        user: str = "",
     ) -> Run:
         """A run, ready to be turned; what cannot work (no model, no key) is said now."""
         if max_rounds is not None and max_rounds < 1:
@@ -70,16 +86,14 @@ class House:
         run_id = id or new_id()
         emit = self._emit(sink)
         desk = Desk(
+            self.governance,
             run_id=run_id,
             agent=agent,
+            actor=Actor(settings.id, settings.role, user, self.tenant),
             tools=context.tool_map(),
             conversation=conversation,
             metadata=context.metadata,
             emit=emit,
-            approve=self.approve,
-            clock=self.clock,
-            workers=self.workers,
-            tenant=self.tenant,
         )
         return Run(
             id=run_id,
@@ -101,7 +115,7 @@ class House:
     async def close(self) -> None:
         """Give back connections and processes; used again, it opens them again."""
         await self.listeners.catch_up()
-        await self.workers.close()
+        await self.governance.workers.close()
         providers = [route.provider for pool in self._pools.values() for route in pool.routes]
         for provider in providers:
             close: Callable[[], Awaitable[None]] | None = getattr(provider, "close", None)

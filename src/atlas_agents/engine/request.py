@@ -10,7 +10,7 @@ async def build_request(run: Run) -> Request:
     request = Request(
         messages=tuple(run.history.shown(run.messages)),
         system=await _system(run),
-        tools=tuple([tool.spec for tool in run.desk.tools.values()]),
+        tools=tuple([tool.spec for tool in run.desk.shown()]),
         tool_choice=settings.tool_choice,
         temperature=settings.temperature,
         max_tokens=settings.max_tokens,

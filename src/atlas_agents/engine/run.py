@@ -17,7 +17,8 @@ from atlas_agents.engine.output import Output
 from atlas_agents.engine.result import Step
 from atlas_agents.engine.settings import Settings
 from atlas_agents.providers.base import Provider
-from atlas_agents.tools.pipeline import Desk, run_tools
+from atlas_agents.tools.desk import Desk
+from atlas_agents.tools.pipeline import run_tools
 
 _MOST_REPAIRS = 2
 

@@ -1,20 +1,22 @@
-"""One call under way: run under its timeout where it can be stopped, and again if it says that nothing happened."""
+"""One call under way: let in by the limits, run under a timeout where it can be stopped, tried again where allowed."""
 
 import asyncio
 import inspect
 import logging
+import random
 from functools import partial
 from typing import Any
 
 from atlas_agents.core.calling import in_thread
-from atlas_agents.core.clock import Alarm, Clock
-from atlas_agents.core.errors import ToolFailed, ToolTimeout, Transient
+from atlas_agents.core.clock import Alarm
+from atlas_agents.core.errors import ToolFailed, ToolFault, ToolTimeout
+from atlas_agents.tools.clear import still_holds
 from atlas_agents.tools.context import ToolContext
-from atlas_agents.tools.tool import Tool
-from atlas_agents.tools.workers import Workers
+from atlas_agents.tools.desk import Cleared, Desk
+from atlas_agents.tools.faults import diagnose
+from atlas_agents.tools.limits import Slots, process_slots
 
 logger = logging.getLogger(__name__)
-BACKOFF = (1.0, 3.0, 9.0)
 GRACE = 0.25
 abandoned: set[asyncio.Task[Any]] = set()
 """Tools that ignored their cancellation and still run; a growing set is a bug in one of them."""
@@ -27,32 +29,32 @@ class Crashed(Exception):
 class Attempt:
     """A tool at work in a task of its own. It starts at once; whoever waits for it is not held up by one that hangs."""
 
-    def __init__(
-        self, tool: Tool, values: dict[str, Any], context: ToolContext, clock: Clock, workers: Workers
-    ) -> None:
-        self._tool = tool
-        self._clock = clock
+    def __init__(self, ticket: Cleared, context: ToolContext, desk: Desk) -> None:
+        self._ticket = ticket
+        self._desk = desk
         self._alarm: Alarm | None = None
+        self._grace: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._stopped = self._late = False
+        self._held: list[Slots] = []
         self.ended = False
-        self.resting = False
-        """It waits to try again: nothing has happened so far."""
+        self.resting = True
+        """It waits, for its turn or to try again: nothing has happened so far."""
+        self.tries = 0
         self._value: Any = None
         self._error: Exception | None = None
-        self._task = asyncio.create_task(self._work(values, context, workers))
+        self._task = asyncio.create_task(self._work(context))
 
     async def result(self) -> Any:
-        """What the function gave back, or what it raised; ToolTimeout when it took too long."""
+        """What the function gave back, or what came of it instead."""
         await self._until_ended()
-        if self._late:
-            raise ToolTimeout(f"{self._tool.name} took longer than {self._tool.timeout:g} s and was stopped")
         if self._error is not None:
             raise self._error
         return self._value
 
     async def stop(self) -> None:
         """End it: asked first, and left behind if it does not listen."""
+        self._stopped = True
         self._halt()
         await self._until_ended()
 
@@ -64,14 +66,20 @@ class Attempt:
 
     def _end(self) -> None:
         self.ended = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._grace is not None:
+            self._grace.cancel()
+        for slot in self._held:
+            slot.give_back()
+        self._held.clear()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _halt(self) -> None:
-        if not self._stopped and not self.ended:
-            self._stopped = True
+        if not self.ended and self._grace is None:
             self._task.cancel()
-            asyncio.get_running_loop().call_later(GRACE, self._abandon)
+            self._grace = asyncio.get_running_loop().call_later(GRACE, self._abandon)
 
     def _time_out(self) -> None:
         self._late = True
@@ -81,44 +89,96 @@ class Attempt:
         if not self.ended:
             abandoned.add(self._task)
             self._task.add_done_callback(abandoned.discard)
-            logger.warning("the tool %r ignores its cancellation and is left behind", self._tool.name)
+            logger.warning("the tool %r ignores its cancellation and is left behind", self._ticket.tool.name)
+            self._error = self._too_late()
             self._end()
 
-    async def _work(self, values: dict[str, Any], context: ToolContext, workers: Workers) -> None:
+    async def _work(self, context: ToolContext) -> None:
         """Keep what comes of it. Told from inside the task: a done-callback would come a round of the loop later."""
         try:
-            self._value = await self._tries(values, context, workers)
+            value, error = await self._let_in(context), None
         except asyncio.CancelledError:
-            self._error = ToolFailed(f"{self._tool.name} was cancelled from inside")
-        except Exception as error:  # noqa: BLE001 - raised again where the result is awaited
-            self._error = error
+            value, error = None, ToolFailed(f"{self._ticket.tool.name} was cancelled from inside")
+        except Exception as caught:  # noqa: BLE001 - raised again where the result is awaited
+            value, error = None, caught
         except BaseException as end:  # noqa: BLE001 - SystemExit and its kin would end the loop itself
-            self._error = Crashed(f"{self._tool.name} raised {type(end).__name__}")
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._end()
+            value, error = None, Crashed(f"{self._ticket.tool.name} raised {type(end).__name__}")
+        if not self.ended:
+            self._value, self._error = value, error
+            self._end()
 
-    async def _tries(self, values: dict[str, Any], context: ToolContext, workers: Workers) -> Any:
-        for pause in (*BACKOFF, None):
-            self._alarm = self._clock.call_later(self._tool.timeout, self._time_out)
+    async def _let_in(self, context: ToolContext) -> Any:
+        """Wait for the tick and a free place, count the day, look once more whether all still holds; then act."""
+        limiter, actor = self._desk.house.limiter, self._desk.actor
+        if limiter.ticks is not None:
+            await limiter.ticks.turn(actor.agent_id)
+        for slots in (self._desk.slots, process_slots()):
+            if not slots.take():
+                await slots.wait()
+            self._held.append(slots)
+        if not limiter.counts_days:
+            still_holds(self._ticket, self._desk)
+            return await self._tries(context)
+        day = await limiter.reserve(actor.tenant, actor.agent_id)
+        try:
+            still_holds(self._ticket, self._desk)
+        except ToolFault:
+            await limiter.days.release(actor.tenant, actor.agent_id, day)
+            raise
+        return await self._tries(context)
+
+    async def _tries(self, context: ToolContext) -> Any:
+        house, tool = self._desk.house, self._ticket.tool
+        for pause in (*house.retries, None):
+            self.tries += 1
+            self.resting = False
             try:
-                return await _call(self._tool, values, context, workers)
-            except Transient as fault:
-                self._alarm.cancel()
-                if pause is None:
-                    raise ToolFailed(f"{fault} (tried {len(BACKOFF) + 1} times; try later or another way)") from fault
-                self.resting = True
-                await self._clock.sleep(max(pause, fault.retry_after or 0))
-                self.resting = False
+                return await self._once(context)
+            except Exception as caught:  # noqa: BLE001 - judged by its class
+                found = diagnose(caught, tool)
+            if not found.again:
+                raise found.error
+            if pause is None:
+                raise _spent(found.error, self.tries)
+            self.resting = not isinstance(found.error, ToolTimeout)
+            await house.clock.sleep(max(pause * random.uniform(1, 1.2), found.retry_after))
         raise AssertionError("unreachable")
 
+    async def _once(self, context: ToolContext) -> Any:
+        tool = self._ticket.tool
+        self._alarm = self._desk.house.clock.call_later(tool.timeout, self._time_out)
+        try:
+            return await self._call(context)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._late or self._stopped or task is None:
+                raise
+            task.uncancel()
+            self._late = False
+            if self._grace is not None:
+                self._grace.cancel()
+                self._grace = None
+            raise self._too_late() from None
+        finally:
+            self._alarm.cancel()
 
-async def _call(tool: Tool, values: dict[str, Any], context: ToolContext, workers: Workers) -> Any:
-    positional, named = tool.bind(values, context)
-    if tool.is_async:
-        return await tool.function(*positional, **named)
-    if tool.in_process:
-        result = await in_thread(lambda: tool.function(*positional, **named))
-        return await result if inspect.isawaitable(result) else result
-    function = partial(tool.function, *positional) if positional else tool.function
-    return await workers.run(function, named, report=context.progress)
+    def _too_late(self) -> ToolTimeout:
+        tool = self._ticket.tool
+        return ToolTimeout(f"{tool.name} took longer than {tool.timeout:g} s and was stopped")
+
+    async def _call(self, context: ToolContext) -> Any:
+        tool = self._ticket.tool
+        positional, named = tool.bind(self._ticket.values, context)
+        if tool.is_async:
+            return await tool.function(*positional, **named)
+        if tool.in_process:
+            result = await in_thread(lambda: tool.function(*positional, **named))
+            return await result if inspect.isawaitable(result) else result
+        function = partial(tool.function, *positional) if positional else tool.function
+        return await self._desk.house.workers.run(function, named, report=context.progress)
+
+
+def _spent(error: Exception, tries: int) -> Exception:
+    """The same fault, saying that it was tried often enough."""
+    words = f"{error} (tried {tries} times; try again later, or another way)"
+    return ToolTimeout(words) if isinstance(error, ToolTimeout) else ToolFailed(words)

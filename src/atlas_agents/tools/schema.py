@@ -14,6 +14,7 @@ import msgspec
 
 from atlas_agents.core.errors import BadArguments, BadTool
 from atlas_agents.tools.context import ToolContext
+from atlas_agents.tools.schema_bounds import check_bounds
 from atlas_agents.tools.typeddicts import readable
 
 Convert = Callable[[dict[str, Any]], dict[str, Any]]
@@ -52,8 +53,9 @@ def compile_check(name: str, schema: dict[str, Any]) -> Check:
     """A function that raises BadArguments naming every field that does not fit."""
     import jsonschema_rs
 
+    check_bounds(name, schema)
     try:
-        validator = jsonschema_rs.validator_for(schema, offline=True)
+        validator = jsonschema_rs.validator_for(schema, offline=True, pattern_options=jsonschema_rs.RegexOptions())
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         raise BadTool(f"the parameters of the tool {name!r} are no valid JSON schema: {error}") from error
 
@@ -61,6 +63,8 @@ def compile_check(name: str, schema: dict[str, Any]) -> Check:
         if validator.is_valid(arguments):
             return
         problems = [f"{_path(error.instance_path)}{error.message}" for error in validator.iter_errors(arguments)]
+        if any("unexpected" in problem for problem in problems):
+            problems.append(f"the parameters are {', '.join(schema.get('properties') or ()) or 'none'}")
         raise BadArguments("; ".join(problems[:8]))
 
     return check

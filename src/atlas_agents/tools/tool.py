@@ -119,6 +119,14 @@ class Tool:
     def _context_leads(self) -> bool:
         return self._context is not None and next(iter(inspect.signature(self.function).parameters)) == self._context
 
+    def named(self, name: str) -> "Tool":
+        """The same tool under another name."""
+        twin = copy.copy(self)
+        twin.name = _checked_name(name)
+        for worked_out in ("wire_name", "spec"):
+            twin.__dict__.pop(worked_out, None)
+        return twin
+
     def around(self, function: Function) -> "Tool":
         """The same tool around another function of the same signature."""
         twin = copy.copy(self)

@@ -1,0 +1,112 @@
+"""One line per call, whatever came of it: redacted, numbered, and chained by hashes so that a change shows."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from atlas_agents.core.json import encode
+from atlas_agents.tools.permissions import Actor, Policy
+
+FIRST = "0" * 64
+MAX_RESULT = 1000
+
+
+class Entry(msgspec.Struct, frozen=True, rename="camel"):
+    """What is to be written down about one call."""
+
+    tenant_id: str
+    actor_external_id: str
+    entity_id: str
+    level: Literal["info", "warn", "error"]
+    message: str
+    success: bool
+    meta: dict[str, Any]
+    timestamp: int
+    actor_type: str = "agent"
+    action: str = "TOOL_CALL"
+    entity_type: str = "tool"
+
+
+class Record(msgspec.Struct, frozen=True, rename="camel"):
+    """An entry in its place: `hash` covers the entry, its number and the hash before it."""
+
+    seq: int
+    entry: Entry
+    previous: str
+    hash: str
+
+
+class AuditLog(Protocol):
+    """Keeps entries in order. What it cannot keep, it raises: a call that cannot be written down is not made."""
+
+    async def ready(self) -> None:
+        """Raise if nothing could be written now."""
+        ...
+
+    async def append(self, entry: Entry) -> Record: ...
+
+    async def records(self, tenant: str) -> Sequence[Record]: ...
+
+
+class MemoryAudit:
+    """An audit log in memory, a chain for each tenant."""
+
+    def __init__(self) -> None:
+        self._chains: dict[str, list[Record]] = {}
+
+    async def ready(self) -> None:
+        return
+
+    async def append(self, entry: Entry) -> Record:
+        chain = self._chains.setdefault(entry.tenant_id, [])
+        previous = chain[-1].hash if chain else FIRST
+        record = Record(len(chain) + 1, entry, previous, digest(len(chain) + 1, entry, previous))
+        chain.append(record)
+        return record
+
+    async def records(self, tenant: str = "default") -> Sequence[Record]:
+        return tuple(self._chains.get(tenant, ()))
+
+
+def digest(seq: int, entry: Entry, previous: str) -> str:
+    return hashlib.sha256(previous.encode() + str(seq).encode() + encode(entry)).hexdigest()
+
+
+def verify(records: Iterable[Record]) -> str | None:
+    """None if the chain is whole; else a sentence that names the first row that was changed or is missing."""
+    previous, expected = FIRST, 1
+    for record in records:
+        if record.seq != expected:
+            return f"row {expected} is missing: row {record.seq} stands in its place"
+        if record.previous != previous:
+            return f"row {record.seq} does not follow the row before it: one of them was replaced"
+        if digest(record.seq, record.entry, record.previous) != record.hash:
+            return f"row {record.seq} was changed after it was written"
+        previous, expected = record.hash, expected + 1
+    return None
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A recorded call that another policy would have judged otherwise."""
+
+    seq: int
+    tool: str
+    agent_id: str
+    before: str
+    after: str
+    rule: str
+
+
+def what_if(records: Iterable[Record], policy: Policy) -> list[Change]:
+    """Run another matrix over what was recorded, and list the calls whose verdict would change."""
+    changes: list[Change] = []
+    for record in records:
+        entry, meta = record.entry, record.entry.meta
+        actor = Actor(entry.actor_external_id, meta.get("role", ""), meta.get("user", ""), entry.tenant_id)
+        after = policy.verdict(entry.entity_id, actor, needs=meta.get("needs", ()), acts=meta.get("acts", True))
+        before = str(meta.get("verdict", "yes"))
+        if after.cell != before:
+            changes.append(Change(record.seq, entry.entity_id, actor.agent_id, before, after.cell, after.rule))
+    return changes

@@ -1,0 +1,114 @@
+"""Where one run's tool calls are handled: the tools it has, whose calls they are, and the rules of the house."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from atlas_agents.core.clock import Clock
+from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.events import Event
+from atlas_agents.core.messages import ToolCall
+from atlas_agents.core.metadata import Metadata
+from atlas_agents.tools.approvals import Approvals
+from atlas_agents.tools.audit import AuditLog
+from atlas_agents.tools.limits import Limiter, Repeats
+from atlas_agents.tools.permissions import Actor, Policy, Verdict
+from atlas_agents.tools.redact import Redactor
+from atlas_agents.tools.tool import Tool
+from atlas_agents.tools.workers import Workers
+
+
+class Governance:
+    """What governs every call of a house; shared by all its runs. A policy may be replaced while runs are under way."""
+
+    __slots__ = ("approvals", "audit", "clock", "limiter", "policy", "redactor", "retries", "workers")
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        workers: Workers,
+        approvals: Approvals,
+        limiter: Limiter,
+        audit: AuditLog,
+        redactor: Redactor,
+        policy: Policy | None = None,
+        retries: tuple[float, ...] = (1.0, 3.0, 9.0),
+    ) -> None:
+        self.clock = clock
+        self.workers = workers
+        self.approvals = approvals
+        self.limiter = limiter
+        self.audit = audit
+        self.redactor = redactor
+        self.policy = policy
+        self.retries = retries
+
+    @property
+    def version(self) -> str:
+        """The policy's version: a yes given under one does not hold under another."""
+        return self.policy.version if self.policy else ""
+
+    def verdict(self, tool: Tool, actor: Actor) -> Verdict:
+        """May this actor call this tool? Without a policy, handing a tool to an agent is the grant, unless the tool
+        names what it needs."""
+        if self.policy is not None:
+            return self.policy.verdict(tool.name, actor, needs=tool.permissions, acts=tool.effect != "pure")
+        if tool.permissions:
+            return Verdict("no", f"it needs {', '.join(tool.permissions)}, and there is no policy that grants it")
+        return _HANDED
+
+
+_HANDED = Verdict("yes", "it was handed to the agent")
+
+
+class Desk:
+    """One run's calls. `conversation` is also the session that limits and approvals count by."""
+
+    __slots__ = ("actor", "agent", "conversation", "emit", "house", "metadata", "repeats", "run_id", "slots", "tools")
+
+    def __init__(
+        self,
+        house: Governance,
+        *,
+        run_id: str,
+        agent: Any,
+        actor: Actor,
+        tools: Mapping[str, Tool],
+        conversation: Conversation,
+        metadata: Metadata,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.house = house
+        self.run_id = run_id
+        self.agent = agent
+        self.actor = actor
+        self.tools = tools
+        self.conversation = conversation
+        self.metadata = metadata
+        self.emit = emit
+        self.repeats: Repeats | None = house.limiter.repeats()
+        self.slots = house.limiter.slots(conversation.id)
+
+    def shown(self) -> list[Tool]:
+        """The tools that this agent may call; a model is not shown the others."""
+        tools = self.tools.values()
+        return [tool for tool in tools if self.house.verdict(tool, self.actor).cell != "no"]
+
+    def shown_name(self, call: ToolCall) -> str:
+        """The tool's own name for the name that the model used."""
+        tool = self.tools.get(call.name)
+        return tool.name if tool else call.name
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    """A call that may act, with the arguments it may act on and, where a person said yes, what the yes is bound to."""
+
+    call: ToolCall
+    tool: Tool
+    values: dict[str, Any]
+    verdict: Verdict
+    edited: bool = False
+    bound: str = ""
+    approved_by: str = ""

@@ -1,0 +1,81 @@
+"""What a tool's trouble means: whether anything can have happened, whether another try is worth it, what is told."""
+
+from typing import Any
+
+import msgspec
+
+from atlas_agents.core.errors import OutcomeUnknown, ToolFailed, ToolFault, ToolTimeout, Transient
+from atlas_agents.tools.tool import Tool
+from atlas_agents.tools.workers import WorkerDied
+
+_BUSY = (408, 429, 503)
+_LOST = ("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError", "TransportError", "Timeout", "ReadError")
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """The error to go on with, and whether (and not before when) the tool may be tried again."""
+
+    error: Exception
+    again: bool = False
+    retry_after: float = 0
+
+
+def diagnose(error: Exception, tool: Tool) -> Diagnosis:
+    """Judge by class: it says itself that nothing happened, it was refused, it was lost on the way, or it is a bug."""
+    harmless = tool.effect != "unsafe"
+    if isinstance(error, Transient):
+        return Diagnosis(ToolFailed(str(error)), again=True, retry_after=error.retry_after or 0)
+    if isinstance(error, ToolTimeout):
+        return Diagnosis(error, again=harmless)
+    if isinstance(error, ToolFault):
+        return Diagnosis(error)
+    status = _status(error)
+    if status in _BUSY:
+        return Diagnosis(ToolFailed(_words(error)), again=True, retry_after=_retry_after(error))
+    if status is not None and 400 <= status < 500:
+        return Diagnosis(ToolFailed(_words(error)))
+    if isinstance(error, WorkerDied):
+        return Diagnosis(error if tool.effect == "pure" else _maybe(tool, "its process ended"))
+    if _is_lost(error):
+        return Diagnosis(
+            ToolFailed(_words(error)) if harmless else _maybe(tool, "its connection was lost"), again=harmless
+        )
+    return Diagnosis(error)
+
+
+def _maybe(tool: Tool, what: str) -> OutcomeUnknown:
+    return OutcomeUnknown(f"{what.capitalize()} while {tool.name} ran; it may have happened. It was not retried.")
+
+
+def _is_lost(error: Exception) -> bool:
+    """A timeout or a broken connection, by its kind or, for libraries that are not imported here, by its name."""
+    if isinstance(error, TimeoutError | ConnectionError | EOFError):
+        return True
+    return any(kind.__name__ in _LOST for kind in type(error).__mro__)
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status that the errors of most clients carry somewhere."""
+    response: Any = getattr(error, "response", None)
+    for holder in (error, response):
+        for name in ("status_code", "status", "code"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and 100 <= value < 600:
+                return value
+    return None
+
+
+def _retry_after(error: Exception) -> float:
+    headers: Any = getattr(getattr(error, "response", None), "headers", None) or getattr(error, "headers", None) or {}
+    try:
+        seconds = float(headers.get("retry-after") or headers.get("Retry-After") or 0)
+    except (AttributeError, TypeError, ValueError):
+        return 0
+    return seconds if 0 <= seconds <= 60 else 0
+
+
+def _words(error: Exception) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001 - a foreign class may do anything in its `__str__`
+        return type(error).__name__

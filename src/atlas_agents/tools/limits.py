@@ -1,0 +1,230 @@
+"""How much may be done: calls at once, calls a tick, calls a day, and no call over and over.
+
+All of it on a clock that tests can drive, and in this process; the day's count is behind a port, so that a store can
+keep it exact over restarts.
+"""
+
+import asyncio
+import time
+import weakref
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from atlas_agents.core.clock import Clock
+from atlas_agents.core.environment import Environment
+from atlas_agents.core.errors import ConfigError, LimitReached
+
+PROCESS_CAP = 64
+
+
+class Slots:
+    """Places for so many at once; who finds none waits, first come first served."""
+
+    __slots__ = ("__weakref__", "_free", "_waiting")
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take(self) -> bool:
+        """Take a place at once, if one is free and nobody waits for it."""
+        if self._free > 0 and not self._waiting:
+            self._free -= 1
+            return True
+        return False
+
+    async def wait(self) -> None:
+        """Take the next place that becomes free."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._waiting.remove(place)
+            else:  # it was given a place in the very moment that it gave up
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(None)
+                return
+        self._free += 1
+
+
+_process: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Slots]" = weakref.WeakKeyDictionary()
+
+
+def process_slots() -> Slots:
+    """How many calls may run at once in this process, over all sessions."""
+    loop = asyncio.get_running_loop()
+    slots = _process.get(loop)
+    if slots is None:
+        slots = _process[loop] = Slots(PROCESS_CAP)
+    return slots
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """None means no limit. `repeats` is how often in a row one turn may make the very same call."""
+
+    at_once: int = 5
+    per_tick: int | None = None
+    tick: float = 5.0
+    per_day: int | None = None
+    repeats: int | None = None
+
+    @classmethod
+    def of_gateway(cls, environment: Environment) -> "Limits":
+        """All limits on, as a gateway has them; `MAX_ACTIONS_PER_DAY` sets the day's."""
+        given = environment.get("MAX_ACTIONS_PER_DAY") or "1000"
+        if not given.strip().isdigit() or int(given) < 1:
+            raise ConfigError(f"MAX_ACTIONS_PER_DAY must be a whole number of at least 1, not {given!r}")
+        return cls(per_tick=10, per_day=int(given), repeats=10)
+
+    def __post_init__(self) -> None:
+        for name in ("at_once", "per_tick", "per_day", "repeats"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"Limits({name}=…) must be at least 1, not {value}")
+
+
+class DayCounter(Protocol):
+    """Counts a tenant's calls of a day, agent by agent."""
+
+    async def reserve(self, tenant: str, agent_id: str, day: str, limit: int) -> bool:
+        """Count one more if that stays within the limit; say whether it did."""
+        ...
+
+    async def release(self, tenant: str, agent_id: str, day: str) -> None:
+        """Take one back that was reserved and then not made."""
+        ...
+
+
+class MemoryCounter:
+    """The day's counts in memory."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, str], int] = {}
+
+    async def reserve(self, tenant: str, agent_id: str, day: str, limit: int) -> bool:
+        key = (tenant, agent_id, day)
+        if self._counts.get(key, 0) >= limit:
+            return False
+        self._counts[key] = self._counts.get(key, 0) + 1
+        return True
+
+    async def release(self, tenant: str, agent_id: str, day: str) -> None:
+        key = (tenant, agent_id, day)
+        self._counts[key] = max(0, self._counts.get(key, 0) - 1)
+
+    def count(self, tenant: str, agent_id: str, day: str) -> int:
+        return self._counts.get((tenant, agent_id, day), 0)
+
+
+class Ticks:
+    """Lets through so many calls of an agent per tick; the rest wait for the next ones, in order."""
+
+    def __init__(self, clock: Clock, per_tick: int, tick: float) -> None:
+        self._clock = clock
+        self._per_tick = per_tick
+        self._tick = tick
+        self._left: dict[str, int] = {}
+        self._queues: dict[str, deque[asyncio.Future[None]]] = {}
+        self._running = False
+
+    async def turn(self, agent_id: str) -> None:
+        """Wait for this call's turn."""
+        left = self._left.get(agent_id, self._per_tick)
+        queue = self._queues.setdefault(agent_id, deque())
+        self._start()
+        if left > 0 and not queue:
+            self._left[agent_id] = left - 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place in queue:
+                queue.remove(place)
+            raise
+
+    def waiting(self, agent_id: str) -> int:
+        return len(self._queues.get(agent_id, ()))
+
+    def _start(self) -> None:
+        if not self._running:
+            self._running = True
+            self._clock.call_later(self._tick, self._next)
+
+    def _next(self) -> None:
+        """A new tick: those who waited go first; without anybody waiting the ticking stops."""
+        self._left.clear()
+        self._running = False
+        for agent_id, queue in list(self._queues.items()):
+            left = self._per_tick
+            while queue and left:
+                place = queue.popleft()
+                if not place.done():
+                    place.set_result(None)
+                    left -= 1
+            self._left[agent_id] = left
+            if not queue:
+                del self._queues[agent_id]
+        if any(left < self._per_tick for left in self._left.values()):
+            self._start()
+
+
+class Repeats:
+    """Counts how often in a row a run has made the very same call."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._last = b""
+        self._count = 0
+
+    def see(self, fingerprint: bytes) -> None:
+        """Take note of a call; LimitReached when it is one too many."""
+        self._count = self._count + 1 if fingerprint == self._last else 1
+        self._last = fingerprint
+        if self._count > self._most:
+            raise LimitReached(f"The same call was made {self._most} times in a row. Do something else, or answer.")
+
+
+class Limiter:
+    """All limits of a house together."""
+
+    def __init__(self, limits: Limits, clock: Clock, days: DayCounter | None = None) -> None:
+        self.limits = limits
+        self._clock = clock
+        self.days = days or MemoryCounter()
+        self.ticks = Ticks(clock, limits.per_tick, limits.tick) if limits.per_tick is not None else None
+        self._sessions: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
+
+    def repeats(self) -> Repeats | None:
+        """A fresh repeat detector for a run."""
+        return Repeats(self.limits.repeats) if self.limits.repeats is not None else None
+
+    def slots(self, session: str) -> Slots:
+        """How many calls of a session may run at once."""
+        found = self._sessions.get(session)
+        if found is None:
+            found = self._sessions[session] = Slots(self.limits.at_once)
+        return found
+
+    @property
+    def counts_days(self) -> bool:
+        return self.limits.per_day is not None
+
+    async def reserve(self, tenant: str, agent_id: str) -> str:
+        """Count a call against the day and give the day it counts for; LimitReached when the day is spent."""
+        limit = self.limits.per_day or 0
+        day = time.strftime("%Y-%m-%d", time.gmtime(self._clock.time()))
+        if not await self.days.reserve(tenant, agent_id, day, limit):
+            raise LimitReached(f"All {limit} calls of today are used. Nothing was run; try tomorrow.")
+        return day

@@ -1,0 +1,167 @@
+"""Who may do what: grants by name, and a matrix of tools and those who may call them.
+
+Denied unless granted. A policy is plain data, read from TOML, and says of every verdict which of its lines made it.
+"""
+
+import hashlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+import msgspec
+
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.json import encode
+
+Cell: TypeAlias = Literal["yes", "no", "ask"]
+EVERYONE = "*"
+_CELLS: tuple[Cell, ...] = ("yes", "ask", "no")
+
+
+class Actor(msgspec.Struct, frozen=True):
+    """Who wants to call: an agent with its role, for a user of a tenant."""
+
+    agent_id: str
+    role: str = ""
+    user: str = ""
+    tenant: str = "default"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """yes, no or ask, and the rule that says so."""
+
+    cell: Cell
+    rule: str
+
+
+class Policy:
+    """A role × tool matrix and grants.
+
+    `groups` are roles by another door: an agent belongs to a group that lists it, besides the role it has itself.
+    `tools` gives each tool's cells; the closest line wins: the agent's own, then its roles', then `*`. `grants` gives
+    permissions such as `file:read` or `file:*` to agents, roles and users (`user:ana`).
+    """
+
+    def __init__(
+        self,
+        *,
+        tools: Mapping[str, Mapping[str, Cell]] | None = None,
+        grants: Mapping[str, Sequence[str]] | None = None,
+        groups: Mapping[str, Sequence[str]] | None = None,
+        name: str = "policy",
+    ) -> None:
+        self.name = name
+        self._cells = {tool: _checked_cells(tool, cells) for tool, cells in (tools or {}).items()}
+        self._grants = {subject: tuple(names) for subject, names in (grants or {}).items()}
+        self._groups = {group: frozenset(members) for group, members in (groups or {}).items()}
+        plain = [self._cells, self._grants, {group: sorted(members) for group, members in self._groups.items()}]
+        self.version = hashlib.sha256(encode(msgspec.to_builtins(plain, order="sorted"))).hexdigest()[:16]
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Policy":
+        """Read a policy file; ConfigError names the file and the key that is wrong."""
+        path = Path(path)
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"the policy {path} cannot be read: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the policy {path} is no TOML: {error}") from error
+        return _from_data(data, str(path))
+
+    def verdict(self, tool: str, actor: Actor, *, needs: Sequence[str] = (), acts: bool = True) -> Verdict:
+        """May this actor call this tool, which needs these permissions and has effects or not?"""
+        holder = ""
+        for permission in needs:
+            found = self._holder(permission, actor)
+            if found is None:
+                return Verdict("no", f"{self.name}: no grant of {permission} to {_who(actor)}")
+            holder = found
+        if tool in self._cells:
+            return self._cell(tool, actor)
+        if holder:
+            return Verdict("yes", f"{self.name}: grants.{holder}")
+        if acts:
+            return Verdict("no", f"{self.name}: {tool} has effects and no line grants it")
+        return Verdict("yes", f"{self.name}: {tool} has no effects")
+
+    def tools_of(self, actor: Actor) -> dict[str, Cell]:
+        """The matrix as one actor sees it."""
+        return {tool: self._cell(tool, actor).cell for tool in self._cells}
+
+    def _cell(self, tool: str, actor: Actor) -> Verdict:
+        cells = self._cells[tool]
+        for subject in self._subjects(actor):
+            if subject in cells:
+                return Verdict(cells[subject], f"{self.name}: tools.{tool}, {cells[subject]} for {subject}")
+        return Verdict("no", f"{self.name}: tools.{tool} has no line for {_who(actor)}")
+
+    def _holder(self, permission: str, actor: Actor) -> str | None:
+        for subject in (*self._subjects(actor), f"user:{actor.user}"):
+            if any(fnmatchcase(permission, pattern) for pattern in self._grants.get(subject, ())):
+                return subject
+        return None
+
+    def _subjects(self, actor: Actor) -> list[str]:
+        """Names under which an actor may stand in a line, closest first."""
+        groups = sorted(group for group, members in self._groups.items() if actor.agent_id in members)
+        return [actor.agent_id, *([actor.role] if actor.role else []), *groups, EVERYONE]
+
+
+def _who(actor: Actor) -> str:
+    return f"{actor.agent_id} ({actor.role})" if actor.role else actor.agent_id
+
+
+def _checked_cells(tool: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    for subject, cell in cells.items():
+        if cell not in _CELLS:
+            raise ConfigError(f"tools.{tool}.{subject} must be yes, ask or no, not {cell!r}")
+    return dict(cells)
+
+
+def _from_data(data: Mapping[str, Any], where: str) -> Policy:
+    for key in data:
+        if key not in ("groups", "grants", "tools"):
+            raise ConfigError(f"{where}: there is no section {key!r}; there are groups, grants and tools")
+    tools: dict[str, dict[str, Cell]] = {}
+    for tool, lines in _table(data, "tools", where).items():
+        tools[tool] = _cells_of(tool, lines, where)
+    return Policy(
+        tools=tools,
+        grants=_lists(data, "grants", where),
+        groups=_lists(data, "groups", where),
+        name=where,
+    )
+
+
+def _cells_of(tool: str, lines: Any, where: str) -> dict[str, Cell]:
+    """`yes = [...]`, `ask = [...]`, `no = [...]` as one cell per subject; nobody may stand in two of them."""
+    if not isinstance(lines, dict):
+        raise ConfigError(f"{where}: tools.{tool} must be a table with yes, ask and no")
+    cells: dict[str, Cell] = {}
+    for cell, subjects in cast(dict[str, Any], lines).items():
+        if cell not in _CELLS or not isinstance(subjects, list):
+            raise ConfigError(f"{where}: tools.{tool}.{cell}: write yes, ask or no = [names]")
+        for subject in cast(list[Any], subjects):
+            if subject in cells:
+                raise ConfigError(f"{where}: tools.{tool} names {subject!r} twice")
+            cells[str(subject)] = cell
+    return cells
+
+
+def _table(data: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    table = data.get(key, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: {key} must be a table")
+    return cast(dict[str, Any], table)
+
+
+def _lists(data: Mapping[str, Any], key: str, where: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, items in _table(data, key, where).items():
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in cast(list[Any], items)):
+            raise ConfigError(f"{where}: {key}.{name} must be a list of names")
+        found[name] = cast(list[str], items)
+    return found
