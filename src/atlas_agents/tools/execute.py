@@ -141,7 +141,8 @@ class Attempt:
             if pause is None:
                 raise _spent(found.error, self.tries)
             self.resting = not isinstance(found.error, ToolTimeout)
-            await house.clock.sleep(max(pause * random.uniform(1, 1.2), found.retry_after))
+            wished = found.retry_after
+            await house.clock.sleep(wished if wished is not None else pause * random.uniform(1, 1.2))
         raise AssertionError("unreachable")
 
     async def _once(self, context: ToolContext) -> Any:

@@ -9,6 +9,7 @@ from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.workers import WorkerDied
 
 _BUSY = (408, 429, 503)
+_LONGEST_WAIT = 60
 _LOST = ("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError", "TransportError", "Timeout", "ReadError")
 
 
@@ -17,14 +18,14 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     error: Exception
     again: bool = False
-    retry_after: float = 0
+    retry_after: float | None = None
 
 
 def diagnose(error: Exception, tool: Tool) -> Diagnosis:
     """Judge by class: it says itself that nothing happened, it was refused, it was lost on the way, or it is a bug."""
     harmless = tool.effect != "unsafe"
     if isinstance(error, Transient):
-        return Diagnosis(ToolFailed(str(error)), again=True, retry_after=error.retry_after or 0)
+        return Diagnosis(ToolFailed(str(error)), again=True, retry_after=error.retry_after)
     if isinstance(error, ToolTimeout):
         return Diagnosis(error, again=harmless)
     if isinstance(error, ToolFault):
@@ -65,13 +66,13 @@ def _status(error: Exception) -> int | None:
     return None
 
 
-def _retry_after(error: Exception) -> float:
+def _retry_after(error: Exception) -> float | None:
     headers: Any = getattr(getattr(error, "response", None), "headers", None) or getattr(error, "headers", None) or {}
     try:
-        seconds = float(headers.get("retry-after") or headers.get("Retry-After") or 0)
+        seconds = float(headers.get("retry-after") or headers.get("Retry-After"))
     except (AttributeError, TypeError, ValueError):
-        return 0
-    return seconds if 0 <= seconds <= 60 else 0
+        return None
+    return seconds if 0 <= seconds <= _LONGEST_WAIT else None
 
 
 def _words(error: Exception) -> str:

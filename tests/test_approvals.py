@@ -1,0 +1,234 @@
+"""Asking a person: answers, deadlines, edits, and a yes that is bound to exactly what was shown."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from atlas_agents import Answer, Approvals, Conversation, Policy, Question, ToolResult, tool
+from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+
+
+class Shop:
+    """Counts what was bought."""
+
+    def __init__(self) -> None:
+        self.bought: list[tuple[str, int]] = []
+
+        async def buy(item: str, count: int = 1) -> str:
+            """Buy something."""
+            self.bought.append((item, count))
+            return f"bought {count} {item}"
+
+        self.buy = tool(confirm=True)(buy)
+
+
+class Person:
+    """Answers in turn, and keeps the questions."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = list(answers)
+        self.questions: list[Question] = []
+
+    async def __call__(self, question: Question) -> object:
+        self.questions.append(question)
+        return self.answers.pop(0)
+
+
+def _results(model: Scripted) -> list[ToolResult]:
+    return [part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)]
+
+
+async def test_the_question_shows_the_tool_and_the_exact_arguments() -> None:
+    shop, person = Shop(), Person(True)
+    model = Scripted(calls("buy", item="tea", count=2), says("Done."))
+    async with house(model, [shop.buy], approve=person) as atlas:
+        await atlas.ask("buy tea", user="ana")
+    (question,) = person.questions
+    assert (question.title, question.message) == ("Confirm execution of buy", "About to execute:")
+    assert (question.tool, question.arguments) == ("buy", {"item": "tea", "count": 2})
+    assert (question.agent_id, question.asked_by, question.session) == ("assistant", "ana", "default")
+    assert shop.bought == [("tea", 2)]
+
+
+@pytest.mark.parametrize("answer", [False, None, "no", "yes please", 1, Answer("no"), "ONCE"])
+async def test_anything_but_a_clear_yes_is_a_no(answer: object) -> None:
+    shop = Shop()
+    model = Scripted(calls("buy", item="tea"), says("Not bought."))
+    async with house(model, [shop.buy], approve=Person(answer)) as atlas:
+        await atlas.ask("buy tea")
+    assert shop.bought == []
+    assert [(result.error, result.result) for result in _results(model)] == [("declined", {"cancelled": True})]
+
+
+async def test_with_nobody_to_ask_the_answer_is_no() -> None:
+    shop = Shop()
+    async with house(Scripted(calls("buy", item="tea"), says("Not bought.")), [shop.buy]) as atlas:
+        await atlas.ask("buy tea")
+    assert shop.bought == []
+
+
+async def test_no_answer_in_time_is_a_no() -> None:
+    shop, clock = Shop(), VirtualClock()
+
+    async def silent(question: Question) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    model = Scripted(calls("buy", item="tea"), says("Not bought."))
+    async with house(model, [shop.buy], clock=clock, approve=Approvals(silent, deadline=60)) as atlas:
+        stream = atlas.send("buy tea")
+        await clock.advance(59)
+        assert not any(event_type == "stream:end" for event_type in await _types(stream))
+        await clock.advance(2)
+        async with asyncio.timeout(5):
+            await stream.reply()
+    assert shop.bought == []
+
+
+async def _types(stream: Any) -> list[str]:
+    return [event.type for event in list(stream._events)]
+
+
+async def test_once_is_used_once() -> None:
+    shop, person = Shop(), Person("once", "no")
+    model = Scripted(calls("buy", item="tea"), calls("buy", item="tea"), says("One."))
+    async with house(model, [shop.buy], approve=person) as atlas:
+        await atlas.ask("buy tea twice")
+    assert shop.bought == [("tea", 1)]
+    assert len(person.questions) == 2
+
+
+async def test_session_holds_for_exactly_that_call_in_that_session() -> None:
+    shop, person = Shop(), Person("session", "no", "no")
+    same, other = calls("buy", item="tea"), calls("buy", item="tea", count=2)
+    model = Scripted(same, same, other, says("ok"), same, says("ok"))
+    async with house(model, [shop.buy], approve=person) as atlas:
+        await atlas.ask("buy", session="one")
+        await atlas.ask("buy", session="two")
+    assert shop.bought == [("tea", 1), ("tea", 1)]
+    assert [(question.session, question.arguments) for question in person.questions] == [
+        ("one", {"item": "tea"}),
+        ("one", {"item": "tea", "count": 2}),
+        ("two", {"item": "tea"}),
+    ]
+
+
+async def test_always_holds_in_every_session_until_the_policy_changes() -> None:
+    shop, person = Shop(), Person("always", "no")
+    same = calls("buy", item="tea")
+    model = Scripted(same, says("ok"), same, says("ok"), same, says("ok"))
+    policy = Policy(tools={"buy": {"*": "yes"}})
+    async with house(model, [shop.buy], approve=person, policy=policy) as atlas:
+        await atlas.ask("buy", session="one")
+        await atlas.ask("buy", session="two")
+        atlas.policy = Policy(tools={"buy": {"*": "yes"}, "other": {"*": "no"}})
+        await atlas.ask("buy", session="three")
+    assert len(shop.bought) == 2
+    assert len(person.questions) == 2
+
+
+async def test_edited_arguments_are_checked_run_and_told_to_the_model() -> None:
+    shop = Shop()
+    model = Scripted(calls("buy", item="tea", count=100), says("ok"))
+    async with house(model, [shop.buy], approve=Person(Answer("once", arguments={"item": "tea", "count": 1}))) as atlas:
+        await atlas.ask("buy")
+        (row,) = await atlas.audit.records("default")
+    assert shop.bought == [("tea", 1)]
+    assert _results(model)[0].result == {"edited_arguments": {"item": "tea", "count": 1}, "result": "bought 1 tea"}
+    assert (row.entry.meta["arguments"], row.entry.meta["edited"]) == ({"item": "tea", "count": 1}, True)
+
+
+async def test_edited_arguments_that_do_not_fit_are_refused() -> None:
+    shop = Shop()
+    model = Scripted(calls("buy", item="tea"), says("ok"))
+    async with house(model, [shop.buy], approve=Person(Answer("once", arguments={"item": 7}))) as atlas:
+        await atlas.ask("buy")
+    assert shop.bought == []
+    assert _results(model)[0].error == "bad_arguments"
+
+
+@pytest.mark.parametrize(("by", "bought"), [("ben", 1), ("ana", 0), ("", 0)])
+async def test_where_two_must_the_asker_cannot_be_the_approver(by: str, bought: int) -> None:
+    shop = Shop()
+    approvals = Approvals(Person(Answer("once", by=by)), two_person=True)
+    async with house(Scripted(calls("buy", item="tea"), says("ok")), [shop.buy], approve=approvals) as atlas:
+        await atlas.ask("buy", user="ana")
+    assert len(shop.bought) == bought
+
+
+async def test_a_cell_may_say_ask() -> None:
+    bought: list[str] = []
+
+    @tool
+    async def order(item: str) -> str:
+        """Order something."""
+        bought.append(item)
+        return "ordered"
+
+    person = Person(True)
+    policy = Policy(tools={"order": {"*": "ask"}})
+    async with house(Scripted(calls("order", item="tea"), says("ok")), [order], policy=policy, approve=person) as atlas:
+        await atlas.ask("order")
+    assert bought == ["tea"]
+    assert person.questions[0].reason == "policy: tools.order, ask for *"
+
+
+async def test_a_predicate_decides_on_the_arguments() -> None:
+    bought: list[int] = []
+
+    async def pay(amount: int) -> str:
+        """Pay."""
+        bought.append(amount)
+        return "paid"
+
+    guarded = tool(confirm=lambda arguments: arguments["amount"] > 10)(pay)
+    model = Scripted(calls("pay", amount=5) + calls("pay", amount=50), says("ok"))
+    async with house(model, [guarded], approve=Person(False)) as atlas:
+        await atlas.ask("pay")
+    assert bought == [5]
+
+
+async def test_a_policy_that_changes_while_a_person_thinks_stops_the_call() -> None:
+    shop = Shop()
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(question: Question) -> bool:
+        asked.set()
+        await go.wait()
+        return True
+
+    model = Scripted(calls("buy", item="tea"), says("ok"))
+    async with house(model, [shop.buy], approve=slow, policy=Policy(tools={"buy": {"*": "yes"}})) as atlas:
+        stream = atlas.send("buy")
+        async with asyncio.timeout(5):
+            await asked.wait()
+            atlas.policy = Policy(tools={"buy": {"*": "no"}})
+            go.set()
+            await stream.reply()
+    assert shop.bought == []
+    assert _results(model)[0].error == "not_permitted"
+
+
+async def test_cancelling_while_a_person_is_asked_runs_nothing_and_leaves_a_valid_history() -> None:
+    shop, asked = Shop(), asyncio.Event()
+
+    async def slow(question: Question) -> bool:
+        asked.set()
+        await asyncio.Event().wait()
+        return True
+
+    model = Scripted(calls("buy", item="tea") + calls("buy", item="milk"), says("Going on."))
+    talk = Conversation()
+    async with house(model, [shop.buy], approve=slow) as atlas:
+        stream = atlas.send("buy", session=talk)
+        async with asyncio.timeout(5):
+            await asked.wait()
+            stream.cancel()
+            types = [event.type async for event in stream]
+            rows = await atlas.audit.records("default")
+            reply = await atlas.ask("and now?", session=talk)
+    assert types[-1] == "stream:end"
+    assert types.count("tool:result") == 2
+    assert len(rows) == 2
+    assert (shop.bought, reply.text) == ([], "Going on.")

@@ -1,0 +1,196 @@
+"""One line per call, chained; what another policy would have said; and secrets that are nowhere."""
+
+import base64
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from atlas_agents import MemoryAudit, Policy, ToolFailed, ToolResult, tool, verify, what_if
+from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.tools.audit import Record
+from atlas_agents.tools.redact import HIDDEN, Redactor, is_secret_name
+
+
+@tool(effect="pure")
+async def echo(text: str) -> str:
+    """Say it again."""
+    return text
+
+
+async def _recorded(count: int) -> list[Record]:
+    audit = MemoryAudit()
+    model = Scripted(*(calls("echo", text=f"line {n}") for n in range(count)), says("Done."))
+    async with house(model, [echo], audit=audit, agent={"max_rounds": count + 1}) as atlas:
+        await atlas.ask("go")
+    return list(await audit.records())
+
+
+async def test_a_row_has_the_fields_that_auditors_ask_for() -> None:
+    (record,) = await _recorded(1)
+    row: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record.entry))
+    meta = row.pop("meta")
+    timestamp = row.pop("timestamp")
+    assert timestamp > 0
+    assert row == {
+        "tenantId": "default",
+        "actorType": "agent",
+        "actorExternalId": "assistant",
+        "level": "info",
+        "action": "TOOL_CALL",
+        "entityType": "tool",
+        "entityId": "echo",
+        "message": "Agent assistant called echo: success",
+        "success": True,
+    }
+    assert (meta["arguments"], meta["result"], meta["error"], meta["retry_count"]) == (
+        {"text": "line 0"},
+        "line 0",
+        None,
+        0,
+    )
+    assert meta["duration_ms"] >= 0
+
+
+async def test_a_long_result_is_cut_to_a_thousand_characters() -> None:
+    audit = MemoryAudit()
+    async with house(Scripted(calls("echo", text="x" * 5000), says("ok")), [echo], audit=audit) as atlas:
+        await atlas.ask("go")
+    (record,) = await audit.records()
+    assert len(record.entry.meta["result"]) == 1000
+
+
+async def test_a_whole_chain_verifies_and_the_first_altered_or_missing_row_is_named() -> None:
+    rows = await _recorded(5)
+    assert verify(rows) is None
+    changed = msgspec.structs.replace(rows[2].entry, success=False)
+    altered = [*rows[:2], msgspec.structs.replace(rows[2], entry=changed), *rows[3:]]
+    assert verify(altered) == "row 3 was changed after it was written"
+    assert verify([*rows[:1], *rows[2:]]) == "row 2 is missing: row 3 stands in its place"
+    forged = msgspec.structs.replace(rows[1], previous="f" * 64)
+    assert verify([rows[0], forged, *rows[2:]]) == "row 2 does not follow the row before it: one of them was replaced"
+    assert verify(rows[1:]) == "row 1 is missing: row 2 stands in its place"
+
+
+async def test_tenants_have_chains_of_their_own() -> None:
+    audit = MemoryAudit()
+    for tenant in ("one", "two"):
+        async with house(Scripted(calls("echo", text=tenant), says("ok")), [echo], audit=audit, tenant=tenant) as atlas:
+            await atlas.ask("go")
+    for tenant in ("one", "two"):
+        (record,) = await audit.records(tenant)
+        assert (record.seq, record.entry.tenant_id, record.entry.meta["result"]) == (1, tenant, tenant)
+
+
+async def test_a_new_matrix_run_over_the_rows_lists_what_would_change() -> None:
+    rows = await _recorded(2)
+    changes = what_if(rows, Policy(tools={"echo": {"assistant": "ask"}}, name="new"))
+    assert [(change.seq, change.tool, change.before, change.after) for change in changes] == [
+        (1, "echo", "yes", "ask"),
+        (2, "echo", "yes", "ask"),
+    ]
+    assert changes[0].rule == "new: tools.echo, ask for assistant"
+    assert what_if(rows, Policy(tools={"echo": {"*": "yes"}})) == []
+
+
+async def test_when_nothing_can_be_written_down_nothing_that_acts_is_done() -> None:
+    class Down(MemoryAudit):
+        async def ready(self) -> None:
+            raise OSError("the audit log is down")
+
+    acted: list[str] = []
+
+    @tool
+    async def act() -> str:
+        """Act."""
+        acted.append("acted")
+        return "acted"
+
+    model = Scripted(calls("act"), says("never"))
+    async with house(model, [act], audit=Down()) as atlas:
+        with pytest.raises(OSError, match="audit log is down"):
+            await atlas.ask("go")
+        assert acted == []
+        assert [result.status for result in atlas.conversation().messages[-1].tool_results] == ["error"]
+
+
+CANARY = "kanarienvogel-7731"
+
+
+async def test_a_secret_reaches_neither_model_nor_log_nor_audit_row(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_API_KEY", CANARY)
+    caplog.set_level(logging.DEBUG)
+
+    @tool
+    async def leak(how: str, password: str) -> dict[str, str]:
+        """Leak a secret."""
+        if how == "bug":
+            raise RuntimeError(f"could not log in with {CANARY} and {password}")
+        if how == "failure":
+            raise ToolFailed(f"the key {CANARY} was refused")
+        return {"key": CANARY, "said": f"I used {CANARY} in base64 {base64.b64encode(CANARY.encode()).decode()}"}
+
+    secret = "hunter2-very-secret"
+    replies = [calls("leak", how=how, password=secret) for how in ("bug", "failure", "result")]
+    model, audit = Scripted(*replies, says("ok")), MemoryAudit()
+    async with house(model, [leak], audit=audit) as atlas:
+        await atlas.ask("go")
+    results = [
+        part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)
+    ]
+    seen = {
+        "model": msgspec.json.encode([result.result for result in results]).decode(),
+        "log": caplog.text,
+        "audit": msgspec.json.encode(await audit.records()).decode(),
+    }
+    encoded = base64.b64encode(CANARY.encode()).decode()
+    assert [(place, word) for place, text in seen.items() for word in (CANARY, encoded) if word in text] == []
+    assert secret not in seen["log"] + seen["audit"]
+    assert "the key [REDACTED] was refused" in seen["model"]
+    assert "Traceback" in seen["log"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    "password passwd pwd pass passphrase DB_PASS dbPassword secret client_secret clientSecret token access_token"
+    " accessToken refreshToken id_token key api_key apiKey apikey X-API-Key private_key privateKey secretKey authorization"
+    " Authorization auth proxy-authorization cookie Set-Cookie cookies credential credentials creds conn dsn jwt otp bearer"
+    " connection_string DATABASE_URL AWS_SECRET_ACCESS_KEY githubToken".split(),
+)
+def test_fields_of_these_names_are_hidden(name: str) -> None:
+    redactor = Redactor(environment={})
+    assert is_secret_name(name)
+    assert redactor.value({name: "value"}) == {name: HIDDEN}
+    assert redactor.value([{"deep": [{name: {"a": 1}}]}]) == [{"deep": [{name: HIDDEN}]}]
+    assert redactor.value([[name, "value"]]) == [[name, HIDDEN]]
+    assert "value-1" not in redactor.value(f'{{"{name}": "value-1"}}')
+
+
+@pytest.mark.parametrize(
+    "name", ["monkey", "keyboard", "tokenizer_name", "passenger", "compass", "author", "turkey", "city"]
+)
+def test_fields_of_these_names_are_not(name: str) -> None:
+    assert Redactor(environment={}).value({name: "value"}) == {name: "value"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sk-abcdefghijklmnopqrstuvwx",
+        "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
+        "AKIAIOSFODNN7EXAMPLE",
+        "xoxb-123456789012-abcdefghijkl",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
+        "Bearer abcdefgh12345678",
+        "postgresql://ana:tiger-7@db.example/shop",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_what_looks_like_a_secret_is_hidden(text: str) -> None:
+    hidden = Redactor(environment={}).text(f"see {text} there")
+    assert HIDDEN in hidden
+    assert hidden.startswith("see ")
+    assert hidden.endswith(" there")

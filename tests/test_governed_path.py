@@ -1,0 +1,150 @@
+"""One table of cases through every door, for every shape of tool: equal verdicts, equal audit rows."""
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas_agents import Agent, Atlas, Limits, MemoryAudit, Policy, Tool, ToolFailed, ToolResult, tool
+from atlas_agents.testing import Scripted, calls, house, says
+
+Door = Callable[[Atlas], Awaitable[object]]
+_SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+async def _by_send(atlas: Atlas) -> object:
+    return await atlas.send("go").reply()
+
+
+DOORS: dict[str, Door] = {
+    "ask": lambda atlas: atlas.ask("go"),
+    "send": _by_send,
+    "run": lambda atlas: atlas.run("go"),
+}
+
+
+def _behave(what: str, trace: str, n: int) -> str:
+    with Path(trace).open("a") as file:
+        file.write(f"{n}\n")
+    if what == "failing":
+        raise ToolFailed("the shop is shut")
+    if what == "crashing":
+        raise KeyError("a detail that no model should read")
+    if what == "timed out":
+        import time
+
+        time.sleep(30)
+    return f"did {n}"
+
+
+def _tool(shape: str, what: str, trace: str) -> Tool:
+    terms: dict[str, Any] = {
+        "confirm": what == "declined",
+        "timeout": (3 if shape == "sync" else 0.1) if what == "timed out" else 20,
+    }
+    if shape == "sync":
+
+        def act(n: int) -> str:
+            """Act on a number."""
+            return _behave(what, trace, n)
+
+        return tool(**terms)(act)
+
+    if shape == "async":
+
+        async def act_async(n: int) -> str:
+            """Act on a number."""
+            if what == "timed out":
+                import asyncio
+
+                Path(trace).write_text(f"{n}\n")
+                await asyncio.sleep(30)
+            return _behave(what, trace, n)
+
+        return tool(name="act", **terms)(act_async)
+
+    async def handler(arguments: dict[str, Any], _: object) -> str:
+        if what == "timed out":
+            import asyncio
+
+            Path(trace).write_text(f"{arguments['n']}\n")
+            await asyncio.sleep(30)
+        return _behave(what, trace, arguments["n"])
+
+    made = tool({"name": "act", "description": "Act on a number.", "parameters": _SCHEMA}, handler)
+    return Tool("act", made.function, description=made.description, parameters=_SCHEMA, **terms)
+
+
+EXPECTED: dict[str, tuple[str, str | None, object, bool]] = {
+    "allowed": ("ok", None, "did 1", True),
+    "denied": (
+        "error",
+        "not_permitted",
+        "act is not permitted for assistant: policy: tools.act, no for assistant.",
+        False,
+    ),
+    "invalid": ("error", "bad_arguments", 'n: "one" is not of type "integer"', False),
+    "declined": ("error", "declined", {"cancelled": True}, False),
+    "over limit": ("error", "limit", "All 1 calls of today are used. Nothing was run; try tomorrow.", False),
+    "timed out": ("unknown", "timeout", "act took longer than {} s and was stopped", True),
+    "failing": ("error", "failed", "the shop is shut", True),
+    "crashing": (
+        "error",
+        "internal",
+        "Tool execution failed. The error has been logged for investigation.",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("shape", ["async", "sync", "mcp"])
+@pytest.mark.parametrize("case", EXPECTED)
+async def test_every_case_ends_the_same_at_every_door_for_every_shape_of_tool(
+    case: str, shape: str, door: str, tmp_path: Path
+) -> None:
+    trace = str(tmp_path / "effects")
+    act = _tool(shape, case, trace)
+    arguments = {"n": "one" if case == "invalid" else 1}
+    first = [calls("act", n=0)] if case == "over limit" else []
+    model = Scripted(*first, calls("act", **arguments), says("Done."))
+    policy = Policy(tools={"act": {"assistant": "no" if case == "denied" else "yes"}})
+    limits = Limits(per_day=1) if case == "over limit" else Limits(per_day=100, per_tick=50, repeats=5)
+    audit = MemoryAudit()
+    async with house(model, [act], policy=policy, limits=limits, audit=audit) as atlas:
+        await DOORS[door](atlas)
+    status, error, words, acted = EXPECTED[case]
+    words = words.format("3" if shape == "sync" else "0.1") if isinstance(words, str) else words
+    results = [
+        part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)
+    ]
+    assert [(result.status, result.error, result.result) for result in results[-1:]] == [(status, error, words)]
+    assert (os.path.exists(trace) and Path(trace).read_text().endswith("1\n")) is acted
+    rows = await audit.records()
+    entry = rows[-1].entry
+    assert len(rows) == len(first) + 1
+    assert (entry.action, entry.entity_type, entry.entity_id, entry.actor_type) == ("TOOL_CALL", "tool", "act", "agent")
+    assert (entry.actor_external_id, entry.success, entry.level) == (
+        "assistant",
+        status == "ok",
+        "info" if status == "ok" else "error",
+    )
+    assert entry.meta["error"] == error
+    assert entry.meta["arguments"] == arguments
+
+
+async def test_an_agent_that_stands_alone_goes_the_same_way(tmp_path: Path) -> None:
+    act = _tool("async", "declined", str(tmp_path / "effects"))
+    needs = tool(name="needs", permissions=["file:read"])(_never)
+    model = Scripted(calls("act", n=1) + calls("needs") + calls("nothing"), says("Done."))
+    agent = Agent("alone", model=model, tools=[act, needs])
+    messages, success, _ = await agent.call("go")
+    assert success
+    assert [result.error for result in messages[2].tool_results] == ["declined", "not_permitted", "not_found"]
+
+
+async def _never() -> str:
+    """Never runs."""
+    raise AssertionError

@@ -1,0 +1,199 @@
+"""How much may be done: at once, per tick, per day, and not over and over."""
+
+import asyncio
+
+import pytest
+
+from atlas_agents import Agent, Atlas, ConfigError, Limits, ToolResult, tool
+from atlas_agents.core.environment import Environment
+from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, house, says
+
+
+def _together(count: int, name: str = "act") -> Reply:
+    reply = calls(name, n=0)
+    for n in range(1, count):
+        reply = reply + calls(name, n=n)
+    return reply
+
+
+def _results(model: Scripted) -> list[ToolResult]:
+    return [part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)]
+
+
+class Gate:
+    """A tool that stays open until told, and knows how many of it are open."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.now = self.most = 0
+
+        async def act(n: int) -> int:
+            """Act."""
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await self.open.wait()
+            self.now -= 1
+            return n
+
+        self.tool = tool(act)
+
+
+async def _until(condition: object) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.001)
+
+
+async def test_five_calls_of_a_session_run_at_once_and_the_rest_follow_in_order() -> None:
+    gate, model = Gate(), Scripted(_together(12), says("Done."))
+    async with house(model, [gate.tool]) as atlas:
+        stream = atlas.send("go")
+        await _until(lambda: gate.now == 5)
+        await asyncio.sleep(0.01)
+        assert gate.now == 5
+        gate.open.set()
+        async with asyncio.timeout(5):
+            await stream.reply()
+    assert gate.most == 5
+    assert [result.result for result in _results(model)] == list(range(12))
+
+
+async def test_a_hung_tool_holds_up_no_other_session() -> None:
+    gate = Gate()
+
+    @tool
+    async def quick(n: int) -> int:
+        """Be quick."""
+        return n
+
+    hung = Agent("hung", model=Scripted(_together(8)), tools=[gate.tool])
+    free = Agent("free", model=Scripted(_together(3, "quick"), says("Free.")), tools=[quick])
+    async with Atlas([hung, free]) as atlas:
+        atlas.send("go", agent_id="hung", session="one")
+        await _until(lambda: gate.now == 5)
+        async with asyncio.timeout(1):
+            reply = await atlas.ask("go", agent_id="free", session="two")
+    assert reply.text == "Free."
+
+
+async def test_beyond_ten_a_tick_calls_wait_for_the_next_ticks_in_order() -> None:
+    clock, when = VirtualClock(), list[tuple[int, float]]()
+
+    @tool
+    async def act(n: int) -> int:
+        """Act."""
+        when.append((n, clock.monotonic()))
+        return n
+
+    model = Scripted(_together(25), says("Done."))
+    async with house(model, [act], clock=clock, limits=Limits(per_tick=10, tick=5)) as atlas:
+        stream = atlas.send("go")
+        await clock.advance(0)
+        await _until(lambda: len(when) == 10)
+        await clock.advance(4.9)
+        assert len(when) == 10
+        for _ in range(3):
+            await clock.advance(5)
+        async with asyncio.timeout(5):
+            await stream.reply()
+    assert [n for n, _ in when] == list(range(25))
+    assert [sum(1 for _, at in when if at == tick) for tick in (0, 5, 10)] == [10, 10, 5]
+    assert [result.result for result in _results(model)] == list(range(25))
+
+
+async def test_a_turn_cancelled_while_its_calls_wait_for_a_tick_runs_none_of_them() -> None:
+    clock, ran = VirtualClock(), list[int]()
+
+    @tool
+    async def act(n: int) -> int:
+        """Act."""
+        ran.append(n)
+        return n
+
+    model = Scripted(_together(4), says("Going on."), calls("act", n=9), says("ok"))
+    async with house(model, [act], clock=clock, limits=Limits(per_tick=2, tick=5)) as atlas:
+        stream = atlas.send("go")
+        await _until(lambda: len(ran) == 2)
+        stream.cancel()
+        async with asyncio.timeout(5):
+            types = [event.type async for event in stream]
+        await clock.advance(20)
+        assert ran == [0, 1]
+        assert types.count("tool:result") == 4
+        assert (await atlas.ask("on")).text == "Going on."
+
+
+async def test_agents_have_ticks_of_their_own() -> None:
+    clock, ran = VirtualClock(), list[int]()
+
+    @tool
+    async def act(n: int) -> int:
+        """Act."""
+        ran.append(n)
+        return n
+
+    agents = [Agent(name, model=Scripted(_together(2), says(name)), tools=[act]) for name in ("a", "b")]
+    async with Atlas(agents, clock=clock, limits=Limits(per_tick=2)) as atlas:
+        async with asyncio.timeout(5):
+            for name in ("a", "b"):
+                await atlas.ask("go", agent_id=name, session=name)
+    assert len(ran) == 4
+
+
+async def test_the_days_calls_are_counted_exactly_under_concurrency_and_anew_the_next_day() -> None:
+    clock, ran = VirtualClock(), list[int]()
+
+    @tool
+    async def act(n: int) -> int:
+        """Act."""
+        ran.append(n)
+        await asyncio.sleep(0)
+        return n
+
+    models = [Scripted(_together(8), says("ok")) for _ in range(6)]
+    agent = [Agent("worker", model=model, tools=[act]) for model in models]
+    async with Atlas(agent[:1], clock=clock, limits=Limits(per_day=20)) as atlas:
+        for one in agent[1:]:
+            atlas.set_agent(one)
+        streams = [atlas.set_agent(one).send("go", session=str(place)) for place, one in enumerate(agent)]
+        async with asyncio.timeout(10):
+            for stream in streams:
+                await stream.reply()
+        assert len(ran) == 20
+        refused = [result for model in models for result in _results(model) if result.error == "limit"]
+        assert len(refused) == 28
+        await clock.advance(24 * 3600)
+        again = Agent("worker", model=Scripted(calls("act", n=1), says("ok")), tools=[act])
+        async with asyncio.timeout(5):
+            await atlas.set_agent(again).ask("go", session="tomorrow")
+    assert len(ran) == 21
+
+
+async def test_a_model_that_repeats_one_call_is_stopped() -> None:
+    ran: list[int] = []
+
+    @tool
+    async def poll(n: int) -> str:
+        """Poll."""
+        ran.append(n)
+        return "nothing new"
+
+    model = Scripted(*(calls("poll", n=1) for _ in range(6)), calls("poll", n=2), says("I give up."))
+    async with house(model, [poll], limits=Limits(repeats=4), agent={"max_rounds": 20}) as atlas:
+        await atlas.ask("poll")
+    assert ran == [1, 1, 1, 1, 2]
+    assert [result.error for result in _results(model)] == [None] * 4 + ["limit"] * 2 + [None]
+
+
+@pytest.mark.parametrize("name", ["at_once", "per_tick", "per_day", "repeats"])
+def test_a_limit_below_one_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Limits(**{name: 0})
+
+
+def test_the_gateways_limits_come_from_the_environment() -> None:
+    limits = Limits.of_gateway(Environment({"MAX_ACTIONS_PER_DAY": "7"}, dotenv=None))
+    assert (limits.per_day, limits.per_tick, limits.tick, limits.repeats, limits.at_once) == (7, 10, 5, 10, 5)
+    assert Limits.of_gateway(Environment({}, dotenv=None)).per_day == 1000
+    with pytest.raises(ConfigError, match="MAX_ACTIONS_PER_DAY must be a whole number"):
+        Limits.of_gateway(Environment({"MAX_ACTIONS_PER_DAY": "many"}, dotenv=None))

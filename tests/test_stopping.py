@@ -1,0 +1,225 @@
+"""A tool that is stopped really stops; one that fails is tried again only where that is safe."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas_agents import ToolResult, Transient, tool
+from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+from atlas_agents.tools.tool import Effect
+
+
+def _results(model: Scripted) -> list[ToolResult]:
+    return [part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)]
+
+
+@asynccontextmanager
+async def heartbeat() -> AsyncGenerator[list[float]]:
+    """Measures how long the loop was ever kept from running."""
+    gaps: list[float] = []
+
+    async def beat() -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    task = asyncio.create_task(beat())
+    try:
+        yield gaps
+    finally:
+        task.cancel()
+
+
+async def test_a_sync_tool_is_dead_before_the_model_hears_that_it_timed_out(tmp_path: Path) -> None:
+    file = tmp_path / "late"
+
+    @tool(timeout=0.3)
+    def slow(path: str) -> str:
+        """Write a file, too late."""
+        time.sleep(1.5)
+        Path(path).write_text("too late")
+        return "written"
+
+    model = Scripted(calls("slow", path=str(file)), says("It timed out."))
+    async with house(model, [slow]) as atlas:
+        await atlas.ask("warm up and go")
+        await asyncio.sleep(1.6)
+    assert not file.exists()
+    assert [(result.status, result.error) for result in _results(model)] == [("unknown", "timeout")]
+
+
+async def test_while_a_sync_tool_blocks_the_loop_goes_on() -> None:
+    @tool
+    def block() -> str:
+        """Block."""
+        time.sleep(0.5)
+        return "done"
+
+    stalls: list[float] = []
+    for _ in range(4):  # a loaded machine stalls everything now and then: the best try is the tool's own doing
+        async with house(Scripted(calls("block"), says("ok")), [block]) as atlas:
+            async with heartbeat() as gaps:
+                await atlas.ask("go")
+        stalls.append(max(gaps))
+        if stalls[-1] < 0.02:
+            break
+    assert min(stalls) < 0.02
+
+
+class Flaky:
+    """Fails as often as told, then succeeds."""
+
+    def __init__(self, effect: Effect, *errors: Exception) -> None:
+        self.tried: list[str] = []
+        left = list(errors)
+
+        async def act() -> str:
+            """Act."""
+            self.tried.append("tried")
+            if left:
+                raise left.pop(0)
+            return "done"
+
+        self.tool = tool(effect=effect)(act)
+
+
+class HttpError(Exception):
+    """As the HTTP clients of the world raise them."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status_code = status
+
+
+async def _run(flaky: Flaky) -> tuple[ToolResult, list[float]]:
+    clock = VirtualClock()
+    model = Scripted(calls("act"), says("ok"))
+    async with house(model, [flaky.tool], clock=clock) as atlas:
+        stream = atlas.send("go")
+        async with asyncio.timeout(10):
+            for _ in range(60):
+                await clock.advance(1)
+            await stream.reply()
+    return _results(model)[0], []
+
+
+@pytest.mark.parametrize(
+    ("effect", "error", "tries", "outcome"),
+    [
+        ("unsafe", Transient("busy"), 2, ("ok", None)),
+        ("pure", TimeoutError("slow"), 2, ("ok", None)),
+        ("keyed", ConnectionResetError("gone"), 2, ("ok", None)),
+        ("unsafe", TimeoutError("slow"), 1, ("unknown", "unknown")),
+        ("unsafe", ConnectionResetError("gone"), 1, ("unknown", "unknown")),
+        ("unsafe", HttpError(429), 2, ("ok", None)),
+        ("unsafe", HttpError(503), 2, ("ok", None)),
+        ("pure", HttpError(404), 1, ("error", "failed")),
+        ("pure", HttpError(401), 1, ("error", "failed")),
+        ("pure", ValueError("a bug"), 1, ("error", "internal")),
+    ],
+)
+async def test_what_is_tried_again_follows_from_the_error_and_the_effect(
+    effect: Effect, error: Exception, tries: int, outcome: tuple[str, str | None]
+) -> None:
+    flaky = Flaky(effect, error)
+    result, _ = await _run(flaky)
+    assert (len(flaky.tried), (result.status, result.error)) == (tries, outcome)
+
+
+async def test_after_three_retries_another_way_is_suggested() -> None:
+    flaky = Flaky("pure", *(HttpError(503) for _ in range(9)))
+    result, _ = await _run(flaky)
+    assert len(flaky.tried) == 4
+    assert result.result == "HTTP 503 (tried 4 times; try again later, or another way)"
+
+
+async def test_a_pure_tool_that_times_out_is_tried_again() -> None:
+    clock, tried = VirtualClock(), list[float]()
+
+    @tool(effect="pure", timeout=2)
+    async def sometimes() -> str:
+        """Hang the first time."""
+        tried.append(clock.monotonic())
+        if len(tried) == 1:
+            await asyncio.Event().wait()
+        return "done"
+
+    model = Scripted(calls("sometimes"), says("ok"))
+    async with house(model, [sometimes], clock=clock) as atlas:
+        stream = atlas.send("go")
+        for _ in range(8):
+            await clock.advance(1)
+        async with asyncio.timeout(5):
+            await stream.reply()
+    assert len(tried) == 2
+    assert _results(model)[0].result == "done"
+
+
+async def test_the_idempotency_key_is_the_same_at_every_try() -> None:
+    from atlas_agents import ToolContext
+
+    keys: list[str] = []
+
+    @tool(effect="keyed")
+    async def pay(context: ToolContext) -> str:
+        """Pay."""
+        keys.append(context.idempotency_key)
+        if len(keys) == 1:
+            raise TimeoutError
+        return "paid"
+
+    clock, model = VirtualClock(), Scripted(calls("pay"), says("ok"))
+    async with house(model, [pay], clock=clock) as atlas:
+        stream = atlas.send("go")
+        for _ in range(4):
+            await clock.advance(1)
+        async with asyncio.timeout(5):
+            await stream.reply()
+    assert len(keys) == 2
+    assert keys[0] == keys[1] == f"{stream.stream_id}:{_results(model)[0].call_id}"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1/s.json"}}},
+        {"type": "object", "properties": {"a": {"$ref": "file:///etc/passwd"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)b"}}},
+        {
+            "type": "object",
+            "$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(25)} | {"d25": {}},
+            "properties": {"a": {"$ref": "#/$defs/d0"}},
+        },
+        {
+            "type": "object",
+            "properties": {f"field{n}": {"type": "string", "description": "x" * 50} for n in range(2000)},
+        },
+    ],
+    ids=["remote ref", "file ref", "lookahead", "reference bomb", "too large"],
+)
+def test_schemas_that_could_hang_or_reach_out_are_refused_when_the_tool_is_made(schema: dict[str, Any]) -> None:
+    from atlas_agents import BadTool, Tool
+
+    begun = time.perf_counter()
+    with pytest.raises(BadTool):
+        Tool("odd", lambda **_: "x", parameters=schema)
+    assert time.perf_counter() - begun < 1
+
+
+def test_a_pattern_that_makes_other_engines_hang_is_checked_in_no_time() -> None:
+    from atlas_agents import BadArguments, Tool
+
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+    odd = Tool("odd", lambda **_: "x", parameters=schema)
+    begun = time.perf_counter()
+    with pytest.raises(BadArguments):
+        odd.check({"a": "a" * 5000 + "!"})
+    assert time.perf_counter() - begun < 0.5
