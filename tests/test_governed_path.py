@@ -1,6 +1,7 @@
 """One table of cases through every door, for every shape of tool: equal verdicts, equal audit rows."""
 
-import os
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,22 @@ DOORS: dict[str, Door] = {
 }
 
 
-def _behave(what: str, trace: str, n: int) -> str:
+def _note(trace: str, n: int) -> None:
     with Path(trace).open("a") as file:
         file.write(f"{n}\n")
+
+
+def _noted(trace: str) -> str:
+    return Path(trace).read_text() if Path(trace).exists() else ""
+
+
+def _behave(what: str, trace: str, n: int) -> str:
+    _note(trace, n)
     if what == "failing":
         raise ToolFailed("the shop is shut")
     if what == "crashing":
         raise KeyError("a detail that no model should read")
     if what == "timed out":
-        import time
-
         time.sleep(30)
     return f"did {n}"
 
@@ -57,9 +64,7 @@ def _tool(shape: str, what: str, trace: str) -> Tool:
         async def act_async(n: int) -> str:
             """Act on a number."""
             if what == "timed out":
-                import asyncio
-
-                Path(trace).write_text(f"{n}\n")
+                _note(trace, n)
                 await asyncio.sleep(30)
             return _behave(what, trace, n)
 
@@ -67,9 +72,7 @@ def _tool(shape: str, what: str, trace: str) -> Tool:
 
     async def handler(arguments: dict[str, Any], _: object) -> str:
         if what == "timed out":
-            import asyncio
-
-            Path(trace).write_text(f"{arguments['n']}\n")
+            _note(trace, arguments["n"])
             await asyncio.sleep(30)
         return _behave(what, trace, arguments["n"])
 
@@ -121,7 +124,7 @@ async def test_every_case_ends_the_same_at_every_door_for_every_shape_of_tool(
         part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)
     ]
     assert [(result.status, result.error, result.result) for result in results[-1:]] == [(status, error, words)]
-    assert (os.path.exists(trace) and Path(trace).read_text().endswith("1\n")) is acted
+    assert _noted(trace).endswith("1\n") is acted
     rows = await audit.records()
     entry = rows[-1].entry
     assert len(rows) == len(first) + 1

@@ -128,11 +128,11 @@ async def test_two_agents_are_judged_by_their_own_roles() -> None:
 def test_a_wrong_policy_file_is_refused_by_file_and_key(text: str, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="policy.toml") as caught:
+    with pytest.raises(ConfigError, match=r"policy\.toml") as caught:
         Policy.load(path)
     assert complaint in str(caught.value)
 
 
 def test_a_missing_policy_file_is_said() -> None:
-    with pytest.raises(ConfigError, match="nowhere.toml cannot be read"):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read"):
         Policy.load("nowhere.toml")

@@ -65,9 +65,8 @@ async def test_while_a_sync_tool_blocks_the_loop_goes_on() -> None:
 
     stalls: list[float] = []
     for _ in range(4):  # a loaded machine stalls everything now and then: the best try is the tool's own doing
-        async with house(Scripted(calls("block"), says("ok")), [block]) as atlas:
-            async with heartbeat() as gaps:
-                await atlas.ask("go")
+        async with house(Scripted(calls("block"), says("ok")), [block]) as atlas, heartbeat() as gaps:
+            await atlas.ask("go")
         stalls.append(max(gaps))
         if stalls[-1] < 0.02:
             break
@@ -187,6 +186,10 @@ async def test_the_idempotency_key_is_the_same_at_every_try() -> None:
     assert keys[0] == keys[1] == f"{stream.stream_id}:{_results(model)[0].call_id}"
 
 
+def _nothing(**_: object) -> str:
+    return "x"
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -210,7 +213,7 @@ def test_schemas_that_could_hang_or_reach_out_are_refused_when_the_tool_is_made(
 
     begun = time.perf_counter()
     with pytest.raises(BadTool):
-        Tool("odd", lambda **_: "x", parameters=schema)
+        Tool("odd", _nothing, parameters=schema)
     assert time.perf_counter() - begun < 1
 
 
@@ -218,7 +221,7 @@ def test_a_pattern_that_makes_other_engines_hang_is_checked_in_no_time() -> None
     from atlas_agents import BadArguments, Tool
 
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
-    odd = Tool("odd", lambda **_: "x", parameters=schema)
+    odd = Tool("odd", _nothing, parameters=schema)
     begun = time.perf_counter()
     with pytest.raises(BadArguments):
         odd.check({"a": "a" * 5000 + "!"})
