@@ -1,6 +1,7 @@
 """Asking a person: answers, deadlines, edits, and a yes that is bound to exactly what was shown."""
 
 import asyncio
+
 import pytest
 
 from atlas_agents import Answer, Approvals, Conversation, Policy, Question, ToolResult, tool
