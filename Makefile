@@ -9,7 +9,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint format bench docs lock clean
+.PHONY: help run test check lint format bench docs texts lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ bench: $(READY) ## Measure CPU per turn beside the floor
 
 docs: $(READY) ## Build the pages into site/, warnings are errors
 	$(BIN)/zensical build --clean --strict
+
+texts: $(READY) ## Write the help of the command into its page
+	$(BIN)/python tests/help_texts.py
 
 lock: $(UV) ## Resolve the newest versions into requirements.lock
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --group dev --generate-hashes \

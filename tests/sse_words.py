@@ -76,7 +76,7 @@ class AnthropicWords:
 
     def start(self, input: int = 7) -> bytes:
         usage = {"input_tokens": input, "output_tokens": 1}
-        message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m-1", "content": []}
+        message: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m-1", "content": []}
         return self.event(
             "message_start", message={**message, "stop_reason": None, "stop_sequence": None, "usage": usage}
         )

@@ -48,6 +48,8 @@ def chat(options: Options) -> int:
     except ConfigError as error:
         _complain(sentence(error))
         return WRONG_USE
+    except BrokenPipeError:  # whoever read the answer has had enough; no words about that
+        raise
     except Exception as error:  # noqa: BLE001 - the border to a person: whatever broke is said in a sentence
         _complain(sentence(error))
         return NO_ANSWER
@@ -117,6 +119,8 @@ def _read_input(*, patient: bool) -> str:
     """Standard input to its end. With no person on either side, an input that stays silent counts as empty."""
     if sys.stdin is None:
         return ""
+    if _is_terminal(sys.stdin):
+        print("Type the message, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
     someone = patient or _is_terminal(sys.stdin) or _is_terminal(sys.stdout)
     if not someone and not select.select([sys.stdin], [], [], _PATIENCE)[0]:
         return ""

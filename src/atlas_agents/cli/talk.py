@@ -14,7 +14,7 @@ from atlas_agents.cli.page import Page
 from atlas_agents.cli.turn import take_turn
 from atlas_agents.cli.words import answered, called, one_line, printable, sentence
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import AtlasError, Cancelled
+from atlas_agents.core.errors import Cancelled
 from atlas_agents.engine.atlas import Atlas
 
 _LEAVE = ("/exit", "/quit")
@@ -58,7 +58,7 @@ class Talk:
             await take_turn(self._atlas.send(message, session=self._conversation), self._page)
         except Cancelled:
             self._page.line("(stopped: this answer is not kept; the conversation goes on)", "yellow")
-        except AtlasError as error:
+        except Exception as error:  # noqa: BLE001 - whatever broke in this turn, the conversation goes on
             self._page.line(sentence(error, self._choice.address), "red")
 
     def _obey(self, command: str) -> None:

@@ -1,0 +1,27 @@
+"""Keep a conversation yourself: save it, load it, and try another way from any message on."""
+
+import asyncio
+
+from atlas_agents import Conversation, Message, assistant
+from atlas_agents.testing import Scripted, house, says
+
+
+async def main() -> None:
+    model = Scripted(says("Blue."), says("The sea."), says("A meadow."))
+    async with house(model) as atlas:
+        talk = Conversation(metadata={"topic": "colours"})
+        await atlas.ask("Pick a colour.", session=talk)
+        await atlas.ask("What has this colour?", session=talk)
+
+        lines = [message.to_json() for message in talk.messages]
+        loaded = Conversation(Message.from_json(line) for line in lines)
+
+        other = loaded.fork(at=loaded.messages[0])  # up to the first question, and no further
+        other.messages.append(assistant("Green."))
+        await atlas.ask("What has this colour?", session=other)
+
+    for each in (talk, other):
+        print([message.text for message in each.messages])
+
+
+asyncio.run(main())

@@ -1,0 +1,18 @@
+"""Limits on what the model is shown; what is stored stays whole."""
+
+import asyncio
+
+from atlas_agents import History
+from atlas_agents.testing import Scripted, house, says
+
+
+async def main() -> None:
+    model = Scripted(says("one"), says("two"), says("three"))
+    async with house(model, history=History(max_messages=3)) as atlas:
+        for question in ("first?", "second?", "third?"):
+            await atlas.ask(question)
+        print([message.text for message in model.requests[-1].messages])
+        print(len(atlas.conversation()))
+
+
+asyncio.run(main())

@@ -1,0 +1,25 @@
+"""What a caller catches, and what it can read off the error."""
+
+import asyncio
+
+from atlas_agents import Agent, Atlas, AtlasError, ConfigError, ProviderError
+from atlas_agents.testing import Scripted, fails
+
+
+async def main() -> None:
+    no_model = Agent("no-model")
+    unlucky = Agent("unlucky", model=Scripted(fails(ProviderError("who are you?", "auth", status=401))))
+    async with Atlas(agents=[no_model, unlucky]) as atlas:
+        try:
+            await atlas.ask("Hello?")
+        except ConfigError as error:  # a mistake of the developer: nothing was sent
+            print(error)
+        try:
+            await atlas.ask("Hello?", agent_id="unlucky")
+        except ProviderError as error:  # retries and failover have given up
+            print(error.kind, error.status, error.retryable, error.failover)
+        except AtlasError as error:  # everything else of ours
+            print(error)
+
+
+asyncio.run(main())

@@ -1,0 +1,27 @@
+"""All events of a turn, in their order."""
+
+import asyncio
+
+from atlas_agents import tool
+from atlas_agents.testing import Scripted, calls, house, says, thinks
+
+
+@tool
+async def get_weather(city: str) -> str:
+    """Tell today's weather in a city."""
+    return f"Sunny in {city}"
+
+
+model = Scripted(thinks("Let me look.") + calls("get_weather", city="Lima"), says("Sunny in Lima."))
+
+
+async def main() -> None:
+    async with house(model, [get_weather]) as atlas:
+        stream = atlas.send("Weather in Lima?")
+        async for event in stream:
+            print(event.type)
+        print(repr(stream.text))
+        print([event.type async for event in stream].count("stream:chunk"))  # a second look replays them all
+
+
+asyncio.run(main())

@@ -1,0 +1,25 @@
+"""A clock that you drive: an hour of timeouts and retries passes in no time."""
+
+import asyncio
+
+from atlas_agents import tool
+from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+
+
+@tool(timeout=3600, effect="pure")
+async def wait_for_ever() -> None:
+    """Never end."""
+    await asyncio.Event().wait()
+
+
+async def main() -> None:
+    clock = VirtualClock()
+    model = Scripted(calls("wait_for_ever"), says("It took too long."))
+    async with house(model, [wait_for_ever], clock=clock) as atlas:
+        stream = atlas.send("Wait")
+        await clock.advance(3600)
+        print((await stream.reply()).text)
+        print(atlas.conversation().messages[2].tool_results[0].result)
+
+
+asyncio.run(main())
