@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,14 +26,24 @@ class Crashed(Exception):
 
 
 class Attempt:
-    """A tool at work in a task of its own. It starts at once; whoever waits for it is not held up by one that hangs."""
+    """A tool at work in a task of its own. It starts at once; whoever waits for it is not held up by one that hangs.
+
+    `then` is called when it has ended, once.
+    """
 
     def __init__(
-        self, tool: Tool, values: dict[str, Any], context: ToolContext, clock: Clock, workers: Workers
+        self,
+        tool: Tool,
+        values: dict[str, Any],
+        context: ToolContext,
+        clock: Clock,
+        workers: Workers,
+        then: Callable[[], None],
     ) -> None:
         self._tool = tool
         self._clock = clock
         self._alarm: Alarm | None = None
+        self._then = then
         self._waiter: asyncio.Future[None] | None = None
         self._stopped = self._late = False
         self.ended = False
@@ -42,9 +53,8 @@ class Attempt:
         self._error: Exception | None = None
         self._task = asyncio.create_task(self._work(values, context, workers))
 
-    async def result(self) -> Any:
-        """What the function gave back, or what it raised; ToolTimeout when it took too long."""
-        await self._until_ended()
+    def result(self) -> Any:
+        """What the function gave back, or raise what it raised; ToolTimeout when it took too long."""
         if self._late:
             raise ToolTimeout(f"{self._tool.name} took longer than {self._tool.timeout:g} s and was stopped")
         if self._error is not None:
@@ -54,16 +64,19 @@ class Attempt:
     async def stop(self) -> None:
         """End it: asked first, and left behind if it does not listen."""
         self._halt()
-        await self._until_ended()
+        await self.until_ended()
 
-    async def _until_ended(self) -> None:
-        """A future per waiter: cancelling the wait cancels what is awaited, and must not count as an end."""
+    async def until_ended(self) -> None:
+        """A future per wait: cancelling the wait cancels what is awaited, and must not count as an end."""
         if not self.ended:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def _end(self) -> None:
+        if self.ended:  # it was left behind, and has ended after all
+            return
         self.ended = True
+        self._then()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -143,7 +143,10 @@ async def clear(call: ToolCall, desk: Desk) -> Cleared | Denied:
 
 
 class Settling:
-    """A cleared call being carried out, or a denied one being told so; `result` stands whatever happens."""
+    """A cleared call being carried out, or a denied one being told so; `result` stands whatever happens.
+
+    The result is told when it is there, whichever other call is being waited for.
+    """
 
     __slots__ = ("_attempt", "_desk", "_ticket", "result")
 
@@ -156,29 +159,31 @@ class Settling:
             self._settle(_refusal(ticket.call, ticket.fault))
         else:
             context = _context(ticket, desk, self._report)
-            self._attempt = Attempt(ticket.tool, ticket.values, context, desk.clock, desk.workers)
+            self._attempt = Attempt(ticket.tool, ticket.values, context, desk.clock, desk.workers, self._finish)
 
     @property
     def ended(self) -> bool:
         return self.result is not None
 
     async def wait(self) -> None:
-        if self.result is None and self._attempt is not None and isinstance(self._ticket, Cleared):
-            self._settle(await _outcome(self._attempt, self._ticket, self._desk))
+        if self.result is None and self._attempt is not None:
+            await self._attempt.until_ended()
 
     async def stop(self) -> None:
         """End it, if it has not ended by itself."""
-        if self.result is None and self._attempt is not None and isinstance(self._ticket, Cleared):
-            if self._attempt.ended:
-                await self.wait()
-                return
-            untouched = self._attempt.resting
-            await self._attempt.stop()
+        attempt, self._attempt = self._attempt, None
+        if self.result is None and attempt is not None:
+            untouched = attempt.resting
+            await attempt.stop()
             self._settle(_never_run(self._ticket.call) if untouched else _interrupted(self._ticket))
 
     def given(self) -> ToolResult:
         """The result; of a call that could not even be stopped, that it was interrupted."""
         return self.result or self._settle(_interrupted(self._ticket))
+
+    def _finish(self) -> None:
+        if self._attempt is not None and isinstance(self._ticket, Cleared):  # and not being stopped
+            self._settle(_outcome(self._attempt, self._ticket, self._desk))
 
     def _settle(self, result: ToolResult) -> ToolResult:
         self.result = _tell(self._ticket.call, result, self._desk)
@@ -191,10 +196,10 @@ class Settling:
             desk.emit(ToolProgress(desk.run_id, desk.shown_name(call), call.id, message))
 
 
-async def _outcome(attempt: Attempt, ticket: Cleared, desk: Desk) -> ToolResult:
+def _outcome(attempt: Attempt, ticket: Cleared, desk: Desk) -> ToolResult:
     call, tool = ticket.call, ticket.tool
     try:
-        return ToolResult(call.id, "ok", json_value(await attempt.result()))
+        return ToolResult(call.id, "ok", json_value(attempt.result()))
     except ToolTimeout as fault:
         return ToolResult(call.id, "error" if tool.effect == "pure" else "unknown", str(fault), fault.kind)
     except ToolFault as fault:
