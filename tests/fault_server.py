@@ -28,6 +28,7 @@ class Pause:
 Deed: TypeAlias = Literal["close", "reset", "half close", "hold"]
 Step: TypeAlias = bytes | Pause | Deed
 Script: TypeAlias = Sequence[Step]
+_CLOSE: Deed = "close"
 Framing: TypeAlias = Literal["chunked", "sized", "until close"]
 
 
@@ -221,18 +222,18 @@ def answer(
     """
     match framing:
         case "chunked":
-            pieces = [_chunk(step) if isinstance(step, bytes) else step for step in body if step]
+            pieces: list[Step] = [_chunk(step) if isinstance(step, bytes) else step for step in body if step]
             return [head(status, type, transfer_encoding="chunked", **headers), *pieces, b"0\r\n\r\n"]
         case "sized":
             size = sum(len(step) for step in body if isinstance(step, bytes))
             return [head(status, type, content_length=str(size), **headers), *body]
         case "until close":
-            return [head(status, type, connection="close", **headers), *body, "close"]
+            return [head(status, type, connection="close", **headers), *body, _CLOSE]
 
 
 def broken(*body: Step, by: Deed = "reset", type: str = "text/event-stream", **headers: str) -> list[Step]:
     """An answer whose connection breaks before its HTTP end: by a reset, or closed inside a chunked body."""
-    pieces = [_chunk(step) if isinstance(step, bytes) else step for step in body]
+    pieces: list[Step] = [_chunk(step) if isinstance(step, bytes) else step for step in body]
     return [head("200 OK", type, transfer_encoding="chunked", **headers), *pieces, by]
 
 

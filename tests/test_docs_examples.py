@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Generator
@@ -16,6 +17,7 @@ from model_server import Asked, ModelServer, Reply, serving
 
 DOCS = Path(__file__).parent.parent / "docs"
 EXAMPLES = sorted((DOCS / "examples").glob("*.py"))
+POLICIES = [DOCS.parent / "examples" / "team.toml", *sorted((DOCS / "examples").glob("*.toml"))]
 PATIENCE = 50
 ANSWERS = {
     "Hello!": Reply("Hello! What can I do for you?"),
@@ -47,6 +49,8 @@ def server() -> Generator[ModelServer]:
 
 def run(example: Path, server: ModelServer, folder: Path) -> subprocess.CompletedProcess[str]:
     settings = {**server.settings, "ATLAS_MODEL": "http/rules-1", "PYTHONIOENCODING": "utf-8"}
+    for policy in POLICIES:
+        shutil.copy(policy, folder)
     return subprocess.run(
         [sys.executable, "-W", "error", str(example)],
         cwd=folder,
@@ -73,15 +77,16 @@ def test_an_example_runs_and_prints_what_its_page_says(example: Path, server: Mo
 def test_every_example_is_on_a_page_with_its_output() -> None:
     shown = set(re.findall(r'^--8<-- "(.*?)"$', "\n".join(pages().values()), re.MULTILINE))
     files = {file.name for file in (DOCS / "examples").iterdir() if file.suffix in (".py", ".txt")}
-    assert shown == files
+    assert shown == files | {policy.name for policy in POLICIES}
 
 
-def test_all_python_on_a_page_comes_from_an_example() -> None:
+def test_all_python_and_toml_on_a_page_comes_from_an_example() -> None:
     blocks = [
         (name, block)
         for name, page in pages().items()
-        for block in re.findall(r"^```python.*?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-        if not re.fullmatch(r'--8<-- "\w+\.py"\n', block)
+        for language, kind in (("python", "py"), ("toml", "toml"))
+        for block in re.findall(rf"^```{language}.*?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        if not re.fullmatch(rf'--8<-- "\w+\.{kind}"\n', block)
     ]
     assert blocks == []
 

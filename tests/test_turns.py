@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -283,7 +284,7 @@ async def test_a_provider_that_never_says_done_has_not_answered() -> None:
             self.inner = Scripted(says("Half an answer"))
             self.id, self.capabilities = "cut", self.inner.capabilities
 
-        async def stream(self, request: Request) -> Any:
+        async def stream(self, request: Request) -> AsyncGenerator[Any, None]:
             chunks = [chunk async for chunk in self.inner.stream(request)]
             for chunk in chunks[:-1]:
                 yield chunk
@@ -449,10 +450,10 @@ async def test_closing_an_atlas_cancels_what_still_runs() -> None:
     atlas = house(model)
     stream = atlas.send("Hi")
     await asyncio.wait_for(model.reached.wait(), PATIENCE)
-    await asyncio.wait_for(atlas.close(), PATIENCE)
+    await atlas.close()
+    assert model.closed == 1
     with pytest.raises(Cancelled):
         await stream.reply()
-    assert model.closed == 1
 
 
 async def test_an_atlas_can_be_used_again_after_it_was_closed() -> None:
@@ -520,7 +521,10 @@ async def test_a_turn_with_a_slow_sync_model_and_tool_leaves_the_loop_free() -> 
             assert heart.goes_on()
             return next(answers)
 
-        probe = Tool("probe", lambda text: heart.goes_on(), in_process=True)
+        def look(text: str) -> bool:
+            return heart.goes_on()
+
+        probe = Tool("probe", look, in_process=True)
         async with house(model, [probe]) as atlas:
             result = await atlas.run("go")
     assert ([step.output for step in result.steps], result.answer) == ([True], "Alive.")

@@ -17,7 +17,7 @@ async def main() -> None:
     model = Scripted(calls("wait_for_ever"), says("It took too long."))
     async with house(model, [wait_for_ever], clock=clock) as atlas:
         stream = atlas.send("Wait")
-        await clock.advance(3600)
+        await clock.advance(5 * 3600)
         print((await stream.reply()).text)
         print(atlas.conversation().messages[2].tool_results[0].result)
 

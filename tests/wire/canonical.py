@@ -15,6 +15,8 @@ from sse_words import a, o
 PAY_BOB = '{"to":"bob","amount":5}'
 PAY_EVE = '{"to":"éve 😀","amount":-1}'
 
+CALLS = [("c1", "pay", PAY_BOB), ("c2", "pay", PAY_EVE)]
+
 
 @dataclass(frozen=True)
 class Body:
@@ -88,9 +90,7 @@ def _joined(chunks: list[Chunk]) -> Heard:
 _THOUGHT = [a.start(), a.open(0, "thinking"), a.thinks(0, "Hm "), a.thinks(0, "😀."), a.signature(0, "c2ln"), a.shut(0)]
 BODIES = [
     Body("OpenAI text with emoji", OPENAI, o.says("Hi ", "😀 é", "\u2028!"), 2, 5, False),
-    Body(
-        "OpenAI two tool calls", OPENAI, o.calls(("c1", "pay", PAY_BOB), ("c2", "pay", PAY_EVE), says="Hm"), 1, 8, True
-    ),
+    Body("OpenAI two tool calls", OPENAI, o.calls(*CALLS, says="Hm"), 1, 8, True),
     Body(
         "Anthropic text and thinking",
         ANTHROPIC,
@@ -99,7 +99,5 @@ BODIES = [
         13,
         False,
     ),
-    Body(
-        "Anthropic tool use", ANTHROPIC, a.calls(("c1", "pay", PAY_BOB), ("c2", "pay", PAY_EVE), says="Hm"), 3, 15, True
-    ),
+    Body("Anthropic tool use", ANTHROPIC, a.calls(*CALLS, says="Hm"), 3, 15, True),
 ]

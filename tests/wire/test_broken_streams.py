@@ -3,6 +3,7 @@
 Every fault is tried twice: once with a good answer to the next attempt, and once as all that ever comes.
 """
 
+import gzip
 from dataclasses import dataclass
 
 import pytest
@@ -11,15 +12,16 @@ from wire_turns import ANTHROPIC, OPENAI, QuickClock, Room, Turn, Wire, room
 
 from atlas_agents import Clocks, ProviderError, RetryPolicy
 from atlas_agents.core.clock import SYSTEM_CLOCK
-from atlas_agents.providers.sse import MAX_EVENT
-from fault_server import FaultServer, Pause, Script, answer, broken
+from fault_server import FaultServer, Pause, Script, answer, broken, head
 from sse_words import a, o
 
 PAY = '{"to":"bob","amount":5}'
 HTML = b"<html><body>Bad gateway</body></html>"
-LONG = b'"' + b"x" * (2 * MAX_EVENT) + b'"'
+LONG = b'"' + b"x" * (8 << 20) + b'"'
 OPEN_A = [a.start(), a.open(0), a.text("Pay")]
 OPEN_TOOL = [a.start(), a.tool(0, "c1", "pay"), a.json(0, PAY)]
+BOMB = gzip.compress(b"x" * (64 << 20))
+CHUNKED = head(transfer_encoding="chunked")
 NEVER = 600
 
 
@@ -117,6 +119,7 @@ FAULTS = [
         "incomplete",
     ),
     Fault("P15 a line of 8 MB", OPENAI, answer(o.text("Pay"), b"data: ", LONG, b"\n\n"), "protocol"),
+    Fault("P15 a compressed bomb", OPENAI, answer(BOMB, content_encoding="gzip"), "protocol", False),
     Fault("P15 a line of 8 MB", ANTHROPIC, answer(*OPEN_A, b"event: ping\ndata: ", LONG, b"\n\n"), "protocol"),
     Fault("P16 empty body", OPENAI, answer(), "empty_response", False),
     Fault("P16 empty body", ANTHROPIC, answer(), "empty_response", False),
@@ -222,13 +225,14 @@ FAULTS = [
     Fault("P52 close inside the headers", OPENAI, [b"HTTP/1.1 200 OK\r\ncontent-", "close"], "network", False),
     Fault("P52 not HTTP", OPENAI, [b"SSH-2.0-OpenSSH_9.6\r\n", "close"], "network", False),
     Fault("P52 not HTTP", ANTHROPIC, [b"\x15\x03\x01\x00\x02\x02\x16", "close"], "network", False),
+    Fault("P52 a header of 200 KB", OPENAI, [head(x="y" * 200_000), *o.says("Pay"), "close"], "network", False),
     Fault(
-        "P52 a chunk size that is none",
-        OPENAI,
-        [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhello\r\n", "close"],
-        "network",
-        False,
+        "P52 two framings", OPENAI, [head(content_length="9", transfer_encoding="chunked"), "close"], "network", False
     ),
+    Fault("P52 gzip that is none", OPENAI, answer(*o.says("Pay"), content_encoding="gzip"), "network", False),
+    Fault("P52 no chunk size, with the headers", OPENAI, [CHUNKED + b"zz\r\nhello\r\n", "close"], "network", False),
+    Fault("P52 no chunk size, after the headers", OPENAI, [CHUNKED, b"zz\r\n", "close"], "timeout", False),
+    Fault("P52 status 204", ANTHROPIC, [b"HTTP/1.1 204 No\r\n\r\n"], "protocol", False),
 ]
 every_fault = pytest.mark.parametrize("fault", [_case(fault) for fault in FAULTS])
 every_passing_fault = pytest.mark.parametrize("fault", [_case(fault) for fault in FAULTS if not fault.final])
@@ -237,7 +241,7 @@ every_passing_fault = pytest.mark.parametrize("fault", [_case(fault) for fault i
 async def play(fault: Fault, server: FaultServer) -> tuple[Room, Turn]:
     """The turn, one retry allowed; and the next one, which must work. Where a clock must ring, it runs fast."""
     retry = RetryPolicy(retries=1, backoff=0.001)
-    clock, clocks = (QuickClock(60), Clocks(total=90)) if fault.kind == "timeout" else (SYSTEM_CLOCK, Clocks())
+    clock, clocks = (QuickClock(60), Clocks(total=60)) if fault.kind == "timeout" else (SYSTEM_CLOCK, Clocks())
     async with room(fault.wire, server, retry=retry, clocks=clocks, clock=clock) as here:
         turn = await here.turn()
         assert here.paid == []

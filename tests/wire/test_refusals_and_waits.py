@@ -1,7 +1,6 @@
 """What a server's refusal leads to (P40, P46–P51, P54): another try or provider, a shorter history, or the end."""
 
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -16,9 +15,17 @@ both_wires = pytest.mark.parametrize("wire", WIRES, ids=repr)
 GIVEN = RetryPolicy(order="given")
 PLAIN = {400: "bad_request", 404: "bad_request", 422: "bad_request", 418: "bad_request", 302: "bad_request"}
 KEYS = {401: "auth", 403: "auth"}
-PASSING = {408: "timeout", 409: "server", 429: "rate_limit", 500: "server", 502: "server", 503: "overloaded"}
-PASSING |= {504: "server", 529: "overloaded"}
-TOO_LONG = {
+PASSING = {
+    408: "timeout",
+    409: "server",
+    429: "rate_limit",
+    500: "server",
+    502: "server",
+    503: "overloaded",
+    504: "server",
+    529: "overloaded",
+}
+TOO_LONG: dict[str, tuple[int, dict[str, str]]] = {
     "413": (413, {}),
     "OpenAI's code": (400, {"code": "context_length_exceeded", "message": "reduce the length"}),
     "Anthropic's words": (
@@ -104,6 +111,36 @@ async def test_a_history_that_is_too_long_is_shortened_once(case: str, wire: Wir
         await here.next_turn_works()
 
 
+@pytest.mark.parametrize(
+    ("wire", "too_long"),
+    [
+        pytest.param(OPENAI, [o.text("Well"), o.error("", code="context_length_exceeded")], id="P19 openai"),
+        pytest.param(ANTHROPIC, [*a.says("Well")[:3], a.error("request_too_large")], id="P21 anthropic"),
+    ],
+)
+async def test_a_history_found_too_long_after_the_first_words_is_shortened_too(
+    wire: Wire, too_long: list[bytes]
+) -> None:
+    server = FaultServer(good(wire), good(wire), answer(*too_long), good(wire, "Shorter."))
+    async with room(wire, server) as here:
+        await here.turn("first " * 50)
+        await here.turn("second " * 50)
+        turn = await here.turn("third")
+        assert (turn.said, turn.resets) == (["Shorter."], 1)
+        assert here.requests == [4]
+        await here.next_turn_works()
+
+
+@both_wires
+async def test_P46_a_redirect_is_named_whatever_bytes_it_points_to(wire: Wire) -> None:
+    moved = [b"HTTP/1.1 302 Moved\r\nlocation: http://\xff/\r\ncontent-length: 0\r\n\r\n"]
+    async with room(wire, FaultServer(moved)) as here:
+        turn = await here.turn()
+        assert kind_of(turn) == "bad_request"
+        assert "http://\ufffd/" in str(turn.error)
+        await here.next_turn_works()
+
+
 @both_wires
 async def test_P46_a_single_message_that_is_too_long_is_final(wire: Wire) -> None:
     async with room(wire, FaultServer(refusal(413))) as here:
@@ -150,8 +187,13 @@ async def test_a_trouble_that_stays_ends_the_turn_of_the_only_provider(status: i
         await here.next_turn_works()
 
 
-def in_seconds(seconds: float) -> str:
-    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+def header_of(value: str) -> str:
+    """`in 25 s` is the date which that is now; all else stays as it is."""
+    match value.split():
+        case ["in", seconds, "s"]:
+            return format_datetime(datetime.now(UTC) + timedelta(seconds=float(seconds)), usegmt=True)
+        case _:
+            return value
 
 
 @both_wires
@@ -162,10 +204,10 @@ def in_seconds(seconds: float) -> str:
         pytest.param("retry_after", "0", 0, 0, id="P48 at once"),
         pytest.param("retry_after", "29.5", 29.5, 29.5, id="P48 nearly too long"),
         pytest.param("retry_after_ms", "250", 0.25, 0.25, id="P48 milliseconds"),
-        pytest.param("retry_after", in_seconds(25), 5, 25, id="P48 a date"),
+        pytest.param("retry_after", "in 25 s", 20, 25, id="P48 a date"),
         pytest.param("retry_after", "-5", 0.37, 0.63, id="P50 negative"),
         pytest.param("retry_after", "nan", 0.37, 0.63, id="P50 NaN"),
-        pytest.param("retry_after", in_seconds(-60), 0.37, 0.63, id="P50 a date in the past"),
+        pytest.param("retry_after", "in -60 s", 0.37, 0.63, id="P50 a date in the past"),
         pytest.param("retry_after", "soon", 0.37, 0.63, id="P50 a word"),
         pytest.param("retry_after", "", 0.37, 0.63, id="P50 empty"),
         pytest.param("retry_after", "Fri, 99 Foo 99999 25:61:61 GMT", 0.37, 0.63, id="P50 no date"),
@@ -175,7 +217,7 @@ async def test_a_wished_wait_is_kept_and_nonsense_is_not(
     wire: Wire, header: str, value: str, least: float, most: float
 ) -> None:
     clock = LeapClock()
-    busy = refusal(429, **{header: value})
+    busy = refusal(429, **{header: header_of(value)})
     async with room(wire, FaultServer(busy, good(wire)), retry=GIVEN, clock=clock) as here:
         assert (await here.turn()).said == ["Fine."]
         assert len(clock.slept) == 1
@@ -185,10 +227,10 @@ async def test_a_wished_wait_is_kept_and_nonsense_is_not(
 
 
 @both_wires
-@pytest.mark.parametrize("value", ["3600", "31", "inf", "1e400", in_seconds(7200)], ids=lambda value: f"P49 {value}")
+@pytest.mark.parametrize("value", ["3600", "31", "inf", "1e400", "in 7200 s"], ids=lambda value: f"P49 {value}")
 async def test_a_wait_that_is_too_long_is_not_kept(wire: Wire, value: str) -> None:
     clock = LeapClock()
-    busy = refusal(429, retry_after=value)
+    busy = refusal(429, retry_after=header_of(value))
     async with room(wire, FaultServer(busy), FaultServer(good(wire), good(wire)), retry=GIVEN, clock=clock) as here:
         assert (await here.turn()).said == ["Fine."]
         assert here.requests == [1, 1]
@@ -236,10 +278,11 @@ async def test_a_spent_quota_is_not_asked_again(wire: Wire, spent: Script) -> No
         await here.next_turn_works()
 
 
-DOWN: dict[str, Sequence[Script]] = {
-    "resets": [["reset"]] * 3,
-    "statuses": [refusal(503)] * 3,
-    "empty bodies": [answer()] * 3,
+RESET: Script = ["reset"]
+DOWN: dict[str, list[Script]] = {
+    "resets": [RESET, RESET, RESET],
+    "statuses": [refusal(503), refusal(503), refusal(503)],
+    "empty bodies": [answer(), answer(), answer()],
     "keys": [refusal(401)],
 }
 
@@ -262,7 +305,7 @@ async def test_P54_all_providers_down_is_one_error_and_the_next_turn_works(wire:
 
 @both_wires
 async def test_P54_one_turn_has_one_budget_of_attempts(wire: Wire) -> None:
-    down = [FaultServer(then=["reset"]) for _ in range(4)]
+    down = [FaultServer(then=RESET) for _ in range(4)]
     async with room(wire, *down, retry=RetryPolicy(order="given", failures=5), clock=LeapClock()) as here:
         assert kind_of(await here.turn()) == "network"
         assert here.requests == [3, 2, 0, 0]

@@ -19,7 +19,8 @@ from atlas_agents.core.text import clean
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 Status: TypeAlias = Literal["ok", "error", "unknown"]
 Ids: TypeAlias = tuple[str, ...]
-_MISPLACED: Ids = ("",)
+_STRAY_CALL: Ids = ("\0 a call that is not the assistant's",)
+_STRAY_RESULT: Ids = ("\0 a result outside a tool message",)
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
@@ -136,8 +137,8 @@ class Message(msgspec.Struct, frozen=True, dict=True):
         asks = tuple(sorted([call.id for call in self.tool_calls]))
         answers = tuple(sorted([result.call_id for result in self.tool_results]))
         return (
-            asks if self.role == "assistant" or not asks else _MISPLACED,
-            answers if self.role == "tool" or not answers else _MISPLACED,
+            asks if self.role == "assistant" or not asks else _STRAY_CALL,
+            answers if self.role == "tool" or not answers else _STRAY_RESULT,
         )
 
     def to_json(self) -> bytes:

@@ -104,7 +104,7 @@ def _answers(message: Message, messages: Sequence[Message], start: int) -> Messa
     """The message right after if it answers all calls; else what is found before the model speaks again."""
     wanted = [call.id for call in message.tool_calls]
     after = messages[start] if start < len(messages) else message
-    if after.role == "tool" and [result.call_id for result in after.tool_results] == wanted:
+    if [result.call_id for result in after.tool_results] == wanted and after.role == "tool" and not after.tool_calls:
         return after
     given: dict[str, ToolResult] = {}
     for later in messages[start:]:

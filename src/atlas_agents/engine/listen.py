@@ -98,17 +98,9 @@ async def _intercepted(run: Run, reply: Message) -> Message:
     try:
         *before, changed = await run.interceptors.incoming(reply)
     except Exception:  # refused, or the interceptor failed: either way the words do not stand
-        _say_instead(run, reply.text, "")
+        run.say_instead(reply.text, "")
         raise
     for message in before:
         run.add(message)
-    _say_instead(run, reply.text, changed.text)
+    run.say_instead(reply.text, changed.text)
     return changed
-
-
-def _say_instead(run: Run, old: str, new: str) -> None:
-    if new != old:
-        run.said[-1] = new
-        run.emit(StreamReset(run.id, 0))
-        if new:
-            run.emit(StreamChunk(run.id, new))

@@ -66,6 +66,7 @@ async def shaped(run: Run) -> Message:
     try:
         run.value = wanted.read(reply.text)
     except BadOutput as problem:
+        run.say_instead(reply.text, "")
         run.add(user(f"Your answer does not fit: {problem}\n{wanted.instruction}", synthetic=True))
         reply = await rounds(run)
         run.value = wanted.read(reply.text)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from atlas_agents.core.errors import BadArguments, BadOutput, ConfigError
+from atlas_agents.core.errors import BadArguments, BadOutput, BadTool, ConfigError
 from atlas_agents.core.json import encode
 from atlas_agents.core.names import wire_name
 from atlas_agents.providers.base import OutputSpec
@@ -32,7 +32,10 @@ def _of_schema(schema: Mapping[str, Any]) -> tuple[OutputSpec, Callable[[str], A
     import json
 
     name = wire_name(str(schema.get("title") or "answer"))
-    check = compile_check(name, dict(schema))
+    try:
+        check = compile_check(name, dict(schema))
+    except BadTool as error:
+        raise ConfigError(f"the wanted output is no valid JSON schema: {error.__cause__}") from error
 
     def value(text: str) -> Any:
         try:

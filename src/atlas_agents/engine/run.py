@@ -7,7 +7,7 @@ from typing import Any
 
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import ProviderError
-from atlas_agents.core.events import Event, Usage
+from atlas_agents.core.events import Event, StreamChunk, StreamReset, Usage
 from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.draft import Draft
@@ -105,6 +105,14 @@ class Run:
         self.said.append(self.draft.text)
         self.draft.withdraw()
         return parts
+
+    def say_instead(self, old: str, new: str) -> None:
+        """Take the words of the last message back and say others, so that all who listen hear what is kept."""
+        if new != old:
+            self.said[-1] = new
+            self.emit(StreamReset(self.id, 0))
+            if new:
+                self.emit(StreamChunk(self.id, new))
 
     def unique_id(self, call_id: str) -> str:
         """The id as it came, or one of our own where it is missing or was already used in this turn."""

@@ -252,11 +252,14 @@ class AnthropicReader:
 
 
 def _keepable(block: dict[str, Any]) -> dict[str, Any]:
-    """The block as it came, if it can be sent so again; else with its halves of surrogate pairs replaced."""
+    """The block as it can be sent again: half a surrogate pair is replaced, a number that JSON lacks is an error."""
     try:
-        encode(block)
+        written = encode(block)
     except UnicodeEncodeError:
-        return json.loads(clean(json.dumps(block, ensure_ascii=False)))
+        block = json.loads(clean(json.dumps(block, ensure_ascii=False)))
+        written = encode(block)
+    if json.loads(written) != block:
+        raise ProviderError("a block of the answer is no JSON that could be sent again", "protocol")
     return block
 
 

@@ -103,7 +103,13 @@ class TurnProvider:
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._last.provider.capabilities
+        """What every one of them can do: which will answer is not known before."""
+        all_of_them = [route.provider.capabilities for route in self._pool.routes]
+        return Capabilities(
+            streaming=all(each.streaming for each in all_of_them),
+            tools=all(each.tools for each in all_of_them),
+            structured=all(each.structured for each in all_of_them),
+        )
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         tried: set[int] = set()
@@ -123,7 +129,8 @@ class TurnProvider:
                 if not await self._worth_another(place, error, retry):
                     break
             tried.add(place)
-        raise ProviderError("no provider answered: " + "; ".join(failures), "unknown")
+        kind = self._failure.kind if self._failure else "unknown"
+        raise ProviderError("no provider answered: " + "; ".join(failures), kind)
 
     async def _attempt(self, place: int, request: Request, attempt: int, others: bool) -> AsyncGenerator[Chunk, None]:
         """Ask once. Ends with `_failure` set, after withdrawing what it had shown, when that did not succeed."""

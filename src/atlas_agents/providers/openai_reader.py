@@ -148,7 +148,9 @@ class OpenAIReader:
         if delta is not None:
             self.heard += 1
             self._say(delta, chunks)
-            for part in delta.tool_calls or ():
+            for place, part in enumerate(delta.tool_calls or ()):
+                if choice.message is not None:  # each entry of a whole answer is a call, whatever id it has
+                    part.index = place
                 self._write(part)
         if choice.finish_reason:
             self.heard += 1

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from atlas_agents.core.errors import MissingKey, ProviderError
 from atlas_agents.core.secret import Secret
+from atlas_agents.core.text import clean
 from atlas_agents.providers.base import Chunk
 from atlas_agents.providers.faults import fault_of_status
 from atlas_agents.providers.http import Answer, HttpClient, read_error
@@ -92,7 +93,7 @@ async def _next(answer: Answer, reader: Reader) -> bytes:
 
 async def _refusal(answer: Answer) -> ProviderError:
     if 300 <= answer.status < 400:
-        target = answer.headers.get("location", "another address")
+        target = clean(answer.headers.get("location", "another address"))
         return ProviderError(
             f"HTTP {answer.status}: the server points to {target}; set that as base_url", "bad_request"
         )

@@ -26,8 +26,10 @@ async def run_tools(calls: Sequence[ToolCall], desk: Desk, results: list[ToolRes
             await settling.begin()
             if not parallel:
                 await settling.wait()
-        for settling in underway:
-            await settling.wait()
+        if len(underway) > 1:  # each is written down and told when it is there, not when it is its turn
+            await asyncio.gather(*(settling.wait() for settling in underway))
+        elif underway:
+            await underway[0].wait()
     finally:
         underway = underway or [Settling(Denied(call), desk) for call in calls]  # cancelled while a person was asked
         try:

@@ -1,0 +1,29 @@
+"""What cannot be written down is not done."""
+
+import asyncio
+
+from atlas_agents import MemoryAudit, tool
+from atlas_agents.testing import Scripted, calls, house
+
+
+class FullDisk(MemoryAudit):
+    async def ready(self) -> None:
+        raise OSError("the audit disk is full")
+
+
+@tool
+async def pay(euros: int) -> str:
+    """Pay."""
+    print("paid", euros)
+    return "paid"
+
+
+async def main() -> None:
+    async with house(Scripted(calls("pay", euros=5)), [pay], audit=FullDisk()) as atlas:
+        try:
+            await atlas.ask("Pay the bill")
+        except OSError as error:
+            print("not paid:", error)
+
+
+asyncio.run(main())

@@ -1,0 +1,29 @@
+"""Secrets are hidden by the name of a field, by a value that is known, and by their looks."""
+
+import asyncio
+import os
+
+from atlas_agents import tool
+from atlas_agents.testing import Scripted, calls, house, says
+
+os.environ["SHOP_API_KEY"] = "canary-4711"  # known from the environment, because of its name
+
+
+@tool
+async def log_in(name: str, password: str, headers: dict[str, str]) -> str:
+    """Log in to the shop."""
+    return f"{name} came in with canary-4711"
+
+
+async def main() -> None:
+    headers = {"Cookie": "id=77", "X-Note": "try Bearer abcdefgh12345678"}
+    model = Scripted(calls("log_in", name="ana", password="tiger-7", headers=headers), says("Done."))
+    async with house(model, [log_in]) as atlas:
+        await atlas.ask("Log me in")
+        (row,) = await atlas.audit.records("default")
+        print(row.entry.meta["arguments"])
+        print(row.entry.meta["result"])
+        print("the model reads:", model.requests[-1].messages[-1].tool_results[0].result)
+
+
+asyncio.run(main())

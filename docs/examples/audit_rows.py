@@ -1,0 +1,30 @@
+"""One line per call, also for those that were refused."""
+
+import asyncio
+
+import msgspec
+
+from atlas_agents import MemoryAudit, tool
+from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+
+
+@tool(effect="pure")
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def main() -> None:
+    model = Scripted(calls("add", a=1, b=2) + calls("add", a=1, b="two") + calls("divide"), says("3."))
+    audit = MemoryAudit()
+    async with house(model, [add], audit=audit, clock=VirtualClock()) as atlas:
+        await atlas.ask("What is 1 + 2?", user="ana")
+    rows = await audit.records()
+    for row in rows:
+        print(row.seq, row.entry.message, "|", row.entry.meta["error"])
+    entry = msgspec.to_builtins(rows[0].entry)
+    entry["meta"] |= {"run_id": "…", "call_id": "…"}  # other ones each time
+    print(msgspec.json.format(msgspec.json.encode(entry)).decode())
+
+
+asyncio.run(main())

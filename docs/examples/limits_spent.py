@@ -1,0 +1,23 @@
+"""What the model reads when a day is spent, and when it goes round in circles."""
+
+import asyncio
+
+from atlas_agents import Limits, tool
+from atlas_agents.testing import Scripted, calls, house, says
+
+
+@tool
+async def poll(job: str) -> str:
+    """Ask how far a job is."""
+    return f"{job} is still running"
+
+
+async def main() -> None:
+    model = Scripted(*[calls("poll", job="A")] * 3, calls("poll", job="B"), calls("poll", job="C"), says("I give up."))
+    async with house(model, [poll], limits=Limits(per_day=3, repeats=2)) as atlas:
+        await atlas.ask("Wait for the jobs")
+        for row in await atlas.audit.records("default"):
+            print(row.entry.meta["error"], "|", row.entry.meta["result"])
+
+
+asyncio.run(main())

@@ -1,0 +1,26 @@
+"""The help texts of the command as its page shows them; run as a script (`make texts`) it writes them there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parent.parent / "docs/reference/cli.md"
+_BLOCK = re.compile(r'(^```text title="(atlas.*?--help)"\n).*?(^```$)', re.MULTILINE | re.DOTALL)
+
+
+def filled(page: str) -> str:
+    """The page with every block that is titled with a command holding what that command prints."""
+    return _BLOCK.sub(lambda block: block[1] + _help(block[2]) + block[3], page)
+
+
+def _help(command: str) -> str:
+    """On a terminal of 80 columns."""
+    run = [sys.executable, "-m", "atlas_agents", *command.split()[1:]]
+    env = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
+    return subprocess.run(run, check=True, capture_output=True, encoding="utf-8", env=env, timeout=30).stdout
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,300 @@
+"""A plain callable as a provider: sync or async, giving back a chat completion as a dict or as an object."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion
+
+from atlas_agents import ProviderError, Request, RetryPolicy, Usage, tool
+from atlas_agents.testing import VirtualClock, house
+from checks import PATIENCE, beating, events_of
+
+ONE_SHOT = {"retry": RetryPolicy(retries=0)}
+
+
+@tool
+async def weather(city: str) -> str:
+    """Tell the weather."""
+    return f"Sunny in {city}"
+
+
+def call(arguments: Any, id: str = "c1", name: str = "weather") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def completion(content: str | None, *tool_calls: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if tool_calls:
+        message["tool_calls"] = list(tool_calls)
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "gpt-x",
+        "choices": [
+            {"index": 0, "message": message, "finish_reason": finish or ("tool_calls" if tool_calls else "stop")}
+        ],
+        "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15},
+    }
+
+
+def as_dict(shape: dict[str, Any]) -> Any:
+    return shape
+
+
+def as_attributes(shape: Any) -> Any:
+    """An object with attributes all the way down."""
+    if isinstance(shape, dict):
+        return SimpleNamespace(**{key: as_attributes(value) for key, value in shape.items()})  # pyright: ignore
+    if isinstance(shape, list):
+        return [as_attributes(item) for item in shape]  # pyright: ignore[reportUnknownVariableType]
+    return shape
+
+
+def as_sdk(shape: dict[str, Any]) -> Any:
+    return ChatCompletion.model_validate(shape)
+
+
+@pytest.mark.parametrize("shaped", [as_dict, as_attributes, as_sdk])
+@pytest.mark.parametrize("kind", ["sync", "async", "object", "partial", "lambda"])
+async def test_a_completion_of_any_shape_from_any_callable_is_an_answer(kind: str, shaped: Any) -> None:
+    def sync(request: Request) -> Any:
+        last = request.messages[-1]
+        if last.role == "tool":
+            return shaped(completion(f"It is: {last.tool_results[0].result}."))
+        return shaped(completion(None, call('{"city": "Lima"}')))
+
+    async def later(request: Request) -> Any:
+        await asyncio.sleep(0)
+        return sync(request)
+
+    def with_name(name: str, request: Request) -> Any:
+        return sync(request)
+
+    class Provider:
+        async def __call__(self, request: Request) -> Any:
+            return sync(request)
+
+    models: dict[str, Any] = {
+        "sync": sync,
+        "async": later,
+        "object": Provider(),
+        "partial": partial(with_name, "x"),
+        "lambda": lambda request: later(request),  # pyright: ignore[reportUnknownLambdaType,reportUnknownArgumentType]
+    }
+    async with house(models[kind], [weather]) as atlas:
+        result = await atlas.run("Lima?")
+    assert result.answer == "It is: Sunny in Lima."
+    assert result.usage == Usage(24, 6)
+    assert result.message.metadata["model"] == "gpt-x"
+
+
+async def test_it_is_given_the_request_with_messages_tools_and_metadata() -> None:
+    asked: list[Request] = []
+
+    def model(request: Request) -> Any:
+        asked.append(request)
+        return completion("ok")
+
+    settings = {"system_prompt": "Be brief.", "metadata": {"user": "Al"}, "temperature": 0.1}
+    async with house(model, [weather], agent=settings) as atlas:
+        await atlas.ask("Lima?")
+    (request,) = asked
+    assert [message.text for message in request.messages] == ["Lima?"]
+    assert [spec.name for spec in request.tools] == ["weather"]
+    assert (request.system, request.temperature) == ("Be brief.", 0.1)
+    assert request.metadata is not None and request.metadata.get("user") == "Al"
+
+
+async def test_arguments_may_be_a_text_an_object_or_missing() -> None:
+    @tool
+    async def ping(note: str = "none") -> str:
+        """Ping."""
+        return note
+
+    calls = [
+        call(given, id=f"c{place}", name="ping")
+        for place, given in enumerate(['{"note": "a"}', {"note": "b"}, "", None])
+    ]
+    answers = iter([completion("Pinging.", *calls), completion("Done.")])
+
+    def model(request: Request) -> Any:
+        return next(answers)
+
+    async with house(model, [ping]) as atlas:
+        result = await atlas.run("go")
+    assert [step.output for step in result.steps] == ["a", "b", "none", "none"]
+    assert [call.id for call in result.intermediate[0].tool_calls] == ["c0", "c1", "c2", "c3"]
+    assert result.intermediate[0].text == "Pinging."
+
+
+async def test_two_whole_calls_of_one_id_stay_two_calls() -> None:
+    answers = iter([completion(None, call('{"city": "Lima"}'), call('{"city": "Oslo"}')), completion("Done.")])
+
+    def model(request: Request) -> Any:
+        return next(answers)
+
+    async with house(model, [weather]) as atlas:
+        result = await atlas.run("go")
+    assert [step.output for step in result.steps] == ["Sunny in Lima", "Sunny in Oslo"]
+
+
+async def test_without_usage_tokens_are_estimated() -> None:
+    def model(request: Request) -> Any:
+        return {"choices": [{"message": {"content": "x" * 36}, "finish_reason": "stop"}]}
+
+    async with house(model) as atlas:
+        result = await atlas.run("y" * 36)
+    assert result.usage.estimated
+    assert result.usage.output_tokens == 10
+    assert 10 <= result.usage.input_tokens <= 40
+    assert result.message.metadata["estimated"] is True
+
+
+async def test_the_answer_is_streamed_in_one_piece() -> None:
+    def model(request: Request) -> Any:
+        return completion("Hello there.")
+
+    async with house(model) as atlas:
+        events = await events_of(atlas.send("Hi"))
+    assert [event.text for event in events if event.type == "stream:chunk"] == ["Hello there."]
+
+
+async def test_a_sync_callable_never_blocks_the_loop() -> None:
+    async with beating() as heart:
+
+        def model(request: Request) -> Any:
+            return completion(f"alive: {heart.goes_on()}")
+
+        async with house(model) as atlas:
+            assert (await atlas.ask("Hi")).text == "alive: True"
+
+
+async def test_many_sync_callables_wait_at_the_same_time() -> None:
+    """More than any default pool has threads: none waits for another to finish."""
+    together = threading.Barrier(50, timeout=PATIENCE)
+
+    def model(request: Request) -> Any:
+        together.wait()
+        return completion("met")
+
+    async with house(model) as atlas, asyncio.timeout(PATIENCE):
+        replies = await asyncio.gather(*(atlas.ask("Hi", session=str(n)) for n in range(50)))
+    assert {reply.text for reply in replies} == {"met"}
+
+
+# Errors
+
+
+@dataclass
+class SdkError(Exception):
+    """As the vendors' clients raise it."""
+
+    status_code: int
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def response(self) -> Any:
+        return SimpleNamespace(headers=self.headers)
+
+
+ERRORS: list[tuple[Exception, str, int | None, bool]] = [
+    (SdkError(400), "bad_request", 400, False),
+    (SdkError(401), "auth", 401, False),
+    (SdkError(403), "auth", 403, False),
+    (SdkError(404), "bad_request", 404, False),
+    (SdkError(413), "context_length", 413, False),
+    (SdkError(422), "bad_request", 422, False),
+    (SdkError(429), "rate_limit", 429, True),
+    (SdkError(429, {"error": {"code": "insufficient_quota", "message": "pay"}}), "quota", 429, False),
+    (SdkError(500), "server", 500, True),
+    (SdkError(503), "overloaded", 503, True),
+    (SdkError(529), "overloaded", 529, True),
+    (ConnectionResetError("gone"), "unknown", None, True),
+    (ValueError("typo"), "unknown", None, True),
+    (ProviderError("mine", "timeout"), "timeout", None, True),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "status", "retryable"), ERRORS, ids=[repr(case[0])[:40] for case in ERRORS])
+async def test_what_it_raises_becomes_a_provider_error(
+    error: Exception, kind: str, status: int | None, retryable: bool
+) -> None:
+    def model(request: Request) -> Any:
+        raise error
+
+    async with house(model, agent=ONE_SHOT) as atlas:
+        with pytest.raises(ProviderError) as caught:
+            await atlas.ask("Hi")
+    assert (caught.value.kind, caught.value.status, caught.value.retryable) == (kind, status, retryable)
+    if not isinstance(error, ProviderError):
+        assert caught.value.__cause__ is error
+
+
+async def test_what_may_pass_is_tried_again_after_as_long_as_it_says() -> None:
+    clock, moments = VirtualClock(), list[float]()
+
+    async def model(request: Request) -> Any:
+        moments.append(clock.monotonic())
+        if len(moments) == 1:
+            raise SdkError(429, headers={"retry-after": "7"})
+        return completion("ok")
+
+    async with house(model, clock=clock) as atlas, asyncio.timeout(PATIENCE):
+        stream = atlas.send("Hi")
+        await clock.advance(7)
+        assert (await stream.reply()).text == "ok"
+    assert moments == [0, 7]
+
+
+def loop() -> Any:
+    found: dict[str, Any] = {}
+    found["choices"] = found
+    return found
+
+
+NO_COMPLETION: list[tuple[str, Any, str]] = [
+    ("None", None, "must return a chat completion, not NoneType"),
+    ("text", "Hello.", "must return a chat completion, not str"),
+    ("number", 7, "must return a chat completion, not int"),
+    ("list", [completion("x")], "must return a chat completion, not list"),
+    ("cycle", loop(), "no chat completion"),
+    ("bare object", {"choices": [{"message": {"content": object()}}]}, "no chat completion"),
+    ("wrong type", {"choices": [{"message": {"content": 7}, "finish_reason": "stop"}]}, "content"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "words"), NO_COMPLETION, ids=[case[0] for case in NO_COMPLETION])
+async def test_what_is_no_completion_is_an_error_that_names_the_callable(name: str, given: Any, words: str) -> None:
+    def mine(request: Request) -> Any:
+        return given
+
+    async with house(mine, agent=ONE_SHOT) as atlas:
+        with pytest.raises(ProviderError, match=words) as caught:
+            await atlas.ask("Hi")
+        assert caught.value.kind in ("protocol", "incomplete", "empty_response")
+        assert len(atlas.conversation()) == 1
+
+
+async def test_an_answer_cut_off_in_its_call_never_runs() -> None:
+    ran: list[str] = []
+
+    async def pay(to: str) -> None:
+        ran.append(to)
+
+    answers = iter([completion(None, call('{"to": "bo', name="pay"), finish="length"), completion("Sorry.")])
+
+    def model(request: Request) -> Any:
+        return next(answers)
+
+    async with house(model, [pay]) as atlas:
+        result = await atlas.run("pay")
+    assert ran == []
+    (step,) = result.steps
+    assert step.status == "error" and step.output.endswith("Nothing was run; call again with one JSON object.")

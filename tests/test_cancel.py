@@ -1,0 +1,513 @@
+"""Cancelling: at every point a turn ends within half a second, and leaves a history that the next turn can use."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from atlas_agents import (
+    Atlas,
+    AtlasStream,
+    Cancelled,
+    Interceptor,
+    Message,
+    ProviderError,
+    Question,
+    Request,
+    Rule,
+    Transient,
+    tool,
+)
+from atlas_agents.testing import Scripted, VirtualClock, calls, fails, house, says
+from checks import PATIENCE, Wrapped, events_of, is_paired, roles, told
+
+SOON = 0.5
+CUT = ("unknown", "unknown", "The turn was cancelled while this call ran; it may have happened. It was not retried.")
+NEVER = ("error", "declined", "The turn was cancelled before this call ran; nothing happened.")
+
+
+async def cancelled(stream: AtlasStream, atlas: Atlas) -> list[Any]:
+    """Cancel, and see that it ends as it must; the events."""
+    start = time.monotonic()
+    stream.cancel()
+    async with asyncio.timeout(PATIENCE):
+        async for event in stream:
+            if event.type == "stream:end":
+                assert time.monotonic() - start < SOON
+                assert event.cancelled
+    events = await events_of(stream)
+    assert events[-1].type == "stream:end"
+    with pytest.raises(Cancelled):
+        await stream.reply()
+    assert is_paired(atlas.conversation().messages)
+    return events
+
+
+async def goes_on(atlas: Atlas) -> None:
+    """The next turn in the same conversation works."""
+    async with asyncio.timeout(PATIENCE):
+        assert (await atlas.ask("Still there?")).text == "Yes."
+
+
+@asynccontextmanager
+async def hung(reach: Callable[[], Awaitable[object]], *args: Any, **named: Any) -> AsyncGenerator[Any, None]:
+    """A house whose turn is under way and has got to the point to cancel it at."""
+    async with house(*args, **named) as atlas:
+        stream = atlas.send("go")
+        await asyncio.wait_for(reach(), PATIENCE)
+        yield atlas, stream
+
+
+def results(atlas: Atlas) -> list[tuple[Any, ...]]:
+    found = [result for message in atlas.conversation().messages for result in message.tool_results]
+    return [(result.status, result.error, result.result) for result in found]
+
+
+class Point:
+    """A place that says it was reached, and where nothing goes on."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+
+    async def wait(self) -> None:
+        self.reached.set()
+        await asyncio.Event().wait()
+
+
+# Every point of a turn
+
+
+async def test_before_it_has_begun() -> None:
+    model = Scripted(says("Yes."), says("Yes."))
+    async with house(model) as atlas:
+        stream = atlas.send("go")
+        events = await cancelled(stream, atlas)
+        assert [event.type for event in events] == ["message:sent", "stream:start", "stream:end"]
+        assert (stream.text, roles(atlas.conversation().messages)) == ("", ["user"])
+        await goes_on(atlas)
+
+
+async def test_in_the_middle_of_the_text() -> None:
+    model = Wrapped(Scripted(says("One two three"), says("Yes.")), after=2)
+    async with hung(model.reached.wait, model) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert stream.text == "One two "
+        assert model.closed == 1
+        assert roles(atlas.conversation().messages) == ["user"]
+        model.go.set()
+        await goes_on(atlas)
+
+
+async def test_while_the_model_is_silent() -> None:
+    model = Wrapped(Scripted(says("One"), says("Yes.")))
+    async with hung(model.reached.wait, model) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert model.closed == 1
+        model.go.set()
+        await goes_on(atlas)
+
+
+async def test_while_a_callable_model_is_at_work() -> None:
+    point = Point()
+    answers = iter([point.wait])
+
+    async def model(request: Request) -> Any:
+        for wait in answers:
+            await wait()
+        return {"choices": [{"message": {"content": "Yes."}, "finish_reason": "stop"}]}
+
+    async with hung(point.reached.wait, model) as (atlas, stream):
+        await cancelled(stream, atlas)
+        await goes_on(atlas)
+
+
+async def test_while_a_tool_runs() -> None:
+    point, ended = Point(), asyncio.Event()
+
+    async def slow() -> None:
+        try:
+            await point.wait()
+        finally:
+            ended.set()
+
+    model = Scripted(says("Let me. ") + calls("slow"), says("Yes."))
+    async with hung(point.reached.wait, model, [slow]) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert ended.is_set()
+        assert stream.text == "Let me. "
+        assert results(atlas) == [CUT]
+        await goes_on(atlas)
+    assert len(model.requests) == 2
+
+
+async def test_while_a_tool_without_effects_runs() -> None:
+    point = Point()
+
+    @tool(effect="pure")
+    async def look() -> None:
+        await point.wait()
+
+    async with hung(point.reached.wait, Scripted(calls("look"), says("Yes.")), [look]) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert results(atlas) == [("error", "declined", "The turn was cancelled while this call ran.")]
+        await goes_on(atlas)
+
+
+async def test_while_several_tools_run_the_finished_ones_keep_their_results() -> None:
+    point, done = Point(), asyncio.Event()
+
+    async def quick() -> str:
+        done.set()
+        return "done"
+
+    async def slow() -> None:
+        await done.wait()
+        await point.wait()
+
+    model = Scripted(calls("slow") + calls("quick") + calls("slow"), says("Yes."))
+    async with hung(point.reached.wait, model, [quick, slow]) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert results(atlas) == [CUT, ("ok", None, "done"), CUT]
+        await goes_on(atlas)
+
+
+async def test_between_the_tools_of_a_sequential_round_no_further_one_starts() -> None:
+    point, started = Point(), list[int]()
+
+    async def work(n: int) -> int:
+        started.append(n)
+        if n == 2:
+            await point.wait()
+        return n
+
+    model = Scripted(calls("work", n=1) + calls("work", n=2) + calls("work", n=3), says("Yes."))
+    settings = {"parallel_tools": False}
+    async with hung(point.reached.wait, model, [work], agent=settings) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert results(atlas) == [("ok", None, 1), CUT, NEVER]
+        await goes_on(atlas)
+    assert started == [1, 2]
+
+
+async def test_while_a_person_is_asked() -> None:
+    point, ran = Point(), list[int]()
+
+    @tool(confirm=True)
+    async def wipe(n: int) -> None:
+        ran.append(n)
+
+    async def approve(question: Question) -> bool:
+        await point.wait()
+        return True
+
+    model = Scripted(calls("wipe", n=1) + calls("wipe", n=2), says("Yes."))
+    async with hung(point.reached.wait, model, [wipe], approve=approve) as (atlas, stream):
+        events = await cancelled(stream, atlas)
+        assert results(atlas) == [NEVER, NEVER]
+        called = [event.call_id for event in events if event.type == "tool:called"]
+        assert [event.call_id for event in events if event.type == "tool:result"] == called
+        await goes_on(atlas)
+    assert ran == []
+
+
+async def test_while_it_waits_for_the_session() -> None:
+    model = Wrapped(Scripted(says("First."), says("Yes.")))
+    async with hung(model.reached.wait, model) as (atlas, first):
+        second = atlas.send("me too")
+        events = await cancelled(second, atlas)
+        assert [event.type for event in events] == ["stream:end"]
+        model.go.set()
+        assert (await first.reply()).text == "First."
+        assert [message.text for message in atlas.conversation().messages] == ["go", "First."]
+        await goes_on(atlas)
+
+
+async def test_while_it_waits_to_try_a_provider_again() -> None:
+    clock = VirtualClock()
+    model = Scripted(fails(ProviderError("busy", "rate_limit", retry_after=20)), says("Yes."))
+
+    async def asked() -> None:
+        await clock.advance(1)
+        assert len(model.requests) == 1
+
+    async with hung(asked, model, clock=clock) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert roles(atlas.conversation().messages) == ["user"]
+        await goes_on(atlas)
+
+
+async def test_while_a_tool_waits_to_be_tried_again_nothing_has_happened() -> None:
+    clock, tries = VirtualClock(), list[int]()
+
+    async def busy() -> None:
+        tries.append(1)
+        raise Transient("busy", retry_after=20)
+
+    async def tried() -> None:
+        await clock.advance(1)
+        assert tries == [1]
+
+    async with hung(tried, Scripted(calls("busy"), says("Yes.")), [busy], clock=clock) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert results(atlas) == [NEVER]
+        await goes_on(atlas)
+
+
+@pytest.mark.parametrize("where", ["outgoing", "incoming", "request"])
+async def test_while_an_interceptor_is_at_work(where: str) -> None:
+    point, busy = Point(), [True]
+
+    async def stay(value: Any) -> None:
+        if busy:
+            await point.wait()
+
+    interceptors = [Interceptor(**{where: stay})]
+    model = Scripted(*[says("Yes.")] * 2)
+    async with hung(point.reached.wait, model, interceptors=interceptors) as (atlas, stream):
+        await cancelled(stream, atlas)
+        busy.clear()
+        assert roles(atlas.conversation().messages) == ([] if where == "outgoing" else ["user"])
+        await atlas.ask("Still there?")
+
+
+async def test_while_a_condition_is_asked() -> None:
+    point, busy = Point(), [True]
+
+    async def when(context: Any) -> bool:
+        if busy:
+            await point.wait()
+        return True
+
+    model = Scripted(says("Yes."))
+    async with hung(point.reached.wait, model, agent={"rules": [Rule("x", when=when)]}) as (atlas, stream):
+        await cancelled(stream, atlas)
+        busy.clear()
+        await goes_on(atlas)
+
+
+# Tools that do not want to stop
+
+
+async def test_a_tool_that_ignores_its_cancellation_is_left_behind() -> None:
+    started, release = asyncio.Event(), asyncio.Event()
+
+    async def stubborn() -> str:
+        started.set()
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        return "too late"
+
+    async with hung(started.wait, Scripted(calls("stubborn"), says("Yes.")), [stubborn]) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert results(atlas) == [CUT]
+        await goes_on(atlas)
+        release.set()
+        await asyncio.sleep(0)
+        assert results(atlas) == [CUT]
+
+
+async def test_eight_tools_that_ignore_it_take_no_longer_than_one() -> None:
+    started, release = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(n: int) -> None:
+        if n == 8:
+            started.set()
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    script = calls("stubborn", n=1)
+    for n in range(2, 9):
+        script += calls("stubborn", n=n)
+    async with hung(started.wait, Scripted(script, says("Yes.")), [stubborn]) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert results(atlas) == [CUT] * 8
+        await goes_on(atlas)
+        release.set()
+
+
+async def test_a_tool_may_tidy_up_before_it_ends() -> None:
+    point, tidied = Point(), list[str]()
+
+    async def careful() -> None:
+        try:
+            await point.wait()
+        finally:
+            await asyncio.sleep(0.02)
+            tidied.append("yes")
+
+    async with hung(point.reached.wait, Scripted(calls("careful"), says("Yes.")), [careful]) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert tidied == ["yes"]
+        await goes_on(atlas)
+
+
+async def test_a_sync_tool_in_this_process_is_not_waited_for() -> None:
+    started = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @tool(in_process=True)
+    def block() -> None:
+        loop.call_soon_threadsafe(started.set)
+        time.sleep(1.5)
+
+    async with hung(started.wait, Scripted(calls("block"), says("Yes.")), [block]) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert results(atlas) == [CUT]
+        await goes_on(atlas)
+
+
+async def test_a_sync_tool_in_a_process_of_its_own_is_ended(tmp_path: Any) -> None:
+    started, finished = tmp_path / "started", tmp_path / "finished"
+
+    @tool
+    def block() -> None:
+        """Write, wait, write."""
+        started.touch()
+        time.sleep(1)
+        finished.touch()
+
+    async def reached() -> None:
+        while not started.exists():  # noqa: ASYNC110 - another process cannot set an event
+            await asyncio.sleep(0.01)
+
+    async with hung(reached, Scripted(calls("block"), says("Yes.")), [block]) as (atlas, stream):
+        await cancelled(stream, atlas)
+        assert results(atlas) == [CUT]
+        await goes_on(atlas)
+        assert not finished.exists()
+
+
+async def test_a_hung_tool_delays_no_other_session() -> None:
+    point = Point()
+
+    async def hang() -> None:
+        await point.wait()
+
+    model = Scripted(calls("hang"), says("Yes."))
+    async with hung(point.reached.wait, model, [hang]) as (atlas, stream):
+        start = time.monotonic()
+        assert (await atlas.ask("hello", session="other")).text == "Yes."
+        assert time.monotonic() - start < 0.25
+        await cancelled(stream, atlas)
+
+
+# More than once, too late, from elsewhere
+
+
+async def test_cancelling_twice_is_cancelling_once() -> None:
+    started, release = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(n: int) -> None:
+        started.set()
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    model = Scripted(calls("stubborn", n=1) + calls("stubborn", n=2), says("Yes."))
+    async with hung(started.wait, model, [stubborn]) as (atlas, stream):
+        stream.cancel()
+        await asyncio.sleep(0.05)  # it is being stopped
+        stream.cancel()
+        await cancelled(stream, atlas)
+        assert results(atlas) == [CUT, CUT]
+        await goes_on(atlas)
+        release.set()
+
+
+async def test_cancelling_a_turn_that_has_ended_does_nothing() -> None:
+    async with house(Scripted(says("Yes."))) as atlas:
+        stream = atlas.send("go")
+        before = await events_of(stream)
+        stream.cancel()
+        assert (await stream.reply()).text == "Yes."
+        assert await events_of(stream) == before
+
+
+async def test_cancelling_after_the_end_was_said_does_not_take_the_answer_back() -> None:
+    async def slow(event: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with house(Scripted(says("Yes."))) as atlas, asyncio.timeout(PATIENCE):
+        atlas.on("message:received", slow)
+        stream = atlas.send("go")
+        async for event in stream:
+            if event.type == "message:received":
+                stream.cancel()
+                break
+        assert (await stream.reply()).text == "Yes."
+
+
+async def test_cancelling_one_turn_leaves_others_alone() -> None:
+    model = Wrapped(Scripted(says("One"), says("Two")))
+    async with hung(model.reached.wait, model) as (atlas, stream):
+        other = atlas.send("hello", session="other")
+        await cancelled(stream, atlas)
+        model.go.set()
+        assert (await other.reply()).text in ("One", "Two")
+
+
+async def test_whoever_waits_for_the_reply_may_give_up_without_stopping_the_turn() -> None:
+    model = Wrapped(Scripted(says("Yes.")))
+    async with hung(model.reached.wait, model) as (_, stream):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stream.reply(), 0.01)
+        model.go.set()
+        assert (await asyncio.wait_for(stream.reply(), PATIENCE)).text == "Yes."
+
+
+async def test_a_listener_can_cancel_the_stream() -> None:
+    model = Wrapped(Scripted(says("One two three"), says("Yes.")), after=2)
+    heard: list[str] = []
+    async with house(model) as atlas, asyncio.timeout(PATIENCE):
+
+        async def stop(event: Any) -> None:
+            heard.append(event.text)
+            stream.cancel()
+
+        atlas.on("stream:chunk", stop)
+        stream = atlas.send("go")
+        with pytest.raises(Cancelled):
+            await stream.reply()
+        model.go.set()
+        await goes_on(atlas)
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_wherever_it_strikes_history_stays_whole(seed: int) -> None:
+    """Cancel after so many rounds of the loop, whatever the turn is doing then."""
+
+    async def work(n: int) -> int:
+        for _ in range(n):
+            await asyncio.sleep(0)
+        return n
+
+    model = Scripted(
+        says("Let me see. ") + calls("work", n=1) + calls("work", n=4),
+        calls("work", n=2),
+        says("One two three four"),
+        *[says("Yes.")] * 4,
+    )
+    async with house(model, [work], agent={"parallel_tools": bool(seed % 2)}) as atlas, asyncio.timeout(PATIENCE):
+        stream = atlas.send("go")
+        for _ in range(seed):
+            await asyncio.sleep(0)
+        stream.cancel()
+        events = await events_of(stream)
+        messages: list[Message] = atlas.conversation().messages
+        assert is_paired(messages)
+        assert ("stream:end", "cancelled") in told(events) or ("stream:end",) in told(events)
+        called = [event.call_id for event in events if event.type == "tool:called"]
+        assert sorted(called) == sorted(event.call_id for event in events if event.type == "tool:result")
+        await atlas.ask("Still there?")
+        assert is_paired(messages)

@@ -1,0 +1,441 @@
+"""Events: what is said, in which order, to whom; a listener that fails or hangs harms nobody."""
+
+import asyncio
+import gc
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from atlas_agents import Agent, Atlas, ConfigError, Event, ProviderError, RetryPolicy, ToolFailed, Usage, tool
+from atlas_agents.testing import Scripted, VirtualClock, calls, fails, house, says
+from checks import PATIENCE, Wrapped, beating, events_of, told
+
+NEVER = "The turn was cancelled before this call ran; nothing happened."
+CUT = "The turn was cancelled while this call ran; it may have happened. It was not retried."
+
+
+@tool
+async def weather(city: str) -> str:
+    """Tell the weather."""
+    return f"Sunny in {city}"
+
+
+# The order
+
+
+async def test_the_events_of_a_plain_answer() -> None:
+    async with house(Scripted(says("Hello there."))) as atlas:
+        events = await events_of(atlas.send("Hi"))
+    assert told(events) == [
+        ("message:sent", "Hi"),
+        ("stream:start", "assistant"),
+        ("stream:chunk", "Hello "),
+        ("stream:chunk", "there."),
+        ("stream:end",),
+        ("message:received", "Hello there."),
+    ]
+
+
+async def test_the_events_of_one_tool() -> None:
+    model = Scripted(says("Let me look. ") + calls("weather", city="Lima"), says("Sunny."))
+    async with house(model, [weather]) as atlas:
+        events = await events_of(atlas.send("Lima?"))
+    assert told(events) == [
+        ("message:sent", "Lima?"),
+        ("stream:start", "assistant"),
+        ("stream:chunk", "Let "),
+        ("stream:chunk", "me "),
+        ("stream:chunk", "look. "),
+        ("tool:called", "weather", {"city": "Lima"}),
+        ("tool:result", "weather", "ok", None, "Sunny in Lima"),
+        ("stream:chunk", "Sunny."),
+        ("stream:end",),
+        ("message:received", "Sunny."),
+    ]
+
+
+async def test_the_events_of_parallel_tools() -> None:
+    async def broken(city: str) -> str:
+        raise ToolFailed("no satellite")
+
+    model = Scripted(calls("weather", city="Lima") + calls("broken", city="Oslo"), says("Half known."))
+    async with house(model, [weather, broken]) as atlas:
+        events = await events_of(atlas.send("Both?"))
+    assert told(events)[2:6] == [
+        ("tool:called", "weather", {"city": "Lima"}),
+        ("tool:called", "broken", {"city": "Oslo"}),
+        ("tool:result", "weather", "ok", None, "Sunny in Lima"),
+        ("tool:result", "broken", "error", "failed", "no satellite"),
+    ]
+
+
+async def test_a_result_is_told_when_it_is_there_whichever_call_came_first() -> None:
+    release = asyncio.Event()
+
+    async def slow() -> str:
+        await release.wait()
+        return "slow"
+
+    async def quick() -> str:
+        return "quick"
+
+    async with house(Scripted(calls("slow") + calls("quick"), says("ok")), [slow, quick]) as atlas:
+        stream, order = atlas.send("go"), list[str]()
+        async with asyncio.timeout(PATIENCE):
+            async for event in stream:
+                if event.type == "tool:result":
+                    order.append(event.name)
+                    release.set()
+        results = atlas.conversation().messages[2].tool_results
+    assert order == ["quick", "slow"]
+    assert [result.result for result in results] == ["slow", "quick"]
+
+
+async def test_the_events_of_a_failover() -> None:
+    one = Scripted(says("Half an") + fails(ProviderError("gone", "network")), id="one")
+    two = Scripted(says("A whole answer."), id="two")
+    retry = RetryPolicy(order="given", retries=0)
+    async with Atlas([Agent("a", providers=[one, two], retry=retry)]) as atlas:
+        stream = atlas.send("Hi")
+        events = await events_of(stream)
+    assert told(events) == [
+        ("message:sent", "Hi"),
+        ("stream:start", "a"),
+        ("stream:chunk", "Half "),
+        ("stream:chunk", "an"),
+        ("stream:reset",),
+        ("stream:chunk", "A "),
+        ("stream:chunk", "whole "),
+        ("stream:chunk", "answer."),
+        ("stream:end",),
+        ("message:received", "A whole answer."),
+    ]
+    assert stream.text == "A whole answer."
+
+
+async def test_the_events_of_a_failure() -> None:
+    async with house(Scripted(says("Half") + fails(ProviderError("no credit", "quota")))) as atlas:
+        stream = atlas.send("Hi")
+        events = await events_of(stream)
+    assert told(events) == [
+        ("message:sent", "Hi"),
+        ("stream:start", "assistant"),
+        ("stream:chunk", "Half"),
+        ("stream:reset",),
+        ("stream:end", "no credit"),
+        ("error", "quota", "no credit"),
+    ]
+    assert stream.text == ""
+
+
+async def test_the_events_of_a_cancelled_answer() -> None:
+    model = Wrapped(Scripted(says("One two three")), after=2)
+    async with house(model) as atlas:
+        stream = atlas.send("Count")
+        await asyncio.wait_for(model.reached.wait(), PATIENCE)
+        stream.cancel()
+        events = await events_of(stream)
+    assert told(events) == [
+        ("message:sent", "Count"),
+        ("stream:start", "assistant"),
+        ("stream:chunk", "One "),
+        ("stream:chunk", "two "),
+        ("stream:end", "cancelled"),
+    ]
+
+
+async def test_the_events_of_a_cancelled_tool() -> None:
+    started = asyncio.Event()
+
+    async def slow(n: int) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    model = Scripted(calls("slow", n=1) + calls("slow", n=2), says("never"))
+    async with house(model, [slow], agent={"parallel_tools": False}) as atlas:
+        stream = atlas.send("go")
+        await asyncio.wait_for(started.wait(), PATIENCE)
+        stream.cancel()
+        events = await events_of(stream)
+    assert told(events) == [
+        ("message:sent", "go"),
+        ("stream:start", "assistant"),
+        ("tool:called", "slow", {"n": 1}),
+        ("tool:called", "slow", {"n": 2}),
+        ("tool:result", "slow", "unknown", "unknown", CUT),
+        ("tool:result", "slow", "error", "declined", NEVER),
+        ("stream:end", "cancelled"),
+    ]
+
+
+async def test_the_events_at_the_round_limit() -> None:
+    model = Scripted(says("Trying. ") + calls("weather", city="Lima"))
+    async with house(model, [weather], agent={"max_rounds": 1}) as atlas:
+        events = await events_of(atlas.send("Lima?"))
+    assert told(events)[2:] == [
+        ("stream:chunk", "Trying. "),
+        ("tool:called", "weather", {"city": "Lima"}),
+        ("tool:result", "weather", "ok", None, "Sunny in Lima"),
+        ("stream:end",),
+        ("message:received", "Trying. "),
+    ]
+
+
+async def test_a_retry_after_the_first_words_withdraws_them() -> None:
+    clock = VirtualClock()
+    model = Scripted(says("Half") + fails(ProviderError("gone", "network")), says("Whole"))
+    async with house(model, clock=clock) as atlas, asyncio.timeout(PATIENCE):
+        stream = atlas.send("Hi")
+        await clock.advance(10)
+        events = await events_of(stream)
+    kinds = [entry for entry in told(events) if entry[0].startswith("stream:")]
+    assert kinds[1:] == [("stream:chunk", "Half"), ("stream:reset",), ("stream:chunk", "Whole"), ("stream:end",)]
+
+
+# What an event carries
+
+
+async def test_events_carry_the_promised_fields() -> None:
+    model = Scripted(says("Hm. ") + calls("weather", city="Lima") + calls("weather", town="Lima"), says("Sunny."))
+    async with house(model, [weather]) as atlas:
+        stream = atlas.send("Lima?")
+        events = await events_of(stream)
+    by_type: dict[str, list[Any]] = {}
+    for event in events:
+        by_type.setdefault(event.type, []).append(event)
+    assert by_type["stream:chunk"][0].text == "Hm. "
+    called, answered = by_type["tool:called"], sorted(by_type["tool:result"], key=lambda event: event.call_id)
+    assert [event.name for event in called] == ["weather", "weather"]
+    assert [event.arguments for event in called] == [{"city": "Lima"}, {"town": "Lima"}]
+    assert [event.call_id for event in called] == [event.call_id for event in answered]
+    assert [event.arguments for event in answered] == [event.arguments for event in called]
+    assert [(event.name, event.status, event.error) for event in answered] == [
+        ("weather", "ok", None),
+        ("weather", "error", "bad_arguments"),
+    ]
+    assert answered[0].result == "Sunny in Lima"
+    (end,) = by_type["stream:end"]
+    assert (end.cancelled, end.error, end.usage) == (False, None, Usage(1 + 3, 1 + 1))
+    assert by_type["message:sent"][0].message.text == "Lima?"
+    assert by_type["message:received"][0].message is await stream.reply()
+
+
+# on and off
+
+
+async def test_listeners_hear_the_events_of_their_name_from_ask_and_send() -> None:
+    heard: list[str] = []
+
+    async def on_chunk(event: Any) -> None:
+        heard.append(event.text)
+
+    async with house(Scripted(says("One two"), says("Three"))) as atlas:
+        atlas.on("stream:chunk", on_chunk)
+        await atlas.ask("Count")
+        await atlas.send("on").reply()
+    assert heard == ["One ", "two", "Three"]
+
+
+async def test_a_plain_function_and_an_object_may_listen() -> None:
+    heard: list[str] = []
+
+    class Listener:
+        async def __call__(self, event: Event) -> None:
+            heard.append(f"object {event.type}")
+
+    async with house(Scripted(says("Hi"))) as atlas:
+        atlas.on("stream:end", lambda event: heard.append(f"function {event.type}"))
+        atlas.on("stream:end", Listener())
+        await atlas.ask("Hi")
+    assert sorted(heard) == ["function stream:end", "object stream:end"]
+
+
+async def test_every_event_name_can_be_listened_to() -> None:
+    heard: list[str] = []
+    model = Scripted(says("Half") + fails(ProviderError("gone", "network")), calls("weather", city="x"), says("ok"))
+    clock = VirtualClock()
+    async with house(model, [weather], clock=clock) as atlas, asyncio.timeout(PATIENCE):
+        for name in ("message:sent", "stream:start", "stream:chunk", "stream:reset", "tool:called", "tool:result"):
+            atlas.on(name, lambda event: heard.append(event.type))  # pyright: ignore[reportArgumentType]
+        atlas.on("stream:end", lambda event: heard.append(event.type))
+        atlas.on("message:received", lambda event: heard.append(event.type))
+        stream = atlas.send("go")
+        await clock.advance(10)
+        said = [event.type for event in await events_of(stream)]
+        await stream.reply()
+    assert sorted(heard) == sorted(said)
+
+
+async def test_a_listener_hears_in_order_one_event_at_a_time() -> None:
+    heard: list[str] = []
+    busy = 0
+
+    async def slow(event: Any) -> None:
+        nonlocal busy
+        busy += 1
+        assert busy == 1
+        await asyncio.sleep(0)
+        heard.append(event.text)
+        busy -= 1
+
+    words = [f"{number} " for number in range(50)]
+    async with house(Scripted(says("".join(words)))) as atlas:
+        atlas.on("stream:chunk", slow)
+        await atlas.ask("Count")
+    assert heard == words
+
+
+async def test_on_gives_back_what_takes_the_listener_off() -> None:
+    heard: list[str] = []
+
+    def listen(event: Any) -> None:
+        heard.append(event.text)
+
+    async with house(Scripted(says("1"), says("2"), says("3"), says("4"))) as atlas:
+        remove = atlas.on("stream:chunk", listen)
+        await atlas.ask("a")
+        remove()
+        remove()
+        await atlas.ask("b")
+        atlas.on("stream:chunk", listen)
+        await atlas.ask("c")
+        atlas.off("stream:chunk", listen)
+        atlas.off("stream:chunk", listen)
+        await atlas.ask("d")
+    assert heard == ["1", "3"]
+
+
+def test_an_unknown_event_name_is_an_error_that_lists_the_known_ones() -> None:
+    atlas = house(Scripted())
+    for use in (atlas.on, atlas.off):
+        with pytest.raises(ConfigError, match=r"there is no event 'tool:results'; there are .*tool:result"):
+            use("tool:results", print)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="a listener must be a function of the event, not 7"):
+        atlas.on("error", 7)  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_failed_turn_is_told_to_error_listeners() -> None:
+    heard: list[tuple[str, str]] = []
+    async with house(Scripted(fails(ProviderError("no credit", "quota")))) as atlas:
+        atlas.on("error", lambda event: heard.append((event.kind, event.message)))
+        with pytest.raises(ProviderError):
+            await atlas.ask("Hi")
+    assert heard == [("quota", "no credit")]
+
+
+# Listeners that misbehave
+
+
+def throws(event: Any) -> None:
+    raise ValueError("mine")
+
+
+async def throws_async(event: Any) -> None:
+    raise ValueError("mine")
+
+
+def exits(event: Any) -> None:
+    raise SystemExit(3)
+
+
+async def exits_async(event: Any) -> None:
+    raise SystemExit(3)
+
+
+async def gives_up(event: Any) -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("listener", [throws, throws_async, exits, exits_async, gives_up])
+async def test_a_listener_that_throws_harms_nobody(listener: Any, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[str] = []
+    async with house(Scripted(says("One two three"), says("Four"))) as atlas:
+        atlas.on("stream:chunk", listener)
+        atlas.on("stream:chunk", lambda event: heard.append(event.text))
+        assert (await atlas.ask("Count")).text == "One two three"
+        assert (await atlas.ask("on")).text == "Four"
+    assert heard == ["One ", "two ", "three", "Four"]
+    if listener is not gives_up:
+        assert caplog.text.count("failed on stream:chunk") == 4
+
+
+async def hangs_async(event: Any) -> None:
+    await asyncio.Event().wait()
+
+
+def hangs(event: Any) -> None:
+    time.sleep(3)
+
+
+async def hangs_and_ignores_it(event: Any) -> None:
+    end = asyncio.get_running_loop().time() + 3
+    while asyncio.get_running_loop().time() < end:
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            continue
+
+
+class Until(logging.Handler):
+    """Waits for a line in the log."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words, self.seen = words, asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.words in record.getMessage():
+            self.seen.set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("listener", [hangs_async, hangs, hangs_and_ignores_it])
+async def test_a_listener_that_hangs_harms_nobody_and_is_removed(listener: Any) -> None:
+    heard: list[str] = []
+    removed = Until("hung for 1 s on stream:chunk and was removed")
+    logging.getLogger("atlas_agents").addHandler(removed)
+    async with house(Scripted(says("One two"), says("Three"))) as atlas, asyncio.timeout(PATIENCE):
+        atlas.on("stream:chunk", listener)
+        atlas.on("stream:chunk", lambda event: heard.append(event.text))
+        start = time.monotonic()
+        assert (await atlas.ask("Count")).text == "One two"
+        assert time.monotonic() - start < 0.8
+        await removed.seen.wait()
+        start = time.monotonic()
+        assert (await atlas.ask("on")).text == "Three"
+        assert time.monotonic() - start < 0.2  # nobody waits for the removed one any more
+    logging.getLogger("atlas_agents").removeHandler(removed)
+    assert heard == ["One ", "two", "Three"]
+
+
+async def test_a_sync_listener_never_blocks_the_loop() -> None:
+    lived: list[bool] = []
+    async with beating() as heart, house(Scripted(says("One two"))) as atlas:
+        atlas.on("stream:chunk", lambda event: lived.append(heart.goes_on()))
+        await atlas.ask("Count")
+    assert lived == [True, True]
+
+
+async def test_a_listener_may_ask_the_atlas_itself() -> None:
+    answers: list[str] = []
+    async with house(Scripted(says("One"), says("Two"))) as atlas:
+
+        async def ask_again(event: Any) -> None:
+            if not answers:
+                answers.append("")
+                answers.append((await atlas.ask("more", session="other")).text)
+
+        atlas.on("message:received", ask_again)
+        await atlas.ask("Count")
+    assert answers == ["", "Two"]
+
+
+async def test_streams_that_are_done_leave_nothing_behind() -> None:
+    async with house(Scripted(*[says("Hi")] * 50)) as atlas:
+        for _ in range(50):
+            await atlas.send("Hi").reply()
+        gc.collect()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+    assert others == set()

@@ -1,0 +1,315 @@
+"""History: what a model is shown is whole, fits where it can, and never lacks the last question."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from atlas_agents import (
+    Agent,
+    AnthropicProvider,
+    Atlas,
+    BrokenHistory,
+    ConfigError,
+    Conversation,
+    History,
+    Message,
+    OpenAIProvider,
+    Part,
+    Request,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    assistant,
+    system,
+    tool_message,
+    user,
+)
+from atlas_agents.testing import Environment, Scripted, calls, house, says
+from checks import is_paired, roles
+
+
+def exchange(number: int, tools: int = 0) -> list[Message]:
+    """A question, rounds of tools, an answer."""
+    found = [user(f"q{number}")]
+    for place in range(tools):
+        id = f"{number}.{place}"
+        found += [assistant(ToolCall(id, "f", {})), tool_message(ToolResult(id, "ok", "r" * 20))]
+    return [*found, assistant(f"a{number}")]
+
+
+def talk(count: int, tools: int = 0) -> list[Message]:
+    return [message for number in range(count) for message in exchange(number, tools)]
+
+
+async def shown(messages: Sequence[Message], history: History | None, ask: str = "now") -> list[Message]:
+    """What the model gets of a conversation when it is asked something new."""
+    model = Scripted(says("ok"))
+    async with Atlas([Agent("a", model=model)], history=history) as atlas:
+        await atlas.ask(ask, session=Conversation(messages))
+    return list(model.requests[0].messages)
+
+
+def texts(messages: Sequence[Message]) -> list[str]:
+    return [message.text for message in messages]
+
+
+# Limits
+
+
+async def test_without_limits_everything_is_shown() -> None:
+    assert len(await shown(talk(200), None)) == 401
+    assert len(await shown(talk(200), History())) == 401
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    [
+        (1, ["now"]),
+        (2, ["now"]),  # an answer without its question only confuses
+        (3, ["q2", "a2", "now"]),
+        (5, ["q1", "a1", "q2", "a2", "now"]),
+        (7, ["q0", "a0", "q1", "a1", "q2", "a2", "now"]),
+        (100, ["q0", "a0", "q1", "a1", "q2", "a2", "now"]),
+    ],
+)
+async def test_the_last_messages_are_shown(limit: int, kept: list[str]) -> None:
+    assert texts(await shown(talk(3), History(max_messages=limit))) == kept
+
+
+async def test_the_last_tokens_are_shown_by_a_count_of_ones_own() -> None:
+    history = History(max_tokens=7, count=lambda message: 2 if message.role == "user" else 1)
+    assert texts(await shown(talk(5), history)) == ["q4", "a4", "now"]
+    history = History(max_tokens=8, count=lambda message: 2 if message.role == "user" else 1)
+    assert texts(await shown(talk(5), history)) == ["q3", "a3", "q4", "a4", "now"]
+
+
+async def test_tokens_are_estimated_by_length() -> None:
+    long = [message for n in range(10) for message in (user("x" * 3600), assistant(f"a{n}"))]
+    assert len(await shown(long, History(max_tokens=2200))) == 5
+    assert len(await shown(long, History(max_tokens=100_000))) == 21
+
+
+async def test_what_is_stored_stays_whole() -> None:
+    conversation = Conversation(talk(20))
+    async with house(Scripted(says("ok")), history=History(max_messages=3)) as atlas:
+        await atlas.ask("now", session=conversation)
+    assert len(conversation) == 42
+
+
+async def test_the_system_prompt_is_never_dropped() -> None:
+    model = Scripted(says("ok"))
+    agent = Agent("a", model=model, system_prompt="Be brief.", rules=["Be kind."])
+    async with Atlas([agent], history=History(max_messages=1, max_tokens=1)) as atlas:
+        await atlas.ask("now", session=Conversation(talk(20)))
+    assert model.requests[0].system == "Be brief.\n\nRules:\n- Be kind."
+    assert texts(model.requests[0].messages) == ["now"]
+
+
+async def test_a_call_and_its_result_stay_together() -> None:
+    past = [user("q"), assistant(ToolCall("1", "f", {})), tool_message(ToolResult("1", "ok", 1)), assistant("a")]
+    for limit in range(1, 6):
+        assert is_paired(await shown(past, History(max_messages=limit)))
+    assert roles(await shown(past, History(max_messages=4))) == ["user"]
+    assert roles(await shown(past, History(max_messages=5))) == ["user", "assistant", "tool", "assistant", "user"]
+
+
+async def test_the_question_stays_while_its_tools_go_on() -> None:
+    """In the middle of a long turn the goal is still there, and so is the newest call with its result."""
+
+    async def step(n: int) -> str:
+        return f"result {n}"
+
+    model = Scripted(*[calls("step", n=n) for n in range(8)], says("Done."))
+    async with house(model, [step], history=History(max_messages=4), agent={"max_rounds": 20}) as atlas:
+        await atlas.ask("The goal", session=Conversation(talk(5)))
+    for request in model.requests:
+        assert "The goal" in texts(request.messages)
+        assert is_paired(request.messages)
+        assert len(request.messages) <= 4
+    assert roles(model.requests[-1].messages) == ["user", "assistant", "tool"]
+    assert model.requests[-1].messages[-1].tool_results[0].result == "result 7"
+
+
+@pytest.mark.parametrize("limits", [{"max_messages": 0}, {"max_tokens": 0}, {"max_messages": -1}])
+def test_a_limit_that_lets_nothing_through_is_refused(limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        History(**limits)
+
+
+# Ten thousand random histories
+
+
+def random_part(rng: random.Random, ids: list[str]) -> Part:
+    id = rng.choice(ids)
+    return rng.choice(
+        [
+            Text(f"t{rng.randrange(100)}"),
+            ToolCall(id, "f", {}),
+            ToolResult(id, "ok", rng.randrange(9)),
+            Thinking("hm", "s"),
+        ]
+    )
+
+
+def broken(rng: random.Random) -> list[Message]:
+    """Anything at all: calls and results anywhere, in any message, of any role, missing, doubled, out of order."""
+    ids = [f"c{number}" for number in range(rng.randint(1, 4))]
+    found: list[Message] = []
+    for _ in range(rng.randrange(10)):
+        role = rng.choice(["user", "assistant", "assistant", "tool", "tool", "system"])
+        if role == "tool" and rng.random() < 0.8:
+            picked = rng.sample(ids, rng.randint(0, len(ids)))
+            found.append(tool_message(*[ToolResult(id, "ok", 1) for id in picked]))
+        else:
+            parts = tuple(random_part(rng, ids) for _ in range(rng.randrange(4)))
+            found.append(Message(cast(Any, role), parts))
+    return found
+
+
+def whole(rng: random.Random) -> list[Message]:
+    """What our own turns leave."""
+    found: list[Message] = []
+    for number in range(rng.randrange(6)):
+        found += exchange(number, rng.randrange(3))
+        if rng.random() < 0.2:
+            found.pop()  # a cancelled turn has no answer
+        if rng.random() < 0.1:
+            found.append(system("by the way"))
+    return found
+
+
+@pytest.mark.slow
+async def test_ten_thousand_histories_are_shown_whole_whatever_the_limits() -> None:
+    rng = random.Random(7)
+    seen: list[Sequence[Message]] = []
+
+    async def model(request: Request) -> Any:
+        seen.append(request.messages)
+        return {"choices": [{"message": {"content": "ok"}, "finish_reason": "stop"}]}
+
+    agent = Agent("a", model=model)
+    limits = [None, 1, 2, 3, 4, 5, 8]
+    houses = [
+        Atlas([agent], history=History(max_messages=m, max_tokens=t, count=lambda message: 1 + len(message.parts)))
+        for m in limits
+        for t in (None, 1, 5, 12)
+    ]
+    for number in range(10_000):
+        given = broken(rng) if number % 2 else whole(rng)
+        if number % 2 or not given or rng.random() < 0.5:
+            given.append(user("newest"))  # otherwise the turn goes on after an answer or a result
+        await rng.choice(houses).run(given)
+        messages = seen.pop()
+        assert is_paired(messages), given
+        assert messages[-1] is given[-1]
+        assert [message for message in given if message.role == "user"][-1] in messages
+        order = [message.id for message in given]
+        kept = [order.index(message.id) for message in messages if message.id in order]
+        assert kept == sorted(set(kept))  # nothing is said twice or in another order
+
+
+async def test_limits_are_kept_where_they_can_be() -> None:
+    rng = random.Random(8)
+    for _ in range(300):
+        given, limit = whole(rng), rng.randint(1, 12)
+        messages = await shown(given, History(max_messages=limit))
+        assert len(messages) <= max(limit, 1)
+        tokens = rng.randint(5, 60)
+        messages = await shown(given, History(max_tokens=tokens, count=lambda message: 5))
+        assert 5 * len(messages) <= tokens
+        assert messages[0].role in ("user", "system")
+
+
+async def test_a_unit_larger_than_the_limit_is_still_shown_whole() -> None:
+    many = [ToolCall(str(n), "f", {}) for n in range(10)]
+    past = [user("q"), assistant(*many), tool_message(*[ToolResult(call.id, "ok", "x" * 1000) for call in many])]
+    model = Scripted(says("ok"))
+    async with house(model, history=History(max_messages=1, max_tokens=1)) as atlas:
+        await atlas.run(past)
+    assert [message.id for message in model.requests[0].messages] == [message.id for message in past]
+
+
+# Mending
+
+
+LOST = "This call was interrupted; it may have happened. It was not retried."
+
+
+async def test_a_call_without_a_result_is_answered_as_unknown() -> None:
+    past = [user("q"), assistant(ToolCall("1", "f", {}), ToolCall("2", "f", {})), user("well?")]
+    messages = await shown(past, None)
+    assert roles(messages) == ["user", "assistant", "tool", "user", "user"]
+    assert messages[2].tool_results == tuple(ToolResult(id, "unknown", LOST, "unknown") for id in "12")
+
+
+async def test_a_result_without_a_call_is_left_out() -> None:
+    past = [tool_message(ToolResult("0", "ok", 0)), user("q"), tool_message(ToolResult("1", "ok", 1)), assistant("a")]
+    assert roles(await shown(past, None)) == ["user", "assistant", "user"]
+
+
+async def test_results_that_came_one_by_one_late_or_in_another_order_are_put_in_place() -> None:
+    asked = assistant(ToolCall("1", "f", {}), ToolCall("2", "f", {}))
+    one, two = ToolResult("1", "ok", "one"), ToolResult("2", "ok", "two")
+    for past in (
+        [user("q"), asked, tool_message(one), tool_message(two)],
+        [user("q"), asked, user("wait"), tool_message(two, one)],
+        [user("q"), asked, user(two, one)],
+        [user("q"), asked, tool_message(one, two, one)],
+    ):
+        messages = await shown(past, None)
+        assert is_paired(messages)
+        assert messages[2].tool_results == (one, two)
+
+
+async def test_parts_where_they_do_not_belong_are_left_out() -> None:
+    stray = user("hello", ToolCall("1", "f", {}), ToolResult("2", "ok", 2))
+    messages = await shown([stray, assistant("hi", ToolResult("3", "ok", 3))], None)
+    assert [message.parts for message in messages] == [(Text("hello"),), (Text("hi"),), (Text("now"),)]
+    assert stray.tool_calls != ()
+
+
+async def test_mending_changes_what_is_shown_and_not_what_is_stored() -> None:
+    past = [user("q"), assistant(ToolCall("1", "f", {}))]
+    conversation = Conversation(past)
+    async with house(Scripted(says("ok"))) as atlas:
+        await atlas.ask("now", session=conversation)
+    assert conversation.messages[:2] == past
+    assert roles(conversation.messages) == ["user", "assistant", "user", "assistant"]
+
+
+# The last gate
+
+
+ORPHANS: list[list[Message]] = [
+    [user("q"), assistant(ToolCall("1", "f", {}))],
+    [user("q"), assistant(ToolCall("1", "f", {})), user("well?")],
+    [user("q"), tool_message(ToolResult("1", "ok", 1))],
+    [user("q"), assistant(ToolCall("1", "f", {})), tool_message(ToolResult("2", "ok", 1))],
+    [user("q"), assistant(ToolCall("1", "f", {})), tool_message(ToolResult("1", "ok", 1), ToolResult("2", "ok", 1))],
+    [user("q"), assistant(ToolCall("1", "f", {})), user(ToolResult("1", "ok", 1))],
+]
+
+
+@pytest.mark.parametrize("messages", ORPHANS)
+@pytest.mark.parametrize("vendor", ["openai", "anthropic"])
+async def test_an_adapter_refuses_an_orphan_and_sends_nothing(vendor: str, messages: list[Message]) -> None:
+    connections: list[Any] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(reader)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        kind = OpenAIProvider if vendor == "openai" else AnthropicProvider
+        provider = kind("m", base_url=url, api_key="k", environment=Environment({}, dotenv=None))
+        with pytest.raises(BrokenHistory, match="nothing was sent"):
+            async for _ in provider.stream(Request(messages=messages)):
+                pass
+        await provider.close()
+    assert connections == []

@@ -1,0 +1,291 @@
+"""Interceptors: what goes out, comes in and is asked can be changed, added to or refused, in the given order."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from atlas_agents import (
+    ConfigError,
+    Interceptor,
+    Message,
+    Refused,
+    Request,
+    Text,
+    ToolCall,
+    assistant,
+    system,
+    tool,
+    user,
+)
+from atlas_agents.testing import Scripted, calls, house, says
+from checks import beating, events_of, is_paired, roles, told
+
+
+@tool
+async def weather(city: str) -> str:
+    """Tell the weather."""
+    return f"Sunny in {city}"
+
+
+def texts(messages: Any) -> list[tuple[str, str]]:
+    return [(message.role, message.text) for message in messages]
+
+
+# Outgoing
+
+
+async def test_an_outgoing_message_can_be_changed() -> None:
+    async def polite(message: Message) -> Message:
+        return user(f"{message.text}, please")
+
+    model = Scripted(says("Sure."))
+    async with house(model, interceptors=[Interceptor(outgoing=polite)]) as atlas:
+        stream = atlas.send("Go")
+        events = await events_of(stream)
+        assert texts(atlas.conversation().messages) == [("user", "Go, please"), ("assistant", "Sure.")]
+    assert texts(model.requests[0].messages) == [("user", "Go, please")]
+    assert told(events)[0] == ("message:sent", "Go, please")
+
+
+async def test_messages_can_be_added_before_an_outgoing_one() -> None:
+    def remember(message: Message) -> list[Message]:
+        return [system("Remember the milk."), assistant("I will."), message]
+
+    model = Scripted(says("Sure."))
+    async with house(model, interceptors=[Interceptor(outgoing=remember)]) as atlas:
+        result = await atlas.run("Go")
+    expected = [("system", "Remember the milk."), ("assistant", "I will."), ("user", "Go")]
+    assert texts(model.requests[0].messages) == expected
+    assert texts(result.intermediate) == expected[:2]
+
+
+async def test_a_changed_message_is_no_intermediate_one() -> None:
+    async with house(
+        Scripted(says("Sure.")), interceptors=[Interceptor(outgoing=lambda message: user("other"))]
+    ) as atlas:
+        assert (await atlas.run("Go")).intermediate == ()
+
+
+async def test_an_outgoing_message_can_be_refused() -> None:
+    async def never(message: Message) -> None:
+        raise Refused("not on Sundays")
+
+    model = Scripted(says("Sure."))
+    async with house(model, interceptors=[Interceptor(outgoing=never)]) as atlas:
+        stream = atlas.send("Go")
+        events = await events_of(stream)
+        with pytest.raises(Refused, match="not on Sundays"):
+            await stream.reply()
+        assert atlas.conversation().messages == []
+    assert told(events) == [("stream:end", "not on Sundays"), ("error", "Refused", "not on Sundays")]
+    assert model.requests == []
+
+
+# Incoming
+
+
+async def test_an_incoming_message_can_be_changed_and_its_words_are_said_anew() -> None:
+    async def shout(message: Message) -> Message:
+        return msgspec.structs.replace(message, parts=(Text(message.text.upper()),))
+
+    async with house(Scripted(says("Hello there.")), interceptors=[Interceptor(incoming=shout)]) as atlas:
+        stream = atlas.send("Hi")
+        events = await events_of(stream)
+        assert (await stream.reply()).text == "HELLO THERE."
+        assert texts(atlas.conversation().messages) == [("user", "Hi"), ("assistant", "HELLO THERE.")]
+    assert told(events)[2:] == [
+        ("stream:chunk", "Hello "),
+        ("stream:chunk", "there."),
+        ("stream:reset",),
+        ("stream:chunk", "HELLO THERE."),
+        ("stream:end",),
+        ("message:received", "HELLO THERE."),
+    ]
+    assert stream.text == "HELLO THERE."
+
+
+async def test_words_that_stay_the_same_are_not_said_anew() -> None:
+    def mark(message: Message) -> Message:
+        return msgspec.structs.replace(message, metadata={**message.metadata, "checked": True})
+
+    async with house(Scripted(says("Hello.")), interceptors=[Interceptor(incoming=mark)]) as atlas:
+        stream = atlas.send("Hi")
+        assert ("stream:reset",) not in told(await events_of(stream))
+        assert (await stream.reply()).metadata["checked"] is True
+
+
+async def test_an_incoming_message_can_lose_all_its_words() -> None:
+    def hush(message: Message) -> Message:
+        return msgspec.structs.replace(message, parts=())
+
+    async with house(Scripted(says("Hello.")), interceptors=[Interceptor(incoming=hush)]) as atlas:
+        stream = atlas.send("Hi")
+        assert told(await events_of(stream))[2:5] == [("stream:chunk", "Hello."), ("stream:reset",), ("stream:end",)]
+        assert stream.text == ""
+
+
+async def test_messages_can_be_added_before_an_incoming_one() -> None:
+    def explain(message: Message) -> list[Message]:
+        return [system("The model answers:"), message]
+
+    async with house(Scripted(says("Hello.")), interceptors=[Interceptor(incoming=explain)]) as atlas:
+        await atlas.ask("Hi")
+        assert roles(atlas.conversation().messages) == ["user", "system", "assistant"]
+
+
+async def test_a_refused_answer_is_withdrawn_and_not_kept() -> None:
+    def censor(message: Message) -> None:
+        if "secret" in message.text:
+            raise Refused("the answer gives a secret away")
+
+    model = Scripted(says("The secret is 42."), says("No comment."))
+    async with house(model, interceptors=[Interceptor(incoming=censor)]) as atlas:
+        stream = atlas.send("Tell me")
+        events = await events_of(stream)
+        with pytest.raises(Refused):
+            await stream.reply()
+        assert roles(atlas.conversation().messages) == ["user"]
+        assert stream.text == ""
+        assert told(events)[-3:] == [
+            ("stream:reset",),
+            ("stream:end", "the answer gives a secret away"),
+            ("error", "Refused", "the answer gives a secret away"),
+        ]
+        assert (await atlas.ask("Then not")).text == "No comment."
+
+
+async def test_every_message_of_the_model_comes_by_also_one_that_calls() -> None:
+    seen: list[int] = []
+
+    def redirect(message: Message) -> Message | None:
+        seen.append(len(message.tool_calls))
+        if not message.tool_calls:
+            return None
+        call = message.tool_calls[0]
+        return msgspec.structs.replace(message, parts=(ToolCall(call.id, call.name, {"city": "Oslo"}),))
+
+    model = Scripted(calls("weather", city="Lima"), says("Sunny."))
+    async with house(model, [weather], interceptors=[Interceptor(incoming=redirect)]) as atlas:
+        result = await atlas.run("Lima?")
+    assert seen == [1, 0]
+    assert result.steps[0].output == "Sunny in Oslo"
+
+
+async def test_a_call_that_an_interceptor_takes_out_never_runs() -> None:
+    def forbid(message: Message) -> Message:
+        return assistant("I may not do that.")
+
+    async with house(
+        Scripted(calls("weather", city="Lima")), [weather], interceptors=[Interceptor(incoming=forbid)]
+    ) as atlas:
+        result = await atlas.run("Lima?")
+        assert (result.answer, result.steps) == ("I may not do that.", ())
+
+
+# Requests
+
+
+async def test_a_request_can_be_changed() -> None:
+    async def cooler(request: Request) -> Request:
+        return msgspec.structs.replace(request, temperature=0.0, system="Obey.")
+
+    model = Scripted(calls("weather", city="Lima"), says("Sunny."))
+    async with house(model, [weather], interceptors=[Interceptor(request=cooler)]) as atlas:
+        await atlas.ask("Lima?")
+    assert [(request.temperature, request.system) for request in model.requests] == [(0.0, "Obey.")] * 2
+
+
+async def test_a_request_can_be_refused() -> None:
+    def too_much(request: Request) -> None:
+        if len(request.messages) > 1:
+            raise Refused("too long")
+
+    model = Scripted(calls("weather", city="Lima"), says("Sunny."))
+    async with house(model, [weather], interceptors=[Interceptor(request=too_much)]) as atlas:
+        with pytest.raises(Refused, match="too long"):
+            await atlas.ask("Lima?")
+        assert is_paired(atlas.conversation().messages)
+    assert len(model.requests) == 1
+
+
+# All together
+
+
+async def test_interceptors_come_in_the_given_order_each_seeing_what_the_one_before_made() -> None:
+    def adding(mark: str) -> Interceptor:
+        def change(message: Message) -> Message:
+            return msgspec.structs.replace(message, parts=(Text(message.text + mark),))
+
+        def ask(request: Request) -> Request:
+            return msgspec.structs.replace(request, system=request.system + mark)
+
+        return Interceptor(outgoing=change, incoming=change, request=ask)
+
+    model = Scripted(says("out"))
+    async with house(model, interceptors=[adding("1"), adding("2"), adding("3")]) as atlas:
+        reply = await atlas.ask("in")
+    assert (model.requests[0].messages[0].text, model.requests[0].system, reply.text) == ("in123", "123", "out123")
+
+
+async def test_what_several_interceptors_add_keeps_its_order() -> None:
+    def adding(mark: str) -> Interceptor:
+        return Interceptor(outgoing=lambda message: [system(mark), message])
+
+    model = Scripted(says("ok"))
+    async with house(model, interceptors=[adding("1"), adding("2")]) as atlas:
+        await atlas.ask("in")
+    assert [message.text for message in model.requests[0].messages] == ["1", "2", "in"]
+
+
+@pytest.mark.parametrize("where", ["outgoing", "incoming", "request"])
+async def test_an_interceptor_that_fails_stops_the_turn_with_its_error(where: str) -> None:
+    def broken(value: Any) -> None:
+        raise LookupError("typo")
+
+    model = Scripted(says("Hello."))
+    async with house(model, interceptors=[Interceptor(**{where: broken})]) as atlas:
+        stream = atlas.send("Hi")
+        events = await events_of(stream)
+        with pytest.raises(LookupError, match="typo"):
+            await stream.reply()
+        assert told(events)[-2:] == [("stream:end", "typo"), ("error", "LookupError", "typo")]
+        assert roles(atlas.conversation().messages) == ([] if where == "outgoing" else ["user"])
+    assert len(model.requests) == (1 if where == "incoming" else 0)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "complaint"),
+    [
+        ("outgoing", "text", "which is no Message"),
+        ("incoming", 7, "which is no Message"),
+        ("request", user("x"), "which is no Request"),
+        ("outgoing", [], "returned no message; raise Refused to stop a turn"),
+        ("outgoing", [user("x"), "text"], "which is no Message"),
+    ],
+)
+async def test_what_an_interceptor_may_not_return_is_named(where: str, value: Any, complaint: str) -> None:
+    def wrong(_: Any) -> Any:
+        return value
+
+    async with house(Scripted(says("Hello.")), interceptors=[Interceptor(**{where: wrong})]) as atlas:
+        with pytest.raises(ConfigError, match=complaint):
+            await atlas.ask("Hi")
+
+
+def test_what_is_no_interceptor_is_refused() -> None:
+    with pytest.raises(ConfigError, match="an interceptor is an Interceptor"):
+        house(Scripted(), interceptors=[print])
+
+
+async def test_a_sync_interceptor_never_blocks_the_loop() -> None:
+    lived: list[bool] = []
+
+    def look(value: Any) -> None:
+        lived.append(heart.goes_on())
+
+    async with beating() as heart:
+        interceptors = [Interceptor(outgoing=look, incoming=look, request=look)]
+        async with house(Scripted(says("Hello.")), interceptors=interceptors) as atlas:
+            await atlas.ask("Hi")
+    assert lived == [True] * 3

@@ -1,0 +1,162 @@
+"""Answers of a wanted shape: a schema or a Python type, checked here, mended once, then an error."""
+
+import socket
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import pydantic
+import pytest
+
+from atlas_agents import BadOutput, ConfigError, Request, tool
+from atlas_agents.testing import Scripted, calls, house, says
+from checks import events_of, roles, told
+
+
+class City(pydantic.BaseModel):
+    name: str
+    people: int = pydantic.Field(ge=0)
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+class Named(TypedDict):
+    name: str
+
+
+SCHEMA = {
+    "title": "city",
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "people": {"type": "integer", "minimum": 0}},
+    "required": ["name", "people"],
+}
+
+WANTED: list[tuple[str, Any, str, Any]] = [
+    ("schema", SCHEMA, '{"name": "Lima", "people": 5}', {"name": "Lima", "people": 5}),
+    ("model", City, '{"name": "Lima", "people": 5}', City(name="Lima", people=5)),
+    ("dataclass", Point, '{"x": 1, "y": 2}', Point(1, 2)),
+    ("typed dict", Named, '{"name": "Al"}', {"name": "Al"}),
+    ("list", list[int], "[1, 2, 3]", [1, 2, 3]),
+    ("number", int, "42", 42),
+    ("choice", int | None, "null", None),
+]
+
+
+@pytest.mark.parametrize(("name", "wanted", "said", "value"), WANTED, ids=[case[0] for case in WANTED])
+async def test_an_answer_becomes_a_value_of_the_wanted_shape(name: str, wanted: Any, said: str, value: Any) -> None:
+    async with house(Scripted(*[says(said)] * 3)) as atlas:
+        result = await atlas.run("Tell", output=wanted)
+        assert (result.output, result.answer, result.success) == (value, said, True)
+        stream = atlas.send("Tell", output=wanted)
+        assert (await stream.reply()).text == said
+        assert stream.output == value
+        assert (await atlas.ask("Tell", output=wanted)).text == said
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["```json\n[1, 2]\n```", "```\n[1, 2]\n```", "  \n[1, 2]\n", "```JSON\n[\n1,\n2\n]\n```\n"],
+)
+async def test_a_code_fence_around_the_json_is_taken_off(said: str) -> None:
+    async with house(Scripted(says(said))) as atlas:
+        assert (await atlas.run("Tell", output=list[int])).output == [1, 2]
+
+
+MISFITS: list[tuple[Any, str, str]] = [
+    (SCHEMA, '{"name": "Lima"}', '"people" is a required property'),
+    (SCHEMA, '{"name": "Lima", "people": -1}', "people: -1 is less than the minimum of 0"),
+    (SCHEMA, "Lima", "Expecting value"),
+    (City, '{"name": "Lima", "people": "many"}', "people: Input should be a valid integer"),
+    (City, '{"name": "Lima"', "Invalid JSON"),
+    (list[int], '{"a": 1}', "answer: Input should be a valid array"),
+    (Point, "", "Invalid JSON"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "said", "why"), MISFITS)
+async def test_an_answer_that_does_not_fit_may_be_mended_once(wanted: Any, said: str, why: str) -> None:
+    good = {"[1, 2]": list[int], '{"x": 1, "y": 2}': Point}
+    right = next((text for text, kind in good.items() if kind == wanted), '{"name": "Lima", "people": 5}')
+    model = Scripted(says(said), says(right))
+    async with house(model) as atlas:
+        result = await atlas.run("Tell", output=wanted)
+    assert result.answer == right
+    assert len(model.requests) == 2
+    complaint = model.requests[1].messages[-1]
+    assert (complaint.role, complaint.metadata) == ("user", {"synthetic": True})
+    assert why in complaint.text and "Answer only with JSON that fits this schema" in complaint.text
+    assert roles(result.intermediate) == ["assistant", "user"]
+
+
+@pytest.mark.parametrize(("wanted", "said", "why"), MISFITS)
+async def test_after_one_repair_it_is_an_error(wanted: Any, said: str, why: str) -> None:
+    model = Scripted(says(said), says(said), says("never asked"))
+    async with house(model) as atlas:
+        stream = atlas.send("Tell", output=wanted)
+        events = await events_of(stream)
+        with pytest.raises(BadOutput, match=why):
+            await stream.reply()
+        assert stream.output is None
+    assert len(model.requests) == 2
+    assert told(events)[-1][:2] == ("error", "BadOutput")
+
+
+async def test_tools_may_be_used_on_the_way_to_the_answer() -> None:
+    @tool
+    async def count(of: str) -> int:
+        """Count something."""
+        return 7
+
+    model = Scripted(calls("count", of="x"), says("seven"), calls("count", of="x"), says("[7]"))
+    async with house(model, [count]) as atlas:
+        result = await atlas.run("How many?", output=list[int])
+    assert (result.output, len(result.steps)) == ([7], 2)
+
+
+async def test_the_wanted_shape_reaches_the_request() -> None:
+    model = Scripted(says('{"name": "Lima", "people": 5}'))
+    async with house(model, agent={"system_prompt": "Be brief."}) as atlas:
+        await atlas.ask("Tell", output=SCHEMA)
+    request = model.requests[0]
+    assert request.output is not None
+    assert (request.output.name, request.output.schema) == ("city", SCHEMA)
+    start, instruction = request.system.split("\n\n")
+    assert start == "Be brief."
+    assert instruction.startswith("Answer only with JSON that fits this schema, without any other words:\n{")
+
+
+async def test_without_a_wanted_shape_nothing_is_asked_for() -> None:
+    model = Scripted(says("Hello."))
+    async with house(model) as atlas:
+        result = await atlas.run("Hi")
+    assert model.requests[0].output is None
+    assert result.output is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "complaint"),
+    [(socket.socket, "cannot be described as JSON"), ({"type": "strong"}, "the wanted output is no valid JSON schema")],
+)
+async def test_a_shape_that_cannot_be_wanted_is_refused_before_anything_is_asked(wanted: Any, complaint: str) -> None:
+    model = Scripted(says("never"))
+    async with house(model) as atlas:
+        with pytest.raises(ConfigError, match=complaint):
+            await atlas.ask("Tell", output=wanted)
+        with pytest.raises(ConfigError, match=complaint):
+            atlas.send("Tell", output=wanted)
+    assert model.requests == []
+
+
+async def test_a_callable_model_is_told_the_shape_in_words() -> None:
+    asked: list[Request] = []
+
+    def model(request: Request) -> Any:
+        asked.append(request)
+        return {"choices": [{"message": {"content": "[1]"}, "finish_reason": "stop"}]}
+
+    async with house(model) as atlas:
+        assert (await atlas.run("Tell", output=list[int])).output == [1]
+    assert '{"items":{"type":"integer"},"type":"array"}' in asked[0].system

@@ -1,0 +1,152 @@
+"""The tools for tests: models that follow a script, a clock that is driven, a house in memory."""
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+from atlas_agents import Agent, Atlas, ProviderError, RetryPolicy, ToolCall
+from atlas_agents.testing import Scripted, ScriptExhausted, VirtualClock, calls, fails, house, says, thinks
+from checks import PATIENCE, events_of
+
+# Scripted
+
+
+async def test_each_argument_is_one_reply() -> None:
+    async with house(Scripted(says("One."), says("Two."))) as atlas:
+        assert [(await atlas.ask("?")).text for _ in range(2)] == ["One.", "Two."]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("One two three", ["One ", "two ", "three"]),
+        ("  indented\n\nand more ", ["  indented\n\n", "and ", "more "]),
+        ("word", ["word"]),
+        (" \n", [" \n"]),
+        ("", []),
+    ],
+)
+async def test_text_is_streamed_in_several_chunks_and_nothing_is_lost(text: str, pieces: list[str]) -> None:
+    async with house(Scripted(says(text))) as atlas:
+        stream = atlas.send("?")
+        events = await events_of(stream)
+    assert [event.text for event in events if event.type == "stream:chunk"] == pieces
+    assert stream.text == text
+
+
+async def test_calls_may_be_joined_with_each_other_and_with_words() -> None:
+    async def look(name: str, at: int = 0) -> str:
+        return f"{name} {at}"
+
+    model = Scripted(
+        thinks("Hm.") + says("Well. ") + calls("look", name="a", at=1) + calls("look", name="b"), says("ok")
+    )
+    async with house(model, [look]) as atlas:
+        result = await atlas.run("go")
+    made = result.intermediate[0].tool_calls
+    assert [(call.name, call.arguments) for call in made] == [("look", {"name": "a", "at": 1}), ("look", {"name": "b"})]
+    assert len({call.id for call in made}) == 2 and all(isinstance(call, ToolCall) for call in made)
+    assert [step.output for step in result.steps] == ["a 1", "b 0"]
+    assert result.intermediate[0].metadata["stop_reason"] == "tool_calls"
+
+
+async def test_it_fails_where_it_is_told_to() -> None:
+    with pytest.raises(ProviderError, match="gone"):
+        await house(Scripted(fails("gone")), agent={"retry": RetryPolicy(retries=0)}).ask("?")
+    with pytest.raises(LookupError, match="mine"):
+        await house(Scripted(says("Half") + fails(LookupError("mine")))).ask("?")
+
+
+async def test_it_remembers_what_it_was_asked() -> None:
+    model = Scripted(says("One."), says("Two."), id="mine")
+    async with Atlas([Agent("a", model=model, system_prompt="Be brief.", temperature=0.5)]) as atlas:
+        await atlas.ask("first")
+        await atlas.ask("second")
+    assert [[message.text for message in request.messages] for request in model.requests] == [
+        ["first"],
+        ["first", "One.", "second"],
+    ]
+    assert (model.requests[0].system, model.requests[0].temperature) == ("Be brief.", 0.5)
+
+
+async def test_running_out_raises_and_is_not_tried_again() -> None:
+    model = Scripted(says("One."))
+    async with house(model) as atlas:
+        await atlas.ask("?")
+        with pytest.raises(ScriptExhausted, match="the scripted model was asked 2 times for 1"):
+            await atlas.ask("?")
+    assert len(model.requests) == 2
+
+
+async def test_two_turns_at_once_share_the_script_in_order() -> None:
+    model = Scripted(says("One."), says("Two."))
+    async with house(model) as atlas:
+        first, second = atlas.send("?", session="a"), atlas.send("?", session="b")
+        assert [(await first.reply()).text, (await second.reply()).text] == ["One.", "Two."]
+
+
+# VirtualClock
+
+
+async def test_time_stands_still_until_it_is_advanced() -> None:
+    clock, rung = VirtualClock(start=1000), list[Any]()
+
+    async def sleeper(seconds: float) -> None:
+        await clock.sleep(seconds)
+        rung.append((seconds, clock.monotonic(), clock.time()))
+
+    tasks = [asyncio.create_task(sleeper(seconds)) for seconds in (3, 1, 2, 1)]
+    await clock.advance(0.5)
+    assert rung == []
+    await clock.advance(1.5)
+    assert rung == [(1, 1.0, 1001.0), (1, 1.0, 1001.0), (2, 2.0, 1002.0)]
+    await clock.advance(10)
+    assert rung[-1] == (3, 3.0, 1003.0)
+    assert (clock.monotonic(), clock.time()) == (12, 1012)
+    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+
+
+async def test_whoever_is_woken_may_sleep_again_within_the_same_advance() -> None:
+    clock, moments = VirtualClock(), list[float]()
+
+    async def ticking() -> None:
+        for _ in range(5):
+            await clock.sleep(1)
+            moments.append(clock.monotonic())
+
+    task = asyncio.create_task(ticking())
+    await clock.advance(5)
+    assert moments == [1, 2, 3, 4, 5]
+    await asyncio.wait_for(task, PATIENCE)
+
+
+async def test_an_alarm_can_be_taken_back() -> None:
+    clock, rung = VirtualClock(), list[str]()
+    alarm = clock.call_later(1, lambda: rung.append("no"))
+    clock.call_later(1, lambda: rung.append("yes"))
+    alarm.cancel()
+    await clock.advance(2)
+    assert rung == ["yes"]
+
+
+async def test_a_sleep_that_was_cancelled_wakes_nobody() -> None:
+    clock = VirtualClock()
+    task = asyncio.create_task(clock.sleep(1))
+    await clock.advance(0.5)
+    task.cancel()
+    await clock.advance(1)
+    assert task.cancelled()
+
+
+# house
+
+
+async def test_a_house_has_one_agent_and_reads_nothing_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "OPENAI_API_KEY", "sk-real")
+    atlas = house("openai/gpt-x", agent={"role": "clerk"}, tenant="acme")
+    (agent,) = atlas.agents
+    assert (agent.id, agent.role) == ("assistant", "clerk")
+    with pytest.raises(Exception, match="OPENAI_API_KEY"):
+        await atlas.ask("?")

@@ -1,0 +1,212 @@
+"""The vendors' own clients say the same things: our request is the one that they send."""
+
+import asyncio
+from typing import Any
+
+import pydantic
+import pytest
+from anthropic.types import message_create_params
+from openai.types.chat import completion_create_params
+from sdk_clients import anthropic_client, openai_client
+from wire_turns import OPENAI, PATIENCE, WIRES, Wire
+
+from atlas_agents import (
+    Agent,
+    Atlas,
+    Conversation,
+    File,
+    Image,
+    Message,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    assistant,
+    tool,
+    tool_message,
+    user,
+)
+from fault_server import FaultServer, answer
+from sse_words import a, o
+
+
+@tool
+async def pay(to: str, amount: int) -> str:
+    """Pay somebody.
+
+    Args:
+        to: Whom.
+        amount: How much.
+    """
+    return f"paid {amount} to {to}"
+
+
+PNG = Image.of(b"\x89PNG", "image/png")
+FAR = Image("image/png", url="https://example.com/cat.png")
+PDF = File.of(b"%PDF", "bill.pdf")
+PAST: list[Message] = [
+    user("Pay bob 😀."),
+    assistant(Thinking("Hm", "c2ln"), "Paying.", ToolCall("c1", "pay", {"to": "bob", "amount": 5})),
+    tool_message(ToolResult("c1", "ok", "paid 5 to bob")),
+    assistant("Done."),
+    user("Twice more."),
+    assistant(ToolCall("c2", "pay", {"to": "bob", "amount": 1}), ToolCall("c3", "pay", {"to": "eve", "amount": 2})),
+    tool_message(ToolResult("c2", "ok", {"paid": 1}), ToolResult("c3", "error", "no money", "failed")),
+    assistant("One of two."),
+]
+QUESTION = user("What is ", Text("this? "), PNG, FAR, PDF)
+
+
+async def our_request(wire: Wire, output: Any = None) -> Any:
+    async with FaultServer(answer(*wire.words.says('{"n":1}'))) as server:
+        agent = Agent(
+            "assistant",
+            model=wire.provider(server.url),
+            system_prompt="Be brief.",
+            tools=[pay],
+            temperature=0.5,
+            max_tokens=99,
+            stop=["END"],
+            tool_choice="required",
+        )
+        async with Atlas([agent]) as atlas:
+            await atlas.ask(QUESTION, session=Conversation(PAST), output=output)
+        return server.asked[0].body
+
+
+def o_call(id: str, to: str, amount: int) -> Any:
+    return {
+        "id": id,
+        "type": "function",
+        "function": {"name": "pay", "arguments": f'{{"to":"{to}","amount":{amount}}}'},
+    }
+
+
+async def openai_request() -> Any:
+    """The same conversation, said with OpenAI's own client."""
+    messages: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Pay bob 😀."},
+        {"role": "assistant", "content": "Paying.", "tool_calls": [o_call("c1", "bob", 5)]},
+        {"role": "tool", "tool_call_id": "c1", "content": "paid 5 to bob"},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "Twice more."},
+        {"role": "assistant", "content": None, "tool_calls": [o_call("c2", "bob", 1), o_call("c3", "eve", 2)]},
+        {"role": "tool", "tool_call_id": "c2", "content": '{"paid":1}'},
+        {"role": "tool", "tool_call_id": "c3", "content": "Error (failed): no money"},
+        {"role": "assistant", "content": "One of two."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "What is "},
+                {"type": "text", "text": "this? "},
+                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG.data}"}},
+                {"type": "image_url", "image_url": {"url": FAR.url}},
+                {
+                    "type": "file",
+                    "file": {"filename": "bill.pdf", "file_data": f"data:application/pdf;base64,{PDF.data}"},
+                },
+            ],
+        },
+    ]
+    function: Any = {"name": "pay", "description": "Pay somebody.", "parameters": pay.parameters}
+    async with FaultServer(answer(*o.says("Hi"))) as server, openai_client(server.url) as client:
+        stream = await client.chat.completions.create(
+            model="m-1",
+            messages=messages,
+            tools=[{"type": "function", "function": function}],
+            temperature=0.5,
+            max_tokens=99,
+            stop=["END"],
+            tool_choice="required",
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        async for _ in stream:
+            pass
+        return server.asked[0].body
+
+
+def text(text: str) -> Any:
+    return {"type": "text", "text": text}
+
+
+def uses(id: str, to: str, amount: int) -> Any:
+    return {"type": "tool_use", "id": id, "name": "pay", "input": {"to": to, "amount": amount}}
+
+
+def gives(id: str, content: str) -> Any:
+    return {"type": "tool_result", "tool_use_id": id, "content": content}
+
+
+def encoded(part: Image | File) -> Any:
+    return {"type": "base64", "media_type": part.media_type, "data": part.data}
+
+
+async def anthropic_request() -> Any:
+    """The same conversation, said with Anthropic's own client."""
+    thought = {"type": "thinking", "thinking": "Hm", "signature": "c2ln"}
+    messages: Any = [
+        {"role": "user", "content": [text("Pay bob 😀.")]},
+        {"role": "assistant", "content": [thought, text("Paying."), uses("c1", to="bob", amount=5)]},
+        {"role": "user", "content": [gives("c1", "paid 5 to bob")]},
+        {"role": "assistant", "content": [text("Done.")]},
+        {"role": "user", "content": [text("Twice more.")]},
+        {"role": "assistant", "content": [uses("c2", to="bob", amount=1), uses("c3", to="eve", amount=2)]},
+        {
+            "role": "user",
+            "content": [
+                gives("c2", '{"paid":1}'),
+                {**gives("c3", "Error (failed): no money"), "is_error": True},
+            ],
+        },
+        {"role": "assistant", "content": [text("One of two.")]},
+        {
+            "role": "user",
+            "content": [
+                text("What is "),
+                text("this? "),
+                {"type": "image", "source": encoded(PNG)},
+                {"type": "image", "source": {"type": "url", "url": FAR.url}},
+                {"type": "document", "source": encoded(PDF), "title": "bill.pdf"},
+            ],
+        },
+    ]
+    shape: Any = {"name": "pay", "description": "Pay somebody.", "input_schema": pay.parameters}
+    async with FaultServer(answer(*a.says("Hi"))) as server, anthropic_client(server.url) as client:
+        stream = await client.messages.create(
+            model="m-1",
+            system="Be brief.",
+            messages=messages,
+            tools=[shape],
+            extra_body={"temperature": 0.5},  # no longer among its parameters
+            max_tokens=99,
+            stop_sequences=["END"],
+            tool_choice={"type": "any"},
+            stream=True,
+        )
+        async for _ in stream:
+            pass
+        return server.asked[0].body
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=repr)
+async def test_our_request_is_the_one_that_the_vendors_client_sends(wire: Wire) -> None:
+    async with asyncio.timeout(PATIENCE):
+        ours = await our_request(wire)
+        theirs = await (openai_request if wire is OPENAI else anthropic_request)()
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=repr)
+@pytest.mark.parametrize("output", [None, {"type": "object", "properties": {"n": {"type": "integer"}}}])
+async def test_our_request_fits_the_types_that_the_vendor_publishes(wire: Wire, output: Any) -> None:
+    ours = await our_request(wire, output)
+    shape: Any = (
+        completion_create_params.CompletionCreateParamsStreaming
+        if wire is OPENAI
+        else message_create_params.MessageCreateParamsStreaming
+    )
+    fitted: Any = pydantic.TypeAdapter(shape).validate_python(ours)
+    assert set(ours) - set(fitted) <= {"temperature"}
+    assert len(list(fitted["messages"])) == len(ours["messages"])

@@ -1,0 +1,164 @@
+"""The vendors' own clients hear the same bytes: what they make of a good stream, so do we."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sdk_clients import anthropic_client, openai_client
+from wire_turns import ANTHROPIC, OPENAI, PATIENCE, Wire
+
+from atlas_agents import Agent, Atlas, Thinking
+from fault_server import FaultServer, answer, byte_by_byte
+from sse_words import a, o
+
+PAY = '{"to":"bob","amount":5}'
+EVE = '{"to":"éve 😀","amount":-1.5e3,"why":[null,true,{"a":"\\u00e9\\n"}]}'
+WORDS = ["Hi ", "😀 é ", "\u2028\u0000\x7f", "مرحبا ", "{}[]\\\"'\n\n", "data: x\n"]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What one side made of an answer."""
+
+    text: str
+    calls: Sequence[tuple[str, str, Any]]
+    thoughts: Sequence[tuple[str, str]]
+    input: int
+    output: int
+    stop: str
+
+
+def crlf(events: Sequence[bytes]) -> list[bytes]:
+    return [event.replace(b"\n", b"\r\n") for event in events]
+
+
+def with_between(events: Sequence[bytes], between: bytes) -> list[bytes]:
+    return [piece for event in events for piece in (between, event)]
+
+
+def thinking(signature: str) -> list[bytes]:
+    return [a.open(0, "thinking"), a.thinks(0, "Hm "), a.thinks(0, "😀."), a.signature(0, signature), a.shut(0)]
+
+
+GOOD: dict[str, tuple[Wire, list[bytes]]] = {
+    "text (openai)": (OPENAI, o.says("Hi", " there")),
+    "unicode (openai)": (OPENAI, o.says(*WORDS)),
+    "unicode byte by byte (openai)": (OPENAI, byte_by_byte(o.says(*WORDS))),
+    "CRLF (openai)": (OPENAI, crlf(o.says("Hi ", "😀"))),
+    "comments (openai)": (OPENAI, with_between(o.says("Hi ", "there"), o.comment)),
+    "a call (openai)": (OPENAI, o.calls(("c1", "pay", PAY))),
+    "words and two calls (openai)": (OPENAI, o.calls(("c1", "pay", PAY), ("c2", "pay", EVE), says="Paying.")),
+    "interleaved calls (openai)": (
+        OPENAI,
+        [
+            *[o.call(0, "c1", "pay", PAY[:4]), o.call(1, "c2", "pay", EVE[:9]), o.call(0, None, None, PAY[4:])],
+            *[o.call(1, None, None, EVE[9:]), *o.ends("tool_calls")],
+        ],
+    ),
+    "empty object as arguments (openai)": (OPENAI, o.calls(("c1", "look", "{}"))),
+    "usage with the finish (openai)": (
+        OPENAI,
+        [
+            o.text("Hi"),
+            o.event(
+                choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}],
+                usage={"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13},
+            ),
+            o.done,
+        ],
+    ),
+    "azure's first chunk (openai)": (OPENAI, [o.event(choices=[], prompt_filter_results=[]), *o.says("Hi")]),
+    "text (anthropic)": (ANTHROPIC, a.says("Hi", " there")),
+    "unicode (anthropic)": (ANTHROPIC, a.says(*WORDS)),
+    "unicode byte by byte (anthropic)": (ANTHROPIC, byte_by_byte(a.says(*WORDS))),
+    "CRLF (anthropic)": (ANTHROPIC, crlf(a.says("Hi ", "😀"))),
+    "pings and comments (anthropic)": (ANTHROPIC, with_between(a.says("Hi ", "there"), a.ping + a.comment)),
+    "a call (anthropic)": (ANTHROPIC, a.calls(("c1", "pay", PAY))),
+    "words and two calls (anthropic)": (ANTHROPIC, a.calls(("c1", "pay", PAY), ("c2", "pay", EVE), says="Paying.")),
+    "empty arguments (anthropic)": (ANTHROPIC, a.calls(("c1", "look", ""))),
+    "thinking and signature (anthropic)": (
+        ANTHROPIC,
+        [a.start(), *thinking("c2ln"), *a.block(1, "Hi"), *a.ends("end_turn")],
+    ),
+    "thinking, words and a call (anthropic)": (
+        ANTHROPIC,
+        [
+            *[a.start(21), *thinking("c2ln"), *a.block(1, "Paying."), *a.tool_block(2, "c1", "pay", EVE)],
+            *a.ends("tool_use"),
+        ],
+    ),
+    "cut by max_tokens (anthropic)": (ANTHROPIC, [a.start(), *a.block(0, "Hi"), *a.ends("max_tokens")]),
+    "a stop sequence (anthropic)": (ANTHROPIC, [a.start(), *a.block(0, "Hi"), *a.ends("stop_sequence")]),
+    "a refusal (anthropic)": (ANTHROPIC, [a.start(), *a.block(0, "No"), *a.ends("refusal")]),
+    "two blocks of text (anthropic)": (
+        ANTHROPIC,
+        [a.start(), *a.block(0, "Hi "), *a.block(1, "there"), *a.ends("end_turn")],
+    ),
+}
+OUR_STOP = {
+    "stop": "stop",
+    "tool_calls": "tool_calls",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "refusal": "refusal",
+}
+
+
+async def heard_by_openai(url: str) -> Heard:
+    async with openai_client(url) as client:
+        question: Any = {"role": "user", "content": "Hi"}
+        options: Any = {"include_usage": True}
+        async with client.chat.completions.stream(model="m-1", messages=[question], stream_options=options) as stream:
+            final = await stream.get_final_completion()
+    said = final.choices[0].message
+    calls: list[tuple[str, str, Any]] = [
+        (call.id, call.function.name, json.loads(call.function.arguments)) for call in said.tool_calls or []
+    ]
+    assert final.usage is not None
+    usage = final.usage
+    reason = OUR_STOP[final.choices[0].finish_reason]
+    return Heard(said.content or "", calls, [], usage.prompt_tokens, usage.completion_tokens, reason)
+
+
+async def heard_by_anthropic(url: str) -> Heard:
+    async with anthropic_client(url) as client:
+        question: Any = {"role": "user", "content": "Hi"}
+        async with client.messages.stream(model="m-1", max_tokens=99, messages=[question]) as stream:
+            final = await stream.get_final_message()
+    return Heard(
+        "".join(block.text for block in final.content if block.type == "text"),
+        [(block.id, block.name, block.input) for block in final.content if block.type == "tool_use"],
+        [(block.thinking, block.signature) for block in final.content if block.type == "thinking"],
+        final.usage.input_tokens,
+        final.usage.output_tokens,
+        OUR_STOP[final.stop_reason or ""],
+    )
+
+
+async def heard_by_us(wire: Wire, url: str) -> Heard:
+    agent = Agent("assistant", model=wire.provider(url), max_rounds=1)
+    async with Atlas([agent]) as atlas:
+        reply = await atlas.send("Hi").reply()
+    usage = reply.metadata["usage"]
+    return Heard(
+        reply.text,
+        [(call.id, call.name, call.arguments) for call in reply.tool_calls],
+        [(part.text, part.signature) for part in reply.parts if isinstance(part, Thinking)],
+        usage["input"],
+        usage["output"],
+        reply.metadata["stop_reason"],
+    )
+
+
+@pytest.mark.parametrize("name", GOOD)
+async def test_a_good_stream_is_the_same_to_us_and_to_its_vendor(name: str) -> None:
+    wire, body = GOOD[name]
+    async with FaultServer(answer(*body), answer(*body)) as server, asyncio.timeout(PATIENCE):
+        ours = await heard_by_us(wire, server.url)
+        theirs = await (heard_by_openai if wire is OPENAI else heard_by_anthropic)(server.url)
+    assert ours == theirs
