@@ -86,6 +86,14 @@ class Wrapped:
             self.closed += 1
 
 
+async def ignoring_cancellation(release: asyncio.Event, seconds: float = 5.0) -> None:
+    """Wait for `release`, whoever says stop meanwhile; but not for ever, or a failing test would never end."""
+    end = time.monotonic() + seconds
+    while not release.is_set() and time.monotonic() < end:
+        with suppress(asyncio.CancelledError, TimeoutError):
+            await asyncio.wait_for(release.wait(), 0.1)
+
+
 class Heart:
     """Counts how often the event loop came round."""
 

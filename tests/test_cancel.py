@@ -22,7 +22,7 @@ from atlas_agents import (
     tool,
 )
 from atlas_agents.testing import Scripted, VirtualClock, calls, fails, house, says
-from checks import PATIENCE, Wrapped, events_of, is_paired, roles, told
+from checks import PATIENCE, Wrapped, events_of, ignoring_cancellation, is_paired, roles, told
 
 SOON = 0.5
 CUT = ("unknown", "unknown", "The turn was cancelled while this call ran; it may have happened. It was not retried.")
@@ -296,11 +296,7 @@ async def test_a_tool_that_ignores_its_cancellation_is_left_behind() -> None:
 
     async def stubborn() -> str:
         started.set()
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
+        await ignoring_cancellation(release)
         return "too late"
 
     async with hung(started.wait, Scripted(calls("stubborn"), says("Yes.")), [stubborn]) as (atlas, stream):
@@ -318,11 +314,7 @@ async def test_eight_tools_that_ignore_it_take_no_longer_than_one() -> None:
     async def stubborn(n: int) -> None:
         if n == 8:
             started.set()
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
+        await ignoring_cancellation(release)
 
     script = calls("stubborn", n=1)
     for n in range(2, 9):
@@ -408,11 +400,7 @@ async def test_cancelling_twice_is_cancelling_once() -> None:
 
     async def stubborn(n: int) -> None:
         started.set()
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
+        await ignoring_cancellation(release)
 
     model = Scripted(calls("stubborn", n=1) + calls("stubborn", n=2), says("Yes."))
     async with hung(started.wait, model, [stubborn]) as (atlas, stream):

@@ -31,7 +31,7 @@ from atlas_agents import (
     tool,
 )
 from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
-from checks import PATIENCE, beating, events_of, is_paired, told
+from checks import PATIENCE, beating, events_of, ignoring_cancellation, is_paired, told
 
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
 
@@ -337,11 +337,7 @@ async def test_a_tool_that_takes_too_long_and_ignores_it_is_left_behind() -> Non
 
     @tool(timeout=0.05)
     async def stubborn() -> str:
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
+        await ignoring_cancellation(release)
         return "late"
 
     async with asyncio.timeout(2):
@@ -599,11 +595,7 @@ async def test_a_tool_left_behind_is_not_heard_any_more() -> None:
 
     @tool(timeout=0.05)
     async def stubborn(context: ToolContext) -> None:
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
+        await ignoring_cancellation(release)
         context.progress("still here")
         late.set()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from enum import Enum, IntEnum
 from functools import partial, wraps
+from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
 from uuid import UUID
 
@@ -179,6 +180,12 @@ async def test_parameters_may_be_names_with_types_or_schemas() -> None:
 def test_parameters_that_are_no_schema_are_refused(parameters: dict[str, Any], complaint: str) -> None:
     with pytest.raises(BadTool, match=complaint):
         Tool("book", print, parameters=parameters)
+
+
+def test_a_schema_is_never_fetched_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text('{"type": "string"}')
+    with pytest.raises(BadTool, match="no valid JSON schema"):
+        Tool("book", print, parameters={"a": {"$ref": f"file://{tmp_path}/s.json"}})
 
 
 # tool(definition, function), as in 000
