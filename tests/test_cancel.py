@@ -13,6 +13,7 @@ from atlas_agents import (
     AtlasStream,
     Cancelled,
     Interceptor,
+    Limits,
     Message,
     ProviderError,
     Question,
@@ -319,7 +320,8 @@ async def test_eight_tools_that_ignore_it_take_no_longer_than_one() -> None:
     script = calls("stubborn", n=1)
     for n in range(2, 9):
         script += calls("stubborn", n=n)
-    async with hung(started.wait, Scripted(script, says("Yes.")), [stubborn]) as (atlas, stream):
+    limits = Limits(at_once=8)
+    async with hung(started.wait, Scripted(script, says("Yes.")), [stubborn], limits=limits) as (atlas, stream):
         await cancelled(stream, atlas)
         assert results(atlas) == [CUT] * 8
         await goes_on(atlas)

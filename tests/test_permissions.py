@@ -39,7 +39,7 @@ def test_the_example_team_is_the_table_cell_by_cell(name: str, person: str, expe
     assert Policy.load(TEAM).verdict(name, Actor(person)).cell == expected
 
 
-def test_the_closest_line_wins() -> None:
+def test_the_closest_line_wins_and_of_several_groups_the_most_cautious() -> None:
     policy = Policy(
         tools={"act": {"*": "yes", "staff": "no", "writer": "ask", "ana": "yes"}},
         groups={"staff": ["ana", "ben", "cid"]},
@@ -48,7 +48,7 @@ def test_the_closest_line_wins() -> None:
         policy.verdict("act", Actor(who, role)).cell
         for who, role in (("ana", ""), ("ben", ""), ("cid", "writer"), ("eve", ""))
     ]
-    assert verdicts == ["yes", "no", "ask", "yes"]
+    assert verdicts == ["yes", "no", "no", "yes"]
 
 
 def test_what_a_tool_needs_must_be_granted_to_the_agent_its_role_or_the_user() -> None:

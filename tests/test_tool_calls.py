@@ -257,7 +257,7 @@ async def test_of_eight_parallel_calls_each_gets_its_own_result_in_the_models_or
     assert [(result.status, result.error, result.result) for result in results] == [
         ("ok", None, "good 1"),
         ("error", "failed", "cannot"),
-        ("unknown", "timeout", "hangs took longer than 5 s and was stopped"),
+        ("unknown", "timeout", "hangs took longer than 5 s and was stopped; it may have happened"),
         ("error", "not_found", f"There is no tool 'nowhere'. There are: {known}."),
         ("error", "bad_arguments", 'n: "five" is not of type "integer"'),
         ("error", "internal", NEUTRAL),
@@ -308,9 +308,11 @@ async def test_all_calls_are_cleared_before_the_first_one_acts() -> None:
 # Timeout and retry
 
 
-@pytest.mark.parametrize(("effect", "status"), [("pure", "error"), ("keyed", "unknown"), ("unsafe", "unknown")])
-async def test_a_tool_that_takes_too_long_is_stopped(effect: Any, status: str) -> None:
-    clock, started, stopped = VirtualClock(), asyncio.Event(), asyncio.Event()
+@pytest.mark.parametrize(
+    ("effect", "status", "tries"), [("pure", "error", 4), ("keyed", "unknown", 4), ("unsafe", "unknown", 1)]
+)
+async def test_a_tool_that_takes_too_long_is_stopped(effect: Any, status: str, tries: int) -> None:
+    clock, started, stopped = VirtualClock(), asyncio.Event(), list[float]()
 
     @tool(timeout=2.5, effect=effect)
     async def slow() -> None:
@@ -318,18 +320,21 @@ async def test_a_tool_that_takes_too_long_is_stopped(effect: Any, status: str) -
         try:
             await asyncio.Event().wait()
         finally:
-            stopped.set()
+            stopped.append(clock.monotonic())
 
     async with house(Scripted(calls("slow"), says("ok")), [slow], clock=clock) as atlas, asyncio.timeout(PATIENCE):
         stream = atlas.send("go")
         await started.wait()
         await clock.advance(2.4)
-        assert not stopped.is_set()
+        assert stopped == []
         await clock.advance(0.1)
-        await stopped.wait()
+        assert stopped == [2.5]
+        await clock.advance(60)
         (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
+    assert len(stopped) == tries
     assert (result.status, result.error) == (status, "timeout")
-    assert result.result == "slow took longer than 2.5 s and was stopped"
+    assert result.result.startswith("slow took longer than 2.5 s and was stopped")
+    assert ("may have happened" in result.result) is (status == "unknown")
 
 
 async def test_a_tool_that_takes_too_long_and_ignores_it_is_left_behind() -> None:
@@ -360,7 +365,11 @@ async def test_a_tool_that_says_nothing_happened_is_tried_again() -> None:
         await clock.advance(60)
         (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
     assert (result.status, result.result) == ("ok", "at last")
-    assert [moment for moment, _ in tries] == [0, 1, 6, 15]
+    first, second, third, last = [moment for moment, _ in tries]
+    assert first == 0
+    assert 1 <= second <= 1.2
+    assert third == second + 5
+    assert 9 <= last - third <= 10.8
     assert {key for _, key in tries} == {f"{stream.stream_id}:{result.call_id}"}
 
 
@@ -377,7 +386,7 @@ async def test_after_three_retries_the_model_is_told_to_try_another_way() -> Non
         await clock.advance(60)
         (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
     assert (result.status, result.error) == ("error", "failed")
-    assert result.result == "busy (tried 4 times; try later or another way)"
+    assert result.result == "busy (tried 4 times; try again later, or another way)"
     assert len(tries) == 4
 
 
@@ -391,7 +400,7 @@ async def test_a_tool_that_names_a_permission_needs_somebody_to_grant_it() -> No
     async def read(path: str) -> None:
         ran.append(path)
 
-    words = "read needs file:read, and nothing grants it to this agent."
+    words = "read is not permitted for assistant: it needs file:read, and there is no policy that grants it."
     assert await outcome(read, path="x") == ("error", "not_permitted", words)
     assert ran == []
 
@@ -655,7 +664,7 @@ async def test_a_sync_tool_runs_in_another_process_and_cannot_end_this_one() -> 
     assert (here.status, here.result != os.getpid()) == ("ok", True)
     assert [(other.status, other.error, other.result) for other in others] == [
         ("error", "internal", NEUTRAL),
-        ("unknown", "unknown", "The process of leave ended while it ran; it may have happened. It was not retried."),
+        ("unknown", "unknown", "The process ended while leave ran; it may have happened. It was not retried."),
         ("error", "internal", NEUTRAL),
     ]
 

@@ -58,7 +58,7 @@ class House:
             workers=Workers(),
             approvals=approve if isinstance(approve, Approvals) else Approvals(approve),
             limiter=Limiter(limits or Limits(), clock),
-            audit=audit or MemoryAudit(),
+            audit=MemoryAudit() if audit is None else audit,
             redactor=Redactor(),
             policy=policy,
         )

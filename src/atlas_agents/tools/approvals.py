@@ -14,6 +14,7 @@ from atlas_agents.core.errors import Declined
 
 Decision: TypeAlias = Literal["once", "session", "always", "no"]
 _DECISIONS: tuple[str, ...] = ("once", "session", "always")
+_ANY_SESSION = ""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -62,17 +63,25 @@ class Approvals:
         self.approve = approve
         self.deadline = deadline
         self.two_person = two_person
-        self._session: set[tuple[str, str]] = set()
-        self._always: set[str] = set()
+        self._rules: dict[tuple[str, str, str], str] = {}
 
-    def allowed(self, session: str, hash: str) -> bool:
-        return hash in self._always or (session, hash) in self._session
+    def allowed(self, question: Question) -> str | None:
+        """Who allowed exactly this before, for this session or for good; None if nobody, or nobody who counts."""
+        for session in (question.session, _ANY_SESSION):
+            by = self._rules.get((question.agent_id, session, question.binding))
+            if by is not None and self._counts(by, question):
+                return by
+        return None
 
-    def remember(self, decision: Decision, session: str, hash: str) -> None:
-        if decision == "session":
-            self._session.add((session, hash))
-        elif decision == "always":
-            self._always.add(hash)
+    def remember(self, answer: Answer, question: Question, binding: str) -> None:
+        """Keep an answer that holds for longer than once: for this agent and exactly that hash."""
+        if answer.decision in ("session", "always"):
+            session = question.session if answer.decision == "session" else _ANY_SESSION
+            self._rules[question.agent_id, session, binding] = answer.by
+
+    def _counts(self, by: str, question: Question) -> bool:
+        """Where two persons are needed, one's own yes does not count."""
+        return not self.two_person or bool(by and by != question.asked_by)
 
     async def ask(self, question: Question, clock: Clock) -> Answer:
         """The answer; Declined for a no, for none in time, for nobody to ask, and for one's own yes where two must."""
@@ -80,8 +89,8 @@ class Approvals:
             raise Declined(f"{question.tool} needs a yes, and there is nobody to ask")
         answer = _answer(await self._in_time(self.approve, question, clock))
         if answer.decision == "no":
-            raise Declined(f"{question.tool} was not approved")
-        if self.two_person and (not answer.by or answer.by == question.asked_by):
+            raise Declined(f"{question.tool} was not approved{_by(answer)}")
+        if not self._counts(answer.by, question):
             raise Declined(f"{question.tool} needs the yes of a second person")
         return answer
 
@@ -98,6 +107,11 @@ class Approvals:
             raise Declined(f"nobody answered about {question.tool} within {self.deadline:g} s") from None
         finally:
             alarm.cancel()
+
+
+def _by(answer: Answer) -> str:
+    """Who said no, and why, for the audit log."""
+    return (f" by {answer.by}" if answer.by else "") + (f": {answer.reason}" if answer.reason else "")
 
 
 def _answer(given: Any) -> Answer:

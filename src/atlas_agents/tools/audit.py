@@ -104,9 +104,11 @@ def what_if(records: Iterable[Record], policy: Policy) -> list[Change]:
     changes: list[Change] = []
     for record in records:
         entry, meta = record.entry, record.entry.meta
+        if meta.get("verdict") is None:  # it never came to a verdict: unknown, or cancelled before
+            continue
         actor = Actor(entry.actor_external_id, meta.get("role", ""), meta.get("user", ""), entry.tenant_id)
         after = policy.verdict(entry.entity_id, actor, needs=meta.get("needs", ()), acts=meta.get("acts", True))
-        before = str(meta.get("verdict", "yes"))
+        before = str(meta["verdict"])
         if after.cell != before:
             changes.append(Change(record.seq, entry.entity_id, actor.agent_id, before, after.cell, after.rule))
     return changes

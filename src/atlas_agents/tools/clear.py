@@ -1,8 +1,10 @@
 """All that must hold before a tool may act: it exists, it is permitted, its arguments fit, a person said yes."""
 
 import asyncio
+import copy
 import logging
 import os
+import traceback
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from atlas_agents.core.messages import ToolCall
 from atlas_agents.tools.approvals import Answer, Question, binding
 from atlas_agents.tools.desk import Cleared, Desk
 from atlas_agents.tools.permissions import Verdict
+from atlas_agents.tools.redact import secrets_in
 from atlas_agents.tools.tool import Tool
 
 logger = logging.getLogger(__name__)
@@ -85,18 +88,20 @@ async def _confirm(ticket: Cleared, desk: Desk) -> Cleared:
     try:
         if not await _must_ask(ticket):
             return ticket
-        approvals, session = desk.house.approvals, desk.conversation.id
+        approvals = desk.house.approvals
         bound = _bound(tool, call.arguments, desk)
-        if approvals.allowed(session, bound):
-            return msgspec.structs.replace(ticket, bound=bound, approved_by="an earlier answer")
-        answer = await approvals.ask(_question(ticket, bound, desk), desk.house.clock)
+        question = _question(ticket, bound, desk)
+        if (by := approvals.allowed(question)) is not None:
+            return msgspec.structs.replace(ticket, bound=bound, approved_by=by)
+        answer = await approvals.ask(question, desk.house.clock)
     except (ToolFault, asyncio.CancelledError):
         raise
     except Exception as error:  # a user's own functions; whoever could not be asked has not said yes
-        logger.exception("asking about the tool %r failed in run %s", tool.name, desk.run_id)
+        trace = desk.house.redactor.text("".join(traceback.format_exception(error)), secrets_in(call.arguments))
+        logger.error("asking about the tool %r failed in run %s\n%s", tool.name, desk.run_id, trace)
         raise Declined(f"{tool.name} was not approved") from error
     ticket, bound = _edited(ticket, answer, bound, desk)
-    approvals.remember(answer.decision, session, bound)
+    approvals.remember(answer, question, bound)
     return msgspec.structs.replace(ticket, bound=bound, approved_by=answer.by)
 
 
@@ -128,7 +133,7 @@ def _question(ticket: Cleared, bound: str, desk: Desk) -> Question:
         title=f"Confirm execution of {ticket.tool.name}",
         message="About to execute:",
         tool=ticket.tool.name,
-        arguments=ticket.call.arguments,
+        arguments=copy.deepcopy(ticket.call.arguments),
         binding=bound,
         call_id=ticket.call.id,
         run_id=desk.run_id,

@@ -9,7 +9,7 @@ from typing import Any
 
 from atlas_agents.core.calling import in_thread
 from atlas_agents.core.clock import Alarm
-from atlas_agents.core.errors import ToolFailed, ToolFault, ToolTimeout
+from atlas_agents.core.errors import OutcomeUnknown, ToolFailed, ToolFault, ToolTimeout
 from atlas_agents.tools.clear import still_holds
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.desk import Cleared, Desk
@@ -47,18 +47,17 @@ class Attempt:
 
     async def result(self) -> Any:
         """What the function gave back, or what came of it instead."""
-        await self._until_ended()
+        await self.until_ended()
         if self._error is not None:
             raise self._error
         return self._value
 
-    async def stop(self) -> None:
+    def halt(self) -> None:
         """End it: asked first, and left behind if it does not listen."""
         self._stopped = True
         self._halt()
-        await self._until_ended()
 
-    async def _until_ended(self) -> None:
+    async def until_ended(self) -> None:
         """A future per waiter: cancelling the wait cancels what is awaited, and must not count as an end."""
         if not self.ended:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -140,9 +139,10 @@ class Attempt:
                 raise found.error
             if pause is None:
                 raise _spent(found.error, self.tries)
-            self.resting = not isinstance(found.error, ToolTimeout)
+            self.resting = found.nothing_happened
             wished = found.retry_after
             await house.clock.sleep(wished if wished is not None else pause * random.uniform(1, 1.2))
+            still_holds(self._ticket, self._desk)
         raise AssertionError("unreachable")
 
     async def _once(self, context: ToolContext) -> Any:
@@ -182,4 +182,4 @@ class Attempt:
 def _spent(error: Exception, tries: int) -> Exception:
     """The same fault, saying that it was tried often enough."""
     words = f"{error} (tried {tries} times; try again later, or another way)"
-    return ToolTimeout(words) if isinstance(error, ToolTimeout) else ToolFailed(words)
+    return type(error)(words) if isinstance(error, ToolTimeout | OutcomeUnknown) else ToolFailed(words)

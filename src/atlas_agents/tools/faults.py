@@ -10,7 +10,16 @@ from atlas_agents.tools.workers import WorkerDied
 
 _BUSY = (408, 429, 503)
 _LONGEST_WAIT = 60
-_LOST = ("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError", "TransportError", "Timeout", "ReadError")
+_LOST = (
+    "ConnectionError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "ServerTimeoutError",
+    "TransportError",
+    "Timeout",
+    "ReadError",
+    "URLError",
+)
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -19,33 +28,40 @@ class Diagnosis(msgspec.Struct, frozen=True):
     error: Exception
     again: bool = False
     retry_after: float | None = None
+    nothing_happened: bool = False
 
 
 def diagnose(error: Exception, tool: Tool) -> Diagnosis:
     """Judge by class: it says itself that nothing happened, it was refused, it was lost on the way, or it is a bug."""
     harmless = tool.effect != "unsafe"
     if isinstance(error, Transient):
-        return Diagnosis(ToolFailed(str(error)), again=True, retry_after=error.retry_after)
+        return _refused(ToolFailed(str(error)), error.retry_after)
     if isinstance(error, ToolTimeout):
         return Diagnosis(error, again=harmless)
     if isinstance(error, ToolFault):
         return Diagnosis(error)
     status = _status(error)
     if status in _BUSY:
-        return Diagnosis(ToolFailed(_words(error)), again=True, retry_after=_retry_after(error))
+        return _refused(ToolFailed(_words(error)), _retry_after(error))
     if status is not None and 400 <= status < 500:
         return Diagnosis(ToolFailed(_words(error)))
     if isinstance(error, WorkerDied):
-        return Diagnosis(error if tool.effect == "pure" else _maybe(tool, "its process ended"))
-    if _is_lost(error):
-        return Diagnosis(
-            ToolFailed(_words(error)) if harmless else _maybe(tool, "its connection was lost"), again=harmless
-        )
+        return Diagnosis(error if tool.effect == "pure" else _maybe(tool, "process ended"))
+    if status is not None or _is_lost(error):
+        lost = ToolFailed(_words(error)) if tool.effect == "pure" else _maybe(tool, "connection was lost")
+        return Diagnosis(lost, again=harmless)
     return Diagnosis(error)
 
 
+def _refused(error: ToolFailed, retry_after: float | None) -> Diagnosis:
+    """Nothing happened; unless the wait is too long to sit out, it may be tried again."""
+    patient = retry_after is None or 0 <= retry_after <= _LONGEST_WAIT
+    return Diagnosis(error, again=patient, retry_after=retry_after, nothing_happened=True)
+
+
 def _maybe(tool: Tool, what: str) -> OutcomeUnknown:
-    return OutcomeUnknown(f"{what.capitalize()} while {tool.name} ran; it may have happened. It was not retried.")
+    retried = "It was not retried." if tool.effect == "unsafe" else "It was retried under the same key."
+    return OutcomeUnknown(f"The {what} while {tool.name} ran; it may have happened. {retried}")
 
 
 def _is_lost(error: Exception) -> bool:
@@ -72,7 +88,7 @@ def _retry_after(error: Exception) -> float | None:
         seconds = float(headers.get("retry-after") or headers.get("Retry-After"))
     except (AttributeError, TypeError, ValueError):
         return None
-    return seconds if 0 <= seconds <= _LONGEST_WAIT else None
+    return seconds if seconds >= 0 else None
 
 
 def _words(error: Exception) -> str:

@@ -91,6 +91,8 @@ class Limits(msgspec.Struct, frozen=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"Limits({name}=…) must be at least 1, not {value}")
+        if not self.tick > 0:
+            raise ConfigError(f"Limits(tick=…) must be more than 0 seconds, not {self.tick}")
 
 
 class DayCounter(Protocol):

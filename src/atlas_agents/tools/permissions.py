@@ -69,7 +69,7 @@ class Policy:
             raise ConfigError(f"the policy {path} cannot be read: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"the policy {path} is no TOML: {error}") from error
-        return _from_data(data, str(path))
+        return _from_data(data, path.name)
 
     def verdict(self, tool: str, actor: Actor, *, needs: Sequence[str] = (), acts: bool = True) -> Verdict:
         """May this actor call this tool, which needs these permissions and has effects or not?"""
@@ -93,21 +93,24 @@ class Policy:
 
     def _cell(self, tool: str, actor: Actor) -> Verdict:
         cells = self._cells[tool]
-        for subject in self._subjects(actor):
-            if subject in cells:
+        for rank in self._ranks(actor):
+            named = [subject for subject in rank if subject in cells]
+            if named:  # of several groups, the most cautious
+                subject = max(named, key=lambda name: _CELLS.index(cells[name]))
                 return Verdict(cells[subject], f"{self.name}: tools.{tool}, {cells[subject]} for {subject}")
         return Verdict("no", f"{self.name}: tools.{tool} has no line for {_who(actor)}")
 
     def _holder(self, permission: str, actor: Actor) -> str | None:
-        for subject in (*self._subjects(actor), f"user:{actor.user}"):
+        subjects = [subject for rank in self._ranks(actor) for subject in rank]
+        for subject in (*subjects, f"user:{actor.user}") if actor.user else subjects:
             if any(fnmatchcase(permission, pattern) for pattern in self._grants.get(subject, ())):
                 return subject
         return None
 
-    def _subjects(self, actor: Actor) -> list[str]:
-        """Names under which an actor may stand in a line, closest first."""
+    def _ranks(self, actor: Actor) -> tuple[list[str], ...]:
+        """Names under which an actor may stand in a line, closest first: itself, its roles and groups, everyone."""
         groups = sorted(group for group, members in self._groups.items() if actor.agent_id in members)
-        return [actor.agent_id, *([actor.role] if actor.role else []), *groups, EVERYONE]
+        return [actor.agent_id], [*([actor.role] if actor.role else []), *groups], [EVERYONE]
 
 
 def _who(actor: Actor) -> str:

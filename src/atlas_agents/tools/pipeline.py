@@ -33,7 +33,9 @@ async def run_tools(calls: Sequence[ToolCall], desk: Desk, results: list[ToolRes
     finally:
         underway = underway or [Settling(Denied(call), desk) for call in calls]  # cancelled while a person was asked
         try:
-            if not all(settling.ended for settling in underway):
-                await asyncio.gather(*(settling.stop() for settling in underway), return_exceptions=True)
+            for settling in underway:
+                settling.halt()  # all at once
+            for settling in underway:
+                await settling.stop()  # and told in the model's order
         finally:  # also when it is cancelled once more
             results[:] = [settling.given() for settling in underway]

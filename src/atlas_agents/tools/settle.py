@@ -28,13 +28,14 @@ _late_entries: set[asyncio.Task[Any]] = set()
 class Settling:
     """One call on its way to its result; whatever happens it gets exactly one, and one line in the audit log."""
 
-    __slots__ = ("_attempt", "_began", "_desk", "_fault", "_ticket", "result")
+    __slots__ = ("_attempt", "_began", "_desk", "_fault", "_halted", "_ticket", "_untouched", "result")
 
     def __init__(self, ticket: Cleared | Denied, desk: Desk) -> None:
         self._ticket = ticket
         self._desk = desk
         self._began = desk.house.clock.monotonic()
         self._attempt: Attempt | None = None
+        self._halted = self._untouched = False
         self._fault: ToolFault | None = ticket.fault if isinstance(ticket, Denied) else self._repeated(ticket)
         self.result: ToolResult | None = None
 
@@ -53,16 +54,22 @@ class Settling:
         if self.result is None:
             await self._close(await self._outcome())
 
+    def halt(self) -> None:
+        """Tell it to end, if it has not ended by itself."""
+        if self.result is None and self._attempt is not None and not self._attempt.ended:
+            self._untouched = self._attempt.resting
+            self._attempt.halt()
+            self._halted = True
+
     async def stop(self) -> None:
-        """End it, if it has not ended by itself."""
+        """See it end after `halt`, and write down what is known of it."""
         if self.result is not None:
             return
-        if self._attempt is None or self._attempt.ended:
+        if not self._halted or self._attempt is None:
             await self.wait()
             return
-        untouched = self._attempt.resting
-        await self._attempt.stop()
-        await self._close(never_run(self._ticket.call) if untouched else _interrupted(self._ticket))
+        await self._attempt.until_ended()
+        await self._close(never_run(self._ticket.call) if self._untouched else _interrupted(self._ticket))
 
     def given(self) -> ToolResult:
         """The result; of a call that could not even be stopped, that it was interrupted."""
@@ -106,7 +113,10 @@ class Settling:
             return ToolResult(call.id, "error", NEUTRAL, "internal")
         pure = isinstance(self._ticket, Cleared) and self._ticket.tool.effect == "pure"
         open_end = error.kind == "unknown" or (isinstance(error, ToolTimeout) and not pure)
-        return ToolResult(call.id, "unknown" if open_end else "error", redactor.text(fault_words(error)), error.kind)
+        words = redactor.text(fault_words(error), secrets_in(call.arguments))
+        if open_end and "may have happened" not in words:
+            words += "; it may have happened"
+        return ToolResult(call.id, "unknown" if open_end else "error", words, error.kind)
 
     async def _close(self, result: ToolResult) -> None:
         """Written down, then told."""
@@ -128,7 +138,8 @@ class Settling:
         ticket, desk, house = self._ticket, self._desk, self._desk.house
         ok = result.status == "ok"
         tool, verdict = ticket.tool, ticket.verdict
-        said = result.result if isinstance(result.result, str) else encode(result.result).decode()
+        told = result.result
+        said = told if isinstance(told, str) else encode(house.redactor.value(told)).decode()
         meta: dict[str, Any] = {
             "arguments": house.redactor.value(ticket.call.arguments),
             "result": house.redactor.text(said, secrets_in(ticket.call.arguments))[:MAX_RESULT],
@@ -140,11 +151,14 @@ class Settling:
             "call_id": ticket.call.id,
             "verdict": verdict.cell if verdict else None,
             "rule": verdict.rule if verdict else None,
+            "policy": house.version,
             "role": desk.actor.role,
             "user": desk.actor.user,
             "needs": list(tool.permissions) if tool else [],
             "acts": tool is None or tool.effect != "pure",
         }
+        if isinstance(self._fault, Declined):
+            meta["declined"] = house.redactor.text(fault_words(self._fault))
         if isinstance(ticket, Cleared) and ticket.bound:
             meta |= {"approved_by": ticket.approved_by, "approval": ticket.bound, "edited": ticket.edited}
         agent, name = desk.actor.agent_id, self._name[:200]
