@@ -1,4 +1,4 @@
-"""Atlas Agents as a user gets it: every call goes the governed path as far as there is one, every event is sent."""
+"""Atlas Agents as a user gets it: every call is permitted, checked, limited and audited, every event is sent."""
 
 from atlas_agents import Agent, Atlas, Conversation, OpenAIProvider, assistant, user
 from scenarios import MODEL, SYSTEM

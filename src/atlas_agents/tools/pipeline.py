@@ -26,10 +26,11 @@ async def run_tools(calls: Sequence[ToolCall], desk: Desk, results: list[ToolRes
             await settling.begin()
             if not parallel:
                 await settling.wait()
-        if len(underway) > 1:  # each is written down and told when it is there, not when it is its turn
-            await asyncio.gather(*(settling.wait() for settling in underway))
-        elif underway:
-            await underway[0].wait()
+        pending = [settling for settling in underway if not settling.ended]
+        if len(pending) > 1:  # each is written down and told when it is there, not when it is its turn
+            await asyncio.gather(*(settling.wait() for settling in pending))
+        elif pending:
+            await pending[0].wait()
     finally:
         underway = underway or [Settling(Denied(call), desk) for call in calls]  # cancelled while a person was asked
         try:

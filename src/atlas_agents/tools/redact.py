@@ -116,8 +116,10 @@ class Redactor:
             }
         hidden: dict[str, Any] = {}
         for key, item in value.items():
-            secret = is_secret_name(str(key)) and item is not None and not isinstance(item, bool)
-            hidden[self.text(str(key))] = HIDDEN if secret else self.value(item)
+            name = str(key)
+            secret = is_secret_name(name) and item is not None and not isinstance(item, bool)
+            plain = name.isidentifier() and not (self._pattern and self._pattern.search(name))
+            hidden[name if plain else self.text(name)] = HIDDEN if secret else self.value(item)
         return hidden
 
     def _string(self, text: str) -> str:

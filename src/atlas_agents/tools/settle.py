@@ -138,11 +138,12 @@ class Settling:
         ticket, desk, house = self._ticket, self._desk, self._desk.house
         ok = result.status == "ok"
         tool, verdict = ticket.tool, ticket.verdict
-        told = result.result
+        told, arguments = result.result, house.redactor.value(ticket.call.arguments)
         said = told if isinstance(told, str) else encode(house.redactor.value(told)).decode()
+        named = secrets_in(ticket.call.arguments) if arguments != ticket.call.arguments else ()
         meta: dict[str, Any] = {
-            "arguments": house.redactor.value(ticket.call.arguments),
-            "result": house.redactor.text(said, secrets_in(ticket.call.arguments))[:MAX_RESULT],
+            "arguments": arguments,
+            "result": house.redactor.text(said, named)[:MAX_RESULT],
             "duration_ms": round((house.clock.monotonic() - self._began) * 1000, 3),
             "error": result.error,
             "retry_count": max(0, self._attempt.tries - 1) if self._attempt else 0,
