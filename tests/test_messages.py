@@ -206,3 +206,14 @@ def test_pictures_and_files_are_made_from_bytes() -> None:
 def test_halves_of_surrogate_pairs_never_get_into_a_message(written: str, kept: str) -> None:
     assert user(written).text == kept
     assert Message.from_json(user(written).to_json()).text == kept
+
+
+def test_a_message_can_say_something_else_and_keep_its_other_parts() -> None:
+    call = ToolCall("c1", "look", {})
+    thought = Thinking("hm", "signed")
+    message = assistant(thought, "One. ", call, "Two.", provider="x")
+    changed = message.with_text("Other.")
+    assert changed.parts == (thought, Text("Other."), call)
+    assert (changed.id, changed.metadata, message.text) == (message.id, {"provider": "x"}, "One. Two.")
+    assert assistant(call).with_text("New.").parts == (Text("New."), call)
+    assert message.with_text("").parts == (thought, call)

@@ -312,7 +312,10 @@ async def test_what_does_not_fit_is_told_by_field_and_nothing_runs() -> None:
     status, words = await result_of(taking(datetime, seen), value="tomorrow")
     assert status == "error" and words.startswith("value: Input should be a valid datetime")
     status, words = await result_of(taking(int, seen), value=1, other=2)
-    assert (status, words) == ("error", "Additional properties are not allowed ('other' was unexpected); the parameters are value")
+    assert (status, words) == (
+        "error",
+        "Additional properties are not allowed ('other' was unexpected); the parameters are value",
+    )
     assert seen == []
 
 

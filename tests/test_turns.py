@@ -539,3 +539,21 @@ def test_a_provider_of_ones_own_may_be_a_model() -> None:
     environment = Environment({}, dotenv=None)
     provider = AnthropicProvider("claude-x", base_url="http://127.0.0.1:1", api_key="k", environment=environment)
     assert Agent("a", model=provider).models == (provider,)
+
+
+async def test_an_id_that_an_earlier_turn_used_is_not_used_again() -> None:
+    async def once(request: Request) -> dict[str, Any]:
+        if request.messages[-1].role == "tool":
+            return {"choices": [{"message": {"content": "Done."}, "finish_reason": "stop"}]}
+        call = {"id": "call_0", "function": {"name": "look", "arguments": "{}"}}
+        return {"choices": [{"message": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]}
+
+    async def look() -> str:
+        return "seen"
+
+    async with house(once, [look]) as atlas:
+        await atlas.ask("one")
+        await atlas.ask("two")
+        ids = [call.id for message in atlas.conversation().messages for call in message.tool_calls]
+    assert ids[0] == "call_0"
+    assert len(set(ids)) == 2

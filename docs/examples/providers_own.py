@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from atlas_agents import Agent, Atlas, ProviderError, Request, Usage
-from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, TextChunk
+from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, ProviderError, Request, TextChunk, Usage
 
 
 class Speller:

@@ -43,7 +43,8 @@ async def main() -> None:
         stream = atlas.send("Try all of them")
         await clock.advance(60)
         await stream.reply()
-        for row in await atlas.audit.records("default"):
+        rows = await atlas.audit.records("default")
+        for row in sorted(rows, key=lambda row: row.entry.entity_id):
             meta = row.entry.meta
             print(f"{row.entry.entity_id}: {meta['retry_count']} retries, {meta['status']} | {meta['result']}")
 

@@ -40,6 +40,7 @@ from atlas_agents.core.messages import (
 from atlas_agents.core.messages import tool as tool_message
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.rules import Rule
+from atlas_agents.core.specs import ToolSpec
 from atlas_agents.engine.agent import Agent, agent
 from atlas_agents.engine.atlas import Atlas
 from atlas_agents.engine.context import Context
@@ -48,21 +49,31 @@ from atlas_agents.engine.interceptors import Interceptor
 from atlas_agents.engine.result import CallResult, RunResult, Step
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.providers.anthropic import AnthropicProvider
-from atlas_agents.providers.base import Provider, Request
+from atlas_agents.providers.base import (
+    Capabilities,
+    Chunk,
+    DoneChunk,
+    Provider,
+    Request,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+)
 from atlas_agents.providers.cassette import Cassette
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.http import Clocks
 from atlas_agents.providers.openai import OpenAIProvider
 from atlas_agents.providers.registry import ModelRef, parse_model_ref
 from atlas_agents.tools.approvals import Answer, Approvals, Question
-from atlas_agents.tools.audit import MemoryAudit, verify, what_if
+from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.limits import Limits
-from atlas_agents.tools.permissions import Policy
+from atlas_agents.tools.permissions import Actor, Policy, Verdict
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
 
 __all__ = [
+    "Actor",
     "Agent",
     "Answer",
     "AnthropicProvider",
@@ -70,6 +81,7 @@ __all__ = [
     "Atlas",
     "AtlasError",
     "AtlasStream",
+    "AuditLog",
     "BadArguments",
     "BadModelRef",
     "BadOutput",
@@ -77,13 +89,16 @@ __all__ = [
     "BrokenHistory",
     "CallResult",
     "Cancelled",
+    "Capabilities",
     "Cassette",
+    "Chunk",
     "Clocks",
     "ConfigError",
     "Context",
     "ContextCycle",
     "Conversation",
     "Declined",
+    "DoneChunk",
     "DuplicateTool",
     "Event",
     "File",
@@ -111,17 +126,22 @@ __all__ = [
     "RunResult",
     "Step",
     "Text",
+    "TextChunk",
     "Thinking",
+    "ThinkingChunk",
     "Tool",
     "ToolCall",
+    "ToolCallChunk",
     "ToolContext",
     "ToolFailed",
     "ToolFault",
     "ToolRegistry",
     "ToolResult",
+    "ToolSpec",
     "Transient",
     "UnknownAgent",
     "Usage",
+    "Verdict",
     "agent",
     "assistant",
     "parse_model_ref",

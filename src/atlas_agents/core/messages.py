@@ -141,6 +141,13 @@ class Message(msgspec.Struct, frozen=True, dict=True):
             answers if self.role == "tool" or not answers else _STRAY_RESULT,
         )
 
+    def with_text(self, text: str) -> "Message":
+        """The same message saying this instead; its other parts stay where they are."""
+        kept = [part for part in self.parts if type(part) is not Text]
+        place = next((place for place, part in enumerate(self.parts) if type(part) is Text), 0)
+        said = [Text(clean(text))] if text else []
+        return msgspec.structs.replace(self, parts=(*kept[:place], *said, *kept[place:]))
+
     def to_json(self) -> bytes:
         return _encoder.encode(self)
 

@@ -74,6 +74,7 @@ class Run:
         """Read the conversation as it is now, mended where it was broken."""
         spoken = [message for message in self.prelude if message.role != "system"]
         self.messages = mended([*spoken, *self.conversation.messages] if spoken else self.conversation.messages)
+        self._call_ids = {call.id for message in self.messages for call in message.tool_calls}
 
     def add(self, message: Message) -> Message:
         """Put a message into the conversation."""
@@ -115,7 +116,7 @@ class Run:
                 self.emit(StreamChunk(self.id, new))
 
     def unique_id(self, call_id: str) -> str:
-        """The id as it came, or one of our own where it is missing or was already used in this turn."""
+        """The id as it came, or one of our own where it is missing or was already used in this conversation."""
         if not call_id or call_id in self._call_ids:
             call_id = f"call_{self.id}_{len(self._call_ids) + 1}"
         self._call_ids.add(call_id)
