@@ -17,6 +17,7 @@ AtlasError
 ├── StoreError           whoever started or asked: the store cannot be used, in one clear line
 │   ├── StoreBusy        the caller: another process holds the database; it may be tried again
 │   ├── StoreFull        the caller: nothing more can be written; reading goes on
+│   ├── StoreLost        the caller: the database cannot be reached; it may be tried again
 │   ├── Fenced           a worker that lost its run: another one owns it now
 │   ├── Conflict         the caller: it was done before, and otherwise
 │   ├── LimitSpent       the limiter: the day's count is used up
@@ -158,6 +159,14 @@ class StoreBusy(StoreError):
 
 class StoreFull(StoreError):
     """The disk or the database is full; nothing was written."""
+
+
+class StoreLost(StoreError):
+    """The database cannot be reached. `unclear` if that happened in the middle of committing: it may be written."""
+
+    def __init__(self, message: str, *, unclear: bool = False) -> None:
+        super().__init__(message)
+        self.unclear = unclear
 
 
 class Fenced(StoreError):

@@ -23,6 +23,15 @@ class Ticket(Generic[J]):
         self.result: Any = None
         self.error: BaseException | None = None
 
+    def settle(self) -> None:
+        """Tell who waits, on the loop that waits; who was cancelled does not."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
 
 class Lane(Generic[J]):
     """`work` is called on the thread with all tickets that wait; it must settle each and may not raise."""
@@ -83,9 +92,4 @@ def _report(tickets: Sequence[Ticket[Any]]) -> None:
 
 def _settle(tickets: Sequence[Ticket[Any]]) -> None:
     for ticket in tickets:
-        if ticket.future.done():
-            continue
-        if ticket.error is not None:
-            ticket.future.set_exception(ticket.error)
-        else:
-            ticket.future.set_result(ticket.result)
+        ticket.settle()
