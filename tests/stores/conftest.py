@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from postgres_server import PostgresServer
 
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.store import Store
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.stores.sqlite import SqliteStore
-from postgres_server import PostgresServer
 
 KINDS = ("memory", "sqlite", "postgres")
 DURABLE = ("sqlite", "postgres")

@@ -3,8 +3,6 @@
 import asyncio
 
 import pytest
-from checks import PATIENCE
-from conftest import Make
 from store_words import DAY, TENANT, approval, outcomes, with_run
 
 from atlas_agents.core.errors import Conflict, Fenced, LimitSpent, NotStored
@@ -24,6 +22,8 @@ from atlas_agents.core.store import (
 from atlas_agents.stores.chain import broken_audit, broken_journal
 from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.stores.sqlite import SqliteStore
+from checks import PATIENCE
+from conftest import Make
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import re
 from typing import Any
 
 import pytest
-from conftest import Make
 from store_words import DAY, TENANT, approval, everything, one_of_each, with_run
 
 from atlas_agents.core.errors import Conflict, Fenced, LimitSpent, NotStored, StoreError
@@ -31,6 +30,7 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.stores import statements
 from atlas_agents.stores.chain import broken_audit, broken_journal
+from conftest import Make
 
 
 async def test_what_a_commit_returns_is_what_is_read_afterwards(store: Store) -> None:

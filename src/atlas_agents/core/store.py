@@ -106,7 +106,7 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 
 class PutSession(msgspec.Struct, frozen=True, tag=True):
-    """Make a session, or change one: what is None stays."""
+    """Make a session, or change one: what is None stays. The session is the result."""
 
     key: str
     agent_id: str | None = None
@@ -116,13 +116,20 @@ class PutSession(msgspec.Struct, frozen=True, tag=True):
 
 
 class DropSession(msgspec.Struct, frozen=True, tag=True):
-    """Remove a session with its messages, runs and journals; the audit log keeps its rows. Refused while a run is open."""
+    """Remove a session with its messages, runs, journals and approvals; the audit log and the usage keep their rows.
+
+    `Conflict` while a run is open.
+    """
 
     key: str
 
 
 class AddMessage(msgspec.Struct, frozen=True, tag=True):
-    """Put a message at the end of a session. Adding the same id to the same session again changes nothing."""
+    """Put a message at the end of a session; its row is the result.
+
+    Adding the same id to the same session again changes nothing, and the row is the first one. A session that is not
+    there is `NotStored`, here and below.
+    """
 
     session: str
     id: str
@@ -131,10 +138,10 @@ class AddMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class AcceptRun(msgspec.Struct, frozen=True, tag=True):
-    """Accept a turn: running at once if its session is idle, else queued behind the others.
+    """Accept a turn: running at once if its session is idle, else queued behind the others. Its row is the result.
 
-    With an idempotency key that the session has seen, nothing is written and the known run is the result, unless its
-    request was another: then `Conflict`.
+    With an idempotency key that the session has seen, nothing of the whole commit is written: the known run is the
+    result and None stands for every other write, unless the known request was another: then `Conflict`.
     """
 
     id: str
@@ -146,14 +153,15 @@ class AcceptRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClaimRun(msgspec.Struct, frozen=True, tag=True):
-    """Become the owner of an open run: its epoch rises by one and is the result."""
+    """Become the owner of an open run: its epoch rises by one and is the result. One that has ended is `Conflict`."""
 
     run_id: str
 
 
 class SetRun(msgspec.Struct, frozen=True, tag=True):
-    """Change an open run's status; only its owner may. Ending one starts the next queued run of its session, whose id
-    is the result."""
+    """Change an open run's status; only its owner may, who else tries is `Fenced`. Ending one starts the next queued run
+    of its session, whose id is the result. `Conflict` if it has ended, or would go back into the queue, or would be the
+    second active one of its session."""
 
     run_id: str
     epoch: int
@@ -162,7 +170,8 @@ class SetRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddJournal(msgspec.Struct, frozen=True, tag=True):
-    """Append a step; only the owner may. The same kind and key twice in a run is `Conflict`."""
+    """Append a step; only the owner may. Its row is the result. The same kind and key twice in a run is `Conflict`, and
+    so is a step after the end."""
 
     run_id: str
     epoch: int
@@ -178,7 +187,7 @@ class AddAudit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reserve(msgspec.Struct, frozen=True, tag=True):
-    """Count one more call of an agent on a day; `LimitSpent` if that would be over the limit."""
+    """Count one more call of an agent on a day; the count is the result. Over the limit it is `LimitSpent`."""
 
     agent_id: str
     day: str
@@ -186,20 +195,21 @@ class Reserve(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Take back one that was reserved and not made."""
+    """Take back one that was reserved and not made; the count is the result, and never below zero."""
 
     agent_id: str
     day: str
 
 
 class PutApproval(msgspec.Struct, frozen=True, tag=True):
-    """Keep a question."""
+    """Keep a question; its row is the result. Asked again about the same (run, call, binding) the row is the first one,
+    with its answer; about something else it is `Conflict`."""
 
     approval: ApprovalRow
 
 
 class AnswerApproval(msgspec.Struct, frozen=True, tag=True):
-    """Answer a question, once: a second answer is `Conflict`, an unknown one `NotStored`."""
+    """Answer a question, once: a second answer is `Conflict`, an unknown one `NotStored`. Its row is the result."""
 
     id: str
     answer: bytes
@@ -244,7 +254,7 @@ class Store(Protocol):
     async def session(self, tenant: str, key: str) -> Session | None: ...
 
     async def sessions(self, tenant: str, *, limit: int = 100, before: int | None = None) -> list[Session]:
-        """The latest changed first; `before` is the `updated_at` to go on from."""
+        """The latest changed first; `before` is the `updated_at` to go on from: no two of a tenant share one."""
         ...
 
     async def messages(
@@ -271,4 +281,6 @@ class Store(Protocol):
 
     async def counted(self, tenant: str, agent_id: str, day: str) -> int: ...
 
-    async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]: ...
+    async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
+        """The sums of the days from `since` up to, and without, `until`."""
+        ...

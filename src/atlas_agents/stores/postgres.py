@@ -14,7 +14,16 @@ from psycopg_pool import AsyncConnectionPool
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import Write
-from atlas_agents.stores.postgres_session import CONNECTING, Connection, fault, is_lost, migrate, rows_of, set_up
+from atlas_agents.stores.postgres_session import (
+    CONNECTING,
+    Connection,
+    connect,
+    fault,
+    is_lost,
+    migrate,
+    rows_of,
+    set_up,
+)
 from atlas_agents.stores.postgres_writer import Pool, Writer
 from atlas_agents.stores.query import Query, Row
 from atlas_agents.stores.reads import SqlReads
@@ -55,7 +64,7 @@ class PostgresStore(SqlReads):
         if self._open is not None:
             raise StoreError("the store is open already")
         try:
-            async with await psycopg.AsyncConnection.connect(self._url, **CONNECTING) as connection:
+            async with await connect(self._url) as connection:
                 await self._configure(connection)
                 await migrate(connection, self._schema)
         except psycopg.Error as error:

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
@@ -26,10 +27,20 @@ CONNECTING: dict[str, Any] = {
 }
 _NAME = re.compile(r":(\w+)")
 _MIGRATING = 0x41544C53
-_LOST = ("08", "57P", "53300")
-_BUSY = ("55P03", "40P01", "40001", "57014", "25P03")
+_LOST = ("08", "57P", "53300", "25P03")
+_BUSY = ("55P03", "40P01", "40001", "57014")
 _FULL = ("53100", "53200", "58030")
 _DENIED = ("28", "3D000", "42501")
+_SOON = re.compile("starting up|shutting down|recovery|too many|connection slots")
+
+
+async def connect(url: str) -> Connection:
+    """A session outside of the pool: it says at once, and in one line, why it cannot be had."""
+    try:
+        conninfo_to_dict(url)
+    except psycopg.Error:  # its words would repeat the address, and the password in it
+        raise StoreError("the address of Postgres cannot be read: it looks like postgresql://user@host/name") from None
+    return await psycopg.AsyncConnection.connect(url, **CONNECTING)
 
 
 async def set_up(connection: Connection, schema: str, busy_timeout: float) -> None:
@@ -76,6 +87,8 @@ def _translated(statement: str) -> bytes:
 def fault(error: psycopg.Error) -> StoreError:
     """What Postgres says, in our words: whether to try again, to make room or to look at the server."""
     code, line = error.sqlstate or "", _line(error)
+    if code.startswith(_DENIED) or (not code and "FATAL: " in line and not _SOON.search(line)):
+        return StoreError(f"Postgres does not let us in: {line}")
     if is_lost(error):
         return StoreLost(f"Postgres cannot be reached ({line}); nothing was written, try again")
     if code.startswith(_BUSY):
@@ -84,8 +97,6 @@ def fault(error: psycopg.Error) -> StoreError:
         return StoreFull(f"Postgres has no room ({line}); nothing was written, make room on its disk")
     if code == errors.ReadOnlySqlTransaction.sqlstate:
         return StoreError("Postgres is read-only: connect to the primary server")
-    if code.startswith(_DENIED):
-        return StoreError(f"Postgres does not let us in: {line}")
     return StoreError(f"Postgres cannot be used: {line}")
 
 
@@ -94,7 +105,7 @@ def is_lost(error: psycopg.Error) -> bool:
     code = error.sqlstate
     if code is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return code.startswith(_LOST) and code != errors.QueryCanceled.sqlstate
+    return code.startswith(_LOST)
 
 
 def _line(error: psycopg.Error) -> str:

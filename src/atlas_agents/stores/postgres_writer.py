@@ -70,7 +70,9 @@ class Writer:
             try:
                 await self._group(tenant, group)
             except BaseException as error:  # noqa: BLE001  whoever waits must hear of it, and the queue goes on
-                _fail(group, error if isinstance(error, Exception) else StoreLost("the store was stopped", unclear=True))
+                _fail(
+                    group, error if isinstance(error, Exception) else StoreLost("the store was stopped", unclear=True)
+                )
             for ticket in group:
                 ticket.settle()
         del self._waiting[tenant]
@@ -111,7 +113,7 @@ class Writer:
             cursor = connection.cursor()
             await cursor.execute("BEGIN")
             try:
-                row = await (await cursor.execute(_LOCK, (_lock_of(self._schema, tenant),))).fetchone()
+                row = await (await cursor.execute(_LOCK, (lock_of(self._schema, tenant),))).fetchone()
                 for ticket in group:
                     await self._savepoint(cursor, tenant, ticket)
             except BaseException:
@@ -131,7 +133,7 @@ class Writer:
         try:
             place = Place(tenant, int(self._clock.time() * 1000))
             ticket.result = await _drive(cursor, carry_out(place, ticket.job))
-        except Exception as error:  # noqa: BLE001  a value that cannot be bound, too: it is this caller's alone
+        except Exception as error:
             if isinstance(error, psycopg.Error) and is_lost(error):
                 raise
             await cursor.execute("ROLLBACK TO one")
@@ -176,7 +178,7 @@ def _fail(group: Sequence[Commit], error: Exception) -> None:
         ticket.error = error
 
 
-def _lock_of(schema: str, tenant: str) -> int:
+def lock_of(schema: str, tenant: str) -> int:
     """The number of a tenant's lock; should two tenants share one, they only wait for each other."""
     digest = hashlib.sha256(f"{schema}\0{tenant}".encode(errors="replace")).digest()
     return int.from_bytes(digest[:8], signed=True)

@@ -14,18 +14,25 @@ from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import Write
 from atlas_agents.stores.query import Query, Row
 from atlas_agents.stores.reads import SqlReads
+from atlas_agents.stores.sqlite_file import Opening
 from atlas_agents.stores.sqlite_threads import Commit, Reader, Writer
 
 
 class SqliteStore(SqlReads):
-    """`must_exist` refuses to make a new database: for a place where there has been one before."""
+    """`must_exist` refuses to make a new database: for a place where there has been one before. `max_pages` (4 KB each)
+    keeps the file from filling the disk."""
 
     def __init__(
-        self, path: str | Path, *, must_exist: bool = False, busy_timeout: float = 5.0, clock: Clock = SYSTEM_CLOCK
+        self,
+        path: str | Path,
+        *,
+        must_exist: bool = False,
+        max_pages: int | None = None,
+        busy_timeout: float = 5.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.path = Path(path)
-        self._must_exist = must_exist
-        self._busy_timeout = busy_timeout
+        self._how = Opening(self.path, must_exist, max_pages, busy_timeout)
         self._clock = clock
         self._threads: tuple[Writer, Reader] | None = None
 
@@ -37,8 +44,7 @@ class SqliteStore(SqlReads):
     async def open(self) -> None:
         if self._threads is not None:
             raise StoreError(f"the database {self.path} is open already")
-        writer = Writer(self.path, self._clock, must_exist=self._must_exist, busy_timeout=self._busy_timeout)
-        reader = Reader(self.path, busy_timeout=self._busy_timeout)
+        writer, reader = Writer(self._how, self._clock), Reader(self._how)
         try:
             await writer.lane.do("open")
             await reader.lane.do("open")

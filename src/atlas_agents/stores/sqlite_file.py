@@ -7,6 +7,8 @@ import stat
 import time
 from pathlib import Path
 
+import msgspec
+
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
 from atlas_agents.stores.migrations import SQLITE, pending
 
@@ -37,16 +39,28 @@ def fault(error: sqlite3.Error, path: Path) -> StoreError:
             return StoreError(f"the database {path} cannot be used: {error}")
 
 
-def open_writer(path: Path, *, must_exist: bool, busy_timeout: float) -> sqlite3.Connection:
+class Opening(msgspec.Struct, frozen=True):
+    """Which file, and how it is to be opened."""
+
+    path: Path
+    must_exist: bool
+    max_pages: int | None
+    busy_timeout: float
+
+
+def open_writer(how: Opening) -> sqlite3.Connection:
     """The one connection that writes, with the schema up to date."""
     if sqlite3.sqlite_version_info < _OLDEST:
         raise StoreError(f"SQLite 3.35 or newer is needed, and this Python has {sqlite3.sqlite_version}")
-    _prepare_file(path, must_exist=must_exist)
-    connection = _connect(path, busy_timeout)
+    path = how.path
+    _prepare_file(path, must_exist=how.must_exist)
+    connection = _connect(how)
     try:
-        _check(connection, path, must_exist=must_exist)
-        _use_wal(connection, path, busy_timeout)
+        _check(connection, path, must_exist=how.must_exist)
+        _use_wal(connection, path, how.busy_timeout)
         connection.execute("PRAGMA synchronous = FULL")
+        if how.max_pages is not None:
+            connection.execute(f"PRAGMA max_page_count = {how.max_pages:d}")
         _migrate(connection, path)
     except sqlite3.Error as error:
         connection.close()
@@ -57,9 +71,9 @@ def open_writer(path: Path, *, must_exist: bool, busy_timeout: float) -> sqlite3
     return connection
 
 
-def open_reader(path: Path, *, busy_timeout: float) -> sqlite3.Connection:
+def open_reader(how: Opening) -> sqlite3.Connection:
     """A connection that cannot write."""
-    connection = _connect(path, busy_timeout)
+    connection = _connect(how)
     connection.execute("PRAGMA query_only = ON")
     return connection
 
@@ -73,11 +87,11 @@ def identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _connect(path: Path, busy_timeout: float) -> sqlite3.Connection:
+def _connect(how: Opening) -> sqlite3.Connection:
     try:
-        return sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, cached_statements=256)
+        return sqlite3.connect(how.path, timeout=how.busy_timeout, isolation_level=None, cached_statements=256)
     except sqlite3.Error as error:
-        raise fault(error, path) from error
+        raise fault(error, how.path) from error
 
 
 def _prepare_file(path: Path, *, must_exist: bool) -> None:
@@ -110,8 +124,10 @@ def _create(path: Path, *, must_exist: bool) -> None:
 
 def _check(connection: sqlite3.Connection, path: Path, *, must_exist: bool) -> None:
     """Ours and whole, or new; nothing is written before that is known."""
+    connection.execute("BEGIN")  # another process may be making it: both answers must be of one moment
     ours: int = connection.execute("PRAGMA application_id").fetchone()[0]
     tables: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    connection.execute("COMMIT")
     if ours != _OURS and (tables or ours or must_exist):
         raise StoreError(f"{path} is a database of another program; it was left as it is")
     if tables and path.stat().st_size <= _CHECKED_BYTES:

@@ -11,7 +11,7 @@ from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import Write
 from atlas_agents.stores.lane import Lane, Ticket
 from atlas_agents.stores.query import Place, Query, Steps
-from atlas_agents.stores.sqlite_file import fault, identity, open_reader, open_writer
+from atlas_agents.stores.sqlite_file import Opening, fault, identity, open_reader, open_writer
 from atlas_agents.stores.writes import carry_out
 
 T = TypeVar("T")
@@ -31,12 +31,11 @@ ReaderJob: TypeAlias = Query | Literal["open", "close"]
 class Writer:
     """Owns the one connection that writes; it is used on the lane's thread only."""
 
-    def __init__(self, path: Path, clock: Clock, *, must_exist: bool, busy_timeout: float) -> None:
+    def __init__(self, how: Opening, clock: Clock) -> None:
         self.transactions = 0
-        self._path = path
+        self._how = how
+        self._path = how.path
         self._clock = clock
-        self._must_exist = must_exist
-        self._busy_timeout = busy_timeout
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self.lane: Lane[WriterJob] = Lane("atlas-sqlite-writer", self._work)
@@ -55,7 +54,7 @@ class Writer:
         self._group(commits)
 
     def _open(self) -> None:
-        self._connection = open_writer(self._path, must_exist=self._must_exist, busy_timeout=self._busy_timeout)
+        self._connection = open_writer(self._how)
         self._identity = identity(self._path)
 
     def _close(self) -> None:
@@ -102,7 +101,7 @@ class Writer:
         try:
             place = Place(commit.tenant, int(self._clock.time() * 1000))
             ticket.result = drive(connection, carry_out(place, commit.writes))
-        except Exception as error:  # noqa: BLE001  a value that cannot be bound, too: it is this caller's alone
+        except Exception as error:
             if not connection.in_transaction:
                 raise
             connection.execute("ROLLBACK TO one")
@@ -121,9 +120,9 @@ class Writer:
 class Reader:
     """Owns a connection that only reads; a commit that has returned is seen by every later read."""
 
-    def __init__(self, path: Path, *, busy_timeout: float) -> None:
-        self._path = path
-        self._busy_timeout = busy_timeout
+    def __init__(self, how: Opening) -> None:
+        self._how = how
+        self._path = how.path
         self._connection: sqlite3.Connection | None = None
         self.lane: Lane[ReaderJob] = Lane("atlas-sqlite-reader", self._work)
 
@@ -134,7 +133,7 @@ class Reader:
 
     def _do(self, job: ReaderJob) -> Any:
         if job == "open":
-            self._connection = open_reader(self._path, busy_timeout=self._busy_timeout)
+            self._connection = open_reader(self._how)
             return None
         if job == "close":
             connection, self._connection = self._connection, None

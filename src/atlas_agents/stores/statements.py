@@ -4,12 +4,8 @@ Every statement is bound to one `:tenant`, `OPEN_RUNS` alone is not; a test keep
 """
 
 _SESSION = "key, agent_id, label, archived, metadata, created_at, updated_at"
-_RUN = (
-    "id, session, agent_id, status, epoch, user_id, idempotency_key, request, error, created_at, ended_at, tenant"
-)
-_APPROVAL = (
-    "id, run_id, session, call_id, binding, question, expires_at, created_at, answer, answered_at"
-)
+_RUN = "id, session, agent_id, status, epoch, user_id, idempotency_key, request, error, created_at, ended_at, tenant"
+_APPROVAL = "id, run_id, session, call_id, binding, question, expires_at, created_at, answer, answered_at"
 _USAGE = "input_tokens, output_tokens, cached_tokens, cost_microcents, turns"
 _OPEN = "status IN ('queued', 'running', 'waiting')"
 _ACTIVE = "status IN ('running', 'waiting')"

@@ -151,9 +151,7 @@ def _add_journal(place: Place, write: AddJournal) -> Steps[JournalRow]:
         raise _no_run(write.run_id)
     status, epoch, seq, previous = rows[0]
     _check_owner(write.run_id, status, epoch, write.epoch)
-    row = journal_row(
-        write.run_id, (seq or 0) + 1, write.kind, write.key, place.now, previous or START, write.payload
-    )
+    row = journal_row(write.run_id, (seq or 0) + 1, write.kind, write.key, place.now, previous or START, write.payload)
     written = yield place.ask(
         sql.ADD_JOURNAL,
         run_id=row.run_id,
