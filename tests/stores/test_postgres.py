@@ -66,6 +66,63 @@ async def test_commits_go_on_over_restarts_and_none_is_lost_or_doubled(
     assert broken_audit(entries) is None
 
 
+class CuttingLine:
+    """A line to Postgres that breaks once at a COMMIT: before it arrives, or when it is done and not yet told."""
+
+    def __init__(self, port: int, *, arrives: bool) -> None:
+        self.cuts = 0
+        self.lines: list[asyncio.Task[None]] = []
+        self._port = port
+        self._arrives = arrives
+
+    def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.lines.append(asyncio.create_task(self._carry(reader, writer)))
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, out = await asyncio.open_connection("127.0.0.1", self._port)
+        back = asyncio.create_task(self._copy(there, writer))
+        while asked := await reader.read(65536):
+            cut = b"COMMIT\0" in asked and not self.cuts
+            if cut:
+                self.cuts += 1
+                back.cancel()
+                await asyncio.wait([back])
+            if self._arrives or not cut:
+                out.write(asked)
+            if cut and self._arrives:
+                await there.read(65536)
+            if cut:
+                break
+        for end in (writer, out):
+            end.close()
+            await asyncio.wait([asyncio.ensure_future(end.wait_closed())])
+        await asyncio.wait([back])
+
+    async def _copy(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while told := await there.read(65536):
+            writer.write(told)
+            await writer.drain()
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_line_cut_at_the_commit_neither_doubles_nor_loses(
+    postgres_server: PostgresServer, schema: str, arrives: bool
+) -> None:
+    line = CuttingLine(postgres_server.port, arrives=arrives)
+    async with await asyncio.start_server(line.take, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        store = PostgresStore(f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable", schema=schema)
+        line.cuts = 1  # whole while the schema is made
+        await store.open()
+        line.cuts = 0
+        async with asyncio.timeout(PATIENCE):
+            results = await asyncio.gather(*(store.commit(TENANT, WRITE) for _ in range(3)))
+        assert line.cuts == 1
+        assert [row.seq for (row,) in results] == [row.seq for row in await store.audit(TENANT)] == [1, 2, 3]
+        await store.close()
+        await asyncio.wait_for(asyncio.gather(*line.lines), PATIENCE)
+
+
 async def test_a_long_outage_is_told_soon_and_ends_by_itself(
     postgres_server: PostgresServer, schema: str, store: PostgresStore
 ) -> None:

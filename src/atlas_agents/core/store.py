@@ -159,9 +159,9 @@ class ClaimRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetRun(msgspec.Struct, frozen=True, tag=True):
-    """Change an open run's status; only its owner may, who else tries is `Fenced`. Ending one starts the next queued run
-    of its session, whose id is the result. `Conflict` if it has ended, or would go back into the queue, or would be the
-    second active one of its session."""
+    """Change an open run's status; only its owner may, who else tries is `Fenced`. Ending one starts the next queued
+    run of its session, whose id is the result. `Conflict` if it has ended, would go back into the queue, or would be
+    the second active one of its session."""
 
     run_id: str
     epoch: int
