@@ -14,6 +14,14 @@ AtlasError
 ├── Refused              the caller: an interceptor said no
 ├── Cancelled            who awaits the reply of a cancelled turn
 ├── ScriptExhausted      the author of a test: the scripted model has no reply left
+├── StoreError           whoever started or asked: the store cannot be used, in one clear line
+│   ├── StoreBusy        the caller: another process holds the database; it may be tried again
+│   ├── StoreFull        the caller: nothing more can be written; reading goes on
+│   ├── StoreLost        the caller: the database cannot be reached; it may be tried again
+│   ├── Fenced           a worker that lost its run: another one owns it now
+│   ├── Conflict         the caller: it was done before, and otherwise
+│   ├── LimitSpent       the limiter: the day's count is used up
+│   └── NotStored        the caller: there is no such row
 └── ToolFault            the model, as a tool result; the caller never sees it
     ├── ToolNotFound     no such name among this agent's tools
     ├── BadArguments     the arguments do not fit the schema
@@ -139,6 +147,42 @@ class Cancelled(AtlasError):
 
 class ScriptExhausted(AtlasError):
     """A scripted model was asked more often than it has replies."""
+
+
+class StoreError(AtlasError):
+    """The store cannot be used; one line that says why and what to do."""
+
+
+class StoreBusy(StoreError):
+    """Somebody else holds the database; nothing was written, and it may be tried again."""
+
+
+class StoreFull(StoreError):
+    """The disk or the database is full; nothing was written."""
+
+
+class StoreLost(StoreError):
+    """The database cannot be reached. `unclear` if that happened in the middle of committing: it may be written."""
+
+    def __init__(self, message: str, *, unclear: bool = False) -> None:
+        super().__init__(message)
+        self.unclear = unclear
+
+
+class Fenced(StoreError):
+    """The run has a new owner; whoever holds the old epoch must stop."""
+
+
+class Conflict(StoreError):
+    """The same thing was written before, with other content."""
+
+
+class LimitSpent(StoreError):
+    """A counter has reached its limit."""
+
+
+class NotStored(StoreError):
+    """There is no such row for this tenant."""
 
 
 class ToolFault(AtlasError):

@@ -1,0 +1,97 @@
+"""The store in memory: the port in plain Python, to read and to test with. Nothing outlives it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.store import (
+    OPEN,
+    ApprovalRow,
+    AuditRow,
+    JournalRow,
+    RunRow,
+    Session,
+    StoredMessage,
+    UsageRow,
+    Write,
+)
+from atlas_agents.stores.memory_writes import Desk, carry_out
+from atlas_agents.stores.query import Place, query
+
+
+class MemoryStore:
+    """One desk per tenant; a commit never waits, so that nothing comes between its writes."""
+
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._desks: dict[str, Desk] = {}
+
+    async def open(self) -> None:
+        """There is nothing to open."""
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        place = Place(tenant, int(self._clock.time() * 1000))
+        desk = self._desk(tenant)
+        try:
+            results = carry_out(desk, place, writes)
+        except BaseException:
+            desk.undo()
+            raise
+        desk.undone.clear()
+        return results
+
+    async def session(self, tenant: str, key: str) -> Session | None:
+        return self._desk(tenant).sessions.get(key)
+
+    async def sessions(self, tenant: str, *, limit: int = 100, before: int | None = None) -> list[Session]:
+        found = [s for s in self._desk(tenant).sessions.values() if before is None or s.updated_at < before]
+        return sorted(found, key=lambda s: -s.updated_at)[: max(limit, 0)]
+
+    async def messages(
+        self, tenant: str, session: str, *, after: int = 0, limit: int | None = None
+    ) -> list[StoredMessage]:
+        desk = self._desk(tenant)
+        found = [desk.messages[session, n] for n in range(max(after, 0) + 1, desk.counts.get(("m", session), 0) + 1)]
+        return found if limit is None else found[: max(limit, 0)]
+
+    async def run(self, tenant: str, run_id: str) -> RunRow | None:
+        return self._desk(tenant).runs.get(run_id)
+
+    async def runs(self, tenant: str, session: str) -> list[RunRow]:
+        return [run for run in self._desk(tenant).runs.values() if run.session == session]
+
+    async def open_runs(self) -> list[RunRow]:
+        found = [run for _, desk in sorted(self._desks.items()) for run in desk.runs.values() if run.status in OPEN]
+        return sorted(found, key=lambda run: (run.tenant, run.session))
+
+    async def journal(self, tenant: str, run_id: str) -> list[JournalRow]:
+        desk = self._desk(tenant)
+        return [desk.journal[run_id, n] for n in range(1, desk.counts.get(("j", run_id), 0) + 1)]
+
+    async def audit(self, tenant: str, *, after: int = 0, limit: int | None = None) -> list[AuditRow]:
+        desk = self._desk(tenant)
+        found = [desk.audit[n] for n in range(max(after, 0) + 1, len(desk.audit) + 1)]
+        return found if limit is None else found[: max(limit, 0)]
+
+    async def approval(self, tenant: str, id: str) -> ApprovalRow | None:
+        return self._desk(tenant).approvals.get(id)
+
+    async def pending_approvals(self, tenant: str) -> list[ApprovalRow]:
+        found = [approval for approval in self._desk(tenant).approvals.values() if approval.answer is None]
+        return sorted(found, key=lambda approval: (approval.created_at, approval.id))
+
+    async def counted(self, tenant: str, agent_id: str, day: str) -> int:
+        return self._desk(tenant).counters.get((agent_id, day), 0)
+
+    async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
+        return [row for _, row in sorted(self._desk(tenant).usage.items()) if since <= row.day < until]
+
+    def _desk(self, tenant: str) -> Desk:
+        desk = self._desks.get(tenant)
+        if desk is None:
+            query(tenant, "")  # the same names are refused as on a disk
+            desk = self._desks[tenant] = Desk()
+        return desk

@@ -1,0 +1,66 @@
+"""The schema in numbered steps, forward only: a database of any older version is brought up to date, step by step.
+
+A step that was released is never changed; what comes later is a new step at the end of `STEPS`.
+"""
+
+from atlas_agents.core.errors import StoreError
+
+_FIRST = (
+    """CREATE TABLE sessions (
+        tenant {text} NOT NULL, key {text} NOT NULL, agent_id {text} NOT NULL, label {text} NOT NULL,
+        archived {bool} NOT NULL, metadata {blob} NOT NULL, created_at {int} NOT NULL, updated_at {int} NOT NULL,
+        last_message {int} NOT NULL DEFAULT 0, last_run {int} NOT NULL DEFAULT 0, PRIMARY KEY (tenant, key))""",
+    "CREATE INDEX sessions_changed ON sessions (tenant, updated_at)",
+    """CREATE TABLE messages (
+        tenant {text} NOT NULL, session {text} NOT NULL, seq {int} NOT NULL, id {text} NOT NULL,
+        run_id {text} NOT NULL, body {blob} NOT NULL, PRIMARY KEY (tenant, session, seq),
+        UNIQUE (tenant, session, id))""",
+    """CREATE TABLE runs (
+        tenant {text} NOT NULL, id {text} NOT NULL, session {text} NOT NULL, place {int} NOT NULL,
+        agent_id {text} NOT NULL, status {text} NOT NULL, epoch {int} NOT NULL, user_id {text} NOT NULL,
+        idempotency_key {text} NOT NULL, request {blob} NOT NULL, error {text}, created_at {int} NOT NULL,
+        ended_at {int}, PRIMARY KEY (tenant, id), UNIQUE (tenant, session, place))""",
+    """CREATE UNIQUE INDEX runs_accepted ON runs (tenant, session, idempotency_key) WHERE idempotency_key <> ''""",
+    """CREATE UNIQUE INDEX runs_active ON runs (tenant, session) WHERE status IN ('running', 'waiting')""",
+    """CREATE INDEX runs_open ON runs (tenant, session, place) WHERE status IN ('queued', 'running', 'waiting')""",
+    """CREATE TABLE journal (
+        tenant {text} NOT NULL, run_id {text} NOT NULL, seq {int} NOT NULL, kind {text} NOT NULL, key {text} NOT NULL,
+        payload {blob} NOT NULL, at {int} NOT NULL, previous {text} NOT NULL, hash {text} NOT NULL,
+        PRIMARY KEY (tenant, run_id, seq), UNIQUE (tenant, run_id, kind, key))""",
+    """CREATE TABLE audit (
+        tenant {text} NOT NULL, seq {int} NOT NULL, entry {blob} NOT NULL, previous {text} NOT NULL,
+        hash {text} NOT NULL, PRIMARY KEY (tenant, seq))""",
+    """CREATE TABLE counters (
+        tenant {text} NOT NULL, agent_id {text} NOT NULL, day {text} NOT NULL, used {int} NOT NULL,
+        PRIMARY KEY (tenant, agent_id, day))""",
+    """CREATE TABLE approvals (
+        tenant {text} NOT NULL, id {text} NOT NULL, run_id {text} NOT NULL, session {text} NOT NULL,
+        call_id {text} NOT NULL, binding {text} NOT NULL, question {blob} NOT NULL, expires_at {int} NOT NULL,
+        created_at {int} NOT NULL, answer {blob}, answered_at {int}, PRIMARY KEY (tenant, id))""",
+    "CREATE INDEX approvals_of_session ON approvals (tenant, session)",
+    "CREATE INDEX approvals_pending ON approvals (tenant, created_at, id) WHERE answer IS NULL",
+    """CREATE TABLE usage_sums (
+        tenant {text} NOT NULL, day {text} NOT NULL, session {text} NOT NULL, agent_id {text} NOT NULL,
+        model {text} NOT NULL, input_tokens {int} NOT NULL, output_tokens {int} NOT NULL,
+        cached_tokens {int} NOT NULL, cost_microcents {int} NOT NULL, turns {int} NOT NULL,
+        PRIMARY KEY (tenant, day, session, agent_id, model))""",
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST,)
+VERSION = len(STEPS)
+
+SQLITE = {"text": "TEXT", "int": "INTEGER", "bool": "INTEGER", "blob": "BLOB"}
+POSTGRES = {"text": 'TEXT COLLATE "C"', "int": "BIGINT", "bool": "BOOLEAN", "blob": "BYTEA"}
+
+
+def pending(version: int, where: str, types: dict[str, str]) -> list[tuple[int, list[str]]]:
+    """The steps that a database of this version still needs, each with the version it leads to."""
+    if not 0 <= version <= VERSION:
+        raise StoreError(
+            f"{where} has schema {version}, and this version of Atlas Agents knows up to {VERSION}: "
+            "use a newer Atlas Agents; nothing was changed"
+        )
+    return [
+        (number, [statement.format(**types) for statement in step])
+        for number, step in enumerate(STEPS[version:], version + 1)
+    ]

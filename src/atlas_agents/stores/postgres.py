@@ -1,0 +1,114 @@
+"""The store on Postgres: many processes, one truth.
+
+A commit takes the lock of its tenant first, so that the commits of one tenant happen one after the other wherever they
+come from: counters are exact, chains have no gaps, and no two commits can wait for each other. To make up for it, the
+commits of a tenant that wait in this process share a transaction, as on SQLite.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.errors import StoreError
+from atlas_agents.core.store import Write
+from atlas_agents.stores.postgres_session import (
+    CONNECTING,
+    Connection,
+    connect,
+    fault,
+    is_lost,
+    migrate,
+    rows_of,
+    set_up,
+)
+from atlas_agents.stores.postgres_writer import Pool, Writer
+from atlas_agents.stores.query import Query, Row
+from atlas_agents.stores.reads import SqlReads
+
+_PAUSE = 0.1
+
+
+class PostgresStore(SqlReads):
+    """All tables live in one Postgres schema of their own. A lost connection is made anew for up to `patience` seconds;
+    then callers are told `StoreLost`, and the next call tries again."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "atlas",
+        connections: int = 8,
+        patience: float = 5.0,
+        busy_timeout: float = 5.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if not schema.isidentifier():
+            raise StoreError(f"{schema!r} cannot be the name of a Postgres schema")
+        self._url = url
+        self._schema = schema
+        self._connections = max(2, connections)
+        self._patience = patience
+        self._busy_timeout = busy_timeout
+        self._clock = clock
+        self._open: tuple[Pool, Writer] | None = None
+
+    @property
+    def transactions(self) -> int:
+        """How often this process has committed; fewer than the commits it carried, when they came together."""
+        return self._opened()[1].transactions
+
+    async def open(self) -> None:
+        if self._open is not None:
+            raise StoreError("the store is open already")
+        try:
+            async with await connect(self._url) as connection:
+                await self._configure(connection)
+                await migrate(connection, self._schema)
+        except psycopg.Error as error:
+            raise fault(error) from error
+        pool: Pool = AsyncConnectionPool(
+            self._url,
+            kwargs=CONNECTING,
+            configure=self._configure,
+            min_size=1,
+            max_size=self._connections,
+            reconnect_timeout=1.0,
+            open=False,
+            name="atlas-postgres",
+        )
+        await pool.open()
+        self._open = pool, Writer(pool, self._schema, self._clock, self._patience)
+
+    async def close(self) -> None:
+        """Finish what was asked, then hang up."""
+        if self._open is not None:
+            pool, writer = self._open
+            self._open = None
+            await writer.finish()
+            await pool.close()
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        return await self._opened()[1].commit(tenant, writes)
+
+    async def fetch(self, query: Query) -> list[Row]:
+        pool, _ = self._opened()
+        end = self._clock.monotonic() + self._patience
+        while True:
+            try:
+                async with pool.connection(timeout=1.0) as connection:
+                    return await rows_of(connection.cursor(), query)
+            except psycopg.Error as error:
+                if not is_lost(error) or self._clock.monotonic() >= end:
+                    raise fault(error) from error
+            await self._clock.sleep(_PAUSE)
+
+    async def _configure(self, connection: Connection) -> None:
+        await set_up(connection, self._schema, self._busy_timeout)
+
+    def _opened(self) -> tuple[Pool, Writer]:
+        if self._open is None:
+            raise StoreError("the store is not open")
+        return self._open

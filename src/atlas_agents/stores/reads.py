@@ -1,0 +1,67 @@
+"""The reading half of the port, over one verb: fetch the rows of a query."""
+
+from abc import ABC, abstractmethod
+
+from atlas_agents.core.store import ApprovalRow, AuditRow, JournalRow, RunRow, Session, StoredMessage, UsageRow
+from atlas_agents.stores import statements as sql
+from atlas_agents.stores.query import Query, Row, query
+from atlas_agents.stores.rows import approval_of, audit_of, journal_of, message_of, run_of, session_of, usage_of
+
+_ALL = (1 << 63) - 1
+
+
+class SqlReads(ABC):
+    """What both databases answer alike; each says how it fetches."""
+
+    @abstractmethod
+    async def fetch(self, query: Query) -> list[Row]:
+        """Execute one reading statement."""
+
+    async def session(self, tenant: str, key: str) -> Session | None:
+        rows = await self.fetch(query(tenant, sql.SESSION, key=key))
+        return session_of(rows[0]) if rows else None
+
+    async def sessions(self, tenant: str, *, limit: int = 100, before: int | None = None) -> list[Session]:
+        asked = query(tenant, sql.SESSIONS, limit=max(limit, 0), before=_ALL if before is None else before)
+        return [session_of(row) for row in await self.fetch(asked)]
+
+    async def messages(
+        self, tenant: str, session: str, *, after: int = 0, limit: int | None = None
+    ) -> list[StoredMessage]:
+        asked = query(tenant, sql.MESSAGES, session=session, after=after, limit=_at_most(limit))
+        return [message_of(row) for row in await self.fetch(asked)]
+
+    async def run(self, tenant: str, run_id: str) -> RunRow | None:
+        rows = await self.fetch(query(tenant, sql.RUN, run_id=run_id))
+        return run_of(rows[0]) if rows else None
+
+    async def runs(self, tenant: str, session: str) -> list[RunRow]:
+        return [run_of(row) for row in await self.fetch(query(tenant, sql.RUNS, session=session))]
+
+    async def open_runs(self) -> list[RunRow]:
+        return [run_of(row) for row in await self.fetch(Query(sql.OPEN_RUNS, {}))]
+
+    async def journal(self, tenant: str, run_id: str) -> list[JournalRow]:
+        return [journal_of(row) for row in await self.fetch(query(tenant, sql.JOURNAL, run_id=run_id))]
+
+    async def audit(self, tenant: str, *, after: int = 0, limit: int | None = None) -> list[AuditRow]:
+        asked = query(tenant, sql.AUDIT, after=after, limit=_at_most(limit))
+        return [audit_of(row) for row in await self.fetch(asked)]
+
+    async def approval(self, tenant: str, id: str) -> ApprovalRow | None:
+        rows = await self.fetch(query(tenant, sql.APPROVAL, id=id))
+        return approval_of(rows[0]) if rows else None
+
+    async def pending_approvals(self, tenant: str) -> list[ApprovalRow]:
+        return [approval_of(row) for row in await self.fetch(query(tenant, sql.PENDING_APPROVALS))]
+
+    async def counted(self, tenant: str, agent_id: str, day: str) -> int:
+        rows = await self.fetch(query(tenant, sql.COUNTED, agent_id=agent_id, day=day))
+        return rows[0][0] if rows else 0
+
+    async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
+        return [usage_of(row) for row in await self.fetch(query(tenant, sql.USAGE, since=since, until=until))]
+
+
+def _at_most(limit: int | None) -> int:
+    return _ALL if limit is None else max(limit, 0)

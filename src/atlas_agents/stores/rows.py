@@ -1,0 +1,40 @@
+"""Rows as the database gives them, turned into the values of the port."""
+
+from typing import Any
+
+import msgspec
+
+from atlas_agents.core.store import ApprovalRow, AuditRow, JournalRow, RunRow, Session, StoredMessage, UsageRow
+from atlas_agents.stores.query import Row
+
+_metadata = msgspec.json.Decoder(dict[str, Any])
+
+
+def session_of(row: Row) -> Session:
+    """Its columns stand in the order of the struct, here and below."""
+    key, agent_id, label, archived, metadata, created_at, updated_at = row
+    return Session(key, agent_id, label, bool(archived), _metadata.decode(metadata), created_at, updated_at)
+
+
+def message_of(row: Row) -> StoredMessage:
+    return StoredMessage(*row)
+
+
+def run_of(row: Row) -> RunRow:
+    return RunRow(*row)
+
+
+def journal_of(row: Row) -> JournalRow:
+    return JournalRow(*row)
+
+
+def audit_of(row: Row) -> AuditRow:
+    return AuditRow(*row)
+
+
+def approval_of(row: Row) -> ApprovalRow:
+    return ApprovalRow(*row)
+
+
+def usage_of(row: Row) -> UsageRow:
+    return UsageRow(*row)

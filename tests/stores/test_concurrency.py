@@ -1,0 +1,152 @@
+"""Many callers at once: what is exact stays exact, and one that fails or goes away harms no other."""
+
+import asyncio
+
+import pytest
+from store_words import DAY, TENANT, approval, outcomes, with_run
+
+from atlas_agents.core.errors import Conflict, Fenced, LimitSpent, NotStored
+from atlas_agents.core.store import (
+    AcceptRun,
+    AddAudit,
+    AddJournal,
+    AddMessage,
+    AnswerApproval,
+    ClaimRun,
+    PutApproval,
+    PutSession,
+    Reserve,
+    SetRun,
+    Store,
+)
+from atlas_agents.stores.chain import broken_audit, broken_journal
+from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.stores.sqlite import SqliteStore
+from checks import PATIENCE
+from conftest import Make
+
+
+@pytest.fixture
+async def two(make_store: Make, kind: str) -> list[Store]:
+    """Two stores on one database, as two processes would have; memory has only itself."""
+    first = await make_store()
+    return [first, first if kind == "memory" else await make_store()]
+
+
+async def test_a_counter_is_exact_under_200_callers(two: list[Store]) -> None:
+    good, bad = await outcomes(two[n % 2].commit(TENANT, [Reserve("a", DAY, 120)]) for n in range(200))
+    assert sorted(result[0] for result in good) == list(range(1, 121))
+    assert [type(error) for error in bad] == [LimitSpent] * 80
+    assert await two[0].counted(TENANT, "a", DAY) == 120
+
+
+async def test_of_many_who_claim_a_run_only_the_last_can_write(two: list[Store]) -> None:
+    await with_run(two[0])
+
+    async def claim_and_write(n: int) -> int:
+        (epoch,) = await two[n % 2].commit(TENANT, [ClaimRun("r1")])
+        await two[n % 2].commit(TENANT, [AddJournal("r1", epoch, "intent", f"{n}", b"")])
+        return epoch
+
+    good, bad = await outcomes(claim_and_write(n) for n in range(30))
+    assert {type(error) for error in bad} <= {Fenced}
+    run = await two[0].run(TENANT, "r1")
+    assert run is not None and run.epoch == 30 and 30 in good
+    rows = await two[0].journal(TENANT, "r1")
+    assert len(rows) == len(good) and broken_journal(rows) is None
+
+
+async def test_of_many_answers_to_an_approval_one_counts(two: list[Store]) -> None:
+    await two[0].commit(TENANT, [PutApproval(approval())])
+    good, bad = await outcomes(two[n % 2].commit(TENANT, [AnswerApproval("p1", b"%d" % n)]) for n in range(40))
+    assert len(good) == 1 and [type(error) for error in bad] == [Conflict] * 39
+    kept = await two[1].approval(TENANT, "p1")
+    assert kept == good[0][0]
+
+
+async def test_a_repeated_accept_under_a_race_is_one_run(two: list[Store]) -> None:
+    await two[0].commit(TENANT, [PutSession("s")])
+    good, bad = await outcomes(
+        two[n % 2].commit(TENANT, [AcceptRun(f"r{n}", "s", "a", idempotency_key="k")]) for n in range(20)
+    )
+    assert not bad and len({result[0].id for result in good}) == 1
+    assert len(await two[0].runs(TENANT, "s")) == 1
+
+
+async def test_a_session_never_has_two_active_runs(two: list[Store]) -> None:
+    await two[0].commit(TENANT, [PutSession("s")])
+    await outcomes(two[n % 2].commit(TENANT, [AcceptRun(f"r{n}", "s", "a")]) for n in range(12))
+    order = [run.id for run in await two[0].runs(TENANT, "s")]
+    ended: list[str] = []
+    while active := [run for run in await two[0].runs(TENANT, "s") if run.status == "running"]:
+        assert len(active) == 1
+        ended.append(active[0].id)
+        await outcomes(store.commit(TENANT, [SetRun(active[0].id, 0, "done")]) for store in two)
+    assert ended == order and len(order) == 12
+
+
+async def test_chains_and_messages_have_no_gaps(two: list[Store]) -> None:
+    await with_run(two[0])
+
+    async def one(n: int) -> None:
+        writes = [AddJournal("r1", 0, "intent", f"{n}", b"{}"), AddAudit(b"%d" % n), AddMessage("s", f"{n}", b"")]
+        await two[n % 2].commit(TENANT, writes)
+        if n % 5 == 0:
+            with pytest.raises(Conflict):
+                await two[n % 2].commit(TENANT, [AddAudit(b"lost"), *writes])
+
+    await asyncio.gather(*(one(n) for n in range(100)))
+    rows, entries = await two[0].journal(TENANT, "r1"), await two[0].audit(TENANT)
+    assert (len(rows), len(entries)) == (100, 100)
+    assert broken_journal(rows) is None and broken_audit(entries) is None
+    assert [message.seq for message in await two[0].messages(TENANT, "s")] == list(range(1, 101))
+
+
+async def test_a_thousand_commits_share_transactions(store: Store) -> None:
+    good, bad = await outcomes(
+        store.commit(TENANT, [AddAudit(b"%d" % n)] if n % 10 else [AddAudit(b"no"), ClaimRun("none")])
+        for n in range(1000)
+    )
+    assert len(good) == 900 and [type(error) for error in bad] == [NotStored] * 100
+    entries = await store.audit(TENANT)
+    assert [entry.entry for entry in entries] == [b"%d" % n for n in range(1000) if n % 10]
+    assert broken_audit(entries) is None
+    if isinstance(store, SqliteStore | PostgresStore):
+        assert store.transactions < 100
+
+
+async def test_a_caller_who_goes_away_leaves_the_store_usable(store: Store) -> None:
+    tasks = [asyncio.create_task(store.commit(TENANT, [AddAudit(b"%d" % n)])) for n in range(50)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    async with asyncio.timeout(PATIENCE):
+        good, _ = await outcomes(tasks)
+        assert len(good) >= 25
+        await store.commit(TENANT, [AddAudit(b"last")])
+    entries = await store.audit(TENANT)
+    assert {b"%d" % n for n in range(1, 50, 2)} | {b"last"} <= {entry.entry for entry in entries}
+    assert broken_audit(entries) is None
+
+
+async def test_the_loop_is_never_held_up_by_500_commits(store: Store) -> None:
+    await with_run(store)
+    loop, longest = asyncio.get_running_loop(), 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0.005)
+            longest = max(longest, loop.time() - before - 0.005)
+
+    heart = asyncio.create_task(beat())
+    limit = asyncio.Semaphore(50)
+
+    async def one(n: int) -> None:
+        async with limit:
+            await store.commit(TENANT, [AddMessage("s", f"{n}", b"x" * 2000), AddAudit(b"{}")])
+
+    await asyncio.gather(*(one(n) for n in range(500)))
+    heart.cancel()
+    assert longest < 0.05

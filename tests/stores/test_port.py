@@ -1,0 +1,310 @@
+"""Every write and every read of the port, on each kind of store."""
+
+import re
+from typing import Any
+
+import pytest
+from store_words import DAY, TENANT, approval, everything, one_of_each, with_run
+
+from atlas_agents.core.errors import Conflict, Fenced, LimitSpent, NotStored, StoreError
+from atlas_agents.core.store import (
+    AcceptRun,
+    AddAudit,
+    AddJournal,
+    AddMessage,
+    AddUsage,
+    AnswerApproval,
+    ClaimRun,
+    DropSession,
+    PutApproval,
+    PutSession,
+    Release,
+    Reserve,
+    RunRow,
+    Session,
+    SetRun,
+    Store,
+    StoredMessage,
+    UsageRow,
+    Write,
+)
+from atlas_agents.stores import statements
+from atlas_agents.stores.chain import broken_audit, broken_journal
+from conftest import Make
+
+
+async def test_what_a_commit_returns_is_what_is_read_afterwards(store: Store) -> None:
+    session, run, message, step, entry, used, asked, nothing = await store.commit(TENANT, one_of_each())
+    kept = await store.session(TENANT, "s")
+    assert kept is not None
+    assert session == Session("s", "a", "label", False, {"k": [1, "ü"]}, session.created_at, session.updated_at)
+    assert kept.metadata == session.metadata and kept.updated_at > session.updated_at
+    assert run == await store.run(TENANT, "r1")
+    assert run == RunRow(
+        "r1", "s", "a", "running", 0, "ann", "key", b'{"say":"hi"}', None, run.created_at, None, TENANT
+    )
+    assert await store.messages(TENANT, "s") == [message] == [StoredMessage("s", 1, "m1", "r1", b'{"role":"user"}')]
+    assert await store.journal(TENANT, "r1") == [step]
+    assert await store.audit(TENANT) == [entry]
+    assert await store.counted(TENANT, "a", DAY) == used == 1
+    assert await store.approval(TENANT, "p1") == asked == approval()
+    assert await store.pending_approvals(TENANT) == [asked]
+    assert await store.usage(TENANT) == [UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1)]
+    assert nothing is None
+
+
+async def test_what_is_not_there_is_none_or_empty(store: Store) -> None:
+    assert await store.session(TENANT, "s") is None
+    assert await store.run(TENANT, "r") is None
+    assert await store.approval(TENANT, "p") is None
+    assert await store.commit(TENANT, []) == []
+    assert not any((await everything(store)).values())
+
+
+async def test_a_put_session_changes_only_what_it_names(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s", "a", "old", metadata={"x": 1})])
+    await store.commit(TENANT, [PutSession("s", label="new", archived=True)])
+    session = await store.session(TENANT, "s")
+    assert session is not None
+    assert (session.agent_id, session.label, session.archived, session.metadata) == ("a", "new", True, {"x": 1})
+
+
+async def test_sessions_come_latest_first_and_paging_loses_none(store: Store) -> None:
+    for n in range(7):
+        await store.commit(TENANT, [PutSession(f"s{n}")])
+    await store.commit(TENANT, [AddMessage("s2", "m", b"{}")])
+    keys: list[str] = []
+    before = None
+    while page := await store.sessions(TENANT, limit=3, before=before):
+        keys += [session.key for session in page]
+        before = page[-1].updated_at
+    assert keys == ["s2", "s6", "s5", "s4", "s3", "s1", "s0"]
+
+
+async def test_messages_keep_their_order_and_an_id_is_added_once(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s"), PutSession("other")])
+    for n in range(5):
+        await store.commit(TENANT, [AddMessage("s", f"m{n}", b"%d" % n)])
+    again = await store.commit(TENANT, [AddMessage("s", "m1", b"changed"), AddMessage("other", "m1", b"x")])
+    assert [row.seq for row in again] == [2, 1]
+    assert [m.body for m in await store.messages(TENANT, "s")] == [b"0", b"1", b"2", b"3", b"4"]
+    assert [m.id for m in await store.messages(TENANT, "s", after=1, limit=2)] == ["m1", "m2"]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        AddMessage("s", "m", b""),
+        AcceptRun("r", "s", "a"),
+        DropSession("s"),
+        ClaimRun("r"),
+        SetRun("r", 0, "done"),
+        AddJournal("r", 0, "reply", "1", b""),
+        AnswerApproval("p", b""),
+    ],
+)
+async def test_a_write_to_what_is_not_there_is_not_stored(store: Store, write: Write) -> None:
+    with pytest.raises(NotStored):
+        await store.commit(TENANT, [write])
+
+
+async def test_runs_of_a_session_wait_for_each_other_and_start_in_order(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s")])
+    accepted = [(await store.commit(TENANT, [AcceptRun(f"r{n}", "s", "a")]))[0] for n in range(3)]
+    assert [run.status for run in accepted] == ["running", "queued", "queued"]
+    for n, following in ((0, "r1"), (1, "r2"), (2, None)):
+        assert await store.commit(TENANT, [SetRun(f"r{n}", 0, "done")]) == [following]
+    assert [(run.id, run.status) for run in await store.runs(TENANT, "s")] == [
+        ("r0", "done"), ("r1", "done"), ("r2", "done"),
+    ]  # fmt: skip
+    assert await store.open_runs() == []
+
+
+async def test_a_queued_run_that_is_cancelled_leaves_the_running_one_alone(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s"), *(AcceptRun(f"r{n}", "s", "a") for n in range(3))])
+    assert await store.commit(TENANT, [SetRun("r0", 0, "waiting"), SetRun("r1", 0, "cancelled")]) == [None, None]
+    with pytest.raises(Conflict, match="active run"):
+        await store.commit(TENANT, [SetRun("r2", 0, "running")])
+    with pytest.raises(Conflict, match="queue"):
+        await store.commit(TENANT, [SetRun("r0", 0, "queued")])
+    assert await store.commit(TENANT, [SetRun("r0", 0, "failed", "a \0 \ud800 fault")]) == ["r2"]
+    failed = await store.run(TENANT, "r0")
+    assert failed is not None and failed.error == "a \ufffd ? fault" and failed.ended_at is not None
+
+
+async def test_a_repeated_accept_finds_the_known_run_and_writes_nothing(store: Store) -> None:
+    first = AcceptRun("r1", "s", "a", idempotency_key="k", request=b"1")
+    await store.commit(TENANT, [PutSession("s"), first, AddMessage("s", "m1", b"")])
+    before = await everything(store)
+    again = AcceptRun("r2", "s", "a", idempotency_key="k", request=b"1")
+    results = await store.commit(TENANT, [PutSession("s", label="x"), again, AddMessage("s", "m2", b"")])
+    assert results == [None, await store.run(TENANT, "r1"), None]
+    with pytest.raises(Conflict, match="another request"):
+        await store.commit(TENANT, [AcceptRun("r3", "s", "a", idempotency_key="k", request=b"2")])
+    assert await everything(store) == before
+
+
+async def test_a_key_belongs_to_its_session_and_no_key_is_none(store: Store) -> None:
+    keyed = [AcceptRun(f"r{s}", s, "a", idempotency_key="k") for s in ("s", "t")]
+    await store.commit(TENANT, [PutSession("s"), PutSession("t"), *keyed])
+    await store.commit(TENANT, [AcceptRun("r1", "s", "a"), AcceptRun("r2", "s", "a")])
+    assert len(await store.open_runs()) == 4
+    with pytest.raises(Conflict, match="already"):
+        await store.commit(TENANT, [AcceptRun("r1", "t", "a")])
+
+
+async def test_who_holds_an_older_epoch_cannot_write(store: Store) -> None:
+    await with_run(store)
+    assert await store.commit(TENANT, [ClaimRun("r1")]) == [1]
+    assert await store.commit(TENANT, [ClaimRun("r1")]) == [2]
+    for write in (AddJournal("r1", 1, "reply", "1", b""), SetRun("r1", 1, "done"), SetRun("r1", 3, "done")):
+        with pytest.raises(Fenced):
+            await store.commit(TENANT, [write])
+    await store.commit(TENANT, [AddJournal("r1", 2, "reply", "1", b""), SetRun("r1", 2, "done")])
+    for write in (AddJournal("r1", 2, "reply", "2", b""), SetRun("r1", 2, "failed"), ClaimRun("r1")):
+        with pytest.raises(Conflict, match="ended"):
+            await store.commit(TENANT, [write])
+
+
+async def test_a_step_is_journalled_once_and_the_chain_holds(store: Store) -> None:
+    await with_run(store)
+    for n in range(4):
+        await store.commit(TENANT, [AddJournal("r1", 0, "intent", str(n), b"{}"), AddAudit(b"%d" % n)])
+    with pytest.raises(Conflict, match="already"):
+        await store.commit(TENANT, [AddJournal("r1", 0, "intent", "2", b"other")])
+    await store.commit(TENANT, [AddJournal("r1", 0, "outcome", "2", b"{}")])
+    rows, entries = await store.journal(TENANT, "r1"), await store.audit(TENANT)
+    assert [row.seq for row in rows] == [1, 2, 3, 4, 5]
+    assert broken_journal(rows) is None and broken_audit(entries) is None
+    assert broken_audit(entries[:1] + entries[2:]) == 2
+    assert [entry.seq for entry in await store.audit(TENANT, after=1, limit=2)] == [2, 3]
+
+
+async def test_a_counter_stops_at_its_limit(store: Store) -> None:
+    reserve = Reserve("a", DAY, 2)
+    assert await store.commit(TENANT, [reserve, reserve]) == [1, 2]
+    with pytest.raises(LimitSpent):
+        await store.commit(TENANT, [reserve])
+    with pytest.raises(LimitSpent):
+        await store.commit(TENANT, [Reserve("b", DAY, 0)])
+    assert await store.commit(TENANT, [Release("a", DAY), reserve, Release("b", DAY)]) == [1, 2, 0]
+    assert await store.counted(TENANT, "a", DAY) == 2
+    assert await store.counted(TENANT, "a", "2026-11-16") == 0
+
+
+async def test_an_approval_is_answered_once(store: Store) -> None:
+    await store.commit(TENANT, [PutApproval(approval("p2", created_at=2)), PutApproval(approval("p1"))])
+    assert [row.id for row in await store.pending_approvals(TENANT)] == ["p1", "p2"]
+    (answered,) = await store.commit(TENANT, [AnswerApproval("p1", b"yes")])
+    assert answered == await store.approval(TENANT, "p1") and answered.answer == b"yes" and answered.answered_at
+    with pytest.raises(Conflict):
+        await store.commit(TENANT, [AnswerApproval("p1", b"no")])
+    assert await store.commit(TENANT, [PutApproval(approval("p1"))]) == [answered]
+    with pytest.raises(Conflict):
+        await store.commit(TENANT, [PutApproval(approval("p1", binding="other"))])
+    assert [row.id for row in await store.pending_approvals(TENANT)] == ["p2"]
+
+
+async def test_usage_is_summed_per_names_and_found_by_day(store: Store) -> None:
+    for day in ("2026-11-01", "2026-11-02", "2026-11-02", "2026-11-03"):
+        await store.commit(TENANT, [AddUsage(UsageRow(day, "s", "a", "m", 1, 2, 3, 1 << 40, 1))])
+    assert await store.usage(TENANT, since="2026-11-02", until="2026-11-03") == [
+        UsageRow("2026-11-02", "s", "a", "m", 2, 4, 6, 2 << 40, 2)
+    ]
+
+
+async def test_a_dropped_session_takes_all_but_the_audit_log_with_it(store: Store) -> None:
+    await store.commit(TENANT, one_of_each())
+    with pytest.raises(Conflict, match="open run"):
+        await store.commit(TENANT, [DropSession("s")])
+    await store.commit(TENANT, [SetRun("r1", 0, "done"), DropSession("s"), PutSession("s")])
+    left = await everything(store)
+    assert not any(left[name] for name in ("messages", "runs", "journal", "approvals"))
+    assert len(left["audit"]) == len(left["usage"]) == 1
+    assert await store.run(TENANT, "r1") is None and await store.journal(TENANT, "r1") == []
+    (message,) = await store.commit(TENANT, [AddMessage("s", "m1", b"new")])
+    assert message.seq == 1
+
+
+@pytest.mark.parametrize("place", range(len(one_of_each()) + 1))
+async def test_a_failing_write_anywhere_in_a_commit_leaves_nothing(store: Store, place: int) -> None:
+    await store.commit(TENANT, [PutSession("kept", label="x"), AcceptRun("kept", "kept", "a"), Reserve("a", DAY, 9)])
+    before = await everything(store)
+    writes = one_of_each()
+    writes.insert(place, AnswerApproval("unknown", b""))
+    with pytest.raises(NotStored):
+        await store.commit(TENANT, writes)
+    assert await everything(store) == before
+    await store.commit(TENANT, one_of_each())
+
+
+async def test_a_failing_drop_puts_everything_back(store: Store) -> None:
+    await store.commit(TENANT, one_of_each())
+    await store.commit(TENANT, [SetRun("r1", 0, "done")])
+    before = await everything(store)
+    with pytest.raises(NotStored):
+        await store.commit(TENANT, [DropSession("s"), DropSession("s")])
+    assert await everything(store) == before
+
+
+async def test_tenants_with_the_same_ids_never_meet(store: Store) -> None:
+    await store.commit("a", one_of_each())
+    before = await everything(store, "a")
+    assert not any((await everything(store, "b")).values())
+    for write in (AddMessage("s", "x", b""), ClaimRun("r1"), SetRun("r1", 0, "done"), AnswerApproval("p1", b"")):
+        with pytest.raises(NotStored):
+            await store.commit("b", [write])
+    await store.commit("b", one_of_each())
+    await store.commit("b", [SetRun("r1", 0, "done"), AnswerApproval("p1", b"no"), DropSession("s")])
+    assert await everything(store, "a") == before
+    assert [run.tenant for run in await store.open_runs()] == ["a"]
+
+
+def test_every_statement_is_bound_to_one_tenant() -> None:
+    found: list[str] = []
+    for name, value in vars(statements).items():
+        if name.isupper() and not name.startswith("_") and name != "OPEN_RUNS":
+            found += [value] if isinstance(value, str) else list(value)
+    assert len(found) > 30
+    for statement in found:
+        tables = len(re.findall(r"\b(?:FROM|UPDATE|JOIN|INTO) (?!SET)\w+", statement))
+        assert len(re.findall(r":tenant\b", statement)) >= tables - statement.count("DO UPDATE SET"), statement
+
+
+@pytest.mark.parametrize(
+    ("tenant", "writes"),
+    [
+        ("", [AddAudit(b"")]),
+        ("a\0b", [AddAudit(b"")]),
+        (TENANT, [PutSession("a\0b")]),
+        (TENANT, [PutSession("a\ud800b")]),
+        (TENANT, [PutSession("s", metadata={"x": object()})]),
+        (TENANT, [AddUsage(UsageRow(DAY, "s", "a", "m", 1 << 63))]),
+        (TENANT, ["no write"]),
+    ],
+)
+async def test_what_no_database_can_keep_is_refused_alike(store: Store, tenant: str, writes: list[Any]) -> None:
+    with pytest.raises(StoreError) as raised:
+        await store.commit(tenant, [PutSession("fine"), *writes])
+    assert "\n" not in str(raised.value)
+    assert await store.sessions(TENANT) == []
+
+
+@pytest.mark.parametrize("text", ["", " ", "'; DROP TABLE runs; --", "ünïcode 😀", "a:b %s %(x)s $1 ?", "x" * 5000])
+async def test_any_other_text_comes_back_as_it_was(store: Store, text: str) -> None:
+    body = bytes(range(256)) * 40
+    await store.commit(TENANT, [PutSession(text, text, text, metadata={text: text}), AddMessage(text, text, body)])
+    session = await store.session(TENANT, text)
+    assert session is not None
+    assert (session.key, session.agent_id, session.label, session.metadata) == (text, text, text, {text: text})
+    assert await store.messages(TENANT, text) == [StoredMessage(text, 1, text, "", body)]
+
+
+@pytest.mark.durable
+async def test_opening_again_gives_everything_back(store: Store, make_store: Make) -> None:
+    await store.commit(TENANT, one_of_each())
+    before = await everything(store)
+    await store.close()
+    with pytest.raises(StoreError, match="not open"):
+        await store.commit(TENANT, [AddAudit(b"")])
+    assert await everything(await make_store()) == before

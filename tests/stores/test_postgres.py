@@ -1,0 +1,208 @@
+"""Postgres alone: restarts, outages, locks held by others, and databases that must not be touched."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+from postgres_server import PostgresServer
+from store_words import TENANT, outcomes
+
+from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
+from atlas_agents.core.ids import new_id
+from atlas_agents.core.store import AddAudit
+from atlas_agents.stores.chain import broken_audit
+from atlas_agents.stores.migrations import VERSION
+from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.stores.postgres_writer import lock_of
+from atlas_agents.stores.query import Query
+from checks import PATIENCE
+
+WRITE = [AddAudit(b"")]
+
+
+@pytest.fixture
+def schema() -> str:
+    return f"t{new_id()}"
+
+
+@pytest.fixture
+async def store(postgres_server: PostgresServer, schema: str) -> AsyncIterator[PostgresStore]:
+    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
+    store = PostgresStore(postgres_server.url, schema=schema, patience=PATIENCE)
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def test_commits_go_on_over_restarts_and_none_is_lost_or_doubled(
+    store: PostgresStore, postgres_server: PostgresServer
+) -> None:
+    acknowledged: list[bytes] = []
+    fifty, stop = asyncio.Event(), asyncio.Event()
+
+    async def commit(caller: int) -> None:
+        n = 0
+        while not stop.is_set():
+            entry = b"%d-%d" % (caller, n)
+            await store.commit(TENANT, [AddAudit(entry)])
+            acknowledged.append(entry)
+            if len(acknowledged) % 50 == 0:
+                fifty.set()
+            n += 1
+
+    async with asyncio.timeout(4 * PATIENCE):
+        callers = [asyncio.create_task(commit(n)) for n in range(8)]
+        for _ in range(3):
+            fifty.clear()
+            await fifty.wait()
+            await asyncio.to_thread(postgres_server.stop)
+            await asyncio.to_thread(postgres_server.start)
+        stop.set()
+        await asyncio.gather(*callers)
+    entries = await store.audit(TENANT)
+    assert sorted(entry.entry for entry in entries) == sorted(acknowledged)
+    assert broken_audit(entries) is None
+
+
+class CuttingLine:
+    """A line to Postgres that breaks once at a COMMIT: before it arrives, or when it is done and not yet told."""
+
+    def __init__(self, port: int, *, arrives: bool) -> None:
+        self.cuts = 0
+        self.lines: list[asyncio.Task[None]] = []
+        self._port = port
+        self._arrives = arrives
+
+    def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.lines.append(asyncio.create_task(self._carry(reader, writer)))
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, out = await asyncio.open_connection("127.0.0.1", self._port)
+        back = asyncio.create_task(self._copy(there, writer))
+        while asked := await reader.read(65536):
+            cut = b"COMMIT\0" in asked and not self.cuts
+            if cut:
+                self.cuts += 1
+                back.cancel()
+                await asyncio.wait([back])
+            if self._arrives or not cut:
+                out.write(asked)
+            if cut and self._arrives:
+                await there.read(65536)
+            if cut:
+                break
+        for end in (writer, out):
+            end.close()
+            await asyncio.wait([asyncio.ensure_future(end.wait_closed())])
+        await asyncio.wait([back])
+
+    async def _copy(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while told := await there.read(65536):
+            writer.write(told)
+            await writer.drain()
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_line_cut_at_the_commit_neither_doubles_nor_loses(
+    postgres_server: PostgresServer, schema: str, arrives: bool
+) -> None:
+    line = CuttingLine(postgres_server.port, arrives=arrives)
+    async with await asyncio.start_server(line.take, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        store = PostgresStore(f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable", schema=schema)
+        line.cuts = 1  # whole while the schema is made
+        await store.open()
+        line.cuts = 0
+        async with asyncio.timeout(PATIENCE):
+            results = await asyncio.gather(*(store.commit(TENANT, WRITE) for _ in range(3)))
+        assert line.cuts == 1
+        assert [row.seq for (row,) in results] == [row.seq for row in await store.audit(TENANT)] == [1, 2, 3]
+        await store.close()
+        await asyncio.wait_for(asyncio.gather(*line.lines), PATIENCE)
+
+
+async def test_a_long_outage_is_told_soon_and_ends_by_itself(
+    postgres_server: PostgresServer, schema: str, store: PostgresStore
+) -> None:
+    hasty = PostgresStore(postgres_server.url, schema=schema, patience=0.3)
+    await hasty.open()
+    await hasty.commit(TENANT, WRITE)
+    await asyncio.to_thread(postgres_server.stop)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            good, bad = await outcomes(hasty.commit(TENANT, WRITE) for _ in range(10))
+            assert not good and {type(error) for error in bad} == {StoreLost}
+            with pytest.raises(StoreLost) as lost:
+                await hasty.audit(TENANT)
+            assert "\n" not in str(lost.value)
+            with pytest.raises(StoreLost, match="cannot be reached"):
+                await PostgresStore(postgres_server.url).open()
+            late = asyncio.create_task(store.commit(TENANT, WRITE))
+    finally:
+        await asyncio.to_thread(postgres_server.start)
+    async with asyncio.timeout(PATIENCE):
+        await late
+        await hasty.close()
+    assert len(await store.audit(TENANT)) == 2
+
+
+async def test_a_lock_held_too_long_is_told_and_harms_no_other_tenant(
+    postgres_server: PostgresServer, schema: str
+) -> None:
+    store = PostgresStore(postgres_server.url, schema=schema, busy_timeout=0.3)
+    await store.open()
+    async with await psycopg.AsyncConnection.connect(postgres_server.url) as other:
+        await other.execute("SELECT pg_advisory_xact_lock(%s)", (lock_of(schema, TENANT),))
+        async with asyncio.timeout(PATIENCE):
+            held = [asyncio.create_task(store.commit(TENANT, WRITE)) for _ in range(5)]
+            await store.commit("another", WRITE)
+            good, bad = await outcomes(held)
+        assert not good and {type(error) for error in bad} == {StoreBusy}
+    await store.commit(TENANT, WRITE)
+    assert len(await store.audit(TENANT)) == 1
+    await store.close()
+
+
+async def test_a_session_is_durable_and_a_paused_worker_cannot_hold_its_lock_for_ever(store: PostgresStore) -> None:
+    names = "synchronous_commit", "idle_in_transaction_session_timeout", "lock_timeout"
+    columns = ", ".join(f"current_setting('{name}')" for name in names)
+    assert await store.fetch(Query(f"SELECT {columns}", {})) == [("on", "10s", "5s")]
+
+
+async def test_a_newer_schema_is_refused(postgres_server: PostgresServer, store: PostgresStore, schema: str) -> None:
+    async with await psycopg.AsyncConnection.connect(postgres_server.url) as connection:
+        await connection.execute(f"INSERT INTO {schema}.schema_version VALUES ({VERSION + 1})".encode())
+    with pytest.raises(StoreError, match="newer Atlas Agents"):
+        await PostgresStore(postgres_server.url, schema=schema).open()
+
+
+async def test_many_processes_may_open_a_new_schema_at_once(postgres_server: PostgresServer, schema: str) -> None:
+    stores = [PostgresStore(postgres_server.url, schema=schema) for _ in range(5)]
+    await asyncio.gather(*(store.open() for store in stores))
+    await asyncio.gather(*(store.commit(TENANT, WRITE) for store in stores))
+    assert len(await stores[0].audit(TENANT)) == 5
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql://postgres:hunter2@127.0.0.1:{port}/nowhere", "does not let us in"),
+        ("postgresql://nobody:hunter2@127.0.0.1:{port}/postgres", "does not let us in"),
+        ("postgresql://postgres:hunter2@127.0.0.1:1/postgres", "cannot be reached"),
+        ("postgresq://postgres:hunter2@127.0.0.1:{port}/postgres", "cannot be read"),
+    ],
+)
+async def test_a_database_that_cannot_be_had_is_told_without_the_password(
+    postgres_server: PostgresServer, url: str, words: str
+) -> None:
+    with pytest.raises(StoreError, match=words) as raised:
+        await PostgresStore(url.format(port=postgres_server.port)).open()
+    assert "hunter2" not in str(raised.value) and "\n" not in str(raised.value)
+
+
+async def test_a_schema_name_that_is_none_is_refused() -> None:
+    with pytest.raises(StoreError, match="schema"):
+        PostgresStore("", schema='x"; DROP')

@@ -1,0 +1,280 @@
+"""SQLite alone: sudden ends, full disks, locks held by others, and files that must not be touched."""
+
+import asyncio
+import contextlib
+import resource
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Generator
+from pathlib import Path
+
+import pytest
+from store_words import TENANT, everything, one_of_each, outcomes
+
+from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
+from atlas_agents.core.store import AddAudit, AddMessage, PutSession
+from atlas_agents.stores.chain import broken_audit
+from atlas_agents.stores.migrations import VERSION
+from atlas_agents.stores.sqlite import SqliteStore
+from checks import PATIENCE
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def refused(path: Path, *, must_exist: bool = False) -> str:
+    """The one line with which a file is refused; it is as it was, and nothing stands beside it."""
+    before = {file: file.read_bytes() for file in path.parent.glob("*") if file.is_file()}
+    with pytest.raises(StoreError) as raised:
+        await SqliteStore(path, must_exist=must_exist).open()
+    assert {file: file.read_bytes() for file in path.parent.glob("*") if file.is_file()} == before
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+async def made(path: Path) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    await store.commit(TENANT, [*one_of_each(), *(AddAudit(b"x" * 500) for _ in range(100))])
+    await store.close()
+
+
+def changed(path: Path, statement: str) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+async def test_a_new_database_is_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "atlas.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.commit(TENANT, [AddAudit(b"")])
+    found = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    await store.close()
+    assert found == {"atlas.db": 0o600, "atlas.db-wal": 0o600, "atlas.db-shm": 0o600}
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("round", range(5))
+async def test_what_was_acknowledged_outlives_kill_9(tmp_path: Path, round: int) -> None:
+    path = tmp_path / "atlas.db"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, HERE / "committing.py", path, stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdout is not None
+    told: set[bytes] = set()
+    async with asyncio.timeout(PATIENCE):
+        while len(told) < 5 + 40 * round:
+            told.add((await child.stdout.readline()).strip())
+        child.kill()
+        told |= {line for line in (await child.stdout.read()).split(b"\n")[:-1] if line}
+        await child.wait()
+    store = SqliteStore(path, must_exist=True)
+    await store.open()
+    entries = await store.audit(TENANT)
+    messages = await store.messages(TENANT, "s")
+    await store.close()
+    assert told <= {entry.entry for entry in entries} and broken_audit(entries) is None
+    assert [message.body for message in messages] == [entry.entry for entry in entries]
+
+
+@contextlib.contextmanager
+def files_up_to(size: int) -> Generator[None]:
+    """As if the disk were that small: a file of this process cannot grow beyond the size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_full_disk_refuses_loses_nothing_and_recovers(store: SqliteStore) -> None:
+    await store.commit(TENANT, [PutSession("s")])
+    kept = 0
+    with files_up_to(600_000):
+        with pytest.raises(StoreFull, match="make room"):
+            for kept in range(1000):
+                await store.commit(TENANT, [AddMessage("s", f"{kept}", b"x" * 1000), AddAudit(b"%d" % kept)])
+        assert len(await store.messages(TENANT, "s")) == len(await store.audit(TENANT)) == kept > 5
+        good, bad = await outcomes(store.commit(TENANT, [AddMessage("s", f"big{n}", b"x" * 99999)]) for n in range(5))
+        assert not good and {type(error) for error in bad} == {StoreFull}
+    await store.commit(TENANT, [AddMessage("s", "last", b"x" * 99999)])
+    assert len(await store.messages(TENANT, "s")) == kept + 1
+    assert broken_audit(await store.audit(TENANT)) is None
+    await store.close()
+    with contextlib.closing(sqlite3.connect(store.path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_a_full_database_refuses_what_does_not_fit_and_takes_what_does(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "atlas.db", max_pages=60)
+    await store.open()
+    await store.commit(TENANT, [PutSession("s")])
+    sizes = [100, 500_000, 100, 400_000, 100]
+    good, bad = await outcomes(store.commit(TENANT, [AddMessage("s", f"{n}", b"x" * n)]) for n in sizes)
+    await store.commit(TENANT, [AddMessage("s", "last", b"")])
+    assert len(good) == 3 and [type(error) for error in bad] == [StoreFull] * 2
+    assert [message.seq for message in await store.messages(TENANT, "s")] == [1, 2]
+    await store.close()
+
+
+HOLD = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+time.sleep(float(sys.argv[2]))
+connection.execute("ROLLBACK")
+"""
+
+
+@contextlib.contextmanager
+def held(path: Path, seconds: float) -> Generator[None]:
+    """Another process has the database to itself."""
+    with subprocess.Popen([sys.executable, "-c", HOLD, path, str(seconds)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        try:
+            yield
+        finally:
+            other.kill()
+
+
+async def test_a_lock_held_for_a_second_is_waited_for(store: SqliteStore) -> None:
+    with held(store.path, 1):
+        good, bad = await outcomes(store.commit(TENANT, [AddAudit(b"%d" % n)]) for n in range(5))
+    assert len(good) == 5 and not bad
+
+
+async def test_a_lock_held_too_long_is_told_and_passes(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "atlas.db", busy_timeout=0.3)
+    await store.open()
+    with held(store.path, 60):
+        async with asyncio.timeout(PATIENCE):
+            good, bad = await outcomes(store.commit(TENANT, [AddAudit(b"")]) for _ in range(5))
+        assert not good and {type(error) for error in bad} == {StoreBusy}
+        assert await store.audit(TENANT) == []
+    await store.commit(TENANT, [AddAudit(b"")])
+    assert len(await store.audit(TENANT)) == 1
+    await store.close()
+
+
+async def test_two_processes_may_open_a_new_database_at_once(tmp_path: Path) -> None:
+    stores = [SqliteStore(tmp_path / "atlas.db") for _ in range(6)]
+    await asyncio.gather(*(store.open() for store in stores))
+    await asyncio.gather(*(store.commit(TENANT, [AddAudit(b"")]) for store in stores))
+    assert len(await stores[0].audit(TENANT)) == 6
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "atlas.db"
+    await made(path)
+    changed(path, f"PRAGMA user_version = {VERSION + 1}")
+    assert "newer Atlas Agents" in await refused(path)
+
+
+async def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    changed(path, "CREATE TABLE theirs (x)")
+    assert "another program" in await refused(path)
+
+
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("Dear diary, " * 1000)
+    assert "not a SQLite database" in await refused(path)
+
+
+async def test_a_folder_is_refused(tmp_path: Path) -> None:
+    assert "folder" in await refused(tmp_path)
+
+
+async def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "atlas.db"
+    await made(path)
+    content = bytearray(path.read_bytes())
+    for page in range(2, len(content) // 4096):
+        content[page * 4096 : page * 4096 + 64] = b"\xff" * 64
+    path.write_bytes(content)
+    assert "damaged" in await refused(path)
+
+
+async def test_a_cut_off_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "atlas.db"
+    await made(path)
+    path.write_bytes(path.read_bytes()[: 3 * 4096])
+    assert "damaged" in await refused(path)
+
+
+async def test_a_missing_database_that_must_exist_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "atlas.db"
+    assert "missing" in await refused(path, must_exist=True)
+    path.touch()
+    assert "empty" in await refused(path, must_exist=True)
+    path.unlink()
+    path.with_name("atlas.db-wal").write_bytes(b"what is left of it")
+    assert "missing" in await refused(path)
+
+
+OPEN_AS_NOBODY = """
+import asyncio, os, sys
+from atlas_agents.stores.sqlite import SqliteStore
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+asyncio.run(SqliteStore(sys.argv[1]).open())
+"""
+
+
+@pytest.mark.parametrize(("file", "folder"), [(0o444, 0o777), (0o666, 0o555)])
+async def test_a_database_without_rights_is_refused(file: int, folder: int) -> None:
+    """Root may write everywhere, so another user has to try, in a folder that it can reach."""
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "atlas.db"
+        await made(path)
+        path.chmod(file)
+        path.parent.chmod(folder)
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", OPEN_AS_NOBODY, path, stderr=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(PATIENCE):
+            _, told = await child.communicate()
+        path.parent.chmod(0o700)
+    assert f"StoreError: the database {path} is read-only" in told.decode()
+
+
+async def test_a_database_moved_away_while_in_use_takes_no_more_commits(store: SqliteStore) -> None:
+    await store.commit(TENANT, [AddAudit(b"")])
+    moved = store.path.rename(store.path.with_name("moved.db"))
+    with pytest.raises(StoreError, match="moved or removed"):
+        await store.commit(TENANT, [AddAudit(b"")])
+    moved.rename(store.path)
+    await store.commit(TENANT, [AddAudit(b"")])
+    assert len(await store.audit(TENANT)) == 2
+
+
+async def test_close_writes_what_was_asked_before(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    tasks = [asyncio.create_task(store.commit(TENANT, [AddAudit(b"")])) for _ in range(20)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert len((await outcomes(tasks))[0]) == 20
+    assert not store.path.with_name("atlas.db-wal").exists()
+    await store.open()
+    assert len((await everything(store))["audit"]) == 20
+    await store.close()
