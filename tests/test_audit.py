@@ -197,3 +197,16 @@ def test_what_looks_like_a_secret_is_hidden(text: str) -> None:
     assert HIDDEN in hidden
     assert hidden.startswith("see ")
     assert hidden.endswith(" there")
+
+
+def test_common_words_and_paths_of_the_environment_are_not_hidden_everywhere() -> None:
+    environment = {
+        "SECRET_KEY": "development",
+        "DB_PASSWORD": "password",
+        "PWD": "/home/ana",
+        "API_TOKEN": "zebra-42-zulu",
+    }
+    redactor = Redactor(environment=environment)
+    text = "The development password lies in /home/ana"
+    assert redactor.text(text) == text
+    assert redactor.text("it is zebra-42-zulu") == f"it is {HIDDEN}"

@@ -66,7 +66,20 @@ _HANDED = Verdict("yes", "it was handed to the agent")
 class Desk:
     """One run's calls. `conversation` is also the session that limits and approvals count by."""
 
-    __slots__ = ("actor", "agent", "conversation", "emit", "house", "metadata", "repeats", "run_id", "slots", "tools")
+    __slots__ = (
+        "_shown",
+        "_shown_under",
+        "actor",
+        "agent",
+        "conversation",
+        "emit",
+        "house",
+        "metadata",
+        "repeats",
+        "run_id",
+        "slots",
+        "tools",
+    )
 
     def __init__(
         self,
@@ -90,11 +103,17 @@ class Desk:
         self.emit = emit
         self.repeats: Repeats | None = house.limiter.repeats()
         self.slots = house.limiter.slots(conversation.id)
+        self._shown: list[Tool] | None = None
+        self._shown_under: Policy | None = None
 
     def shown(self) -> list[Tool]:
-        """The tools that this agent may call; a model is not shown the others."""
-        tools = self.tools.values()
-        return [tool for tool in tools if self.house.verdict(tool, self.actor).cell != "no"]
+        """The tools that this agent may call; a model is not shown the others. Judged once per policy."""
+        policy = self.house.policy
+        if self._shown is None or self._shown_under is not policy:
+            tools = self.tools.values()
+            self._shown = [tool for tool in tools if self.house.verdict(tool, self.actor).cell != "no"]
+            self._shown_under = policy
+        return self._shown
 
     def shown_name(self, call: ToolCall) -> str:
         """The tool's own name for the name that the model used."""

@@ -64,7 +64,7 @@ class Redactor:
         self._pattern: re.Pattern[str] | None = None
         found = os.environ if environment is None else environment
         named = [value for name, value in found.items() if is_secret_name(name) and name not in _NO_SECRETS]
-        self.learn(*secrets, *(value for value in named if not value.startswith("/")))  # a path is none
+        self.learn(*secrets, *(value for value in named if _could_be_secret(value)))
 
     def learn(self, *secrets: str) -> None:
         """Hide these from now on, also where they stand encoded."""
@@ -130,6 +130,12 @@ class Redactor:
                 return self.text(text)
             return json.dumps(self.value(inner), ensure_ascii=False)
         return self.text(text)
+
+
+def _could_be_secret(value: str) -> bool:
+    """Whether a value may be hidden wherever it stands: a path or a common word would take half of a text with it."""
+    value = value.strip()
+    return not value.startswith("/") and (len(value) >= 16 or (len(value) >= 8 and not value.isalpha()))
 
 
 def secrets_in(value: Any, named: bool = False) -> list[str]:

@@ -143,7 +143,7 @@ class Settling:
         named = secrets_in(ticket.call.arguments) if arguments != ticket.call.arguments else ()
         meta: dict[str, Any] = {
             "arguments": arguments,
-            "result": house.redactor.text(said, named)[:MAX_RESULT],
+            "result": house.redactor.text(said[: 4 * MAX_RESULT], named)[:MAX_RESULT],
             "duration_ms": round((house.clock.monotonic() - self._began) * 1000, 3),
             "error": result.error,
             "retry_count": max(0, self._attempt.tries - 1) if self._attempt else 0,
