@@ -10,7 +10,8 @@ import pytest
 from sdk_clients import anthropic_client, openai_client
 from wire_turns import ANTHROPIC, OPENAI, PATIENCE, Wire
 
-from atlas_agents import Agent, Atlas, Thinking
+from atlas_agents import Agent, Atlas, DoneChunk, Thinking, Usage
+from atlas_agents.providers.anthropic_reader import AnthropicReader
 from fault_server import FaultServer, answer, byte_by_byte
 from sse_words import a, o
 
@@ -162,3 +163,20 @@ async def test_a_good_stream_is_the_same_to_us_and_to_its_vendor(name: str) -> N
         ours = await heard_by_us(wire, server.url)
         theirs = await (heard_by_openai if wire is OPENAI else heard_by_anthropic)(server.url)
     assert ours == theirs
+
+
+def test_what_a_cache_had_counts_as_read_whichever_vendor_says_so() -> None:
+    start = {"type": "message_start", "message": {"usage": {"input_tokens": 3, "cache_read_input_tokens": 20}}}
+    events: list[dict[str, Any]] = [
+        start,
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Hi"}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}},
+        {"type": "message_stop"},
+    ]
+    body = b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
+    reader = AnthropicReader()
+    reader.feed(body)
+    done = reader.finish()[-1]
+    assert isinstance(done, DoneChunk)
+    assert done.usage == Usage(23, 1, 20)

@@ -13,7 +13,10 @@ from atlas_agents.core.messages import Message, Status
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens that were counted; `estimated` when the vendor did not say and we counted characters."""
+    """Tokens: all that went in, those of them that a cache had, all that came out.
+
+    `estimated` when the vendor did not say and we counted characters.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0

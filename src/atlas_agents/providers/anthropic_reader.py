@@ -38,6 +38,7 @@ class _Usage(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
 
 
 class _Delta(msgspec.Struct):
@@ -114,7 +115,7 @@ class AnthropicReader:
         self._stop = ""
         self._model = ""
         self._said = 0
-        self._input = self._output = self._cached = 0
+        self._input = self._output = self._cached = self._written = 0
         self._counted = False
 
     def feed(self, piece: bytes) -> list[Chunk]:
@@ -154,7 +155,8 @@ class AnthropicReader:
         if stop == "length":  # whatever was cut, and we cannot tell which call was whole
             calls = [finished_call(call.id, call.name, _written(call), cut=True) for call in calls]
         output = self._output if self._counted else round(self._said / 3.6)
-        usage = Usage(self._input, output, self._cached, estimated=not self._counted)
+        read = self._input + self._cached + self._written  # they count only what no cache had part in
+        usage = Usage(read, output, self._cached, estimated=not self._counted)
         return [*(ToolCallChunk(call) for call in calls), DoneChunk(usage, stop, self._model)]
 
     def _take(self, event: _Event, chunks: list[Chunk]) -> None:
@@ -243,6 +245,7 @@ class AnthropicReader:
             return
         self._input = usage.input_tokens if usage.input_tokens is not None else self._input
         self._cached = usage.cache_read_input_tokens or self._cached
+        self._written = usage.cache_creation_input_tokens or self._written
         if final and usage.output_tokens is not None:
             self._output, self._counted = usage.output_tokens, True
 
