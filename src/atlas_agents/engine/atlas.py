@@ -10,6 +10,7 @@ from atlas_agents.core.errors import ConfigError, UnknownAgent
 from atlas_agents.core.events import EventName
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.messages import Message, user
+from atlas_agents.core.store import ClaimRun, SetRun, Store
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
@@ -39,7 +40,7 @@ class Atlas:
         *,
         system_prompt: str = "",
         history: History | None = None,
-        store: None = None,
+        store: Store | None = None,
         policy: Policy | None = None,
         approve: Approve | Approvals | None = None,
         interceptors: Sequence[Interceptor] = (),
@@ -49,8 +50,6 @@ class Atlas:
         registry: Registry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if store is not None:
-            raise ConfigError("this version keeps its state in memory: store must be None")
         self._agents: dict[str, Agent] = {}
         for each in agents:
             if each.id in self._agents:
@@ -68,6 +67,7 @@ class Atlas:
             policy=policy,
             limits=limits,
             audit=audit,
+            store=store,
             registry=registry,
             clock=clock,
         )
@@ -137,10 +137,7 @@ class Atlas:
         """Start one turn and give back its stream."""
         stream = AtlasStream(new_id())
         run = self._open(session, agent_id, output=output, stream=stream, user=user)
-        task = stream.start(run, self._turn(run, _as_message(message)))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return stream
+        return self._start(stream, run, _as_message(message))
 
     async def run(
         self,
@@ -166,6 +163,28 @@ class Atlas:
             output=run.value,
         )
 
+    async def recover(self) -> list[AtlasStream]:
+        """Go on with every turn that a sudden end cut short; one whose agent is gone is ended as failed.
+
+        Side effects that are known to have happened do not happen again; where nobody can tell, the model is told so.
+        """
+        store = self._house.store
+        if store is None:
+            return []
+        streams: list[AtlasStream] = []
+        for row in await store.open_runs():
+            if row.tenant != self._house.tenant:
+                continue
+            if row.agent_id not in self._agents:
+                (epoch,) = await store.commit(row.tenant, [ClaimRun(row.id)])
+                lost = f"there is no agent {row.agent_id!r} any more"
+                await store.commit(row.tenant, [SetRun(row.id, epoch, "failed", lost)])
+                continue
+            stream = AtlasStream(row.id)
+            run = self._open(row.session, row.agent_id, stream=stream, user=row.user)
+            streams.append(self._start(stream, run, None))
+        return streams
+
     def on(self, name: EventName, listener: Callable[[Any], Any]) -> Callable[[], None]:
         """Have a function, sync or async, called for each event of that name; the result takes it off again."""
         return self._house.listeners.on(name, listener)
@@ -187,6 +206,12 @@ class Atlas:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _start(self, stream: AtlasStream, run: Run, message: Message | None) -> AtlasStream:
+        task = stream.start(run, self._turn(run, message))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return stream
 
     async def _turn(self, run: Run, message: Message | None) -> Message:
         try:
@@ -217,6 +242,7 @@ class Atlas:
             output=output,
             max_rounds=max_rounds,
             user=user,
+            kept=isinstance(session, str),
         )
 
     def _find(self, agent_id: str) -> Agent:

@@ -11,6 +11,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.events import Event
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.messages import Message
+from atlas_agents.core.store import Store
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.history import History
 from atlas_agents.engine.interceptors import Interceptor, Interceptors
@@ -24,9 +25,11 @@ from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog, MemoryAudit
 from atlas_agents.tools.desk import Desk, Governance
+from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.limits import Limiter, Limits
 from atlas_agents.tools.permissions import Actor, Policy
 from atlas_agents.tools.redact import Redactor
+from atlas_agents.tools.store_audit import StoreAudit, StoreCounter
 from atlas_agents.tools.workers import Workers
 
 
@@ -44,6 +47,7 @@ class House:
         policy: Policy | None = None,
         limits: Limits | None = None,
         audit: AuditLog | None = None,
+        store: Store | None = None,
         registry: Registry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -53,11 +57,14 @@ class House:
         self.tenant = tenant
         self.clock = clock
         self.listeners = Listeners()
+        self.store = store
+        if store is not None and audit is None:
+            audit = StoreAudit(store)
         self.governance = Governance(
             clock=clock,
             workers=Workers(),
             approvals=approve if isinstance(approve, Approvals) else Approvals(approve),
-            limiter=Limiter(limits or Limits(), clock),
+            limiter=Limiter(limits or Limits(), clock, StoreCounter(store) if store else None),
             audit=MemoryAudit() if audit is None else audit,
             redactor=Redactor(),
             policy=policy,
@@ -79,6 +86,7 @@ class House:
         output: Any = None,
         max_rounds: int | None = None,
         user: str = "",
+        kept: bool = False,
     ) -> Run:
         """A run, ready to be turned; what cannot work (no model, no key) is said now."""
         if max_rounds is not None and max_rounds < 1:
@@ -94,6 +102,7 @@ class House:
             conversation=conversation,
             metadata=context.metadata,
             emit=emit,
+            journal=Journal(self.store, self.tenant, run_id, conversation.id) if self.store and kept else None,
         )
         return Run(
             id=run_id,

@@ -21,17 +21,29 @@ from atlas_agents.providers.base import (
 
 
 async def listen(run: Run) -> Message:
-    """The model's next message. A history that is too long for it is shortened once."""
+    """The model's next message. A history that is too long for it is shortened once.
+
+    What was heard before a sudden end is not asked for again, and what is heard is kept before anything comes of it.
+    """
+    journal = run.desk.journal
+    if journal is not None and (heard := journal.next_reply()) is not None:
+        return heard
+    reply = await _intercepted(run, await _ask(run))
+    if journal is not None:
+        await journal.reply(reply)
+    return reply
+
+
+async def _ask(run: Run) -> Message:
     request = await build_request(run)
     try:
-        reply = await _hear(run, request)
+        return await _hear(run, request)
     except ProviderError as error:
         shorter = run.history.halved(run.messages)
         if error.kind != "context_length" or len(shorter.shown(run.messages)) == len(request.messages):
             raise
         run.history = shorter
-        reply = await _hear(run, await build_request(run))
-    return await _intercepted(run, reply)
+        return await _hear(run, await build_request(run))
 
 
 async def _hear(run: Run, request: Request) -> Message:

@@ -44,19 +44,29 @@ async def run_turn(run: Run, message: Message | None, mode: Mode = rounds) -> Me
     try:
         async with run.lock:
             await _open(run, message)
-            reply = await mode(run)
-    except RoundsSpent as spent:
-        run.rounds_spent, reply = True, spent.partial
+            reply = await _last_word(run, mode)
+            await run.end("done")
     except asyncio.CancelledError:
+        await run.end("cancelled")
         run.emit(StreamEnd(run.id, run.usage, cancelled=True))
         raise
     except Exception as failure:  # told to all who listen, then to the caller
+        await run.end("failed", str(failure))
         run.emit(StreamEnd(run.id, run.usage, error=str(failure)))
         run.emit(ErrorRaised(run.id, str(failure), _kind(failure)))
         raise
     run.emit(StreamEnd(run.id, run.usage))
     run.emit(MessageReceived(run.id, reply))
     return reply
+
+
+async def _last_word(run: Run, mode: Mode) -> Message:
+    """The answer, or what there is of one when the rounds are used up."""
+    try:
+        return await mode(run)
+    except RoundsSpent as spent:
+        run.rounds_spent = True
+        return spent.partial
 
 
 async def shaped(run: Run) -> Message:
@@ -67,20 +77,21 @@ async def shaped(run: Run) -> Message:
         run.value = wanted.read(reply.text)
     except BadOutput as problem:
         run.say_instead(reply.text, "")
-        run.add(user(f"Your answer does not fit: {problem}\n{wanted.instruction}", synthetic=True))
+        run.add_own(user(f"Your answer does not fit: {problem}\n{wanted.instruction}", synthetic=True))
         reply = await rounds(run)
         run.value = wanted.read(reply.text)
     return reply
 
 
 async def _open(run: Run, message: Message | None) -> None:
-    run.begin()
-    if message is not None:
-        *added, message = await run.interceptors.outgoing(message)
-        for each in (*added, message):
-            run.add(each)
-        run.question = message
-        run.emit(MessageSent(run.id, message))
+    begun = await run.begin()
+    if begun:  # a turn that was cut short: what it began with is known and acknowledged
+        *_, run.question = [run.add(each) for each in begun]
+    elif message is not None:
+        messages = await run.interceptors.outgoing(message)
+        await run.accept(messages)
+        *_, run.question = [run.add(each) for each in messages]
+        run.emit(MessageSent(run.id, run.question))
     run.emit(StreamStart(run.id, run.settings.id))
 
 

@@ -1,14 +1,18 @@
 """One turn in flight: what it reads, where it writes, whom it tells."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import ProviderError
+from atlas_agents.core.errors import ProviderError, StoreError
 from atlas_agents.core.events import Event, StreamChunk, StreamReset, Usage
 from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
+from atlas_agents.core.store import RunStatus
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.draft import Draft
 from atlas_agents.engine.history import History, mended
@@ -20,6 +24,7 @@ from atlas_agents.providers.base import Provider
 from atlas_agents.tools.desk import Desk
 from atlas_agents.tools.pipeline import run_tools
 
+logger = logging.getLogger(__name__)
 _MOST_REPAIRS = 2
 
 
@@ -70,18 +75,45 @@ class Run:
         self._call_ids: set[str] = set()
         self._unreadable = 0
 
-    def begin(self) -> None:
-        """Read the conversation as it is now, mended where it was broken."""
+    async def begin(self) -> list[Message]:
+        """Read the conversation as it is, mended where it was broken; a run that goes on gives what it began with."""
+        journal = self.desk.journal
+        begun = await journal.begin(self.conversation) if journal is not None else []
         spoken = [message for message in self.prelude if message.role != "system"]
         self.messages = mended([*spoken, *self.conversation.messages] if spoken else self.conversation.messages)
         self._call_ids = {call.id for message in self.messages for call in message.tool_calls}
+        return begun
+
+    async def accept(self, messages: Sequence[Message]) -> None:
+        """Take the user's message in: from here on it is not lost."""
+        if self.desk.journal is not None:
+            await self.desk.journal.accept(messages, self.settings.id, self.desk.actor.user)
+
+    async def end(self, status: RunStatus, error: str | None = None) -> None:
+        """Write down how it ended, before anybody hears of it."""
+        journal = self.desk.journal
+        if journal is None or not journal.owned:
+            return
+        try:
+            await asyncio.shield(journal.end(status, error))
+        except StoreError:
+            if status == "done":
+                raise
+            logger.exception("how run %s ended could not be written down; it will be gone on with", self.id)
 
     def add(self, message: Message) -> Message:
         """Put a message into the conversation."""
         self.messages.append(message)
         self.conversation.messages.append(message)
         self.added.append(message)
+        if self.desk.journal is not None:
+            self.desk.journal.add(message)
+            self._call_ids.update([call.id for call in message.tool_calls])  # of a reply that was heard before, too
         return message
+
+    def add_own(self, message: Message) -> Message:
+        """Add a message that the run itself made; its id follows from the run, so a run that goes on makes the same."""
+        return self.add(msgspec.structs.replace(message, id=f"{self.id}.{len(self.added)}"))
 
     async def answer(self, calls: Sequence[ToolCall]) -> None:
         """Run the tools and add their results; also when cancelled, no call is left without its result."""
@@ -90,7 +122,7 @@ class Run:
             await run_tools(calls, self.desk, results, parallel=self.settings.parallel_tools)
         finally:
             given = [result for result in results if result is not None]
-            self.add(tool(*given))
+            self.add_own(tool(*given))
             now = int(time.time() * 1000)
             self.steps += [
                 Step(self.desk.shown_name(call), call.arguments, result.result, result.status, now)

@@ -9,7 +9,8 @@ import msgspec
 from atlas_agents.core.json import encode
 from atlas_agents.tools.permissions import Actor, Policy
 
-FIRST = "0" * 64
+FIRST = ""
+"""The hash before the first row."""
 MAX_RESULT = 1000
 
 
@@ -71,7 +72,7 @@ class MemoryAudit:
 
 
 def digest(seq: int, entry: Entry, previous: str) -> str:
-    return hashlib.sha256(previous.encode() + str(seq).encode() + encode(entry)).hexdigest()
+    return hashlib.sha256(f"{previous}\n{seq}\n".encode() + encode(entry)).hexdigest()
 
 
 def verify(records: Iterable[Record]) -> str | None:

@@ -12,6 +12,7 @@ from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.audit import AuditLog
+from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.limits import Limiter, Repeats
 from atlas_agents.tools.permissions import Actor, Policy, Verdict
 from atlas_agents.tools.redact import Redactor
@@ -74,6 +75,7 @@ class Desk:
         "conversation",
         "emit",
         "house",
+        "journal",
         "metadata",
         "repeats",
         "run_id",
@@ -92,7 +94,9 @@ class Desk:
         conversation: Conversation,
         metadata: Metadata,
         emit: Callable[[Event], None],
+        journal: Journal | None = None,
     ) -> None:
+        self.journal = journal
         self.house = house
         self.run_id = run_id
         self.agent = agent

@@ -115,15 +115,15 @@ class Attempt:
             if not slots.take():
                 await slots.wait()
             self._held.append(slots)
-        if not limiter.counts_days:
-            still_holds(self._ticket, self._desk)
-            return await self._tries(context)
-        day = await limiter.reserve(actor.tenant, actor.agent_id)
+        day = await limiter.reserve(actor.tenant, actor.agent_id) if limiter.counts_days else None
         try:
             still_holds(self._ticket, self._desk)
         except ToolFault:
-            await limiter.days.release(actor.tenant, actor.agent_id, day)
+            if day is not None:
+                await limiter.days.release(actor.tenant, actor.agent_id, day)
             raise
+        if self._desk.journal is not None:
+            await self._desk.journal.intend(self._ticket.call)
         return await self._tries(context)
 
     async def _tries(self, context: ToolContext) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from atlas_agents.core.events import ToolCalled
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.tools.clear import Denied, clear
-from atlas_agents.tools.desk import Desk
+from atlas_agents.tools.desk import Cleared, Desk
 from atlas_agents.tools.settle import Settling
 
 
@@ -20,7 +20,7 @@ async def run_tools(calls: Sequence[ToolCall], desk: Desk, results: list[ToolRes
     for call in calls:
         desk.emit(ToolCalled(desk.run_id, desk.shown_name(call), call.arguments, call.id))
     try:
-        tickets = [await clear(call, desk) for call in calls]
+        tickets = [await _ticket(call, desk) for call in calls]
         underway = [Settling(ticket, desk) for ticket in tickets]
         for settling in underway:
             await settling.begin()
@@ -40,3 +40,12 @@ async def run_tools(calls: Sequence[ToolCall], desk: Desk, results: list[ToolRes
                 await settling.stop()  # and told in the model's order
         finally:  # also when it is cancelled once more
             results[:] = [settling.given() for settling in underway]
+
+
+async def _ticket(call: ToolCall, desk: Desk) -> Cleared | Denied:
+    """Clear a call, unless a run that was cut short had settled it."""
+    tool = desk.tools.get(call.name)
+    repeatable = tool is not None and tool.effect != "unsafe"
+    if desk.journal is not None and desk.journal.settled_before(call, repeatable=repeatable):
+        return Denied(call)
+    return await clear(call, desk)

@@ -22,6 +22,7 @@ from atlas_agents.tools.results import fault_words, json_value
 
 logger = logging.getLogger(__name__)
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
+_CUT_SHORT = "This call was interrupted when the process ended; it may have happened. It was not retried."
 _late_entries: set[asyncio.Task[Any]] = set()
 
 
@@ -40,11 +41,22 @@ class Settling:
         self.result: ToolResult | None = None
 
     async def begin(self) -> None:
-        """Set a cleared call going. What acts is not begun while its line could not be written."""
-        if self._fault is None and isinstance(self._ticket, Cleared):
+        """Set a cleared call going. What acts is not begun while its line could not be written.
+
+        A call of a run that was cut short has its recorded outcome, or none that anybody knows.
+        """
+        journal, call = self._desk.journal, self._ticket.call
+        if journal is not None and (recorded := journal.outcome(call)) is not None:
+            self.result = self._tell(recorded)
+        elif journal is not None and journal.intended(call) and not self._may_repeat():
+            await self._close(ToolResult(call.id, "unknown", _CUT_SHORT, "unknown"))
+        elif self._fault is None and isinstance(self._ticket, Cleared):
             if self._ticket.tool.effect != "pure":
                 await self._desk.house.audit.ready()
             self._attempt = Attempt(self._ticket, self._context(self._ticket), self._desk)
+
+    def _may_repeat(self) -> bool:
+        return self._ticket.tool is not None and self._ticket.tool.effect != "unsafe"
 
     @property
     def ended(self) -> bool:
@@ -75,7 +87,7 @@ class Settling:
         """The result; of a call that could not even be stopped, that it was interrupted."""
         if self.result is None:
             self.result = self._tell(_interrupted(self._ticket) if self._attempt else never_run(self._ticket.call))
-            task = asyncio.ensure_future(self._desk.house.audit.append(self._entry(self.result)))
+            task = asyncio.ensure_future(self._record(self.result))
             _late_entries.add(task)
             task.add_done_callback(_late_entries.discard)
         return self.result
@@ -120,8 +132,16 @@ class Settling:
 
     async def _close(self, result: ToolResult) -> None:
         """Written down, then told."""
-        await self._desk.house.audit.append(self._entry(result))
+        await self._record(result)
         self.result = self._tell(result)
+
+    async def _record(self, result: ToolResult) -> None:
+        """Where there is a journal, the outcome and its audit row are one step."""
+        journal, entry = self._desk.journal, self._entry(result)
+        if journal is None:
+            await self._desk.house.audit.append(entry)
+        else:
+            await journal.settle(self._ticket.call, result, entry)
 
     def _tell(self, result: ToolResult) -> ToolResult:
         call, desk = self._ticket.call, self._desk

@@ -1,0 +1,122 @@
+"""Turns whose Atlas has a store: sessions come back, runs end in it, counters and audit rows outlive the process."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, tool, verify
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, calls, fails, house, says
+from atlas_agents.tools.audit import Record
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncGenerator[SqliteStore]:
+    store = SqliteStore(path / "atlas.db")
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@tool
+async def act(n: int) -> str:
+    """Act."""
+    return f"did {n}"
+
+
+async def test_a_session_goes_on_in_another_process_where_it_was(tmp_path: Path) -> None:
+    async with (
+        opened(tmp_path) as store,
+        house(Scripted(calls("act", n=1), says("Done.")), [act], store=store) as atlas,
+    ):
+        await atlas.ask("go", session="s")
+        before = atlas.conversation("s").messages
+    model = Scripted(says("I remember."))
+    async with opened(tmp_path) as store, house(model, [act], store=store) as atlas:
+        await atlas.ask("and?", session="s")
+    assert list(model.requests[0].messages[:4]) == before
+
+
+async def test_a_turn_with_one_call_takes_at_most_eight_transactions(tmp_path: Path) -> None:
+    async with (
+        opened(tmp_path) as store,
+        house(Scripted(calls("act", n=1), says("Done.")), [act], store=store) as atlas,
+    ):
+        before = store.transactions
+        await atlas.ask("go")
+        assert store.transactions - before <= 8
+
+
+async def test_runs_end_in_the_store_as_they_ended() -> None:
+    store, running = MemoryStore(), asyncio.Event()
+    await store.open()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        running.set()
+        await asyncio.Event().wait()
+
+    model = Scripted(says("Fine."), fails(ProviderError("no", "bad_request")), calls("forever"), says("On."))
+    async with house(model, [forever], store=store) as atlas, asyncio.timeout(5):
+        await atlas.ask("one")
+        with pytest.raises(ProviderError):
+            await atlas.ask("two")
+        stream = atlas.send("three")
+        await running.wait()
+        stream.cancel()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+        await atlas.ask("four")
+    runs = await store.runs("default", "default")
+    assert [run.status for run in runs] == ["done", "failed", "cancelled", "done"]
+    assert runs[1].error == "no"
+    assert await store.open_runs() == []
+
+
+async def test_the_audit_rows_and_the_days_count_outlive_the_process(tmp_path: Path) -> None:
+    statuses: list[str] = []
+    rows: Sequence[Record] = ()
+    for _ in range(2):
+        model = Scripted(calls("act", n=1) + calls("act", n=2), says("Done."))
+        async with opened(tmp_path) as store, house(model, [act], store=store, limits=Limits(per_day=3)) as atlas:
+            await atlas.ask("go")
+            statuses += [result.status for result in model.requests[-1].messages[-1].tool_results]
+            rows = await atlas.audit.records("default")
+    assert statuses == ["ok", "ok", "ok", "error"]
+    assert [row.seq for row in rows] == [1, 2, 3, 4]
+    assert verify(rows) is None
+
+
+async def test_a_run_whose_agent_is_gone_is_ended_as_failed() -> None:
+    store = MemoryStore()
+    await store.open()
+    waits = asyncio.Event()
+
+    async def hang(_: object) -> dict[str, object]:
+        await waits.wait()
+        return {}
+
+    old = Atlas([Agent("old", model=hang)], store=store)
+    old.send("go")
+    async with asyncio.timeout(5):
+        while not await store.open_runs():  # noqa: ASYNC110 - the store has no event to wait for
+            await asyncio.sleep(0.001)
+        assert await house(Scripted(), store=store).recover() == []
+    (run,) = await store.runs("default", "default")
+    assert (run.status, run.error) == ("failed", "there is no agent 'old' any more")
+    await old.close()
+
+
+async def test_a_conversation_of_your_own_and_run_are_not_kept() -> None:
+    store = MemoryStore()
+    await store.open()
+    async with house(Scripted(says("one")), store=store) as atlas:
+        await atlas.run("go")
+    assert await store.sessions("default") == []
