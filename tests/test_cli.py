@@ -17,6 +17,8 @@ from help_texts import PAGE, filled
 from model_server import Asked, ModelServer, Reply, serving
 from terminal import Terminal
 
+pytestmark = pytest.mark.slow  # each starts a process of its own
+
 ATLAS = str(Path(sys.executable).parent / "atlas")
 PATIENCE = 30
 CTRL_C, CTRL_D, ENTER = "\x03", "\x04", "\r"

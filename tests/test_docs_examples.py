@@ -66,6 +66,7 @@ def pages() -> dict[str, str]:
     return {str(page.relative_to(DOCS)): page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_prints_what_its_page_says(example: Path, server: ModelServer, tmp_path: Path) -> None:
     done = run(example, server, tmp_path)

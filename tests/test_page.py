@@ -84,6 +84,7 @@ def test_an_answer_is_dressed_and_nothing_of_it_is_lost() -> None:
     assert "\n\n\n" not in shown
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=30).map(sorted))
 def test_an_answer_looks_the_same_however_it_came(cuts: list[int]) -> None:

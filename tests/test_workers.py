@@ -25,7 +25,7 @@ QUIET_STALL, LOADED_STALL = 0.02, 0.1
 HEAVY = ("asyncio", "aiohttp", "pydantic", "msgspec", "cloudpickle", "atlas_agents", "atlas_agents.engine")
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -19,6 +19,8 @@ from atlas_agents.stores.postgres_writer import lock_of
 from atlas_agents.stores.query import Query
 from checks import PATIENCE
 
+pytestmark = pytest.mark.slow  # each starts a process of its own, or several
+
 WRITE = [AddAudit(b"")]
 
 
