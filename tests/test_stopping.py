@@ -226,3 +226,25 @@ def test_a_pattern_that_makes_other_engines_hang_is_checked_in_no_time() -> None
     with pytest.raises(BadArguments):
         odd.check({"a": "a" * 5000 + "!"})
     assert time.perf_counter() - begun < 0.5
+
+
+async def test_the_pauses_between_tries_can_be_set() -> None:
+    clock, tried = VirtualClock(), list[float]()
+
+    @tool
+    async def busy() -> str:
+        """Be busy."""
+        tried.append(clock.monotonic())
+        raise Transient("busy")
+
+    model = Scripted(calls("busy"), says("ok"))
+    async with house(model, [busy], clock=clock, retries=(10, 20)) as atlas:
+        stream = atlas.send("go")
+        for _ in range(50):
+            await clock.advance(1)
+        async with asyncio.timeout(5):
+            await stream.reply()
+    first, second, third = tried
+    assert first == 0
+    assert 10 <= second <= 12
+    assert 20 <= third - second <= 24

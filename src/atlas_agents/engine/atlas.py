@@ -47,6 +47,7 @@ class Atlas:
         tenant: str = "default",
         limits: Limits | None = None,
         audit: AuditLog | None = None,
+        retries: Sequence[float] = (1.0, 3.0, 9.0),
         registry: Registry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -68,6 +69,7 @@ class Atlas:
             limits=limits,
             audit=audit,
             store=store,
+            retries=retries,
             registry=registry,
             clock=clock,
         )

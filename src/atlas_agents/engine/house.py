@@ -48,6 +48,7 @@ class House:
         limits: Limits | None = None,
         audit: AuditLog | None = None,
         store: Store | None = None,
+        retries: Sequence[float] = (1.0, 3.0, 9.0),
         registry: Registry | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -68,6 +69,7 @@ class House:
             audit=MemoryAudit() if audit is None else audit,
             redactor=Redactor(),
             policy=policy,
+            retries=tuple(retries),
         )
         self._registry = registry
         self._pools: weakref.WeakKeyDictionary[Any, Failover] = weakref.WeakKeyDictionary()
