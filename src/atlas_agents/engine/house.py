@@ -11,6 +11,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.events import Event
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.messages import Message
+from atlas_agents.core.secret import Secret
 from atlas_agents.core.store import Store
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.history import History
@@ -31,6 +32,8 @@ from atlas_agents.tools.permissions import Actor, Policy
 from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.store_audit import StoreAudit, StoreCounter
 from atlas_agents.tools.workers import Workers
+
+_LAST_WORDS = 1.0
 
 
 class House:
@@ -57,7 +60,6 @@ class House:
         self.interceptors = Interceptors(interceptors)
         self.tenant = tenant
         self.clock = clock
-        self.listeners = Listeners()
         self.store = store
         if store is not None and audit is None:
             audit = StoreAudit(store)
@@ -71,6 +73,7 @@ class House:
             policy=policy,
             retries=tuple(retries),
         )
+        self.listeners = Listeners(self.governance.redactor.trace)
         self._registry = registry
         self._pools: weakref.WeakKeyDictionary[Any, Failover] = weakref.WeakKeyDictionary()
 
@@ -126,6 +129,7 @@ class House:
     async def close(self) -> None:
         """Give back connections and processes; used again, it opens them again."""
         await self.listeners.catch_up()
+        await self.governance.catch_up(_LAST_WORDS)
         await self.governance.workers.close()
         providers = [route.provider for pool in self._pools.values() for route in pool.routes]
         for provider in providers:
@@ -150,6 +154,9 @@ class House:
             models = settings.models or (self._default_model(settings.id),)
             pool = Failover([self.registry.route(model) for model in models], settings.retry)
             self._pools[agent] = pool
+            for route in pool.routes:
+                if isinstance(key := getattr(route.provider, "key", None), Secret):
+                    self.governance.redactor.learn(key.reveal())
         return pool
 
     @property

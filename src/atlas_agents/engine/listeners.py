@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 from atlas_agents.core.calling import call
 from atlas_agents.core.errors import ConfigError
@@ -17,6 +17,7 @@ from atlas_agents.core.events import Event, EventName
 logger = logging.getLogger(__name__)
 HANG = 1.0
 CATCH_UP = 0.25
+Trace: TypeAlias = Callable[[BaseException], str]
 _NAMES: tuple[str, ...] = get_args(EventName)
 _hung: set[asyncio.Task[None]] = set()
 
@@ -24,9 +25,10 @@ _hung: set[asyncio.Task[None]] = set()
 class _Listener:
     """One function, told one event at a time."""
 
-    def __init__(self, function: Callable[[Any], Any], drop: Callable[["_Listener"], None]) -> None:
+    def __init__(self, function: Callable[[Any], Any], drop: Callable[["_Listener"], None], trace: Trace) -> None:
         self.function = function
         self._drop = drop
+        self._trace = trace
         self._waiting: deque[Event] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -57,15 +59,16 @@ class _Listener:
             await call(self.function, event)
         except asyncio.CancelledError:
             pass
-        except BaseException:  # a user's listener: its trouble is its own, even if it is SystemExit
-            logger.exception("the listener %r failed on %s", self.function, event.type)
+        except BaseException as error:  # noqa: BLE001 - a user's listener: its trouble is its own, even SystemExit
+            logger.error("the listener %r failed on %s\n%s", self.function, event.type, self._trace(error))
 
 
 class Listeners:
-    """The listeners of an Atlas, by event name."""
+    """The listeners of an Atlas, by event name. `trace` writes for the log what one of them raised."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Trace) -> None:
         self._by_name: dict[str, list[_Listener]] = {}
+        self._trace = trace
 
     def on(self, name: str, function: Callable[[Any], Any]) -> Callable[[], None]:
         """Have `function` called for each event of that name; the result takes it off again."""
@@ -73,7 +76,7 @@ class Listeners:
             raise ConfigError(f"there is no event {name!r}; there are {', '.join(_NAMES)}")
         if not callable(function):
             raise ConfigError(f"a listener must be a function of the event, not {function!r}")
-        listener = _Listener(function, self._remove)
+        listener = _Listener(function, self._remove, self._trace)
         self._by_name.setdefault(name, []).append(listener)
         return lambda: self._remove(listener)
 

@@ -42,15 +42,15 @@ class AnthropicProvider:
             raise MissingKey(
                 "Anthropic needs a key: set ANTHROPIC_API_KEY (in the environment or in .env) or pass api_key="
             )
-        self._key = Secret(key) if key else None
+        self.key = Secret(key) if key else None
         self._http = HttpClient(clocks, clock)
         self._headers = {
             "Content-Type": "application/json",
             "Accept": "text/event-stream",
             "anthropic-version": _VERSION,
         }
-        if self._key:
-            self._headers["x-api-key"] = header_value(self._key, "Anthropic")
+        if self.key:
+            self._headers["x-api-key"] = header_value(self.key, "Anthropic")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -62,7 +62,7 @@ class AnthropicProvider:
             raise ProviderError("no model is named: AnthropicProvider('claude-…')", "bad_request")
         body = encode_request(request, model)
         url = f"{self.base_url}/v1/messages"
-        return exchange(self._http, url, self._headers, body, AnthropicReader(), self._key)
+        return exchange(self._http, url, self._headers, body, AnthropicReader(), self.key)
 
     async def close(self) -> None:
         await self._http.close()

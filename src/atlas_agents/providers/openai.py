@@ -42,11 +42,11 @@ class OpenAIProvider:
         key = api_key or where.secret("OPENAI_API_KEY")
         if not key and self.base_url == OFFICIAL:
             raise MissingKey("OpenAI needs a key: set OPENAI_API_KEY (in the environment or in .env) or pass api_key=")
-        self._key = Secret(key) if key else None
+        self.key = Secret(key) if key else None
         self._http = HttpClient(clocks, clock)
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        if self._key:
-            self._headers["Authorization"] = f"Bearer {header_value(self._key, 'OpenAI')}"
+        if self.key:
+            self._headers["Authorization"] = f"Bearer {header_value(self.key, 'OpenAI')}"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -65,7 +65,7 @@ class OpenAIProvider:
     def _ask(self, request: Request, model: str) -> AsyncGenerator[Chunk, None]:
         body = encode_request(request, model, official=self.base_url == OFFICIAL)
         url = f"{self.base_url}/chat/completions"
-        return exchange(self._http, url, self._headers, body, OpenAIReader(), self._key)
+        return exchange(self._http, url, self._headers, body, OpenAIReader(), self.key)
 
     async def _ask_first(self, request: Request) -> AsyncGenerator[Chunk, None]:
         async with aclosing(self._ask(request, await self._first_model())) as chunks:

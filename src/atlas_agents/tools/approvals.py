@@ -10,11 +10,12 @@ import msgspec
 
 from atlas_agents.core.calling import call as call_user
 from atlas_agents.core.clock import Clock
-from atlas_agents.core.errors import Declined
+from atlas_agents.core.errors import BadArguments, Declined
 
 Decision: TypeAlias = Literal["once", "session", "always", "no"]
 _DECISIONS: tuple[str, ...] = ("once", "session", "always")
-_ANY_SESSION = ""
+_asking: set[asyncio.Task[None]] = set()
+"""Kept here until they end: the loop itself would forget an `approve` that was left behind."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -34,6 +35,7 @@ class Question(msgspec.Struct, frozen=True):
     working_directory: str
     reason: str = ""
     options: tuple[Decision, ...] = ("once", "session", "always", "no")
+    tenant: str = "default"
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -52,7 +54,13 @@ Approve: TypeAlias = Callable[[Question], Any]
 def binding(tool: str, arguments: dict[str, Any], policy_version: str, directory: str | None = None) -> str:
     """The hash that a yes is for: tool, canonical arguments, working directory and policy version."""
     where = os.path.realpath(directory or os.getcwd())
-    canonical = msgspec.json.encode([tool, arguments, where, policy_version], order="deterministic")
+    try:
+        canonical = msgspec.json.encode([tool, arguments, where, policy_version], order="deterministic")
+        exact = msgspec.json.decode(canonical)[1] == arguments  # NaN would be written as null, and bytes as text
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        exact, canonical = False, b""
+    if not exact:
+        raise BadArguments("The arguments are no plain JSON: nobody could say yes to exactly these.")
     return hashlib.sha256(canonical).hexdigest()
 
 
@@ -63,25 +71,22 @@ class Approvals:
         self.approve = approve
         self.deadline = deadline
         self.two_person = two_person
-        self._rules: dict[tuple[str, str, str], str] = {}
+        self._rules: dict[tuple[str | None, ...], str] = {}
 
     def allowed(self, question: Question) -> str | None:
-        """Who allowed exactly this before, for this session or for good; None if nobody, or nobody who counts."""
-        for session in (question.session, _ANY_SESSION):
-            by = self._rules.get((question.agent_id, session, question.binding))
-            if by is not None and self._counts(by, question):
+        """Who allowed exactly this before, for this session or for good; None if nobody did."""
+        for session in (question.session, None):
+            by = self._rules.get(_rule(question, session, question.binding))
+            if by is not None:
                 return by
         return None
 
     def remember(self, answer: Answer, question: Question, binding: str) -> None:
-        """Keep an answer that holds for longer than once: for this agent and exactly that hash."""
+        """Keep an answer that holds for longer than once: for exactly that hash, asked for the same user by the same
+        agent of the same tenant."""
         if answer.decision in ("session", "always"):
-            session = question.session if answer.decision == "session" else _ANY_SESSION
-            self._rules[question.agent_id, session, binding] = answer.by
-
-    def _counts(self, by: str, question: Question) -> bool:
-        """Where two persons are needed, one's own yes does not count."""
-        return not self.two_person or bool(by and by != question.asked_by)
+            session = question.session if answer.decision == "session" else None
+            self._rules[_rule(question, session, binding)] = answer.by
 
     async def ask(self, question: Question, clock: Clock) -> Answer:
         """The answer; Declined for a no, for none in time, for nobody to ask, and for one's own yes where two must."""
@@ -90,23 +95,50 @@ class Approvals:
         answer = _answer(await self._in_time(self.approve, question, clock))
         if answer.decision == "no":
             raise Declined(f"{question.tool} was not approved{_by(answer)}")
-        if not self._counts(answer.by, question):
+        if self.two_person and _name(answer.by) in ("", _name(question.asked_by), _name(question.agent_id)):
             raise Declined(f"{question.tool} needs the yes of a second person")
         return answer
 
     async def _in_time(self, approve: Approve, question: Question, clock: Clock) -> Any:
-        asking = asyncio.ensure_future(call_user(approve, question))
-        alarm = clock.call_later(self.deadline, asking.cancel)
+        """What was said before the deadline. Only the answer is waited for: an `approve` that goes on after it, or
+        after the turn was cancelled, is left behind and not heard any more."""
+        heard: asyncio.Future[tuple[Any, BaseException | None]] = asyncio.get_running_loop().create_future()
+        late = Declined(f"nobody answered about {question.tool} within {self.deadline:g} s")
+        asking = asyncio.create_task(_put(approve, question, heard))
+        _asking.add(asking)
+        asking.add_done_callback(_asking.discard)
+        alarm = clock.call_later(self.deadline, lambda: heard.done() or heard.set_result((None, late)))
         try:
-            return await asking
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # not the deadline: the turn itself was cancelled
-                asking.cancel()
-                raise
-            raise Declined(f"nobody answered about {question.tool} within {self.deadline:g} s") from None
+            answer, error = await heard
         finally:
             alarm.cancel()
+            asking.cancel()
+        if error is not None:
+            raise error
+        return answer
+
+
+async def _put(approve: Approve, question: Question, heard: "asyncio.Future[tuple[Any, BaseException | None]]") -> None:
+    """Have the question answered. Nothing is raised here, where SystemExit would end the loop."""
+    answer: Any = None
+    error: BaseException | None = None
+    try:
+        answer = await call_user(approve, question)
+    except asyncio.CancelledError:
+        error = Declined(f"asking about {question.tool} was given up")
+    except BaseException as caught:  # noqa: BLE001 - raised again where the answer is awaited
+        error = caught
+    if not heard.done():
+        heard.set_result((answer, error))
+
+
+def _rule(question: Question, session: str | None, binding: str) -> tuple[str | None, ...]:
+    return question.tenant, question.agent_id, question.asked_by, session, binding
+
+
+def _name(of: str) -> str:
+    """A name to compare: `Ana ` is ana."""
+    return of.strip().casefold()
 
 
 def _by(answer: Answer) -> str:

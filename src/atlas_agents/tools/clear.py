@@ -4,7 +4,6 @@ import asyncio
 import copy
 import logging
 import os
-import traceback
 from typing import Any
 
 import msgspec
@@ -26,7 +25,7 @@ class Denied(msgspec.Struct, frozen=True):
     """A call that may not act; without a fault, because the turn was cancelled before it could."""
 
     call: ToolCall
-    fault: ToolFault | None = None
+    fault: Exception | None = None
     tool: Tool | None = None
     verdict: Verdict | None = None
 
@@ -42,16 +41,20 @@ async def clear(call: ToolCall, desk: Desk) -> Cleared | Denied:
         values = _validate(tool, call)
         if verdict.cell == "ask" or tool.confirm:
             return await _confirm(Cleared(call, tool, values, verdict), desk)
-    except ToolFault as fault:
+    except Exception as fault:  # noqa: BLE001 - also what a type's own validator raised: its siblings go on
         return Denied(call, fault, tool, verdict)
     return Cleared(call, tool, values, verdict)
 
 
 def still_holds(ticket: Cleared, desk: Desk) -> None:
     """The last look before the tool acts: permitted as things are now, and exactly what the yes was for."""
-    permit(ticket.tool, desk.house.verdict(ticket.tool, desk.actor), desk)
-    if ticket.bound and ticket.bound != _bound(ticket.tool, ticket.call.arguments, desk):
-        raise Declined(f"{ticket.tool.name} was approved for something else than it would do now")
+    tool, verdict = ticket.tool, desk.house.verdict(ticket.tool, desk.actor)
+    permit(tool, verdict, desk)
+    if ticket.bound:
+        if ticket.bound != binding(tool.name, ticket.call.arguments, desk.house.version):
+            raise Declined(f"{tool.name} was approved for something else than it would do now")
+    elif verdict.cell == "ask":
+        raise Declined(f"{tool.name} needs a yes since it was cleared: {verdict.rule}")
 
 
 def permit(tool: Tool, verdict: Verdict, desk: Desk) -> None:
@@ -83,64 +86,65 @@ def _why_malformed(written: str) -> str:
 
 
 async def _confirm(ticket: Cleared, desk: Desk) -> Cleared:
-    """Ask, if it must be asked. What comes back is bound to the very arguments that were approved."""
-    tool, call = ticket.tool, ticket.call
+    """Ask, if it must be asked. What comes back is bound to the very arguments that were approved: copies that neither
+    the predicate, nor who is asked, nor who listens holds in hands."""
+    call = msgspec.structs.replace(ticket.call, arguments=copy.deepcopy(ticket.call.arguments))
+    ticket = msgspec.structs.replace(ticket, call=call)
     try:
         if not await _must_ask(ticket):
             return ticket
-        approvals = desk.house.approvals
-        bound = _bound(tool, call.arguments, desk)
-        question = _question(ticket, bound, desk)
+        approvals, question = desk.house.approvals, _question(ticket, desk)
         if (by := approvals.allowed(question)) is not None:
-            return msgspec.structs.replace(ticket, bound=bound, approved_by=by)
+            return msgspec.structs.replace(ticket, bound=question.binding, approved_by=by)
+        version = desk.house.version
         answer = await approvals.ask(question, desk.house.clock)
-    except (ToolFault, asyncio.CancelledError):
+        ticket = _approved(ticket, answer, question, version)
+        approvals.remember(answer, question, ticket.bound)
+    except (ToolFault, asyncio.CancelledError, GeneratorExit):
         raise
-    except Exception as error:  # a user's own functions; whoever could not be asked has not said yes
-        trace = desk.house.redactor.text("".join(traceback.format_exception(error)), secrets_in(call.arguments))
-        logger.error("asking about the tool %r failed in run %s\n%s", tool.name, desk.run_id, trace)
-        raise Declined(f"{tool.name} was not approved") from error
-    ticket, bound = _edited(ticket, answer, bound, desk)
-    approvals.remember(answer, question, bound)
-    return msgspec.structs.replace(ticket, bound=bound, approved_by=answer.by)
+    except BaseException as error:  # a user's own functions; whoever could not be asked has not said yes
+        trace = desk.house.redactor.trace(error, secrets_in(call.arguments))
+        logger.error("asking about the tool %r failed in run %s\n%s", ticket.tool.name, desk.run_id, trace)
+        raise Declined(f"{ticket.tool.name} was not approved") from error
+    return ticket
 
 
 async def _must_ask(ticket: Cleared) -> bool:
     confirm = ticket.tool.confirm
     if ticket.verdict.cell == "ask" or confirm is True:
         return True
-    return bool(await call_user(confirm, ticket.call.arguments)) if callable(confirm) else False
+    return bool(await call_user(confirm, copy.deepcopy(ticket.call.arguments))) if callable(confirm) else False
 
 
-def _edited(ticket: Cleared, answer: Answer, bound: str, desk: Desk) -> tuple[Cleared, str]:
-    """The call with the arguments that the person put in place of the model's: they must fit, too."""
-    if answer.arguments is None or answer.arguments == ticket.call.arguments:
-        return ticket, bound
-    ticket.tool.check(answer.arguments)
-    call = msgspec.structs.replace(ticket.call, arguments=answer.arguments)
-    values = ticket.tool.convert(answer.arguments)
-    changed = msgspec.structs.replace(ticket, call=call, values=values, edited=True)
-    return changed, _bound(ticket.tool, answer.arguments, desk)
+def _approved(ticket: Cleared, answer: Answer, question: Question, version: str) -> Cleared:
+    """The call as it was approved: bound to what was shown, or to the arguments that the person put in their place,
+    which must fit, too. Either way where it was asked about, and under the policy of then."""
+    tool, bound = ticket.tool, question.binding
+    if answer.arguments is not None:
+        edited = copy.deepcopy(answer.arguments)
+        tool.check(edited)
+        bound = binding(tool.name, edited, version, question.working_directory)
+        if bound != question.binding:
+            call = msgspec.structs.replace(ticket.call, arguments=edited)
+            ticket = msgspec.structs.replace(ticket, call=call, values=tool.convert(edited), edited=True)
+    return msgspec.structs.replace(ticket, bound=bound, approved_by=answer.by)
 
 
-def _bound(tool: Tool, arguments: dict[str, Any], desk: Desk) -> str:
-    return binding(tool.name, arguments, desk.house.version)
-
-
-def _question(ticket: Cleared, bound: str, desk: Desk) -> Question:
-    house = desk.house
+def _question(ticket: Cleared, desk: Desk) -> Question:
+    house, where = desk.house, os.path.realpath(os.curdir)
     return Question(
         title=f"Confirm execution of {ticket.tool.name}",
         message="About to execute:",
         tool=ticket.tool.name,
         arguments=copy.deepcopy(ticket.call.arguments),
-        binding=bound,
+        binding=binding(ticket.tool.name, ticket.call.arguments, house.version, where),
         call_id=ticket.call.id,
         run_id=desk.run_id,
         agent_id=desk.actor.agent_id,
         session=desk.conversation.id,
         asked_by=desk.actor.user,
         expires_at=house.clock.time() + house.approvals.deadline,
-        working_directory=os.path.realpath(os.curdir),
+        working_directory=where,
         reason=ticket.verdict.rule if ticket.verdict.cell == "ask" else "",
+        tenant=desk.actor.tenant,
     )

@@ -39,7 +39,7 @@ class ToolContext:
 
     def progress(self, message: str) -> None:
         """Tell whoever listens how far the work is."""
-        self._report(message)
+        self._report(str(message))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a worker it is a copy; what it reports from there still arrives."""

@@ -1,6 +1,7 @@
 """Where one run's tool calls are handled: the tools it has, whose calls they are, and the rules of the house."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from atlas_agents.tools.workers import Workers
 class Governance:
     """What governs every call of a house; shared by all its runs. A policy may be replaced while runs are under way."""
 
-    __slots__ = ("approvals", "audit", "clock", "limiter", "policy", "redactor", "retries", "workers")
+    __slots__ = ("_underway", "approvals", "audit", "clock", "limiter", "policy", "redactor", "retries", "workers")
 
     def __init__(
         self,
@@ -45,6 +46,19 @@ class Governance:
         self.redactor = redactor
         self.policy = policy
         self.retries = retries
+        self._underway: set[asyncio.Task[None]] = set()
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have it done to its end, whatever becomes of the turn that it belongs to."""
+        task = asyncio.create_task(work)
+        self._underway.add(task)
+        task.add_done_callback(self._underway.discard)
+
+    async def catch_up(self, limit: float) -> None:
+        """Give what was to be kept a while to come to its end."""
+        loop = asyncio.get_running_loop()
+        if mine := [task for task in self._underway if task.get_loop() is loop]:
+            await asyncio.wait(mine, timeout=limit)
 
     @property
     def version(self) -> str:

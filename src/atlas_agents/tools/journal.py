@@ -133,11 +133,15 @@ class Journal:
         *more: Write,
         end: tuple[RunStatus, str | None] | None = None,
     ) -> None:
-        writes = [*self._waiting, AddJournal(self._run_id, self._epoch, kind, key, payload), *more]
+        waiting, self._waiting = self._waiting, []  # what is added meanwhile waits for the next step
+        writes = [*waiting, AddJournal(self._run_id, self._epoch, kind, key, payload), *more]
         if end is not None:
             writes.append(SetRun(self._run_id, self._epoch, end[0], end[1]))
-        await self._store.commit(self._tenant, writes)
-        self._waiting.clear()
+        try:
+            await self._store.commit(self._tenant, writes)
+        except BaseException:
+            self._waiting[:0] = waiting
+            raise
 
     def _remember(self, row: JournalRow) -> None:
         if row.kind == "reply":

@@ -42,10 +42,10 @@ class Slots:
         try:
             await place
         except asyncio.CancelledError:
-            if place.cancelled():
-                self._waiting.remove(place)
-            else:  # it was given a place in the very moment that it gave up
+            if not place.cancelled():  # it was given a place in the very moment that it gave up
                 self.give_back()
+            elif place in self._waiting:
+                self._waiting.remove(place)
             raise
 
     def give_back(self) -> None:
@@ -99,7 +99,7 @@ class DayCounter(Protocol):
     """Counts a tenant's calls of a day, agent by agent."""
 
     async def reserve(self, tenant: str, agent_id: str, day: str, limit: int) -> bool:
-        """Count one more if that stays within the limit; say whether it did."""
+        """Count one more if that stays within the limit; say whether it did. Cancelled, it must not have counted."""
         ...
 
     async def release(self, tenant: str, agent_id: str, day: str) -> None:
@@ -137,13 +137,13 @@ class Ticks:
         self._tick = tick
         self._left: dict[str, int] = {}
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
-        self._running = False
+        self._ticking: asyncio.AbstractEventLoop | None = None
 
     async def turn(self, agent_id: str) -> None:
         """Wait for this call's turn."""
+        self._start()
         left = self._left.get(agent_id, self._per_tick)
         queue = self._queues.setdefault(agent_id, deque())
-        self._start()
         if left > 0 and not queue:
             self._left[agent_id] = left - 1
             return
@@ -152,7 +152,9 @@ class Ticks:
         try:
             await place
         except asyncio.CancelledError:
-            if place in queue:
+            if not place.cancelled():  # its turn came in the very moment that it gave up
+                self._give_back(agent_id)
+            elif place in queue:
                 queue.remove(place)
             raise
 
@@ -160,14 +162,25 @@ class Ticks:
         return len(self._queues.get(agent_id, ()))
 
     def _start(self) -> None:
-        if not self._running:
-            self._running = True
-            self._clock.call_later(self._tick, self._next)
+        if self._ticking is not None:
+            if not self._ticking.is_closed():
+                return
+            self._queues.clear()  # its alarm will not ring any more, and nobody waits there
+        self._ticking = asyncio.get_running_loop()
+        self._clock.call_later(self._tick, self._next)
+
+    def _give_back(self, agent_id: str) -> None:
+        for place in self._queues.get(agent_id, ()):
+            if not place.done():
+                self._queues[agent_id].remove(place)
+                place.set_result(None)
+                return
+        self._left[agent_id] = self._left.get(agent_id, self._per_tick - 1) + 1
 
     def _next(self) -> None:
         """A new tick: those who waited go first; without anybody waiting the ticking stops."""
         self._left.clear()
-        self._running = False
+        self._ticking = None
         for agent_id, queue in list(self._queues.items()):
             left = self._per_tick
             while queue and left:
@@ -204,7 +217,8 @@ class Limiter:
     def __init__(self, limits: Limits, clock: Clock, days: DayCounter | None = None) -> None:
         self.limits = limits
         self._clock = clock
-        self.days = days or MemoryCounter()
+        self._zero = clock.time() - clock.monotonic()
+        self.days = MemoryCounter() if days is None else days
         self.ticks = Ticks(clock, limits.per_tick, limits.tick) if limits.per_tick is not None else None
         self._sessions: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
 
@@ -224,9 +238,12 @@ class Limiter:
         return self.limits.per_day is not None
 
     async def reserve(self, tenant: str, agent_id: str) -> str:
-        """Count a call against the day and give the day it counts for; LimitReached when the day is spent."""
+        """Count a call against the day and give the day it counts for; LimitReached when the day is spent.
+
+        Days pass by the stop-watch: setting the wall clock neither gives a new day nor takes this one away.
+        """
         limit = self.limits.per_day or 0
-        day = time.strftime("%Y-%m-%d", time.gmtime(self._clock.time()))
+        day = time.strftime("%Y-%m-%d", time.gmtime(self._zero + self._clock.monotonic()))
         if not await self.days.reserve(tenant, agent_id, day, limit):
             raise LimitReached(f"All {limit} calls of today are used. Nothing was run; try tomorrow.")
         return day

@@ -7,6 +7,7 @@ import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -17,6 +18,7 @@ from atlas_agents.core.json import encode
 
 Cell: TypeAlias = Literal["yes", "no", "ask"]
 EVERYONE = "*"
+_USER = "user:"
 _CELLS: tuple[Cell, ...] = ("yes", "ask", "no")
 
 
@@ -54,8 +56,10 @@ class Policy:
     ) -> None:
         self.name = name
         self._cells = {tool: _checked_cells(tool, cells) for tool, cells in (tools or {}).items()}
-        self._grants = {subject: tuple(names) for subject, names in (grants or {}).items()}
-        self._groups = {group: frozenset(members) for group, members in (groups or {}).items()}
+        self._grants = {subject: _names("grants", subject, names) for subject, names in (grants or {}).items()}
+        self._groups = {group: frozenset(_names("groups", group, found)) for group, found in (groups or {}).items()}
+        self._ranks = lru_cache(1024)(self._find_ranks)  # the same few are asked for again and again, for every tool
+        self._holder = lru_cache(4096)(self._find_holder)
         plain = [self._cells, self._grants, {group: sorted(members) for group, members in self._groups.items()}]
         self.version = hashlib.sha256(encode(msgspec.to_builtins(plain, order="sorted"))).hexdigest()[:16]
 
@@ -93,24 +97,29 @@ class Policy:
 
     def _cell(self, tool: str, actor: Actor) -> Verdict:
         cells = self._cells[tool]
-        for rank in self._ranks(actor):
+        for rank in self._ranks(actor.agent_id, actor.role):
             named = [subject for subject in rank if subject in cells]
             if named:  # of several groups, the most cautious
                 subject = max(named, key=lambda name: _CELLS.index(cells[name]))
                 return Verdict(cells[subject], f"{self.name}: tools.{tool}, {cells[subject]} for {subject}")
         return Verdict("no", f"{self.name}: tools.{tool} has no line for {_who(actor)}")
 
-    def _holder(self, permission: str, actor: Actor) -> str | None:
-        subjects = [subject for rank in self._ranks(actor) for subject in rank]
-        for subject in (*subjects, f"user:{actor.user}") if actor.user else subjects:
+    def _find_holder(self, permission: str, actor: Actor) -> str | None:
+        subjects = [subject for rank in self._ranks(actor.agent_id, actor.role) for subject in rank]
+        for subject in (*subjects, f"{_USER}{actor.user}") if actor.user else subjects:
             if any(fnmatchcase(permission, pattern) for pattern in self._grants.get(subject, ())):
                 return subject
         return None
 
-    def _ranks(self, actor: Actor) -> tuple[list[str], ...]:
-        """Names under which an actor may stand in a line, closest first: itself, its roles and groups, everyone."""
-        groups = sorted(group for group, members in self._groups.items() if actor.agent_id in members)
-        return [actor.agent_id], [*([actor.role] if actor.role else []), *groups], [EVERYONE]
+    def _find_ranks(self, agent_id: str, role: str) -> tuple[list[str], ...]:
+        """Names under which an agent may stand in a line, closest first: itself, its role and groups, everyone.
+
+        One that is called like a group, or like a user, is neither.
+        """
+        own = [] if agent_id in self._groups or agent_id.startswith(_USER) else [agent_id]
+        roles = [] if not role or role.startswith(_USER) else [role]
+        groups = sorted(group for group, members in self._groups.items() if agent_id in members)
+        return own, [*roles, *groups], [EVERYONE]
 
 
 def _who(actor: Actor) -> str:
@@ -121,7 +130,15 @@ def _checked_cells(tool: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
     for subject, cell in cells.items():
         if cell not in _CELLS:
             raise ConfigError(f"tools.{tool}.{subject} must be yes, ask or no, not {cell!r}")
+        if subject.startswith(_USER):
+            raise ConfigError(f"tools.{tool}.{subject}: a user has grants; cells are for agents, roles and groups")
     return dict(cells)
+
+
+def _names(section: str, subject: str, names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):  # its letters would be names, and the star in "file:*" a grant of everything
+        raise ConfigError(f"{section}.{subject} must be a list of names, not {names!r}")
+    return tuple(names)
 
 
 def _from_data(data: Mapping[str, Any], where: str) -> Policy:

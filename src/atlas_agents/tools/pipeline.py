@@ -6,11 +6,13 @@ are cleared, one by one and in the model's order, before the first of them acts.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from atlas_agents.core.events import ToolCalled
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.tools.clear import Denied, clear
 from atlas_agents.tools.desk import Cleared, Desk
+from atlas_agents.tools.execute import GRACE
 from atlas_agents.tools.settle import Settling
 
 
@@ -26,20 +28,25 @@ async def run_tools(calls: Sequence[ToolCall], desk: Desk, results: list[ToolRes
             await settling.begin()
             if not parallel:
                 await settling.wait()
-        pending = [settling for settling in underway if not settling.ended]
-        if len(pending) > 1:  # each is written down and told when it is there, not when it is its turn
-            await asyncio.gather(*(settling.wait() for settling in pending))
-        elif pending:
-            await pending[0].wait()
+        for settling in underway:  # each is written down and told when it is there, not when it is its turn here
+            await settling.wait()
     finally:
         underway = underway or [Settling(Denied(call), desk) for call in calls]  # cancelled while a person was asked
         try:
-            for settling in underway:
-                settling.halt()  # all at once
-            for settling in underway:
-                await settling.stop()  # and told in the model's order
+            if any(settling.result is None for settling in underway):
+                await _stop(underway)
         finally:  # also when it is cancelled once more
             results[:] = [settling.given() for settling in underway]
+
+
+async def _stop(underway: Sequence[Settling]) -> None:
+    """End what has not ended; neither a tool nor a log that hangs is waited for long."""
+    for settling in underway:
+        settling.halt()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(2 * GRACE):
+            for settling in underway:
+                await settling.over()
 
 
 async def _ticket(call: ToolCall, desk: Desk) -> Cleared | Denied:

@@ -11,6 +11,7 @@ from atlas_agents.core.text import clean
 
 MAX_RESULT = 1024 * 1024
 MAX_WORDS = 10_000
+_DEEPEST = 100
 _BINARY = (bytes, bytearray, memoryview)
 
 
@@ -23,25 +24,26 @@ class BadResult(ToolFault):
 def json_value(value: Any) -> Any:
     """The value as plain JSON, or BadResult saying what stands in the way."""
     if isinstance(value, str) and not isinstance(value, Enum):
-        return _sized(clean(str(value)), len(value))
+        return clean(str(_sized(value, len(value))))
     if value is None or type(value) in (bool, int):
         return value
     try:
         plain = msgspec.to_builtins(value, enc_hook=_known, str_keys=True, builtin_types=_BINARY)
-        _forbid(plain)
         written = msgspec.json.encode(plain)
+        _sized(written, len(written))
+        _forbid(plain)
     except RecursionError:
         raise BadResult("the result refers to itself or is nested too deeply") from None
     except (TypeError, ValueError, OverflowError) as error:
         raise BadResult(f"the result cannot be written as JSON: {str(error)[:200]}") from None
-    return msgspec.json.decode(_sized(written, len(written)))
+    return msgspec.json.decode(written)
 
 
 def fault_words(fault: ToolFault) -> str:
     """What a model reads of a fault: its message, if it has one that can be made, up to a limit."""
     try:
         words = clean(str(fault))
-    except Exception:  # noqa: BLE001 - a tool's own class may do anything in its `__str__`
+    except BaseException:  # noqa: BLE001 - a tool's own class may do anything in its `__str__`
         return type(fault).__name__
     return words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}… ({len(words):,} characters)"
 
@@ -59,19 +61,18 @@ def _known(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is no JSON value")
 
 
-def _forbid(value: Any) -> None:
+def _forbid(value: Any, levels: int = _DEEPEST) -> None:
     """Bytes, NaN and infinities have no JSON, and lone surrogates no UTF-8: better refused here than lost later."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value} is not JSON")
     elif isinstance(value, str):
         value.encode()
-    elif isinstance(value, dict):
-        for key, item in cast(dict[Any, Any], value).items():
-            _forbid(key)
-            _forbid(item)
     elif isinstance(value, _BINARY):
         raise TypeError("bytes are no JSON value; decode them to text first")
-    elif isinstance(value, list | tuple):
-        for item in cast(list[Any], value):
-            _forbid(item)
+    elif isinstance(value, dict | list | tuple):
+        if not levels:
+            raise RecursionError
+        inner = cast(dict[Any, Any] | list[Any], value)
+        for item in (*inner, *inner.values()) if isinstance(inner, dict) else inner:
+            _forbid(item, levels - 1)

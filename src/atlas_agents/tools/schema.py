@@ -19,6 +19,8 @@ from atlas_agents.tools.typeddicts import readable
 
 Convert = Callable[[dict[str, Any]], dict[str, Any]]
 Check = Callable[[dict[str, Any]], None]
+_MOST_PROBLEMS = 8
+_LONG = 100_000
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -59,13 +61,26 @@ def compile_check(name: str, schema: dict[str, Any]) -> Check:
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         raise BadTool(f"the parameters of the tool {name!r} are no valid JSON schema: {error}") from error
 
+    def problems_of(arguments: dict[str, Any]) -> list[Any]:
+        """Of long arguments the first alone: there could be thousands, and all are looked for before any is given."""
+        if len(repr(arguments)) < _LONG:
+            return list(validator.iter_errors(arguments))
+        try:
+            validator.validate(arguments)
+        except jsonschema_rs.ValidationError as error:
+            return [error]
+        return []
+
     def check(arguments: dict[str, Any]) -> None:
-        if validator.is_valid(arguments):
-            return
-        problems = [f"{_path(error.instance_path)}{error.message}" for error in validator.iter_errors(arguments)]
+        try:
+            if validator.is_valid(arguments):
+                return
+            problems = [f"{_path(error.instance_path)}{error.message}" for error in problems_of(arguments)]
+        except (ValueError, RecursionError) as error:
+            raise BadArguments(f"the arguments are no plain JSON: {error}") from error
         if any("unexpected" in problem for problem in problems):
             problems.append(f"the parameters are {', '.join(schema.get('properties') or ()) or 'none'}")
-        raise BadArguments("; ".join(problems[:8]))
+        raise BadArguments("; ".join(problems[:_MOST_PROBLEMS]))
 
     return check
 
@@ -157,7 +172,7 @@ def _model(name: str, parameters: Mapping[str, inspect.Parameter]) -> tuple[dict
             values = model.model_validate(arguments).__dict__
         except pydantic.ValidationError as error:
             misfits = [f"{_path(item['loc'])}{item['msg']}" for item in error.errors(include_url=False)]
-            raise BadArguments("; ".join(misfits[:8])) from error
+            raise BadArguments("; ".join(misfits[:_MOST_PROBLEMS])) from error
         return {aliases[field]: value for field, value in values.items()}
 
     return schema, convert

@@ -2,15 +2,13 @@
 
 import asyncio
 import logging
-import traceback
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from atlas_agents.core.errors import Declined, LimitReached, ToolFault, ToolTimeout
+from atlas_agents.core.errors import Declined, ToolFault, ToolTimeout
 from atlas_agents.core.events import ToolAnswered, ToolProgress
-from atlas_agents.core.json import encode
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.tools.audit import MAX_RESULT, Entry
 from atlas_agents.tools.clear import Cleared, Denied
@@ -18,122 +16,128 @@ from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.desk import Desk
 from atlas_agents.tools.execute import Attempt
 from atlas_agents.tools.redact import secrets_in
-from atlas_agents.tools.results import fault_words, json_value
+from atlas_agents.tools.results import MAX_WORDS, fault_words
 
 logger = logging.getLogger(__name__)
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
 _CUT_SHORT = "This call was interrupted when the process ended; it may have happened. It was not retried."
-_late_entries: set[asyncio.Task[Any]] = set()
 
 
 class Settling:
-    """One call on its way to its result; whatever happens it gets exactly one, and one line in the audit log."""
+    """One call on its way to its result; whatever happens it gets exactly one, and one line in the audit log.
 
-    __slots__ = ("_attempt", "_began", "_desk", "_fault", "_halted", "_ticket", "_untouched", "result")
+    It is settled in the task of its attempt, or in one made for it, and never in the turn's: a turn that is cancelled
+    while the line is written neither loses it nor writes it twice.
+    """
+
+    __slots__ = (
+        *("_attempt", "_began", "_desk", "_failure", "_fault", "_halted", "_over", "_refused", "_ticket", "_untouched"),
+        *("_waiter", "_written", "result"),
+    )
 
     def __init__(self, ticket: Cleared | Denied, desk: Desk) -> None:
         self._ticket = ticket
         self._desk = desk
         self._began = desk.house.clock.monotonic()
         self._attempt: Attempt | None = None
-        self._halted = self._untouched = False
-        self._fault: ToolFault | None = ticket.fault if isinstance(ticket, Denied) else self._repeated(ticket)
+        self._fault: Exception | None = ticket.fault if isinstance(ticket, Denied) else self._repeated(ticket)
+        self._refused = self._halted = self._untouched = self._over = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._written = desk.journal.outcome(ticket.call) if desk.journal is not None else None
+        self._failure: Exception | None = None
         self.result: ToolResult | None = None
 
     async def begin(self) -> None:
-        """Set a cleared call going. What acts is not begun while its line could not be written.
+        """Set it going. What acts is not begun while its line could not be written.
 
         A call of a run that was cut short has its recorded outcome, or none that anybody knows.
         """
-        journal, call = self._desk.journal, self._ticket.call
-        if journal is not None and (recorded := journal.outcome(call)) is not None:
-            self.result = self._tell(recorded)
-        elif journal is not None and journal.intended(call) and not self._may_repeat():
-            await self._close(ToolResult(call.id, "unknown", _CUT_SHORT, "unknown"))
-        elif self._fault is None and isinstance(self._ticket, Cleared):
+        if self._written is not None:
+            self.result, self._over = self._tell(self._written), True
+        elif self._fault is not None or not isinstance(self._ticket, Cleared):
+            self._refuse()
+        else:
             if self._ticket.tool.effect != "pure":
                 await self._desk.house.audit.ready()
-            self._attempt = Attempt(self._ticket, self._context(self._ticket), self._desk)
-
-    def _may_repeat(self) -> bool:
-        return self._ticket.tool is not None and self._ticket.tool.effect != "unsafe"
-
-    @property
-    def ended(self) -> bool:
-        return self.result is not None
+            self._attempt = Attempt(self._ticket, self._context(self._ticket), self._desk, self._settle)
 
     async def wait(self) -> None:
-        if self.result is None:
-            await self._close(await self._outcome())
+        """Until it is written down and told; raises what the log raised."""
+        await self.over()
+        if self._failure is not None:
+            raise self._failure
+
+    async def over(self) -> None:
+        """A future per waiter: cancelling the wait cancels what is awaited, and must not count as an end."""
+        if not self._over:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
     def halt(self) -> None:
         """Tell it to end, if it has not ended by itself."""
-        if self.result is None and self._attempt is not None and not self._attempt.ended:
-            self._untouched = self._attempt.resting
-            self._attempt.halt()
+        if self._written is not None:
+            self._over = True
+        elif self._attempt is None:
             self._halted = True
-
-    async def stop(self) -> None:
-        """See it end after `halt`, and write down what is known of it."""
-        if self.result is not None:
-            return
-        if not self._halted or self._attempt is None:
-            await self.wait()
-            return
-        await self._attempt.until_ended()
-        await self._close(never_run(self._ticket.call) if self._untouched else _interrupted(self._ticket))
+            self._refuse()
+        elif not self._attempt.ended:
+            self._halted, self._untouched = True, self._attempt.resting
+            self._attempt.halt()
 
     def given(self) -> ToolResult:
-        """The result; of a call that could not even be stopped, that it was interrupted."""
+        """The result. Of a call that could not be written down or even stopped so far, that it was interrupted."""
         if self.result is None:
-            self.result = self._tell(_interrupted(self._ticket) if self._attempt else never_run(self._ticket.call))
-            task = asyncio.ensure_future(self._record(self.result))
-            _late_entries.add(task)
-            task.add_done_callback(_late_entries.discard)
+            unknown = _interrupted(self._ticket) if self._attempt else self._unbegun()
+            self.result = self._tell(self._written or unknown)
+            if not self._over:
+                self._desk.house.keep(self.over())
         return self.result
 
-    def _repeated(self, ticket: Cleared) -> LimitReached | None:
+    def _repeated(self, ticket: Cleared) -> Exception | None:
         if self._desk.repeats is None:
             return None
         try:
             self._desk.repeats.see(
                 msgspec.json.encode((ticket.tool.name, ticket.call.arguments), order="deterministic")
             )
-        except LimitReached as fault:
+        except Exception as fault:  # noqa: BLE001 - one too many, or arguments that are no JSON
             return fault
         return None
 
-    async def _outcome(self) -> ToolResult:
-        if self._fault is not None or self._attempt is None:
-            return _refusal(self._ticket.call, self._fault)
+    def _refuse(self) -> None:
+        """Settle without an attempt."""
+        if not self._refused:
+            self._refused = True
+            self._desk.house.keep(self._settle(None, self._fault))
+
+    async def _settle(self, value: Any, error: Exception | None) -> None:
+        """Written down, then told. Of a turn that was halted, `given` tells, in the model's order."""
         try:
-            value = json_value(await self._attempt.result())
-        except Exception as error:  # noqa: BLE001 - the border to a tool's body
-            return self._failure(error)
+            result = self.result or self._outcome(value, error)
+            await self._record(result)
+            self._written = result
+            if not self._halted and self.result is None:
+                self.result = self._tell(result)
+        except Exception as failure:  # noqa: BLE001 - raised again to who waits
+            self._failure = failure
+            what = type(failure).__name__
+            logger.error("a call of %r in run %s could not be written down: %s", self._name, self._desk.run_id, what)
+        finally:
+            self._over = True
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+    def _outcome(self, value: Any, error: Exception | None) -> ToolResult:
+        call = self._ticket.call
+        if self._halted and self._attempt is not None:
+            return self._unbegun() if self._untouched else _interrupted(self._ticket)
+        if error is not None:
+            return self._faulty(error)
+        if self._attempt is None:
+            return self._unbegun()
         if isinstance(self._ticket, Cleared) and self._ticket.edited:
-            value = {"edited_arguments": self._ticket.call.arguments, "result": value}
-        return ToolResult(self._ticket.call.id, "ok", self._desk.house.redactor.known_in(value))
-
-    def _failure(self, error: Exception) -> ToolResult:
-        """What a model reads: a fault's own words, sanitised; of a bug only that there was one."""
-        call, redactor = self._ticket.call, self._desk.house.redactor
-        if isinstance(error, Declined):
-            return _refusal(call, error)
-        if not isinstance(error, ToolFault):
-            trace = redactor.text("".join(traceback.format_exception(error)), secrets_in(call.arguments))
-            logger.error("the tool %r failed in run %s\n%s", self._name, self._desk.run_id, trace)
-            return ToolResult(call.id, "error", NEUTRAL, "internal")
-        pure = isinstance(self._ticket, Cleared) and self._ticket.tool.effect == "pure"
-        open_end = error.kind == "unknown" or (isinstance(error, ToolTimeout) and not pure)
-        words = redactor.text(fault_words(error), secrets_in(call.arguments))
-        if open_end and "may have happened" not in words:
-            words += "; it may have happened"
-        return ToolResult(call.id, "unknown" if open_end else "error", words, error.kind)
-
-    async def _close(self, result: ToolResult) -> None:
-        """Written down, then told."""
-        await self._record(result)
-        self.result = self._tell(result)
+            value = {"edited_arguments": call.arguments, "result": value}
+        return ToolResult(call.id, "ok", self._desk.house.redactor.known_in(value))
 
     async def _record(self, result: ToolResult) -> None:
         """Where there is a journal, the outcome and its audit row are one step."""
@@ -142,6 +146,29 @@ class Settling:
             await self._desk.house.audit.append(entry)
         else:
             await journal.settle(self._ticket.call, result, entry)
+
+    def _unbegun(self) -> ToolResult:
+        """Of a call that was not begun: nothing happened, unless it was in a run that was cut short."""
+        journal, call = self._desk.journal, self._ticket.call
+        if journal is not None and journal.intended(call):
+            return ToolResult(call.id, "unknown", _CUT_SHORT, "unknown")
+        return never_run(call)
+
+    def _faulty(self, error: Exception) -> ToolResult:
+        """What a model reads: a fault's own words, sanitised; of a bug only that there was one."""
+        call, redactor = self._ticket.call, self._desk.house.redactor
+        if isinstance(error, Declined):
+            return ToolResult(call.id, "error", {"cancelled": True}, error.kind)
+        if not isinstance(error, ToolFault):
+            trace = redactor.trace(error, secrets_in(call.arguments))
+            logger.error("the tool %r failed in run %s\n%s", self._name, self._desk.run_id, trace)
+            return ToolResult(call.id, "error", NEUTRAL, "internal")
+        pure = isinstance(self._ticket, Cleared) and self._ticket.tool.effect == "pure"
+        open_end = error.kind == "unknown" or (isinstance(error, ToolTimeout) and not pure)
+        words = redactor.text(fault_words(error), secrets_in(call.arguments))
+        if open_end and "may have happened" not in words:
+            words += "; it may have happened"
+        return ToolResult(call.id, "unknown" if open_end else "error", words, error.kind)
 
     def _tell(self, result: ToolResult) -> ToolResult:
         call, desk = self._ticket.call, self._desk
@@ -158,12 +185,11 @@ class Settling:
         ticket, desk, house = self._ticket, self._desk, self._desk.house
         ok = result.status == "ok"
         tool, verdict = ticket.tool, ticket.verdict
-        told, arguments = result.result, house.redactor.value(ticket.call.arguments)
-        said = told if isinstance(told, str) else encode(house.redactor.value(told)).decode()
+        arguments = house.redactor.value(ticket.call.arguments)
         named = secrets_in(ticket.call.arguments) if arguments != ticket.call.arguments else ()
         meta: dict[str, Any] = {
             "arguments": arguments,
-            "result": house.redactor.text(said[: 4 * MAX_RESULT], named)[:MAX_RESULT],
+            "result": house.redactor.head(result.result, MAX_RESULT, named),
             "duration_ms": round((house.clock.monotonic() - self._began) * 1000, 3),
             "error": result.error,
             "retry_count": max(0, self._attempt.tries - 1) if self._attempt else 0,
@@ -182,7 +208,7 @@ class Settling:
             meta["declined"] = house.redactor.text(fault_words(self._fault))
         if isinstance(ticket, Cleared) and ticket.bound:
             meta |= {"approved_by": ticket.approved_by, "approval": ticket.bound, "edited": ticket.edited}
-        agent, name = desk.actor.agent_id, self._name[:200]
+        agent, name = desk.actor.agent_id, tool.name if tool else house.redactor.head(self._name, 200)
         return Entry(
             tenant_id=desk.actor.tenant,
             actor_external_id=agent,
@@ -212,19 +238,13 @@ class Settling:
         """Pass on how far the tool is; one that was left behind is not heard any more."""
         if self.result is None:
             desk, call = self._desk, self._ticket.call
-            desk.emit(ToolProgress(desk.run_id, self._name, call.id, message))
+            words = desk.house.redactor.head(message, MAX_WORDS)
+            desk.emit(ToolProgress(desk.run_id, self._name, call.id, words))
 
 
 def never_run(call: ToolCall) -> ToolResult:
     words = "The turn was cancelled before this call ran; nothing happened."
     return ToolResult(call.id, "error", words, "declined")
-
-
-def _refusal(call: ToolCall, fault: ToolFault | None) -> ToolResult:
-    if fault is None:
-        return never_run(call)
-    words: Any = {"cancelled": True} if isinstance(fault, Declined) else fault_words(fault)
-    return ToolResult(call.id, "error", words, fault.kind)
 
 
 def _interrupted(ticket: Cleared | Denied) -> ToolResult:

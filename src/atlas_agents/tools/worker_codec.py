@@ -4,6 +4,7 @@ A worker loads this file too, and does so without the package: here only the sta
 """
 
 import io
+import os
 import pickle
 import struct
 import sys
@@ -29,6 +30,14 @@ Values: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 def framed(kind: bytes, body: Sequence[bytes] = ()) -> list[bytes]:
     return [HEAD.pack(kind, sum(map(len, body))), *body]
+
+
+def here() -> str | None:
+    """The working directory; None if it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -55,10 +55,10 @@ class Worker:
         await self._receive()
         self.ready = True
 
-    async def ask(self, call: Sequence[bytes], report: Callable[[str], None] | None) -> Frame:
+    async def ask(self, call: Sequence[bytes], where: str | None, report: Callable[[str], None] | None) -> Frame:
         """Send a call and wait for its answer; EOFError if the process ends first."""
         loop = asyncio.get_running_loop()
-        pieces = framed(CALL, [self._where(), *call])
+        pieces = framed(CALL, [self._place(where), *call])
         if sum(map(len, pieces)) <= SMALL:
             pieces = [b"".join(pieces)]
         for piece in pieces:
@@ -101,15 +101,11 @@ class Worker:
         finally:
             self.close()
 
-    def _where(self) -> bytes:
+    def _place(self, where: str | None) -> bytes:
         """The directory to be in, and the import path if it is not the one last sent."""
-        try:
-            directory = os.getcwd()
-        except OSError:
-            directory = None
         path = [str(entry) for entry in sys.path]
         news, self._path = None if path == self._path else path, path
-        return pickle.dumps((directory, news))
+        return pickle.dumps((where, news))
 
     async def _receive(self) -> Frame:
         while len(self._heard) < HEAD.size:

@@ -24,6 +24,7 @@ from atlas_agents.tools.worker_codec import (
     READY,
     Frame,
     framed,
+    here,
     pack_fault,
     pack_result,
     unpack_call,
@@ -126,10 +127,9 @@ def _answer(call: bytes, max_result: int) -> Frame:
 
 
 def _follow(directory: str | None, path: list[str] | None) -> None:
-    """Be where the parent is, and import from where it does."""
-    if directory is not None:
-        with suppress(OSError):
-            os.chdir(directory)
+    """Be where the parent is, or fail rather than run elsewhere, and import from where it does."""
+    if directory is not None and here() != directory:
+        os.chdir(directory)
     if path is not None:
         sys.path[:] = path
         invalidate_caches()

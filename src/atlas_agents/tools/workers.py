@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from atlas_agents.core.calling import in_thread
-from atlas_agents.tools.worker_codec import MISSING, SMALL, Frame, name_of, pack, pack_at_once, unpack_answer
+from atlas_agents.tools.worker_codec import MISSING, SMALL, Frame, here, name_of, pack, pack_at_once, unpack_answer
 from atlas_agents.tools.worker_link import Worker
 from atlas_agents.tools.worker_process import report
 
@@ -43,15 +43,17 @@ class Workers:
     ) -> Any:
         """Call function(*positional, **arguments) in a worker and give back what it returned, or raise what it raised.
 
-        If this is cancelled, the worker is dead, with all its process group, before CancelledError leaves.
+        It runs where this process is now, however long it waits for a worker. If this is cancelled, the worker is dead,
+        with all its process group, before CancelledError leaves.
         """
+        where = here()
         pool = await self._pool()
         values = (tuple(positional), dict(arguments))
         while True:
             call = pack_at_once(function, values, pool.foreign)
             if call is None:
                 call = await in_thread(pack, function, values, frozenset(pool.foreign))
-            kind, body = await pool.ask(call, report)
+            kind, body = await pool.ask(call, where, report)
             if kind != MISSING:
                 break
             module = b"".join(body).decode()
@@ -92,12 +94,12 @@ class _Pool:
         self._idle: list[Worker] = []
         self._waiting: deque[asyncio.Future[Worker]] = deque()
 
-    async def ask(self, call: Sequence[bytes], report: Callable[[str], None] | None) -> Frame:
+    async def ask(self, call: Sequence[bytes], where: str | None, report: Callable[[str], None] | None) -> Frame:
         """Have a call answered; a worker that was dead before it could begin is passed over."""
         for _ in range(3):
             worker = await self._take()
             try:
-                answer = await worker.ask(call, report)
+                answer = await worker.ask(call, where, report)
             except ConnectionError:
                 await worker.bury()
             except EOFError:

@@ -1,0 +1,1078 @@
+"""Attempts to get around the governed path: each of them once succeeded."""
+
+import asyncio
+import base64
+import os
+import random
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import msgspec
+import pydantic
+import pytest
+
+from atlas_agents import (
+    Agent,
+    Answer,
+    Approvals,
+    Atlas,
+    AtlasStream,
+    BadArguments,
+    Cancelled,
+    ConfigError,
+    Conversation,
+    Limits,
+    MemoryAudit,
+    Policy,
+    Question,
+    Tool,
+    ToolContext,
+    ToolFailed,
+    ToolResult,
+    Transient,
+    tool,
+    verify,
+)
+from atlas_agents.core.environment import Environment
+from atlas_agents.providers.registry import Registry
+from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, house, says
+from atlas_agents.tools.approvals import binding
+from atlas_agents.tools.audit import Entry, Record
+from atlas_agents.tools.limits import Slots, Ticks, process_slots
+from atlas_agents.tools.permissions import Actor
+from atlas_agents.tools.redact import HIDDEN, Redactor
+from atlas_agents.tools.results import BadResult, json_value
+from atlas_agents.tools.tool import Effect
+from atlas_agents.tools.workers import Workers
+from checks import PATIENCE, is_paired
+
+NEUTRAL = "Tool execution failed. The error has been logged for investigation."
+
+
+class Shop:
+    """Counts what was bought; buying wants a yes."""
+
+    def __init__(self, confirm: Any = True) -> None:
+        self.bought: list[tuple[str, int]] = []
+
+        async def buy(item: str, count: int = 1) -> str:
+            """Buy something."""
+            self.bought.append((item, count))
+            return "bought"
+
+        self.buy = tool(confirm=confirm)(buy)
+
+
+def _results(model: Scripted) -> list[ToolResult]:
+    return [part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)]
+
+
+def _told(model: Scripted) -> list[tuple[str, str | None, Any]]:
+    return [(result.status, result.error, result.result) for result in _results(model)]
+
+
+async def _ended(stream: AtlasStream) -> None:
+    async with asyncio.timeout(PATIENCE):
+        with suppress(Cancelled):
+            await stream.reply()
+
+
+async def _bought(shop: Shop, approve: Any, **atlas: Any) -> Scripted:
+    model = Scripted(calls("buy", item="tea"), says("Done."))
+    async with house(model, [shop.buy], approve=approve, **atlas) as made, asyncio.timeout(PATIENCE):
+        await made.ask("buy tea")
+    return model
+
+
+def _yes(question: Question) -> bool:
+    return True
+
+
+# Answers that should not count
+
+
+async def _says_yes_when_told_to_stop(question: Question) -> str:
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        return "once"
+    return "no"
+
+
+async def test_an_answer_after_the_deadline_is_not_heard() -> None:
+    shop, clock = Shop(), VirtualClock()
+    model = Scripted(calls("buy", item="tea"), says("Not bought."))
+    approvals = Approvals(_says_yes_when_told_to_stop, deadline=60)
+    async with house(model, [shop.buy], clock=clock, approve=approvals) as atlas:
+        stream = atlas.send("buy tea")
+        await clock.advance(61)
+        await _ended(stream)
+    assert shop.bought == []
+    assert _told(model) == [("error", "declined", {"cancelled": True})]
+
+
+async def test_a_yes_after_the_turn_was_cancelled_runs_nothing() -> None:
+    shop, asked = Shop(), asyncio.Event()
+
+    async def approve(question: Question) -> str:
+        asked.set()
+        return await _says_yes_when_told_to_stop(question)
+
+    async with house(Scripted(calls("buy", item="tea"), says("Bought.")), [shop.buy], approve=approve) as atlas:
+        stream = atlas.send("buy tea")
+        await asked.wait()
+        stream.cancel()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+    assert shop.bought == []
+
+
+async def test_an_approve_that_does_not_stop_holds_up_no_cancelled_turn() -> None:
+    shop, asked, release = Shop(), asyncio.Event(), asyncio.Event()
+
+    async def approve(question: Question) -> str:
+        asked.set()
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+        return "once"
+
+    async with house(Scripted(calls("buy", item="tea")), [shop.buy], approve=approve) as atlas:
+        stream = atlas.send("buy tea")
+        await asked.wait()
+        begun = time.monotonic()
+        stream.cancel()
+        await _ended(stream)
+        took = time.monotonic() - begun
+        release.set()
+        await asyncio.sleep(0)
+    assert took < 0.5
+    assert shop.bought == []
+
+
+def _leaves(_: object) -> bool:
+    raise SystemExit(3)
+
+
+async def _leaves_async(_: object) -> bool:
+    raise SystemExit(3)
+
+
+async def _gives_up(_: object) -> bool:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("approve", [_leaves, _leaves_async, _gives_up])
+async def test_an_approve_that_tries_to_end_the_process_is_a_no(approve: Any) -> None:
+    shop = Shop()
+    model = await _bought(shop, approve)
+    assert shop.bought == []
+    assert _told(model) == [("error", "declined", {"cancelled": True})]
+
+
+@pytest.mark.parametrize("confirm", [_leaves, _leaves_async])
+async def test_a_predicate_that_tries_to_end_the_process_is_a_no(confirm: Any) -> None:
+    shop = Shop(confirm=confirm)
+    model = await _bought(shop, _yes)
+    assert shop.bought == []
+    assert _told(model) == [("error", "declined", {"cancelled": True})]
+
+
+# A yes to something else
+
+
+async def test_what_a_predicate_does_to_the_arguments_is_neither_shown_nor_kept() -> None:
+    shown: list[dict[str, Any]] = []
+
+    def harmless(arguments: dict[str, Any]) -> bool:
+        arguments["item"] = "water"
+        return True
+
+    def approve(question: Question) -> bool:
+        shown.append(dict(question.arguments))
+        question.arguments["item"] = "gold"
+        return True
+
+    shop = Shop(confirm=harmless)
+    model = await _bought(shop, approve)
+    assert shown == [{"item": "tea"}]
+    assert shop.bought == [("tea", 1)]
+    assert model.requests[-1].messages[1].tool_calls[0].arguments == {"item": "tea"}
+
+
+async def test_arguments_edited_in_place_are_run_as_edited() -> None:
+    def approve(question: Question) -> Answer:
+        question.arguments["count"] = 3
+        return Answer("once", arguments=question.arguments)
+
+    shop = Shop()
+    model = await _bought(shop, approve)
+    assert shop.bought == [("tea", 3)]
+    assert _results(model)[0].result == {"edited_arguments": {"item": "tea", "count": 3}, "result": "bought"}
+
+
+async def test_edited_arguments_count_only_under_the_policy_of_the_question() -> None:
+    def approve(question: Question) -> Answer:
+        atlas.policy = Policy(tools={"buy": {"*": "yes"}, "sell": {"*": "no"}})
+        return Answer("once", arguments={"item": "tea", "count": 2})
+
+    shop, model = Shop(), Scripted(calls("buy", item="tea"), says("Done."))
+    async with house(model, [shop.buy], policy=Policy(tools={"buy": {"*": "yes"}}), approve=approve) as atlas:
+        await atlas.ask("buy tea")
+    assert shop.bought == []
+
+
+async def test_edited_arguments_count_only_in_the_directory_of_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def approve(question: Question) -> Answer:
+        monkeypatch.chdir(tmp_path)
+        return Answer("once", arguments={"item": "tea", "count": 2})
+
+    shop = Shop()
+    model = await _bought(shop, approve)
+    assert shop.bought == []
+    assert _told(model) == [("error", "declined", {"cancelled": True})]
+
+
+@pytest.mark.parametrize(
+    "note",
+    [object(), {1: "a"}, float("nan"), b"x", "\ud83d"],
+    ids=["object", "key that is a number", "NaN", "bytes", "half a pair"],
+)
+async def test_edited_arguments_that_are_no_json_are_refused(note: object) -> None:
+    ran: list[Any] = []
+
+    async def act(note: Any) -> None:
+        """Act."""
+        ran.append(note)
+
+    def approve(question: Question) -> Answer:
+        return Answer("once", arguments={"note": note})
+
+    model = Scripted(calls("act", note="n"), says("Done."))
+    async with house(model, [tool(confirm=True)(act)], approve=approve) as atlas:
+        await atlas.ask("go")
+    assert ran == []
+    assert [result.status for result in _results(model)] == ["error"]
+
+
+def test_different_arguments_never_have_one_hash() -> None:
+    alike: list[Any] = [
+        None,
+        0,
+        0.0,
+        -0.0,
+        False,
+        1,
+        1.0,
+        True,
+        "1",
+        "",
+        [],
+        {},
+        "é",
+        "e\u0301",
+        "ls",
+        "ls ",
+        "ls\u200b",
+    ]
+    hashes = {binding("act", {"a": value}, "v", "/") for value in alike}
+    assert len(hashes) == len(alike)
+    assert binding("act", {"a": 1, "b": 2}, "v", "/") == binding("act", {"b": 2, "a": 1}, "v", "/")
+    for value in (float("nan"), float("inf"), b"AQ==", {1: 2}, (1, 2)):
+        with pytest.raises(BadArguments, match="no plain JSON"):
+            binding("act", {"a": value}, "v", "/")
+
+
+@pytest.mark.parametrize("other", ["agent", "user", "tenant", "session"])
+async def test_a_yes_for_good_is_for_one_agent_one_user_and_one_tenant(other: str) -> None:
+    asked: list[str] = []
+
+    def approve(question: Question) -> str:
+        asked.append(question.agent_id)
+        return "always" if len(asked) == 1 else "no"
+
+    approvals, shops = Approvals(approve), [Shop(), Shop()]
+    for turn, shop in enumerate(shops):
+        model = Scripted(calls("buy", item="tea"), says("Done."))
+        agent = Agent(f"agent {turn if other == 'agent' else 0}", model=model, tools=[shop.buy])
+        tenant, user = (f"{kind} {turn if other == kind else 0}" for kind in ("tenant", "user"))
+        async with Atlas([agent], approve=approvals, tenant=tenant) as atlas:
+            await atlas.ask("buy", user=user, session=f"session {turn}")
+    assert [len(shop.bought) for shop in shops] == [1, 1 if other == "session" else 0]
+
+
+async def test_a_session_without_a_name_is_not_all_sessions() -> None:
+    shop, answers = Shop(), ["session", "no"]
+
+    def approve(question: Question) -> str:
+        return answers.pop(0)
+
+    model = Scripted(calls("buy", item="tea"), says("ok"), calls("buy", item="tea"), says("ok"))
+    nameless = Conversation()
+    nameless.id = ""
+    async with house(model, [shop.buy], approve=approve) as atlas:
+        await atlas.ask("buy", session=nameless)
+        await atlas.ask("buy", session="another")
+    assert len(shop.bought) == 1
+
+
+@pytest.mark.parametrize("by", ["Ana ", "ANA", "assistant", " "])
+async def test_where_two_must_neither_the_asker_in_other_letters_nor_the_agent_is_the_second(by: str) -> None:
+    def approve(question: Question) -> Answer:
+        return Answer("once", by=by)
+
+    shop, model = Shop(), Scripted(calls("buy", item="tea"), says("Done."))
+    async with house(model, [shop.buy], approve=Approvals(approve, two_person=True)) as atlas:
+        await atlas.ask("buy", user="ana")
+    assert shop.bought == []
+
+
+async def test_a_yes_for_good_by_a_second_person_is_no_yes_to_that_persons_own_wish() -> None:
+    shop, asked = Shop(), list[str]()
+
+    def approve(question: Question) -> Answer:
+        asked.append(question.asked_by)
+        return Answer("always", by="ben")
+
+    model = Scripted(calls("buy", item="tea"), says("ok"), calls("buy", item="tea"), says("ok"))
+    async with house(model, [shop.buy], approve=Approvals(approve, two_person=True)) as atlas:
+        await atlas.ask("buy", user="ana")
+        await atlas.ask("buy", user="ben")
+    assert asked == ["ana", "ben"]
+    assert len(shop.bought) == 1
+
+
+async def test_a_cleared_call_is_not_run_when_the_policy_now_wants_a_yes() -> None:
+    shop, given = Shop(confirm=False), list[str]()
+
+    @tool(confirm=True)
+    async def give(to: str) -> str:
+        """Give something away."""
+        given.append(to)
+        return "given"
+
+    def approve(question: Question) -> bool:
+        atlas.policy = Policy(tools={"buy": {"*": "ask"}, "give": {"*": "yes"}})
+        return False
+
+    model = Scripted(calls("buy", item="tea") + calls("give", to="ana"), says("Done."))
+    policy = Policy(tools={"buy": {"*": "yes"}, "give": {"*": "yes"}})
+    async with house(model, [shop.buy, give], policy=policy, approve=approve) as atlas:
+        await atlas.ask("go")
+    assert (shop.bought, given) == ([], [])
+
+
+# Tries that should not be made
+
+
+async def test_every_try_is_given_the_arguments_as_they_were_approved() -> None:
+    clock, seen = VirtualClock(), list[list[str]]()
+
+    @tool
+    async def act(items: list[str]) -> str:
+        """Act."""
+        seen.append(list(items))
+        items.append("one more")
+        if len(seen) < 3:
+            raise Transient("busy")
+        return "done"
+
+    async with house(Scripted(calls("act", items=["a"]), says("ok")), [act], clock=clock) as atlas:
+        stream = atlas.send("go")
+        await clock.advance(20)
+        await _ended(stream)
+    assert seen == [["a"]] * 3
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["timed out", "cancelled"])
+async def test_a_tool_that_was_stopped_gets_no_other_try(late: bool) -> None:
+    tried, started = list[str](), asyncio.Event()
+
+    @tool(timeout=0.05 if late else 30)
+    async def act() -> None:
+        """Act, and say when stopped that nothing has happened."""
+        tried.append("tried")
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise Transient("interrupted", retry_after=0) from None
+
+    async with house(Scripted(calls("act"), says("ok")), [act]) as atlas:
+        stream = atlas.send("go")
+        await started.wait()
+        if not late:
+            stream.cancel()
+        await _ended(stream)
+        await asyncio.sleep(0.3)
+        (result,) = atlas.conversation().messages[2].tool_results
+    assert tried == ["tried"]
+    assert (result.status, result.error) == ("unknown", "timeout" if late else "unknown")
+
+
+@pytest.mark.parametrize(("effect", "status"), [("pure", "error"), ("keyed", "unknown")])
+async def test_a_try_that_may_have_happened_is_not_undone_by_a_later_one_that_failed(
+    effect: Effect, status: str
+) -> None:
+    clock, errors = VirtualClock(), [ConnectionResetError("gone"), ToolFailed("no such account")]
+
+    @tool(effect=effect)
+    async def pay() -> None:
+        """Pay."""
+        raise errors.pop(0)
+
+    model = Scripted(calls("pay"), says("ok"))
+    async with house(model, [pay], clock=clock) as atlas:
+        stream = atlas.send("go")
+        await clock.advance(20)
+        await _ended(stream)
+    assert [result.status for result in _results(model)] == [status]
+    assert "no such account" in _results(model)[0].result
+
+
+async def test_a_call_that_is_stopped_before_its_first_step_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    class SecondIsDown(MemoryAudit):
+        asked = 0
+
+        async def ready(self) -> None:
+            self.asked += 1
+            if self.asked == 2:
+                raise OSError("down")
+
+    shop, audit = Shop(confirm=False), SecondIsDown()
+    model = Scripted(calls("buy", item="tea") + calls("buy", item="milk"))
+    async with house(model, [shop.buy], audit=audit) as atlas:
+        begun = time.monotonic()
+        with pytest.raises(OSError, match="down"):
+            await atlas.ask("go")
+        assert time.monotonic() - begun < 0.2
+    assert "left behind" not in caplog.text
+    assert len(await audit.records()) == 2
+
+
+async def test_calls_that_a_tool_makes_do_not_wait_for_the_places_of_those_who_made_them() -> None:
+    arrived, full = list[int](), asyncio.Event()
+
+    @tool(effect="pure")
+    async def leaf() -> str:
+        """Answer."""
+        return "leaf"
+
+    @tool(timeout=3)
+    async def delegate(n: int) -> str:
+        """Ask another agent, once all places of the process are taken."""
+        arrived.append(n)
+        if len(arrived) == 64:
+            full.set()
+        await full.wait()
+        return (await house(Scripted(calls("leaf"), says("leaf")), [leaf]).ask("go")).text
+
+    models = [Scripted(_round("delegate", 5), says("ok")) for _ in range(13)]
+    agents = [Agent(f"a{place}", model=model, tools=[delegate]) for place, model in enumerate(models)]
+    async with Atlas(agents) as atlas, asyncio.timeout(PATIENCE):
+        for stream in [atlas.send("go", agent_id=agent.id, session=agent.id) for agent in agents]:
+            await stream.reply()
+    assert [result.result for model in models for result in _results(model)] == ["leaf"] * 65
+
+
+def _round(name: str, count: int) -> Reply:
+    reply = calls(name, n=0)
+    for n in range(1, count):
+        reply = reply + calls(name, n=n)
+    return reply
+
+
+async def test_a_function_runs_where_it_was_called_however_long_it_waits_for_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, workers = os.getcwd(), Workers(warm=1, at_most=1)
+    try:
+        first = asyncio.create_task(workers.run(time.sleep, {}, positional=[0.3]))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(workers.run(os.getcwd, {}))
+        await asyncio.sleep(0)
+        monkeypatch.chdir(tmp_path)
+        async with asyncio.timeout(PATIENCE):
+            await first
+            assert await second == here
+    finally:
+        await workers.close()
+
+
+async def test_a_function_does_not_run_elsewhere_when_its_directory_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = Workers(warm=1, at_most=1)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    try:
+        await workers.run(os.getcwd, {})
+        first = asyncio.create_task(workers.run(time.sleep, {}, positional=[0.2]))
+        await asyncio.sleep(0)
+        monkeypatch.chdir(gone)
+        second = asyncio.create_task(workers.run(os.getcwd, {}))
+        await asyncio.sleep(0)
+        monkeypatch.chdir(tmp_path)
+        gone.rmdir()
+        async with asyncio.timeout(PATIENCE):
+            await first
+            with pytest.raises(TypeError, match="cannot be rebuilt in a worker"):
+                await second
+    finally:
+        await workers.close()
+
+
+# Ends that should not end more than the call
+
+
+class NoClass:
+    """Says nothing of what it is."""
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise KeyboardInterrupt
+
+
+class Dumps:
+    """A model, so it seems."""
+
+    def model_dump(self, mode: str) -> Any:
+        raise SystemExit(3)
+
+
+class Unspeakable(ToolFailed):
+    """Its words end the process."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def _deep(levels: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [(NoClass(), "internal"), (Dumps(), "internal"), (Unspeakable("x"), "failed"), (_deep(600), "failed")],
+    ids=["no class", "dump", "words", "600 levels"],
+)
+async def test_no_result_and_no_error_ends_more_than_its_call(result: Any, error: str) -> None:
+    @tool
+    async def act() -> Any:
+        """Act."""
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    model, audit = Scripted(calls("act"), says("Alive.")), MemoryAudit()
+    async with house(model, [act], audit=audit) as atlas:
+        assert (await atlas.ask("go")).text == "Alive."
+    assert [told[:2] for told in _told(model)] == [("error", error)]
+    assert len(await audit.records()) == 1
+
+
+def _breaks(value: int) -> int:
+    raise KeyError("a typo in a validator")
+
+
+async def test_a_validator_that_breaks_harms_no_other_call() -> None:
+    @tool
+    async def odd(n: Annotated[int, pydantic.AfterValidator(_breaks)]) -> int:
+        """Be odd."""
+        return n
+
+    shop, audit = Shop(confirm=False), MemoryAudit()
+    model = Scripted(calls("odd", n=1) + calls("buy", item="tea"), says("Done."))
+    async with house(model, [odd, shop.buy], audit=audit) as atlas:
+        await atlas.ask("go")
+    assert _told(model) == [("error", "internal", NEUTRAL), ("ok", None, "bought")]
+    assert len(await audit.records()) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 900 + "]" * 900, '["\\ud800"]', f"[{'9' * 5000}]", '{"a": ' * 300 + "1" + "}" * 300, "\ud800", object()],
+    ids=["deep", "half a pair", "large number", "deep objects", "half a pair itself", "no JSON"],
+)
+async def test_no_argument_keeps_a_row_from_being_written(text: object) -> None:
+    @tool
+    async def act(text: Any) -> str:
+        """Act."""
+        return "done"
+
+    audit = MemoryAudit()
+    async with house(Scripted(calls("act", text=text), says("Done.")), [act], audit=audit) as atlas:
+        assert (await atlas.ask("go")).text == "Done."
+    rows = await audit.records()
+    assert [row.entry.success for row in rows] == [isinstance(text, str)]
+    assert verify(rows) is None
+
+
+# Limits that should not leak
+
+
+class Wall(VirtualClock):
+    """A clock whose hands somebody sets."""
+
+    set_by = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.set_by
+
+
+@pytest.mark.parametrize("days", [1, -1])
+async def test_setting_the_clock_gives_no_new_day(days: int) -> None:
+    shop, clock = Shop(confirm=False), Wall()
+    model = Scripted(calls("buy", item="tea"), says("ok"), calls("buy", item="tea"), says("ok"))
+    async with house(model, [shop.buy], clock=clock, limits=Limits(per_day=1)) as atlas:
+        await atlas.ask("buy")
+        clock.set_by = days * 86_400.0
+        await atlas.ask("buy")
+    assert len(shop.bought) == 1
+
+
+def test_ticks_go_on_in_another_loop() -> None:
+    shop = Shop(confirm=False)
+    model = Scripted(*(reply for _ in range(5) for reply in (calls("buy", item="tea"), says("ok"))))
+    atlas = house(model, [shop.buy], limits=Limits(per_tick=2, tick=0.05))
+
+    async def turn() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await atlas.ask("buy")
+
+    for _ in range(5):
+        asyncio.run(turn())
+    assert len(shop.bought) == 5
+
+
+class Bell(VirtualClock):
+    """Rings when told."""
+
+    ring: Callable[[], object]
+
+    def call_later(self, seconds: float, ring: Callable[[], object]) -> Any:
+        self.ring = ring
+        return super().call_later(seconds, ring)
+
+
+async def test_a_turn_given_to_who_gives_up_goes_to_the_next() -> None:
+    clock = Bell()
+    ticks = Ticks(clock, 1, 5.0)
+    await ticks.turn("a")
+    second, third = (asyncio.create_task(ticks.turn("a")) for _ in range(2))
+    await asyncio.sleep(0)
+    clock.ring()
+    second.cancel()
+    async with asyncio.timeout(PATIENCE):
+        await third
+    assert second.cancelled()
+    assert ticks.waiting("a") == 0
+
+
+async def test_who_gives_up_waiting_as_a_place_becomes_free_is_just_cancelled() -> None:
+    slots = Slots(1)
+    assert slots.take()
+    first, second = (asyncio.create_task(slots.wait()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    slots.give_back()
+    async with asyncio.timeout(PATIENCE):
+        await second
+        with pytest.raises(asyncio.CancelledError):
+            await first
+    slots.give_back()
+    assert slots.take()
+
+
+# Rows that should be there once
+
+
+class SlowLog(MemoryAudit):
+    """Takes its time, before or after it has written."""
+
+    def __init__(self, *, before: float = 0.0, after: float = 0.0) -> None:
+        super().__init__()
+        self.before, self.after = before, after
+        self.reached = asyncio.Event()
+
+    async def append(self, entry: Entry) -> Record:
+        if self.before:
+            self.reached.set()
+            await asyncio.sleep(self.before)
+        record = await super().append(entry)
+        self.reached.set()
+        await asyncio.sleep(self.after)
+        return record
+
+
+@pytest.mark.parametrize("log", [{"before": 0.05}, {"after": 0.05}], ids=["before", "after"])
+@pytest.mark.parametrize("case", ["done", "refused"])
+async def test_a_turn_cancelled_while_its_row_is_written_has_that_row_once(log: dict[str, float], case: str) -> None:
+    shop, audit = Shop(confirm=case == "refused"), SlowLog(**log)
+    async with house(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
+        stream = atlas.send("go")
+        await audit.reached.wait()
+        stream.cancel()
+        await _ended(stream)
+        (result,) = atlas.conversation().messages[-1].tool_results
+    (row,) = await audit.records()
+    assert (row.entry.meta["status"], result.status) == (("ok", "ok") if case == "done" else ("error", "error"))
+
+
+async def test_a_log_that_hangs_holds_up_no_cancelled_turn_and_what_it_did_not_take_is_not_told_as_done() -> None:
+    shop, audit = Shop(confirm=False), SlowLog(before=3600)
+    async with house(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
+        stream = atlas.send("go")
+        await audit.reached.wait()
+        begun = time.monotonic()
+        stream.cancel()
+        await _ended(stream)
+        assert time.monotonic() - begun < 1.5
+        (result,) = atlas.conversation().messages[-1].tool_results
+        assert (shop.bought, result.status) == ([("tea", 1)], "unknown")
+
+
+async def test_a_log_that_fails_is_asked_once() -> None:
+    class Full(MemoryAudit):
+        async def append(self, entry: Entry) -> Record:
+            await super().append(entry)
+            raise OSError("the disk is full")
+
+    shop, audit = Shop(confirm=False), Full()
+    async with house(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
+        with pytest.raises(OSError, match="disk is full"):
+            await atlas.ask("go")
+        await asyncio.sleep(0)
+        assert [result.status for result in atlas.conversation().messages[-1].tool_results] == ["unknown"]
+    assert len(await audit.records()) == 1
+
+
+class Moody(MemoryAudit):
+    """Now fast, now slow."""
+
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__()
+        self._dice = dice
+
+    async def append(self, entry: Entry) -> Record:
+        if self._dice.random() < 0.5:
+            await asyncio.sleep(self._dice.random() * 0.02)
+        record = await super().append(entry)
+        if self._dice.random() < 0.5:
+            await asyncio.sleep(self._dice.random() * 0.02)
+        return record
+
+
+def _tools_of_all_tempers(dice: random.Random, ran: list[int]) -> list[Tool]:
+    async def nap(n: int) -> int:
+        ran.append(n)
+        await asyncio.sleep(dice.random() * 0.03)
+        return n
+
+    async def fail(n: int) -> None:
+        ran.append(n)
+        raise KeyError("a bug")
+
+    async def leave(n: int) -> None:
+        ran.append(n)
+        raise SystemExit(n)
+
+    async def cancel_itself(n: int) -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return n
+
+    async def swallow(n: int) -> str:
+        with suppress(asyncio.CancelledError):
+            await nap(n)
+        return "swallowed"
+
+    async def insist(n: int) -> None:
+        try:
+            await nap(n)
+        except asyncio.CancelledError:
+            raise Transient("again") from None
+
+    functions = (nap, fail, leave, cancel_itself, swallow, insist)
+    return [tool(confirm=dice.random() < 0.2)(function) for function in functions]
+
+
+@asynccontextmanager
+async def _rough_turn(seed: int) -> AsyncGenerator[tuple[Conversation, Moody, list[int]]]:
+    """A reply with many calls, cancelled at some moment, perhaps twice."""
+    dice, ran, talk = random.Random(seed), list[int](), Conversation()
+    tools, audit = _tools_of_all_tempers(dice, ran), Moody(dice)
+    names = [*(each.name for each in tools), "missing"]
+    reply = calls("nap", n=-1)
+    for n in range(dice.randint(0, 12)):
+        reply = reply + calls(dice.choice(names), n=n)
+    limits = Limits(per_tick=dice.choice([None, 4]), tick=0.01, per_day=dice.choice([None, 6]))
+    model, agent = Scripted(reply, says("Done.")), {"parallel_tools": dice.random() < 0.7}
+
+    def approve(question: Question) -> bool:
+        return dice.random() < 0.7
+
+    async with house(model, tools, approve=approve, audit=audit, limits=limits, agent=agent) as atlas:
+        task = asyncio.create_task(atlas.ask("go", session=talk))
+        for _ in range(dice.choice([0, 1, 1, 2])):
+            await asyncio.sleep(dice.random() * 0.05)
+            task.cancel()
+        async with asyncio.timeout(PATIENCE):
+            with suppress(asyncio.CancelledError):
+                await task
+        yield talk, audit, ran
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_however_roughly_a_turn_ends_each_call_has_one_result_one_row_and_no_afterlife(seed: int) -> None:
+    async with _rough_turn(seed) as (talk, audit, ran):
+        at_the_end = list(ran)
+    asked = sorted(call.id for message in talk.messages for call in message.tool_calls)
+    rows = await audit.records()
+    assert is_paired(talk.messages)
+    assert sorted(row.entry.meta["call_id"] for row in rows) == asked
+    assert verify(rows) is None
+    await asyncio.sleep(0.02)
+    assert ran == at_the_end
+    slots = process_slots()
+    taken = sum(slots.take() for _ in range(65))
+    for _ in range(taken):
+        slots.give_back()
+    assert taken == 64
+
+
+# Names that should not be others'
+
+
+def test_an_agent_called_like_a_group_or_a_user_has_nothing_of_theirs() -> None:
+    policy = Policy(
+        tools={"post": {"publishers": "yes"}},
+        grants={"publishers": ["x:post"], "user:ana": ["mail:*"], "*": ["time:read"]},
+        groups={"publishers": ["kelly"]},
+    )
+    for agent_id, role in (("publishers", ""), ("user:ana", ""), ("eve", "user:ana"), ("eve", "*"), ("*", "")):
+        for needs in ("x:post", "mail:send"):
+            assert policy.verdict("act", Actor(agent_id, role), needs=[needs]).cell == "no", (agent_id, role, needs)
+        assert policy.verdict("post", Actor(agent_id, role)).cell == "no", (agent_id, role)
+    assert policy.verdict("post", Actor("kelly")).cell == "yes"
+    assert policy.verdict("post", Actor("eve", "publishers")).cell == "yes"
+    assert policy.verdict("act", Actor("eve", user="ana"), needs=["mail:send"]).cell == "yes"
+
+
+def test_a_text_where_a_list_of_names_belongs_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"grants\.ana must be a list of names"):
+        Policy(grants={"ana": "file:*"})
+    with pytest.raises(ConfigError, match=r"groups\.staff must be a list of names"):
+        Policy(groups={"staff": "ana"})
+
+
+def test_a_cell_for_a_user_is_refused_and_not_passed_over() -> None:
+    with pytest.raises(ConfigError, match="a user has grants"):
+        Policy(tools={"act": {"*": "yes", "user:ana": "no"}})
+
+
+# Secrets in odd places
+
+CANARY = "kanarien/vogel+7731"
+
+
+async def test_a_secret_is_in_no_progress_no_validation_no_name_and_no_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_API_KEY", CANARY)
+
+    def picky(value: int) -> int:
+        raise ValueError(f"only {CANARY} is right")
+
+    @tool
+    async def check(n: Annotated[int, pydantic.AfterValidator(picky)]) -> int:
+        """Check."""
+        return n
+
+    @tool(confirm=True)
+    async def ask(password: str) -> str:
+        """Ask."""
+        return password
+
+    @tool
+    async def work(context: ToolContext) -> str:
+        """Work."""
+        context.progress(f"using {CANARY}")
+        return "done"
+
+    def approve(question: Question) -> bool:
+        raise RuntimeError(f"cannot show {question.arguments}") from ValueError(CANARY)
+
+    def listen(event: Any) -> None:
+        raise RuntimeError(f"cannot bear {CANARY}")
+
+    replies = calls("check", n=1) + calls("ask", password="hunter-22") + calls("work") + calls(f"find {CANARY}")
+    model, audit = Scripted(replies, says("Done.")), MemoryAudit()
+    async with house(model, [check, ask, work], approve=approve, audit=audit) as atlas:
+        atlas.on("tool:called", listen)
+        stream = atlas.send("go")
+        events = [event async for event in stream]
+    progress = [event.message for event in events if event.type == "tool:progress"]
+    assert progress == [f"using {HIDDEN}"]
+    seen = str(_told(model)) + caplog.text + msgspec.json.encode(await audit.records()).decode()
+    assert CANARY not in seen
+    assert "hunter-22" not in seen
+    assert f"only {HIDDEN} is right" in seen
+    assert "cannot bear" in caplog.text
+
+
+async def test_a_row_holds_no_secret_of_a_result_by_name() -> None:
+    @tool
+    async def settings(as_text: bool) -> Any:
+        """Read the settings."""
+        found = {"db_pass": "one-one", "deep": [{"apiKey": "two-two"}], "pairs": [["cookie", "three-three"]]}
+        return msgspec.json.encode(found).decode() if as_text else found
+
+    audit = MemoryAudit()
+    replies = calls("settings", as_text=False) + calls("settings", as_text=True)
+    async with house(Scripted(replies, says("ok")), [settings], audit=audit) as atlas:
+        await atlas.ask("go")
+    rows = msgspec.json.encode(await audit.records()).decode()
+    assert [word for word in ("one-one", "two-two", "three-three") if word in rows] == []
+
+
+PEM = "-----BEGIN X-----\nMIIEabcdefghijklmnop\nQRSTUVWXYZ0123456789\n-----END X-----"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        quote(CANARY),
+        quote(CANARY, safe=""),
+        CANARY.encode().hex(),
+        *(base64.b64encode(f"{before}{CANARY}!".encode()).decode() for before in ("", "u:", "us:", "use:")),
+        base64.urlsafe_b64encode(CANARY.encode()).decode(),
+        "the line QRSTUVWXYZ0123456789 of it",
+        "the password tiger-77 was wrong",
+    ],
+)
+def test_a_known_secret_is_found_encoded_and_in_part(text: str) -> None:
+    environment = {"A_KEY": CANARY, "PEM_KEY": PEM, "DATABASE_URL": "postgresql://ana:tiger-77@db.example/shop"}
+    assert HIDDEN in str(Redactor(environment=environment).known_in(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET https://x.example/?api_key=abcdefgh&page=2 was refused",
+        "{'password': 'abc def', 'page': 2}",
+        'settings: {"client_secret": "abc def", "page": 2}',
+        "redis://:abcdefgh@cache.example",
+        "Authorization: Basic dXNlcjphYmNkZWY=",
+    ],
+)
+def test_a_secret_that_a_text_names_is_hidden(text: str) -> None:
+    hidden = Redactor(environment={}).text(text)
+    assert HIDDEN in hidden
+    assert not any(word in hidden for word in ("abc", "dXNl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AUTH_MODE", "production"),
+        ("DB_CONN", "localhost"),
+        ("MAX_TOKENS", "128000"),
+        ("COOKIE_DOMAIN", "shop.example"),
+        ("TOKEN_URL", "https://auth.example/token"),
+        ("KEY_FILE", "/run/secrets/key"),
+        ("POSTGRES_PASSWORD", "postgres"),
+    ],
+)
+def test_ordinary_words_of_the_environment_stay_in_results(name: str, value: str) -> None:
+    text = f"it says {value} there"
+    assert Redactor(environment={name: value}).known_in({"a": [text]}) == {"a": [text]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "only basic information is available",
+        "password: Input should be a valid string",
+        "no row with key=42",
+        "120 tokens=5 keyboard=qwerty http://h.example:80/a@b",
+    ],
+)
+def test_words_that_are_no_secret_stay_in_a_fault(text: str) -> None:
+    assert Redactor(environment={}).text(text) == text
+
+
+def test_json_in_a_string_without_secrets_stays_as_it_was_written() -> None:
+    written = '{"b":1,  "a": [1.0, "é"]}'
+    assert Redactor(environment={}).value({"text": written}) == {"text": written}
+
+
+async def test_a_key_that_comes_from_a_file_is_a_known_secret(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("OPENAI_API_KEY=plain-looking-key\nOPENAI_BASE_URL=http://127.0.0.1:9/v1\n")
+    registry = Registry(Environment({}, dotenv=tmp_path / ".env"))
+
+    @tool
+    async def act() -> None:
+        """Act."""
+        raise ToolFailed("the key plain-looking-key was refused")
+
+    model = Scripted(calls("act"), says("ok"))
+    agents = [Agent("real", model="openai/gpt"), Agent("scripted", model=model, tools=[act])]
+    async with Atlas(agents, registry=registry) as atlas:
+        stream = atlas.send("go", agent_id="real")
+        stream.cancel()
+        await _ended(stream)
+        await atlas.ask("go", agent_id="scripted", session="another")
+    assert _results(model)[0].result == f"the key {HIDDEN} was refused"
+
+
+# Data that should not hold up the loop
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    begun = time.process_time()
+    with suppress(BadArguments, BadResult):
+        work()
+    return time.process_time() - begun
+
+
+async def _sort(items: list[str]) -> str:
+    """Sort."""
+    return ""
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: Redactor(environment={}).text("eyJ-" * 25_000),
+        lambda: Redactor(environment={f"A{n}_KEY": os.urandom(16).hex() for n in range(40)}).known_in("a b " * 250_000),
+        lambda: json_value([0] * 3_000_000),
+        lambda: tool(_sort).check({"items": [0] * 200_000}),
+    ],
+    ids=["looks", "known", "result", "validation"],
+)
+def test_a_megabyte_is_looked_through_in_no_time(work: Callable[[], object]) -> None:
+    assert min(_cpu(work) for _ in range(2)) < 0.5
+
+
+def test_two_hundred_tools_are_judged_in_no_time() -> None:
+    groups = {f"group {n}": [f"agent {m}" for m in range(20)] for n in range(50)}
+    policy = Policy(groups=groups, grants={group: ["file:*", "mail:read"] for group in groups})
+    needs = ("file:read", "mail:send")
+
+    def judge() -> None:
+        for n in range(200):
+            policy.verdict(f"tool {n}", Actor("agent 3", "clerk"), needs=needs)
+
+    judge()
+    assert min(_cpu(judge) for _ in range(3)) < 0.005
