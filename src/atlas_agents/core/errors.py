@@ -20,6 +20,7 @@ AtlasError
 │   ├── StoreLost        the caller: the database cannot be reached; it may be tried again
 │   ├── Fenced           a worker that lost its run: another one owns it now
 │   ├── Conflict         the caller: it was done before, and otherwise
+│   │   └── SessionBusy  the caller: the session has a turn under way, and this one was not to wait
 │   ├── LimitSpent       the limiter: the day's count is used up
 │   └── NotStored        the caller: there is no such row
 └── ToolFault            the model, as a tool result; the caller never sees it
@@ -175,6 +176,10 @@ class Fenced(StoreError):
 
 class Conflict(StoreError):
     """The same thing was written before, with other content."""
+
+
+class SessionBusy(Conflict):
+    """The session has a turn under way, and this one was not to wait for it."""
 
 
 class LimitSpent(StoreError):

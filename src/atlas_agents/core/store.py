@@ -11,7 +11,7 @@ import msgspec
 
 RunStatus: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting")
-JournalKind: TypeAlias = Literal["accepted", "reply", "intent", "outcome", "asked", "answered", "ended"]
+JournalKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome", "asked", "answered", "ended"]
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -47,11 +47,15 @@ class RunRow(msgspec.Struct, frozen=True):
     user: str = ""
     idempotency_key: str = ""
     request: bytes = b""
-    """What was asked for, as JSON: the fingerprint that a repeated idempotency key must match."""
+    """What is to be done, as JSON: all that a process needs to begin it that has never heard of it."""
     error: str | None = None
     created_at: int = 0
     ended_at: int | None = None
     tenant: str = "default"
+    fingerprint: str = ""
+    """What a repeated idempotency key must match."""
+    events: int = 0
+    """No event of this run has a number above this one: they are reserved before they are used."""
 
 
 class JournalRow(msgspec.Struct, frozen=True):
@@ -76,6 +80,14 @@ class AuditRow(msgspec.Struct, frozen=True):
     hash: str
 
 
+class EventRow(msgspec.Struct, frozen=True):
+    """What a run said, at its place among all it said; `body` is JSON."""
+
+    run_id: str
+    seq: int
+    body: bytes
+
+
 class ApprovalRow(msgspec.Struct, frozen=True):
     """A question to a person, bound by hash to the exact bytes; it outlives the process."""
 
@@ -89,6 +101,8 @@ class ApprovalRow(msgspec.Struct, frozen=True):
     created_at: int
     answer: bytes | None = None
     answered_at: int | None = None
+    grants: str = ""
+    """The hash that the answer allows for longer than once, if it does."""
 
 
 class UsageRow(msgspec.Struct, frozen=True):
@@ -116,7 +130,7 @@ class PutSession(msgspec.Struct, frozen=True, tag=True):
 
 
 class DropSession(msgspec.Struct, frozen=True, tag=True):
-    """Remove a session with its messages, runs, journals and approvals; the audit log and the usage keep their rows.
+    """Remove a session with its messages, runs, journals, events and approvals; the audit log and the usage stay.
 
     `Conflict` while a run is open.
     """
@@ -138,10 +152,11 @@ class AddMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class AcceptRun(msgspec.Struct, frozen=True, tag=True):
-    """Accept a turn: running at once if its session is idle, else queued behind the others. Its row is the result.
+    """Accept a turn: running at once if its session is idle, else queued behind the others, or `SessionBusy` if it must
+    be `at_once`. Its row is the result.
 
     With an idempotency key that the session has seen, nothing of the whole commit is written: the known run is the
-    result and None stands for every other write, unless the known request was another: then `Conflict`.
+    result and None stands for every other write, unless its fingerprint was another: then `Conflict`.
     """
 
     id: str
@@ -149,7 +164,9 @@ class AcceptRun(msgspec.Struct, frozen=True, tag=True):
     agent_id: str
     user: str = ""
     idempotency_key: str = ""
+    fingerprint: str = ""
     request: bytes = b""
+    at_once: bool = False
 
 
 class ClaimRun(msgspec.Struct, frozen=True, tag=True):
@@ -213,6 +230,21 @@ class AnswerApproval(msgspec.Struct, frozen=True, tag=True):
 
     id: str
     answer: bytes
+    grants: str = ""
+
+
+class ReserveEvents(msgspec.Struct, frozen=True, tag=True):
+    """Reserve so many more numbers for a run's events, of an ended run as well; the last of them is the result."""
+
+    run_id: str
+    count: int
+
+
+class AddEvents(msgspec.Struct, frozen=True, tag=True):
+    """Keep events of a run under reserved numbers, `(seq, body)` each; one that is there already stays as it is."""
+
+    run_id: str
+    events: tuple[tuple[int, bytes], ...]
 
 
 class AddUsage(msgspec.Struct, frozen=True, tag=True):
@@ -234,6 +266,8 @@ Write: TypeAlias = (
     | Release
     | PutApproval
     | AnswerApproval
+    | ReserveEvents
+    | AddEvents
     | AddUsage
 )
 
@@ -258,8 +292,17 @@ class Store(Protocol):
         ...
 
     async def messages(
-        self, tenant: str, session: str, *, after: int = 0, limit: int | None = None
-    ) -> list[StoredMessage]: ...
+        self,
+        tenant: str,
+        session: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        last: bool = False,
+    ) -> list[StoredMessage]:
+        """In order; of more than `limit` the first ones, or the `last`."""
+        ...
 
     async def run(self, tenant: str, run_id: str) -> RunRow | None: ...
 
@@ -277,7 +320,17 @@ class Store(Protocol):
 
     async def approval(self, tenant: str, id: str) -> ApprovalRow | None: ...
 
-    async def pending_approvals(self, tenant: str) -> list[ApprovalRow]: ...
+    async def pending_approvals(self, tenant: str) -> list[ApprovalRow]:
+        """Questions of open runs that nobody has answered, the oldest first."""
+        ...
+
+    async def grants(self, tenant: str, binding: str) -> list[ApprovalRow]:
+        """Answered questions that allow this hash for longer than once."""
+        ...
+
+    async def events(
+        self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None
+    ) -> list[EventRow]: ...
 
     async def counted(self, tenant: str, agent_id: str, day: str) -> int: ...
 
