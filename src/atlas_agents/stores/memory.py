@@ -72,9 +72,9 @@ class MemoryStore:
     async def run(self, tenant: str, run_id: str) -> RunRow | None:
         return self._desk(tenant).runs.get(run_id)
 
-    async def runs(self, tenant: str, session: str) -> list[RunRow]:
+    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
         desk = self._desk(tenant)
-        return [desk.runs[id] for id in desk.runs_of.get(session, {})]
+        return [desk.runs[id] for id in (desk.open_of if open_only else desk.runs_of).get(session, {})]
 
     async def open_runs(self) -> list[RunRow]:
         return [

@@ -63,8 +63,9 @@ class SqlReads(ABC):
         rows = await self.fetch(query(tenant, sql.RUN, run_id=run_id))
         return run_of(rows[0]) if rows else None
 
-    async def runs(self, tenant: str, session: str) -> list[RunRow]:
-        return [run_of(row) for row in await self.fetch(query(tenant, sql.RUNS, session=session))]
+    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
+        statement = sql.OPEN_RUNS_OF if open_only else sql.RUNS
+        return [run_of(row) for row in await self.fetch(query(tenant, statement, session=session))]
 
     async def open_runs(self) -> list[RunRow]:
         return [run_of(row) for row in await self.fetch(Query(sql.OPEN_RUNS, {}))]

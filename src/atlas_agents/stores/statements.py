@@ -83,6 +83,7 @@ AND place = (SELECT min(place) FROM runs WHERE tenant = :tenant AND session = :s
 AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant = :tenant AND session = :session AND {_ACTIVE})
 RETURNING id"""
 RUNS = f"SELECT {_RUN} FROM runs WHERE tenant = :tenant AND session = :session ORDER BY place"
+OPEN_RUNS_OF = f"SELECT {_RUN} FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN} ORDER BY place"
 OPEN_RUNS = f"SELECT {_RUN} FROM runs WHERE {_OPEN} ORDER BY tenant, session, place"
 
 JOURNAL_END = """
