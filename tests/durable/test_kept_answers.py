@@ -31,6 +31,10 @@ class Shop:
         self.buy = buy
 
 
+def refuse(question: Question) -> str:
+    return "no"
+
+
 async def kept() -> MemoryStore:
     store = MemoryStore()
     await store.open()
@@ -71,7 +75,7 @@ async def test_a_question_waits_across_a_restart_with_its_id_and_its_deadline(tm
         await atlas.answer(question.id, Answer("once", by="ana"))
         assert (await again.reply()).text == "Done."
         assert shop.bought == ["tea"]
-        (row,) = list(await atlas.audit.records())
+        (row,) = list(await atlas.audit.records("default"))
         assert row.entry.meta["approved_by"] == "ana"
         assert [entry.kind for entry in await second.journal("default", stream.stream_id)] == [
             *("accepted", "reply", "asked", "resumed", "answered", "intent", "outcome", "reply", "ended")
@@ -157,7 +161,7 @@ async def test_a_session_answer_holds_in_the_next_process_for_that_session() -> 
         await atlas.answer((await asked(atlas)).id, "session")
         await stream.reply()
     model = Scripted(BUY, says("Done."), BUY, says("Done."))
-    async with house(model, [shop.buy], store=store, approve=lambda _: "no") as atlas:
+    async with house(model, [shop.buy], store=store, approve=refuse) as atlas:
         await atlas.ask("again", session="s")
         assert shop.bought == ["tea", "tea"]
         await atlas.ask("again", session="other")

@@ -74,7 +74,8 @@ class MemoryStore:
 
     async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
         desk = self._desk(tenant)
-        return [desk.runs[id] for id in (desk.open_of if open_only else desk.runs_of).get(session, {})]
+        ids = desk.open_of.get(session, {}) if open_only else desk.runs_of.get(session, {})
+        return [desk.runs[id] for id in ids]
 
     async def open_runs(self) -> list[RunRow]:
         return [
