@@ -1,0 +1,109 @@
+"""One life of the process: open the store, let the clients live, and close; or whatever the plan has for it."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+from crash.client import Client, answer_to
+from crash.plays import TOOLS, Player
+from crash.points import Plan, Points
+from crash.scripts import Script
+from crash.stage import STAGE, Clock
+from crash.stores import Place
+from crash.world import World
+
+from atlas_agents import Agent, Answer, Approvals, Atlas, Question, RetryPolicy
+from atlas_agents.core.store import Store
+from atlas_agents.testing import Environment, Registry
+
+_REGISTRY = Registry(Environment({}, dotenv=None))
+_RETRY = RetryPolicy(order="given", retries=1, backoff=0.1)
+_LONGEST = 12.0
+_HANGS = 0.08
+
+
+class Life(msgspec.Struct, frozen=True):
+    """Which one: its number in the case, and when the case began."""
+
+    number: int
+    began: float
+    plan: Plan
+
+
+class _Noted(logging.Handler):
+    """Errors that are logged are noted in the world, for who reads of a case that went wrong."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        STAGE.world.note("log", record.levelname, text=record.getMessage()[:2000])
+
+
+async def live(folder: Path, place: Place, script: Script, life: Life) -> None:
+    """From the opening of the store to its closing, if it comes to that."""
+    prepare(folder, script, life)
+    plan, before = life.plan, STAGE.world.all()
+    store = place.store(STAGE.clock)
+    STAGE.opening = not script.migrates
+    await store.open()
+    STAGE.opening = False
+    atlas = build(script, store)
+    client = Client(atlas, script, before)
+    try:
+        async with asyncio.timeout(1.0 if plan.forever else _LONGEST):
+            await client.live(again=life.number > 1, sends_first=plan.sends_first)
+    except TimeoutError:
+        STAGE.world.note("runner", "gave up" if plan.forever else "stuck")
+    await atlas.close()
+    await store.close()
+    STAGE.world.note("runner", "passed", n=STAGE.points.passed, text="\n".join(STAGE.points.names))
+
+
+async def recover_again(folder: Path, place: Place, script: Script, life: Life) -> None:
+    """Another start, when all is done: it must find nothing to do, and change nothing."""
+    prepare(folder, script, life)
+    store = place.store(STAGE.clock)
+    await store.open()
+    before = place.rows()
+    atlas = build(script, store)
+    streams = await atlas.recover()
+    for stream in streams:
+        await asyncio.wait([asyncio.ensure_future(stream.reply())])
+    same = not streams and place.rows() == before
+    STAGE.world.note("runner", "recovered again", n=int(same))
+    await atlas.close()
+    await store.close()
+
+
+def prepare(folder: Path, script: Script, life: Life) -> None:
+    STAGE.world = World(folder / "world", life.number)
+    STAGE.points = Points(life.plan, STAGE.world)
+    STAGE.clock = Clock(life.began, life.plan.jump)
+    logging.basicConfig(handlers=[_Noted(logging.ERROR)], force=True)
+    if life.plan.deed == "timeout":
+        for each in TOOLS:
+            each.timeout = _HANGS
+
+
+def build(script: Script, store: Store) -> Atlas:
+    models = [Player("first", breaks=True), Player("second")] if script.fails_over else [Player()]
+    agent = Agent("a", providers=models, tools=TOOLS, retry=_RETRY, **script.agent)
+    return Atlas(
+        [agent],
+        store=store,
+        history=script.history,
+        limits=script.limits,
+        approve=Approvals(_say if script.asks == "function" else None, wait=True, deadline=script.deadline),
+        retries=(0.1, 0.1),
+        registry=_REGISTRY,
+        clock=STAGE.clock,
+    )
+
+
+async def _say(question: Question) -> Answer:
+    """The person as a function."""
+    if STAGE.points.here("approval function") == "exception":
+        raise RuntimeError("nobody there")
+    await asyncio.sleep(0)
+    answer = answer_to(question)
+    STAGE.world.note("client", "answered", key=question.id, text=answer.decision)
+    return answer
