@@ -12,6 +12,7 @@ import pytest
 
 from atlas_agents import ConfigError
 from atlas_agents.workspace import AgentSpec, Workspace
+from checks import as_nobody
 
 DEFAULTS = {
     "AGENTS.md": "c57e998c2809387f",
@@ -198,11 +199,10 @@ def test_a_workspace_behind_a_link_is_read(tmp_path: Path) -> None:
     assert Workspace(tmp_path / "w").system_prompt() == "S"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "SOUL.md").write_text("S")
     (tmp_path / "SOUL.md").chmod(0)
-    with pytest.raises(ConfigError, match=r"SOUL\.md: it cannot be read: Permission denied"):
+    with as_nobody(tmp_path), pytest.raises(ConfigError, match=r"SOUL\.md: it cannot be read: Permission denied"):
         Workspace(tmp_path).load()
 
 

@@ -65,6 +65,6 @@ def _user_folder(environment: Lookup, variable: str, usual: Path) -> Path:
 def _person(environment: Lookup) -> Path:
     given = environment.get("HOME")
     try:
-        return Path(given) if given else Path.home()
+        return Path(given).absolute() if given else Path.home()
     except RuntimeError as error:
         raise ConfigError("this user has no home folder: set ATLAS_HOME") from error
