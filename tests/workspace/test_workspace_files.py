@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import ConfigError
+from atlas_agents.core.places import is_protected
 from atlas_agents.workspace import AgentSpec, Workspace
 from checks import as_nobody
 
@@ -103,6 +104,19 @@ def test_a_folder_that_has_one_of_them_is_left_alone(name: str, tmp_path: Path) 
     assert (tmp_path / name).read_text() == "mine"
 
 
+def is_nowhere(path: Path) -> bool:
+    return False
+
+
+def test_a_file_that_appears_at_the_last_moment_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "AGENTS.md").write_text("mine")
+    monkeypatch.setattr(os.path, "lexists", is_nowhere)
+    assert Workspace(tmp_path).prepare() is False
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("AGENTS.md", "mine")]
+
+
 def test_a_link_to_nothing_is_not_written_through(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (tmp_path / "w").mkdir()
@@ -122,6 +136,13 @@ def test_a_place_where_no_folder_can_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "w").write_text("a file")
     with pytest.raises(ConfigError, match=r"w: the workspace cannot be made there: Not a directory"):
         Workspace(tmp_path / "w").prepare()
+
+
+@pytest.mark.parametrize("name", [*DEFAULTS, "atlas.toml", ".env", "agents.MD", ".ENV"])
+def test_the_files_that_agents_are_made_of_are_known_by_name(name: str, tmp_path: Path) -> None:
+    assert is_protected(tmp_path / name)
+    assert not is_protected(tmp_path / name / "notes.md")
+    assert not is_protected(tmp_path / f"my-{name}")
 
 
 # What is refused

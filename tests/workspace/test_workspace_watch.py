@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from atlas_agents.testing import VirtualClock
 from atlas_agents.workspace import Workspace, WorkspaceState
+from atlas_agents.workspace import workspace as module
 
 GOOD = "## a\nDescription: one\n"
 
@@ -151,8 +154,6 @@ async def test_a_folder_that_goes_away_leaves_what_was_read(tmp_path: Path) -> N
 async def test_a_file_that_is_written_while_it_is_read_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atlas_agents.workspace import workspace as module
-
     async with watching(tmp_path) as watched:
         read = module.read
 
@@ -167,9 +168,30 @@ async def test_a_file_that_is_written_while_it_is_read_is_not_used(
         assert await watched.polls(4) == [f"{GOOD}\n\n---\n\nthe whole"]
 
 
-async def test_looking_costs_next_to_nothing(tmp_path: Path) -> None:
-    import time
+WRITER = """
+import os
+for number in range(400):
+    with open("SOUL.md~", "w") as file:
+        file.write(f"{number} " * (number % 50 + 1) * 100)
+    os.replace("SOUL.md~", "SOUL.md")
+"""
 
+
+async def test_while_another_process_edits_only_whole_files_are_seen(tmp_path: Path) -> None:
+    whole = {f"{number} " * (number % 50 + 1) * 100 for number in range(400)}
+    workspace = Workspace(tmp_path)
+    workspace.load()
+    writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, cwd=tmp_path)
+    async with aclosing(workspace.watch(every=0.001)) as states, asyncio.timeout(30):
+        async for state in states:
+            assert state.errors == ()
+            assert state.prompt in whole
+            if state.prompt == "399 " * 50 * 100:
+                break
+    assert await writer.wait() == 0
+
+
+async def test_looking_costs_next_to_nothing(tmp_path: Path) -> None:
     async with watching(tmp_path) as watched:
         start = time.process_time()
         await watched.polls(2000)

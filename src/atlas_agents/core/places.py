@@ -1,4 +1,4 @@
-"""Where things are kept on this machine: the home folder, and the settings that a person has for all projects."""
+"""Where things are kept on this machine, and which files say what agents may do, so that no agent may write them."""
 
 import os
 import sys
@@ -9,6 +9,9 @@ from atlas_agents.core.errors import ConfigError
 
 _FOLDER = "atlas-agents"
 _APPLE = Path("Library", "Application Support")
+
+PROTECTED = ("AGENTS.md", "SOUL.md", "TOOLS.md", "atlas.toml", ".env")
+"""Names of files that agents are made of, whether the files exist or not."""
 
 
 class Lookup(Protocol):
@@ -37,6 +40,11 @@ def absolute(given: str | Path, base: Path, environment: Lookup) -> Path:
     if text == "~" or text.startswith("~/"):
         text = f"{_person(environment)}{text[1:]}"
     return Path(os.path.normpath(base.absolute() / text))
+
+
+def is_protected(path: Path) -> bool:
+    """Whether a file of this name says what agents are told or may do; on some disks `agents.MD` is the same file."""
+    return path.name.casefold() in {name.casefold() for name in PROTECTED}
 
 
 def make_private(folder: Path) -> Path:
