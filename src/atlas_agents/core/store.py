@@ -306,8 +306,8 @@ class Store(Protocol):
 
     async def run(self, tenant: str, run_id: str) -> RunRow | None: ...
 
-    async def runs(self, tenant: str, session: str) -> list[RunRow]:
-        """All runs of a session in the order they were accepted."""
+    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
+        """All runs of a session, or those that have not ended, in the order they were accepted."""
         ...
 
     async def open_runs(self) -> list[RunRow]:
