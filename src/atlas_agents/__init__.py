@@ -10,13 +10,18 @@ from atlas_agents.core.errors import (
     BrokenHistory,
     Cancelled,
     ConfigError,
+    Conflict,
     ContextCycle,
     Declined,
     DuplicateTool,
     MissingKey,
     NotPermitted,
+    NotStored,
+    PoisonedRun,
     ProviderError,
     Refused,
+    SessionBusy,
+    StoreError,
     ToolFailed,
     ToolFault,
     Transient,
@@ -39,6 +44,7 @@ from atlas_agents.core.messages import (
 )
 from atlas_agents.core.messages import tool as tool_message
 from atlas_agents.core.metadata import Metadata
+from atlas_agents.core.questions import Answer, Question
 from atlas_agents.core.rules import Rule
 from atlas_agents.core.specs import ToolSpec
 from atlas_agents.engine.agent import Agent, agent
@@ -47,6 +53,8 @@ from atlas_agents.engine.context import Context
 from atlas_agents.engine.history import History
 from atlas_agents.engine.interceptors import Interceptor
 from atlas_agents.engine.result import CallResult, RunResult, Step
+from atlas_agents.engine.run import Accepted
+from atlas_agents.engine.sessions import Sessions
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.providers.anthropic import AnthropicProvider
 from atlas_agents.providers.base import (
@@ -63,16 +71,19 @@ from atlas_agents.providers.cassette import Cassette
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.http import Clocks
 from atlas_agents.providers.openai import OpenAIProvider
+from atlas_agents.providers.prices import Price
 from atlas_agents.providers.registry import ModelRef, parse_model_ref
-from atlas_agents.tools.approvals import Answer, Approvals, Question
+from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.limits import Limits
 from atlas_agents.tools.permissions import Actor, Policy, Verdict
+from atlas_agents.tools.reconcile import Happened, NotHappened
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
 
 __all__ = [
+    "Accepted",
     "Actor",
     "Agent",
     "Answer",
@@ -94,6 +105,7 @@ __all__ = [
     "Chunk",
     "Clocks",
     "ConfigError",
+    "Conflict",
     "Context",
     "ContextCycle",
     "Conversation",
@@ -102,6 +114,7 @@ __all__ = [
     "DuplicateTool",
     "Event",
     "File",
+    "Happened",
     "History",
     "Image",
     "Interceptor",
@@ -111,11 +124,15 @@ __all__ = [
     "Metadata",
     "MissingKey",
     "ModelRef",
+    "NotHappened",
     "NotPermitted",
+    "NotStored",
     "Opaque",
     "OpenAIProvider",
     "Part",
+    "PoisonedRun",
     "Policy",
+    "Price",
     "Provider",
     "ProviderError",
     "Question",
@@ -124,7 +141,10 @@ __all__ = [
     "RetryPolicy",
     "Rule",
     "RunResult",
+    "SessionBusy",
+    "Sessions",
     "Step",
+    "StoreError",
     "Text",
     "TextChunk",
     "Thinking",

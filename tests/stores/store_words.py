@@ -4,9 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
+import msgspec
+
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
+    AddEvents,
     AddJournal,
     AddMessage,
     AddUsage,
@@ -14,6 +17,7 @@ from atlas_agents.core.store import (
     PutApproval,
     PutSession,
     Reserve,
+    ReserveEvents,
     Store,
     UsageRow,
     Write,
@@ -56,7 +60,9 @@ async def everything(store: Store, tenant: str = TENANT) -> dict[str, Any]:
         "runs": runs,
         "journal": [row for run in runs for row in await store.journal(tenant, run.id)],
         "audit": await store.audit(tenant),
+        "events": [row for run in runs for row in await store.events(tenant, run.id)],
         "approvals": await store.pending_approvals(tenant),
+        "grants": await store.grants(tenant, "b"),
         "counted": await store.counted(tenant, "a", DAY),
         "usage": await store.usage(tenant),
     }
@@ -66,11 +72,14 @@ def one_of_each() -> list[Write]:
     """A commit that touches every table."""
     return [
         PutSession("s", "a", "label", metadata={"k": [1, "ü"]}),
-        AcceptRun("r1", "s", "a", "ann", "key", b'{"say":"hi"}'),
+        AcceptRun("r1", "s", "a", "ann", "key", "print", b'{"say":"hi"}'),
         AddMessage("s", "m1", b'{"role":"user"}', "r1"),
         AddJournal("r1", 0, "accepted", "", b"{}"),
         AddAudit(b'{"n":1}'),
         Reserve("a", DAY, 5),
         PutApproval(approval()),
+        PutApproval(msgspec.structs.replace(approval("p0"), answer=b"yes", answered_at=2, grants="b")),
+        ReserveEvents("r1", 2),
+        AddEvents("r1", ((1, b'{"e":1}'), (2, b'{"e":2}'))),
         AddUsage(UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1)),
     ]

@@ -3,23 +3,26 @@
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from store_words import DAY, TENANT, approval, everything, one_of_each, with_run
 
-from atlas_agents.core.errors import Conflict, Fenced, LimitSpent, NotStored, StoreError
+from atlas_agents.core.errors import Conflict, Fenced, LimitSpent, NotStored, SessionBusy, StoreError
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
+    AddEvents,
     AddJournal,
     AddMessage,
     AddUsage,
     AnswerApproval,
     ClaimRun,
     DropSession,
-    PutApproval,
+    EventRow,
     PutSession,
     Release,
     Reserve,
+    ReserveEvents,
     RunRow,
     Session,
     SetRun,
@@ -34,23 +37,25 @@ from conftest import Make
 
 
 async def test_what_a_commit_returns_is_what_is_read_afterwards(store: Store) -> None:
-    session, run, message, step, entry, used, asked, nothing = await store.commit(TENANT, one_of_each())
+    session, run, message, step, entry, used, asked, granted, last, *nothing = await store.commit(TENANT, one_of_each())
     kept = await store.session(TENANT, "s")
     assert kept is not None
     assert session == Session("s", "a", "label", False, {"k": [1, "ü"]}, session.created_at, session.updated_at)
     assert kept.metadata == session.metadata and kept.updated_at > session.updated_at
-    assert run == await store.run(TENANT, "r1")
     assert run == RunRow(
-        "r1", "s", "a", "running", 0, "ann", "key", b'{"say":"hi"}', None, run.created_at, None, TENANT
+        "r1", "s", "a", "running", 0, "ann", "key", b'{"say":"hi"}', None, run.created_at, None, TENANT, "print", 0
     )
+    assert await store.run(TENANT, "r1") == msgspec.structs.replace(run, events=2) and last == 2
+    assert await store.events(TENANT, "r1") == [EventRow("r1", 1, b'{"e":1}'), EventRow("r1", 2, b'{"e":2}')]
     assert await store.messages(TENANT, "s") == [message] == [StoredMessage("s", 1, "m1", "r1", b'{"role":"user"}')]
     assert await store.journal(TENANT, "r1") == [step]
     assert await store.audit(TENANT) == [entry]
     assert await store.counted(TENANT, "a", DAY) == used == 1
     assert await store.approval(TENANT, "p1") == asked == approval()
     assert await store.pending_approvals(TENANT) == [asked]
+    assert await store.grants(TENANT, "b") == [granted] == [await store.approval(TENANT, "p0")]
     assert await store.usage(TENANT) == [UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1)]
-    assert nothing is None
+    assert nothing == [None, None]
 
 
 async def test_what_is_not_there_is_none_or_empty(store: Store) -> None:
@@ -88,7 +93,30 @@ async def test_messages_keep_their_order_and_an_id_is_added_once(store: Store) -
     again = await store.commit(TENANT, [AddMessage("s", "m1", b"changed"), AddMessage("other", "m1", b"x")])
     assert [row.seq for row in again] == [2, 1]
     assert [m.body for m in await store.messages(TENANT, "s")] == [b"0", b"1", b"2", b"3", b"4"]
-    assert [m.id for m in await store.messages(TENANT, "s", after=1, limit=2)] == ["m1", "m2"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "numbers"),
+    [
+        ({}, [1, 2, 3, 4, 5]),
+        ({"after": 1, "limit": 2}, [2, 3]),
+        ({"before": 4}, [1, 2, 3]),
+        ({"after": 1, "before": 5, "limit": 2}, [2, 3]),
+        ({"limit": 2, "last": True}, [4, 5]),
+        ({"before": 4, "limit": 2, "last": True}, [2, 3]),
+        ({"after": 2, "before": 5, "limit": 9, "last": True}, [3, 4]),
+        ({"after": -3, "before": 99, "last": True}, [1, 2, 3, 4, 5]),
+        ({"before": 0}, []),
+        ({"after": 5}, []),
+        ({"limit": 0, "last": True}, []),
+        ({"limit": -1}, []),
+    ],
+)
+async def test_a_page_of_messages_is_in_order_from_either_end(
+    store: Store, asked: dict[str, Any], numbers: list[int]
+) -> None:
+    await store.commit(TENANT, [PutSession("s"), *(AddMessage("s", f"m{n}", b"") for n in range(5))])
+    assert [message.seq for message in await store.messages(TENANT, "s", **asked)] == numbers
 
 
 @pytest.mark.parametrize(
@@ -101,6 +129,9 @@ async def test_messages_keep_their_order_and_an_id_is_added_once(store: Store) -
         SetRun("r", 0, "done"),
         AddJournal("r", 0, "reply", "1", b""),
         AnswerApproval("p", b""),
+        ReserveEvents("r", 1),
+        AddEvents("r", ((1, b""),)),
+        AddEvents("r", ()),
     ],
 )
 async def test_a_write_to_what_is_not_there_is_not_stored(store: Store, write: Write) -> None:
@@ -133,15 +164,28 @@ async def test_a_queued_run_that_is_cancelled_leaves_the_running_one_alone(store
 
 
 async def test_a_repeated_accept_finds_the_known_run_and_writes_nothing(store: Store) -> None:
-    first = AcceptRun("r1", "s", "a", idempotency_key="k", request=b"1")
+    first = AcceptRun("r1", "s", "a", idempotency_key="k", fingerprint="1", request=b"now")
     await store.commit(TENANT, [PutSession("s"), first, AddMessage("s", "m1", b"")])
     before = await everything(store)
-    again = AcceptRun("r2", "s", "a", idempotency_key="k", request=b"1")
+    again = AcceptRun("r2", "s", "a", idempotency_key="k", fingerprint="1", request=b"later", at_once=True)
     results = await store.commit(TENANT, [PutSession("s", label="x"), again, AddMessage("s", "m2", b"")])
     assert results == [None, await store.run(TENANT, "r1"), None]
     with pytest.raises(Conflict, match="another request"):
-        await store.commit(TENANT, [AcceptRun("r3", "s", "a", idempotency_key="k", request=b"2")])
+        await store.commit(TENANT, [AcceptRun("r3", "s", "a", idempotency_key="k", fingerprint="2", request=b"now")])
     assert await everything(store) == before
+
+
+async def test_a_run_that_must_not_wait_is_refused_while_another_is_open(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s"), PutSession("t"), AcceptRun("r1", "s", "a", at_once=True)])
+    for status in ("running", "waiting"):
+        await store.commit(TENANT, [SetRun("r1", 0, status)])
+        before = await everything(store)
+        with pytest.raises(SessionBusy, match="under way"):
+            await store.commit(TENANT, [AddMessage("s", "m", b""), AcceptRun("r2", "s", "a", at_once=True)])
+        assert await everything(store) == before
+    (other,) = await store.commit(TENANT, [AcceptRun("r3", "t", "a", at_once=True)])
+    _, run = await store.commit(TENANT, [SetRun("r1", 0, "done"), AcceptRun("r2", "s", "a", at_once=True)])
+    assert other.status == run.status == "running"
 
 
 async def test_a_key_belongs_to_its_session_and_no_key_is_none(store: Store) -> None:
@@ -160,7 +204,7 @@ async def test_who_holds_an_older_epoch_cannot_write(store: Store) -> None:
     for write in (AddJournal("r1", 1, "reply", "1", b""), SetRun("r1", 1, "done"), SetRun("r1", 3, "done")):
         with pytest.raises(Fenced):
             await store.commit(TENANT, [write])
-    await store.commit(TENANT, [AddJournal("r1", 2, "reply", "1", b""), SetRun("r1", 2, "done")])
+    await store.commit(TENANT, [AddJournal("r1", 2, "resumed", "2", b""), SetRun("r1", 2, "done")])
     for write in (AddJournal("r1", 2, "reply", "2", b""), SetRun("r1", 2, "failed"), ClaimRun("r1")):
         with pytest.raises(Conflict, match="ended"):
             await store.commit(TENANT, [write])
@@ -192,19 +236,6 @@ async def test_a_counter_stops_at_its_limit(store: Store) -> None:
     assert await store.counted(TENANT, "a", "2026-11-16") == 0
 
 
-async def test_an_approval_is_answered_once(store: Store) -> None:
-    await store.commit(TENANT, [PutApproval(approval("p2", created_at=2)), PutApproval(approval("p1"))])
-    assert [row.id for row in await store.pending_approvals(TENANT)] == ["p1", "p2"]
-    (answered,) = await store.commit(TENANT, [AnswerApproval("p1", b"yes")])
-    assert answered == await store.approval(TENANT, "p1") and answered.answer == b"yes" and answered.answered_at
-    with pytest.raises(Conflict):
-        await store.commit(TENANT, [AnswerApproval("p1", b"no")])
-    assert await store.commit(TENANT, [PutApproval(approval("p1"))]) == [answered]
-    with pytest.raises(Conflict):
-        await store.commit(TENANT, [PutApproval(approval("p1", binding="other"))])
-    assert [row.id for row in await store.pending_approvals(TENANT)] == ["p2"]
-
-
 async def test_usage_is_summed_per_names_and_found_by_day(store: Store) -> None:
     for day in ("2026-11-01", "2026-11-02", "2026-11-02", "2026-11-03"):
         await store.commit(TENANT, [AddUsage(UsageRow(day, "s", "a", "m", 1, 2, 3, 1 << 40, 1))])
@@ -219,9 +250,10 @@ async def test_a_dropped_session_takes_all_but_the_audit_log_with_it(store: Stor
         await store.commit(TENANT, [DropSession("s")])
     await store.commit(TENANT, [SetRun("r1", 0, "done"), DropSession("s"), PutSession("s")])
     left = await everything(store)
-    assert not any(left[name] for name in ("messages", "runs", "journal", "approvals"))
+    assert not any(left[name] for name in ("messages", "runs", "journal", "events", "approvals", "grants"))
     assert len(left["audit"]) == len(left["usage"]) == 1
-    assert await store.run(TENANT, "r1") is None and await store.journal(TENANT, "r1") == []
+    assert await store.run(TENANT, "r1") is None and await store.approval(TENANT, "p0") is None
+    assert await store.journal(TENANT, "r1") == await store.events(TENANT, "r1") == []
     (message,) = await store.commit(TENANT, [AddMessage("s", "m1", b"new")])
     assert message.seq == 1
 
@@ -241,10 +273,13 @@ async def test_a_failing_write_anywhere_in_a_commit_leaves_nothing(store: Store,
 async def test_a_failing_drop_puts_everything_back(store: Store) -> None:
     await store.commit(TENANT, one_of_each())
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
-    before = await everything(store)
+    await store.commit(TENANT, [PutSession("t"), *(AcceptRun(f"t{n}", "t", "a") for n in range(3))])
+    before, open_before = await everything(store), await store.open_runs()
     with pytest.raises(NotStored):
-        await store.commit(TENANT, [DropSession("s"), DropSession("s")])
+        await store.commit(TENANT, [SetRun("t0", 0, "done"), DropSession("s"), DropSession("s")])
     assert await everything(store) == before
+    assert await store.open_runs() == open_before
+    assert await store.commit(TENANT, [SetRun("t0", 0, "done"), SetRun("t1", 0, "done")]) == ["t1", "t2"]
 
 
 async def test_tenants_with_the_same_ids_never_meet(store: Store) -> None:
@@ -265,6 +300,7 @@ def test_every_statement_is_bound_to_one_tenant() -> None:
     for name, value in vars(statements).items():
         if name.isupper() and not name.startswith("_") and name != "OPEN_RUNS":
             found += [value] if isinstance(value, str) else list(value)
+    found += [statements.add_events(1), statements.add_events(2)]
     assert len(found) > 30
     for statement in found:
         tables = len(re.findall(r"\b(?:FROM|UPDATE|JOIN|INTO) (?!SET)\w+", statement))
@@ -280,6 +316,8 @@ def test_every_statement_is_bound_to_one_tenant() -> None:
         (TENANT, [PutSession("a\ud800b")]),
         (TENANT, [PutSession("s", metadata={"x": object()})]),
         (TENANT, [AddUsage(UsageRow(DAY, "s", "a", "m", 1 << 63))]),
+        (TENANT, [AcceptRun("r", "fine", "a"), ReserveEvents("r", -1)]),
+        (TENANT, [AcceptRun("r", "fine", "a"), ReserveEvents("r", 1 << 62)]),
         (TENANT, ["no write"]),
     ],
 )

@@ -45,3 +45,8 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+def day_of(seconds: float) -> str:
+    """The day of a time since 1970, as `2026-11-15`, in UTC."""
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))

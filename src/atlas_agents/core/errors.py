@@ -14,6 +14,7 @@ AtlasError
 ├── Refused              the caller: an interceptor said no
 ├── Cancelled            who awaits the reply of a cancelled turn
 ├── ScriptExhausted      the author of a test: the scripted model has no reply left
+├── PoisonedRun          whoever listens: the turn ended the process again and again, and was given up
 ├── StoreError           whoever started or asked: the store cannot be used, in one clear line
 │   ├── StoreBusy        the caller: another process holds the database; it may be tried again
 │   ├── StoreFull        the caller: nothing more can be written; reading goes on
@@ -148,6 +149,10 @@ class Cancelled(AtlasError):
 
 class ScriptExhausted(AtlasError):
     """A scripted model was asked more often than it has replies."""
+
+
+class PoisonedRun(AtlasError):
+    """A turn that ended the process every time it went on; it was given up."""
 
 
 class StoreError(AtlasError):

@@ -1,7 +1,8 @@
 """What a turn says while it runs: one union, one order; every face listens to the same words.
 
 message:sent, stream:start, then stream:chunk, stream:thinking, stream:reset, tool:called, tool:progress and
-tool:result as they happen, then stream:end, and last message:received or error.
+tool:result as they happen, then stream:end, and last message:received or error. Where turns are kept in a store, or
+questions wait for an answer, approval:asked, approval:answered and message:kept stand among them.
 """
 
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -10,25 +11,30 @@ import msgspec
 
 from atlas_agents.core.errors import ErrorKind
 from atlas_agents.core.messages import Message, Status
+from atlas_agents.core.questions import Decision, Question
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Tokens: all that went in, those of them that a cache had, all that came out.
 
-    `estimated` when the vendor did not say and we counted characters.
+    `estimated` when the vendor did not say and we counted characters; `cost` in dollars, None where the price of the
+    model is not known.
     """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     estimated: bool = False
+    cost: float | None = None
 
     def __add__(self, other: "Usage") -> "Usage":
+        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             self.cached_tokens + other.cached_tokens,
             self.estimated or other.estimated,
+            sum(costs) if costs else None,
         )
 
 
@@ -80,6 +86,32 @@ class ToolCalled(msgspec.Struct, frozen=True, tag="tool:called", tag_field="type
     arguments: dict[str, Any]
     call_id: str
     type: ClassVar[Literal["tool:called"]] = "tool:called"
+
+
+class ApprovalAsked(msgspec.Struct, frozen=True, tag="approval:asked", tag_field="type"):
+    """A call waits for a person's yes."""
+
+    stream_id: str
+    question: Question
+    type: ClassVar[Literal["approval:asked"]] = "approval:asked"
+
+
+class ApprovalAnswered(msgspec.Struct, frozen=True, tag="approval:answered", tag_field="type"):
+    """A question has its answer, or none came in time, which is a no."""
+
+    stream_id: str
+    approval_id: str
+    decision: Decision
+    by: str = ""
+    type: ClassVar[Literal["approval:answered"]] = "approval:answered"
+
+
+class MessageKept(msgspec.Struct, frozen=True, tag="message:kept", tag_field="type"):
+    """A message of this turn is in the store; told where there is one."""
+
+    stream_id: str
+    message: Message
+    type: ClassVar[Literal["message:kept"]] = "message:kept"
 
 
 class ToolProgress(msgspec.Struct, frozen=True, tag="tool:progress", tag_field="type"):
@@ -139,8 +171,11 @@ Event: TypeAlias = (
     | StreamThinking
     | StreamReset
     | ToolCalled
+    | ApprovalAsked
+    | ApprovalAnswered
     | ToolProgress
     | ToolAnswered
+    | MessageKept
     | StreamEnd
     | MessageReceived
     | ErrorRaised
@@ -153,8 +188,11 @@ EventName: TypeAlias = Literal[
     "stream:thinking",
     "stream:reset",
     "tool:called",
+    "approval:asked",
+    "approval:answered",
     "tool:progress",
     "tool:result",
+    "message:kept",
     "stream:end",
     "message:received",
     "error",

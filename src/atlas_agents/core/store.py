@@ -306,8 +306,8 @@ class Store(Protocol):
 
     async def run(self, tenant: str, run_id: str) -> RunRow | None: ...
 
-    async def runs(self, tenant: str, session: str) -> list[RunRow]:
-        """All runs of a session in the order they were accepted."""
+    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
+        """All runs of a session, or those that have not ended, in the order they were accepted."""
         ...
 
     async def open_runs(self) -> list[RunRow]:
@@ -328,9 +328,7 @@ class Store(Protocol):
         """Answered questions that allow this hash for longer than once."""
         ...
 
-    async def events(
-        self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None
-    ) -> list[EventRow]: ...
+    async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]: ...
 
     async def counted(self, tenant: str, agent_id: str, day: str) -> int: ...
 

@@ -13,7 +13,7 @@ from atlas_agents.core.rules import Rule
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.house import House
 from atlas_agents.engine.loop import run_turn
-from atlas_agents.engine.order import lock_of
+from atlas_agents.engine.order import line_of
 from atlas_agents.engine.result import CallResult
 from atlas_agents.engine.settings import Mode, Settings
 from atlas_agents.providers.base import Provider
@@ -168,8 +168,8 @@ class Agent:
         if self._house is None:
             self._house = House()
         conversation, prelude = self._context.as_conversation()
-        lock = lock_of(self._context)
-        run = self._house.open_run(self, self._settings, self._context, conversation, lock=lock, prelude=prelude)
+        line = line_of(self._context)
+        run = self._house.open_run(self, self._settings, self._context, conversation, line=line, prelude=prelude)
         try:
             await run_turn(run, user(prompt) if isinstance(prompt, str) else prompt)
         except ProviderError as error:

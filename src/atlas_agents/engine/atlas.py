@@ -1,33 +1,43 @@
 """The library's front door: `ask` for an answer, `send` for a stream, `run` for the whole result."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self, cast
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self, cast, get_args
+
+import msgspec
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import ConfigError, UnknownAgent
+from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict, UnknownAgent
 from atlas_agents.core.events import EventName
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.messages import Message, user
-from atlas_agents.core.store import ClaimRun, SetRun, Store
+from atlas_agents.core.questions import Answer, Decision, Question
+from atlas_agents.core.store import OPEN, ClaimRun, RunRow, SetRun, Store, UsageRow
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
 from atlas_agents.engine.interceptors import Interceptor
 from atlas_agents.engine.loop import rounds, run_turn, shaped
 from atlas_agents.engine.result import RunResult
-from atlas_agents.engine.run import Run
+from atlas_agents.engine.run import Accepted, Known, Run, Terms, WhenBusy
+from atlas_agents.engine.sessions import Sessions
+from atlas_agents.engine.shelf import Shelf
 from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.providers.prices import Price
 from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
+from atlas_agents.tools.journal import errand_of, in_step
 from atlas_agents.tools.limits import Limits
 from atlas_agents.tools.permissions import Policy
 
+_WARM = 64
+
 
 class Atlas:
-    """Agents, and conversations with them. State lives in memory.
+    """Agents, and conversations with them. State lives in memory, or in the store that it is given.
 
     `session` names a conversation that is kept here, or is a `Conversation` of your own; without one there is a
     single conversation. Turns of one session wait for each other.
@@ -49,6 +59,7 @@ class Atlas:
         audit: AuditLog | None = None,
         retries: Sequence[float] = (1.0, 3.0, 9.0),
         registry: Registry | None = None,
+        prices: Mapping[str, Price] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._agents: dict[str, Agent] = {}
@@ -71,10 +82,14 @@ class Atlas:
             store=store,
             retries=retries,
             registry=registry,
+            prices=prices,
             clock=clock,
         )
-        self._sessions: dict[str, Conversation] = {}
+        self._shelf = Shelf(most=_WARM if store is not None else None)
+        self._live: dict[str, AtlasStream] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        self.sessions = Sessions(store, tenant)
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -108,11 +123,9 @@ class Atlas:
         self._house.governance.policy = policy
 
     def conversation(self, session: str = "default") -> Conversation:
-        """The conversation of a session, begun if there is none yet."""
-        found = self._sessions.get(session)
-        if found is None:
-            found = self._sessions[session] = Conversation(id=session)
-        return found
+        """The conversation of a session, begun if there is none yet. With a store it is filled when a turn begins, and
+        only the latest are kept in memory; `sessions.history` reads what is kept."""
+        return self._shelf.take(session)
 
     async def ask(
         self,
@@ -122,9 +135,23 @@ class Atlas:
         agent_id: str | None = None,
         output: Any = None,
         user: str = "",
+        when_busy: WhenBusy = "queue",
+        idempotency_key: str = "",
     ) -> Message:
         """Take one turn and give back the answer. `output` is the JSON schema or Python type it must fit."""
-        run = self._open(session, agent_id, output=output, user=user)
+        if idempotency_key or when_busy == "interrupt":
+            return await self._ask_once(
+                self.send(
+                    message,
+                    session=session,
+                    agent_id=agent_id,
+                    output=output,
+                    user=user,
+                    when_busy=when_busy,
+                    idempotency_key=idempotency_key,
+                )
+            )
+        run = self._open(session, agent_id, output=output, user=user, terms=Terms(when_busy))
         return await self._turn(run, _as_message(message))
 
     def send(
@@ -135,11 +162,45 @@ class Atlas:
         agent_id: str | None = None,
         output: Any = None,
         user: str = "",
+        when_busy: WhenBusy = "queue",
+        idempotency_key: str = "",
     ) -> AtlasStream:
-        """Start one turn and give back its stream."""
+        """Start one turn and give back its stream; `await stream.accepted()` tells when the message is taken in.
+
+        `when_busy` says what to do while a turn of the session is under way: wait in its queue, reject this one, or
+        interrupt those that were sent before. The same `idempotency_key` again in a session that is kept gives the turn
+        that it named first.
+        """
+        if when_busy not in get_args(WhenBusy):
+            raise ConfigError(f"when_busy is one of {', '.join(get_args(WhenBusy))}, not {when_busy!r}")
         stream = AtlasStream(new_id())
-        run = self._open(session, agent_id, output=output, stream=stream, user=user)
+        terms = Terms(when_busy, idempotency_key)
+        run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms)
+        if idempotency_key and run.desk.journal is None:
+            raise ConfigError("an idempotency key needs a store, Atlas(store=…), and a session by name")
+        if when_busy == "interrupt":
+            for other in list(self._live.values()):
+                if other.session == run.conversation.id:
+                    other.cancel()
         return self._start(stream, run, _as_message(message))
+
+    def stream(self, run_id: str) -> AtlasStream | None:
+        """The stream of a turn that is under way, or waits for its turn, in this process."""
+        return self._live.get(run_id)
+
+    async def answer(self, approval_id: str, answer: Answer | Decision) -> Question:
+        """Answer a question that waits; kept when this returns. NotStored if there is none, Conflict if too late."""
+        return await self._house.answer(approval_id, answer if isinstance(answer, Answer) else Answer(answer))
+
+    async def pending(self) -> list[Question]:
+        """The questions that wait for an answer, the oldest first."""
+        return await self._house.pending()
+
+    async def usage(self, since: str = "", until: str = "9999") -> list[UsageRow]:
+        """Tokens and cost by day, session, agent and model, for days from `since` up to, and without, `until`."""
+        if self._house.store is None:
+            raise ConfigError("this Atlas keeps no sums: give it a store, Atlas(store=…)")
+        return await self._house.store.usage(self._house.tenant, since=since, until=until)
 
     async def run(
         self,
@@ -166,26 +227,35 @@ class Atlas:
         )
 
     async def recover(self) -> list[AtlasStream]:
-        """Go on with every turn that a sudden end cut short; one whose agent is gone is ended as failed.
+        """Go on with every turn that a sudden end cut short, or that waited behind one; where its agent is gone, end it
+        as failed. Call it once at the start: nobody else may be at work on these turns.
 
         Side effects that are known to have happened do not happen again; where nobody can tell, the model is told so.
         """
-        store = self._house.store
-        if store is None:
-            return []
-        streams: list[AtlasStream] = []
-        for row in await store.open_runs():
-            if row.tenant != self._house.tenant:
-                continue
-            if row.agent_id not in self._agents:
-                (epoch,) = await store.commit(row.tenant, [ClaimRun(row.id)])
-                lost = f"there is no agent {row.agent_id!r} any more"
-                await store.commit(row.tenant, [SetRun(row.id, epoch, "failed", lost)])
-                continue
-            stream = AtlasStream(row.id)
-            run = self._open(row.session, row.agent_id, stream=stream, user=row.user)
-            streams.append(self._start(stream, run, None))
-        return streams
+        store, tenant = self._house.store, self._house.tenant
+        rows = await store.open_runs() if store is not None else []
+        return [stream for row in rows if row.tenant == tenant and (stream := await self._take_on(row))]
+
+    async def _take_on(self, row: RunRow) -> AtlasStream | None:
+        if row.id in self._live:
+            return None
+        store = cast(Store, self._house.store)
+        if row.agent_id not in self._agents:
+            (epoch,) = await store.commit(row.tenant, [ClaimRun(row.id)])
+            lost = f"there is no agent {row.agent_id!r} any more"
+            await store.commit(row.tenant, [SetRun(row.id, epoch, "failed", lost)])
+            return None
+        stream, wanted = AtlasStream(row.id), errand_of(row).output
+        output = msgspec.json.decode(wanted) if wanted is not None else None
+        run = self._open(row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=Terms(row=row))
+        return self._start(stream, run, None)
+
+    async def _take_on_orphans(self, session: str) -> None:
+        """The first time that this process has to do with a session: what was left open there goes first."""
+        store, tenant = cast(Store, self._house.store), self._house.tenant
+        for row in await store.runs(tenant, session, open_only=True):
+            await self._take_on(row)
+        await asyncio.sleep(0)  # they take their places in the line
 
     def on(self, name: EventName, listener: Callable[[Any], Any]) -> Callable[[], None]:
         """Have a function, sync or async, called for each event of that name; the result takes it off again."""
@@ -194,8 +264,16 @@ class Atlas:
     def off(self, name: EventName, listener: Callable[[Any], Any]) -> None:
         self._house.listeners.off(name, listener)
 
-    async def close(self) -> None:
-        """Cancel what still runs and give back connections and processes."""
+    async def close(self, grace: float = 0.0) -> None:
+        """Give turns under way so many seconds to end, stop the others, and give back connections and processes.
+
+        With a store, turns that were stopped stay open, and go on after the next start; without one they are cancelled.
+        """
+        if grace and self._running:
+            await asyncio.wait(self._running, timeout=grace)
+        for run in self._runs:
+            if run.desk.journal is not None:
+                run.desk.journal.leave()
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -209,17 +287,48 @@ class Atlas:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _ask_once(self, stream: AtlasStream) -> Message:
+        try:
+            return await stream.reply()
+        except asyncio.CancelledError:
+            stream.cancel()
+            raise
+
     def _start(self, stream: AtlasStream, run: Run, message: Message | None) -> AtlasStream:
-        task = stream.start(run, self._turn(run, message))
+        task = stream.start(run, self._turn(run, message, stream))
         self._running.add(task)
+        self._live[run.id] = stream
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: self._live.pop(run.id, None))
         return stream
 
-    async def _turn(self, run: Run, message: Message | None) -> Message:
+    async def _turn(self, run: Run, message: Message | None, stream: AtlasStream | None = None) -> Message:
         try:
+            if run.desk.journal is not None and not run.goes_on and not in_step(run.conversation):
+                async with run.line.door:
+                    await self._take_on_orphans(run.conversation.id)
             return await run_turn(run, message, shaped if run.output else rounds)
+        except Known as known:
+            return await self._again(known.row, cast(AtlasStream, stream))
         finally:
             await self._house.listeners.catch_up()
+
+    async def _again(self, row: RunRow, stream: AtlasStream) -> Message:
+        """The answer of a turn that was accepted before."""
+        live = self._live.get(row.id)
+        stream.known_as(Accepted(row.id, "in_flight" if row.status in OPEN else "done"))
+        if live is not None:
+            return await stream.echo(live)
+        if row.status in OPEN:
+            raise Conflict(f"run {row.id!r} is under way in another process")
+        if row.status == "cancelled":
+            raise Cancelled("the turn was cancelled")
+        rows = await self.sessions.messages(row.session)
+        mine = [Message.from_json(each.body) for each in rows if each.run_id == row.id]
+        replies = [message for message in mine if message.role == "assistant"]
+        if row.status == "failed" or not replies:
+            raise AtlasError(row.error or "the turn failed")
+        return replies[-1]
 
     def _open(
         self,
@@ -230,11 +339,12 @@ class Atlas:
         stream: AtlasStream | None = None,
         max_rounds: int | None = None,
         user: str = "",
+        terms: Terms | None = None,
     ) -> Run:
         agent = self._current if agent_id is None else self._find(agent_id)
         if agent is None:
             raise ConfigError("this Atlas has no agent: Atlas(agents=[…]) or set_agent(…)")
-        return self._house.open_run(
+        run = self._house.open_run(
             agent,
             agent.settings,
             agent.context,
@@ -245,7 +355,10 @@ class Atlas:
             max_rounds=max_rounds,
             user=user,
             kept=isinstance(session, str),
+            terms=terms,
         )
+        self._runs.add(run)
+        return run
 
     def _find(self, agent_id: str) -> Agent:
         agent = self._agents.get(agent_id)

@@ -1,27 +1,28 @@
 """What stands around a run: providers, workers, listeners and limits, and how a run is opened among them."""
 
-import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.events import Event
+from atlas_agents.core.errors import ConfigError, NotStored
+from atlas_agents.core.events import Event, MessageKept
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.messages import Message
+from atlas_agents.core.questions import Answer, Question
 from atlas_agents.core.secret import Secret
-from atlas_agents.core.store import Store
+from atlas_agents.core.store import RunRow, Store
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.history import History
 from atlas_agents.engine.interceptors import Interceptor, Interceptors
 from atlas_agents.engine.listeners import Listeners
-from atlas_agents.engine.order import lock_of
+from atlas_agents.engine.order import Line, line_of
 from atlas_agents.engine.output import Output
-from atlas_agents.engine.run import Run
+from atlas_agents.engine.run import Run, Terms
 from atlas_agents.engine.settings import Settings
 from atlas_agents.providers.failover import Failover
+from atlas_agents.providers.prices import Price, Prices
 from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog, MemoryAudit
@@ -30,10 +31,12 @@ from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.limits import Limiter, Limits
 from atlas_agents.tools.permissions import Actor, Policy
 from atlas_agents.tools.redact import Redactor
+from atlas_agents.tools.store_approvals import answer_kept, pending_kept
 from atlas_agents.tools.store_audit import StoreAudit, StoreCounter
 from atlas_agents.tools.workers import Workers
 
 _LAST_WORDS = 1.0
+_PLAIN = Terms()
 
 
 class House:
@@ -53,6 +56,7 @@ class House:
         store: Store | None = None,
         retries: Sequence[float] = (1.0, 3.0, 9.0),
         registry: Registry | None = None,
+        prices: Mapping[str, Price] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.system_prompt = system_prompt
@@ -61,6 +65,7 @@ class House:
         self.tenant = tenant
         self.clock = clock
         self.store = store
+        self.prices = Prices(prices)
         if store is not None and audit is None:
             audit = StoreAudit(store)
         self.governance = Governance(
@@ -84,7 +89,7 @@ class House:
         context: Context,
         conversation: Conversation,
         *,
-        lock: asyncio.Lock | None = None,
+        line: Line | None = None,
         prelude: Sequence[Message] | None = None,
         sink: Callable[[Event], None] | None = None,
         id: str | None = None,
@@ -92,11 +97,12 @@ class House:
         max_rounds: int | None = None,
         user: str = "",
         kept: bool = False,
+        terms: Terms | None = None,
     ) -> Run:
         """A run, ready to be turned; what cannot work (no model, no key) is said now."""
         if max_rounds is not None and max_rounds < 1:
             raise ConfigError(f"max_rounds must be at least 1, not {max_rounds}")
-        run_id = id or new_id()
+        run_id, terms = id or new_id(), terms or _PLAIN
         emit = self._emit(sink)
         desk = Desk(
             self.governance,
@@ -107,14 +113,14 @@ class House:
             conversation=conversation,
             metadata=context.metadata,
             emit=emit,
-            journal=Journal(self.store, self.tenant, run_id, conversation.id) if self.store and kept else None,
+            journal=self._journal(run_id, conversation, emit, terms.row) if kept else None,
         )
         return Run(
             id=run_id,
             settings=settings,
             context=context,
             conversation=conversation,
-            lock=lock or lock_of(conversation),
+            line=line or line_of(conversation),
             prelude=context.messages if prelude is None else prelude,
             provider=self._pool(agent, settings).for_turn(self.clock),
             desk=desk,
@@ -124,7 +130,35 @@ class House:
             system_prompt=self.system_prompt,
             output=Output(output) if output is not None else None,
             max_rounds=max_rounds or settings.max_rounds,
+            prices=self.prices,
+            terms=terms,
         )
+
+    def _journal(
+        self, run_id: str, conversation: Conversation, emit: Callable[[Event], None], row: RunRow | None
+    ) -> Journal | None:
+        if self.store is None:
+            return None
+
+        def kept(message: Message) -> None:
+            emit(MessageKept(run_id, message))
+
+        return Journal(self.store, self.tenant, run_id, conversation.id, row=row, kept=kept, clock=self.clock)
+
+    async def answer(self, approval_id: str, answer: Answer) -> Question:
+        """Keep an answer, then hand it to whoever waits for it."""
+        approvals = self.governance.approvals
+        if self.store is None:
+            question = next((each for each in approvals.pending if each.id == approval_id), None)
+            if question is None or not approvals.give(approval_id, answer):
+                raise NotStored(f"there is no open question {approval_id!r}")
+            return question
+        return await answer_kept(self.store, self.tenant, approvals, approval_id, answer, self.clock)
+
+    async def pending(self) -> list[Question]:
+        if self.store is None:
+            return self.governance.approvals.pending
+        return await pending_kept(self.store, self.tenant, self.clock)
 
     async def close(self) -> None:
         """Give back connections and processes; used again, it opens them again."""

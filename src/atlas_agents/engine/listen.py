@@ -2,6 +2,8 @@
 
 from contextlib import aclosing
 
+import msgspec
+
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import StreamChunk, StreamReset, StreamThinking, Usage
 from atlas_agents.core.messages import Message, Opaque, ToolCall
@@ -30,7 +32,7 @@ async def listen(run: Run) -> Message:
         return heard
     reply = await _intercepted(run, await _ask(run))
     if journal is not None:
-        await journal.reply(reply)
+        await journal.reply(reply, run.settings.id, run.heard)
     return reply
 
 
@@ -61,6 +63,9 @@ async def _hear(run: Run, request: Request) -> Message:
     if done is None:
         raise ProviderError("the stream ended without saying that the message is complete", "incomplete")
     usage = done.usage if done.usage.input_tokens else _estimated(done.usage, request)
+    if (price := run.prices.of(done.model or run.provider.id)) is not None:
+        usage = msgspec.structs.replace(usage, cost=price.of(usage))
+    run.heard = usage
     run.usage += usage
     return Message("assistant", run.finish_draft(), metadata=_metadata(done, usage, run.provider.id))
 
@@ -92,6 +97,8 @@ def _metadata(done: DoneChunk, usage: Usage, provider: str) -> dict[str, object]
         "provider": provider,
         "usage": {"input": usage.input_tokens, "output": usage.output_tokens, "cached": usage.cached_tokens},
     }
+    if usage.cost is not None:
+        found["cost"] = round(usage.cost, 8)
     if usage.estimated:
         found["estimated"] = True
     if done.model:

@@ -6,7 +6,7 @@ answer, and again, until it asks for none. Who listens stands behind `run.emit`,
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias, cast
 
 from atlas_agents.core.errors import BadOutput, ProviderError
@@ -14,7 +14,7 @@ from atlas_agents.core.events import ErrorRaised, MessageReceived, MessageSent, 
 from atlas_agents.core.messages import Message, user
 from atlas_agents.engine.listen import listen
 from atlas_agents.engine.output import Output
-from atlas_agents.engine.run import Run
+from atlas_agents.engine.run import Known, Run
 
 Mode: TypeAlias = Callable[[Run], Awaitable[Message]]
 
@@ -42,22 +42,36 @@ async def rounds(run: Run) -> Message:
 async def run_turn(run: Run, message: Message | None, mode: Mode = rounds) -> Message:
     """Take a user message to its answer, and say how it ended whatever happens."""
     try:
-        async with run.lock:
-            await _open(run, message)
-            reply = await _last_word(run, mode)
-            await run.end("done")
+        reply = await _taken(run, await _take_in(run, message), mode)
+    except Known:
+        raise
     except asyncio.CancelledError:
         await run.end("cancelled")
         run.emit(StreamEnd(run.id, run.usage, cancelled=True))
         raise
     except Exception as failure:  # told to all who listen, then to the caller
-        await run.end("failed", str(failure))
         run.emit(StreamEnd(run.id, run.usage, error=str(failure)))
         run.emit(ErrorRaised(run.id, str(failure), _kind(failure)))
         raise
     run.emit(StreamEnd(run.id, run.usage))
     run.emit(MessageReceived(run.id, reply))
     return reply
+
+
+async def _taken(run: Run, messages: Sequence[Message], mode: Mode) -> Message:
+    """Wait for its turn, and take it. The next one's comes when it is written down how this one ended."""
+    async with run.line.turn:
+        try:
+            await _open(run, messages)
+            reply = await _last_word(run, mode)
+            await run.end("done")
+        except asyncio.CancelledError:
+            await run.end("cancelled")
+            raise
+        except Exception as failure:
+            await run.end("failed", str(failure))
+            raise
+        return reply
 
 
 async def _last_word(run: Run, mode: Mode) -> Message:
@@ -83,15 +97,20 @@ async def shaped(run: Run) -> Message:
     return reply
 
 
-async def _open(run: Run, message: Message | None) -> None:
-    begun = await run.begin()
-    if begun:  # a turn that was cut short: what it began with is known and acknowledged
-        *_, run.question = [run.add(each) for each in begun]
-    elif message is not None:
-        messages = await run.interceptors.outgoing(message)
-        await run.accept(messages)
-        *_, run.question = [run.add(each) for each in messages]
-        run.emit(MessageSent(run.id, run.question))
+async def _take_in(run: Run, message: Message | None) -> list[Message]:
+    """In the order in which they came. Between the doors nothing is awaited, so that it stays the order."""
+    if run.goes_on or message is None:
+        return []
+    async with run.line.door:
+        return await run.take_in(message)
+
+
+async def _open(run: Run, messages: Sequence[Message]) -> None:
+    begun = await run.begin(messages)
+    if begun:
+        *_, run.question = [run.join(each) for each in begun]
+        if not run.goes_on:
+            run.emit(MessageSent(run.id, run.question))
     run.emit(StreamStart(run.id, run.settings.id))
 
 

@@ -3,13 +3,29 @@
 import asyncio
 import weakref
 
-_locks: weakref.WeakKeyDictionary[object, tuple[asyncio.AbstractEventLoop, asyncio.Lock]] = weakref.WeakKeyDictionary()
+
+class Line:
+    """Two doors that all turns of a conversation pass in the order in which they came: at the first they are accepted,
+    at the second it is their turn."""
+
+    __slots__ = ("door", "turn")
+
+    def __init__(self) -> None:
+        self.door = asyncio.Lock()
+        self.turn = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        return self.turn.locked()
 
 
-def lock_of(owner: object) -> asyncio.Lock:
-    """The lock of whatever holds the messages. A new loop gets a new one: an asyncio lock belongs to its first loop."""
+_lines: weakref.WeakKeyDictionary[object, tuple[asyncio.AbstractEventLoop, Line]] = weakref.WeakKeyDictionary()
+
+
+def line_of(owner: object) -> Line:
+    """The line before whatever holds the messages. A new loop gets a new one: a lock belongs to its first loop."""
     loop = asyncio.get_running_loop()
-    found = _locks.get(owner)
+    found = _lines.get(owner)
     if found is None or found[0] is not loop:
-        found = _locks[owner] = (loop, asyncio.Lock())
+        found = _lines[owner] = (loop, Line())
     return found[1]

@@ -1,31 +1,62 @@
 """One turn in flight: what it reads, where it writes, whom it tells."""
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import ProviderError, StoreError
+from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError
 from atlas_agents.core.events import Event, StreamChunk, StreamReset, Usage
+from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
-from atlas_agents.core.store import RunStatus
+from atlas_agents.core.store import RunRow, RunStatus
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.draft import Draft
 from atlas_agents.engine.history import History, mended
 from atlas_agents.engine.interceptors import Interceptors
+from atlas_agents.engine.order import Line
 from atlas_agents.engine.output import Output
 from atlas_agents.engine.result import Step
 from atlas_agents.engine.settings import Settings
 from atlas_agents.providers.base import Provider
+from atlas_agents.providers.prices import Prices
 from atlas_agents.tools.desk import Desk
 from atlas_agents.tools.pipeline import run_tools
 
 logger = logging.getLogger(__name__)
+WhenBusy: TypeAlias = Literal["queue", "reject", "interrupt"]
+_LAST_WORDS = 2.0
 _MOST_REPAIRS = 2
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A message that was taken in: the run it belongs to, and how that stands. `in_flight` and `done` are those of a
+    run that was accepted before, under the same idempotency key."""
+
+    run_id: str
+    status: Literal["started", "queued", "in_flight", "done"]
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
+    and the row of one that was taken in before and goes on."""
+
+    when_busy: WhenBusy = "queue"
+    idempotency_key: str = ""
+    row: RunRow | None = None
+
+
+class Known(Exception):
+    """The message was accepted before, as this run."""
+
+    def __init__(self, row: RunRow) -> None:
+        super().__init__(f"accepted before, as run {row.id}")
+        self.row = row
 
 
 class Run:
@@ -38,7 +69,7 @@ class Run:
         settings: Settings,
         context: Context,
         conversation: Conversation,
-        lock: asyncio.Lock,
+        line: Line,
         prelude: Sequence[Message],
         provider: Provider,
         desk: Desk,
@@ -48,12 +79,14 @@ class Run:
         system_prompt: str,
         output: Output | None,
         max_rounds: int,
+        prices: Prices,
+        terms: Terms,
     ) -> None:
         self.id = id
         self.settings = settings
         self.context = context
         self.conversation = conversation
-        self.lock = lock
+        self.line = line
         self.prelude = prelude
         self.provider = provider
         self.desk = desk
@@ -63,11 +96,16 @@ class Run:
         self.system_prompt = system_prompt
         self.output = output
         self.max_rounds = max_rounds
+        self.prices = prices
+        self.terms = terms
+        self.accepted: asyncio.Future[Accepted] | None = None
         self.question: Message | None = None
         self.messages: list[Message] = []
         self.added: list[Message] = []
         self.steps: list[Step] = []
         self.usage = Usage()
+        self.heard = Usage()
+        """Of the last reply alone."""
         self.said: list[str] = []
         self.draft = Draft()
         self.value: Any = None
@@ -75,41 +113,77 @@ class Run:
         self._call_ids: set[str] = set()
         self._unreadable = 0
 
-    async def begin(self) -> list[Message]:
-        """Read the conversation as it is, mended where it was broken; a run that goes on gives what it began with."""
+    async def take_in(self, message: Message) -> list[Message]:
+        """Take the user's message in, as interceptors leave it: from here on it is not lost."""
+        messages = await self.interceptors.outgoing(message)
+        busy, journal = self.line.busy, self.desk.journal
+        if busy and self.terms.when_busy == "reject":
+            raise SessionBusy(
+                "a turn of this session is under way; wait for it, or send this one with when_busy='queue'"
+            )
+        if journal is not None:
+            row = await journal.accept(
+                messages,
+                self.settings.id,
+                self.desk.actor.user,
+                wait=self.terms.when_busy != "reject",
+                idle=not busy,
+                key=self.terms.idempotency_key,
+                fingerprint=self._fingerprint(message) if self.terms.idempotency_key else "",
+                output=self.output.schema.encode() if self.output else None,
+            )
+            if row.id != self.id:
+                raise Known(row)
+            busy = row.status == "queued"
+        self._acknowledge(Accepted(self.id, "queued" if busy else "started"))
+        return messages
+
+    async def begin(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """It is this run's turn: read the conversation as it is, mended where it was broken; a run that goes on gives
+        what it began with."""
         journal = self.desk.journal
-        begun = await journal.begin(self.conversation) if journal is not None else []
+        begun = await journal.begin(self.conversation) if journal is not None else messages
         spoken = [message for message in self.prelude if message.role != "system"]
         self.messages = mended([*spoken, *self.conversation.messages] if spoken else self.conversation.messages)
         self._call_ids = {call.id for message in self.messages for call in message.tool_calls}
         return begun
 
-    async def accept(self, messages: Sequence[Message]) -> None:
-        """Take the user's message in: from here on it is not lost."""
-        if self.desk.journal is not None:
-            await self.desk.journal.accept(messages, self.settings.id, self.desk.actor.user)
-
     async def end(self, status: RunStatus, error: str | None = None) -> None:
         """Write down how it ended, before anybody hears of it."""
         journal = self.desk.journal
-        if journal is None or not journal.owned:
+        if journal is None or not journal.owned or journal.left:
             return
         try:
-            await asyncio.shield(journal.end(status, error))
-        except StoreError:
+            async with asyncio.timeout(None if status == "done" else _LAST_WORDS):
+                await asyncio.shield(journal.end(status, error))
+        except (StoreError, TimeoutError) as trouble:
+            journal.leave()
+            journal.forget(self.conversation)
             if status == "done":
                 raise
-            logger.exception("how run %s ended could not be written down; it will be gone on with", self.id)
+            logger.error("how run %s ended could not be written down, it will be gone on with: %s", self.id, trouble)
 
-    def add(self, message: Message) -> Message:
+    def _acknowledge(self, accepted: Accepted) -> None:
+        if self.accepted is not None and not self.accepted.done():
+            self.accepted.set_result(accepted)
+
+    def _fingerprint(self, message: Message) -> str:
+        wanted = self.output.schema if self.output else None
+        return hashlib.sha256(encode([self.settings.id, message.role, message.parts, wanted])).hexdigest()
+
+    def join(self, message: Message) -> Message:
         """Put a message into the conversation."""
         self.messages.append(message)
         self.conversation.messages.append(message)
         self.added.append(message)
+        return message
+
+    def add(self, message: Message) -> Message:
+        """Put a message into the conversation, and keep it."""
         if self.desk.journal is not None:
             self.desk.journal.add(message)
             self._call_ids.update([call.id for call in message.tool_calls])  # of a reply that was heard before, too
-        return message
+        return self.join(message)
 
     def add_own(self, message: Message) -> Message:
         """Add a message that the run itself made; its id follows from the run, so a run that goes on makes the same."""
@@ -153,6 +227,11 @@ class Run:
             call_id = f"call_{self.id}_{len(self._call_ids) + 1}"
         self._call_ids.add(call_id)
         return call_id
+
+    @property
+    def goes_on(self) -> bool:
+        """It was taken in before, in another life of this program."""
+        return self.terms.row is not None
 
     @property
     def text(self) -> str:

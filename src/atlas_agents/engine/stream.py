@@ -7,7 +7,7 @@ from typing import Any, cast
 from atlas_agents.core.errors import Cancelled
 from atlas_agents.core.events import Event
 from atlas_agents.core.messages import Message
-from atlas_agents.engine.run import Run
+from atlas_agents.engine.run import Accepted, Run
 
 
 class AtlasStream:
@@ -22,10 +22,15 @@ class AtlasStream:
         self._failure: BaseException | None = None
         self._run: Run | None = None
         self._task: asyncio.Task[None] | None = None
+        self._accepted: asyncio.Future[Accepted] | None = None
 
     def start(self, run: Run, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
         """Set the turn going; its events come in through `push`."""
         self._run = run
+        self._accepted = run.accepted = asyncio.get_running_loop().create_future()
+        self._accepted.add_done_callback(lambda _: self._tell())
+        if run.goes_on:
+            self._accepted.set_result(Accepted(run.id, "in_flight"))
         self._task = asyncio.create_task(self._follow(turn))
         return self._task
 
@@ -33,6 +38,32 @@ class AtlasStream:
         self._events.append(event)
         if self._waiting:
             self._tell()
+
+    async def accepted(self) -> Accepted:
+        """How the message was taken in, once it was: with a store, it is on the disk then. Raises what kept it out."""
+        while not self._ended and not (self._accepted is not None and self._accepted.done()):
+            await self._wait()
+        if self._accepted is not None and self._accepted.done():
+            return self._accepted.result()
+        raise self._failure or Cancelled("the turn was cancelled")
+
+    @property
+    def session(self) -> str:
+        """The session that the turn belongs to."""
+        return self._run.conversation.id if self._run else ""
+
+    def known_as(self, accepted: Accepted) -> None:
+        """The message was accepted before, as another run."""
+        self.stream_id = accepted.run_id
+        if self._accepted is not None and not self._accepted.done():
+            self._accepted.set_result(accepted)
+
+    async def echo(self, other: "AtlasStream") -> Message:
+        """Say what another stream says, and has said."""
+        self._run = other._run
+        async for event in other:
+            self.push(event)
+        return await other.reply()
 
     @property
     def text(self) -> str:

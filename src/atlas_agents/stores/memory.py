@@ -5,9 +5,9 @@ from typing import Any
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.store import (
-    OPEN,
     ApprovalRow,
     AuditRow,
+    EventRow,
     JournalRow,
     RunRow,
     Session,
@@ -15,7 +15,8 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
-from atlas_agents.stores.memory_writes import Desk, carry_out
+from atlas_agents.stores.memory_desk import Desk
+from atlas_agents.stores.memory_writes import carry_out
 from atlas_agents.stores.query import Place, query
 
 
@@ -40,7 +41,7 @@ class MemoryStore:
         except BaseException:
             desk.undo()
             raise
-        desk.undone.clear()
+        desk.keep()
         return results
 
     async def session(self, tenant: str, key: str) -> Session | None:
@@ -51,25 +52,41 @@ class MemoryStore:
         return sorted(found, key=lambda s: -s.updated_at)[: max(limit, 0)]
 
     async def messages(
-        self, tenant: str, session: str, *, after: int = 0, limit: int | None = None
+        self,
+        tenant: str,
+        session: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        last: bool = False,
     ) -> list[StoredMessage]:
-        desk = self._desk(tenant)
-        found = [desk.messages[session, n] for n in range(max(after, 0) + 1, desk.counts.get(("m", session), 0) + 1)]
-        return found if limit is None else found[: max(limit, 0)]
+        rows = self._desk(tenant).messages.get(session, {})
+        begin, end = max(after, 0) + 1, len(rows) + 1 if before is None else min(before, len(rows) + 1)
+        if limit is not None and last:
+            begin = max(begin, end - max(limit, 0))
+        elif limit is not None:
+            end = min(end, begin + max(limit, 0))
+        return [rows[n] for n in range(begin, end)]
 
     async def run(self, tenant: str, run_id: str) -> RunRow | None:
         return self._desk(tenant).runs.get(run_id)
 
-    async def runs(self, tenant: str, session: str) -> list[RunRow]:
-        return [run for run in self._desk(tenant).runs.values() if run.session == session]
+    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
+        desk = self._desk(tenant)
+        ids = desk.open_of.get(session, {}) if open_only else desk.runs_of.get(session, {})
+        return [desk.runs[id] for id in ids]
 
     async def open_runs(self) -> list[RunRow]:
-        found = [run for _, desk in sorted(self._desks.items()) for run in desk.runs.values() if run.status in OPEN]
-        return sorted(found, key=lambda run: (run.tenant, run.session))
+        return [
+            desk.runs[id]
+            for _, desk in sorted(self._desks.items())
+            for _, ids in sorted(desk.open_of.items())
+            for id in ids
+        ]
 
     async def journal(self, tenant: str, run_id: str) -> list[JournalRow]:
-        desk = self._desk(tenant)
-        return [desk.journal[run_id, n] for n in range(1, desk.counts.get(("j", run_id), 0) + 1)]
+        return list(self._desk(tenant).journal.get(run_id, {}).values())
 
     async def audit(self, tenant: str, *, after: int = 0, limit: int | None = None) -> list[AuditRow]:
         desk = self._desk(tenant)
@@ -80,8 +97,20 @@ class MemoryStore:
         return self._desk(tenant).approvals.get(id)
 
     async def pending_approvals(self, tenant: str) -> list[ApprovalRow]:
-        found = [approval for approval in self._desk(tenant).approvals.values() if approval.answer is None]
+        desk = self._desk(tenant)
+        runs = [run_id for ids in desk.open_of.values() for run_id in ids]
+        found = [desk.approvals[id] for run_id in runs for id in desk.pending_of.get(run_id, {})]
         return sorted(found, key=lambda approval: (approval.created_at, approval.id))
+
+    async def grants(self, tenant: str, binding: str) -> list[ApprovalRow]:
+        desk = self._desk(tenant)
+        found = [desk.approvals[id] for id in desk.granting.get(binding, {})]
+        return sorted(found, key=lambda approval: (approval.answered_at or 0, approval.id))
+
+    async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]:
+        rows = self._desk(tenant).events.get(run_id, {})
+        found = [rows[seq] for seq in sorted(rows) if seq > after]
+        return found if limit is None else found[: max(limit, 0)]
 
     async def counted(self, tenant: str, agent_id: str, day: str) -> int:
         return self._desk(tenant).counters.get((agent_id, day), 0)

@@ -1,16 +1,17 @@
-"""Each write of the port on dictionaries, with a way back: what a failing commit has changed is undone."""
+"""Each write of the port on dictionaries: a desk that knows the way back."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from atlas_agents.core.errors import Conflict, Fenced, LimitSpent, NotStored, StoreError
+from atlas_agents.core.errors import Conflict, LimitSpent, NotStored, StoreError
 from atlas_agents.core.json import encode
 from atlas_agents.core.store import (
     OPEN,
     AcceptRun,
     AddAudit,
+    AddEvents,
     AddJournal,
     AddMessage,
     AddUsage,
@@ -19,11 +20,13 @@ from atlas_agents.core.store import (
     AuditRow,
     ClaimRun,
     DropSession,
+    EventRow,
     JournalRow,
     PutApproval,
     PutSession,
     Release,
     Reserve,
+    ReserveEvents,
     RunRow,
     Session,
     SetRun,
@@ -32,90 +35,17 @@ from atlas_agents.core.store import (
     Write,
 )
 from atlas_agents.stores.chain import START, audit_row, journal_row
+from atlas_agents.stores.memory_desk import Desk
 from atlas_agents.stores.query import Place, cleaned, query
-
-K = TypeVar("K")
-V = TypeVar("V")
-_ABSENT = object()
-
-
-class Desk:
-    """All that one tenant has. Rows are frozen, so putting the old ones back is a way back."""
-
-    def __init__(self) -> None:
-        self.sessions: dict[str, Session] = {}
-        self.messages: dict[tuple[str, int], StoredMessage] = {}
-        self.message_ids: dict[tuple[str, str], int] = {}
-        self.runs: dict[str, RunRow] = {}
-        self.accepted: dict[tuple[str, str], str] = {}
-        self.journal: dict[tuple[str, int], JournalRow] = {}
-        self.journal_keys: dict[tuple[str, str, str], int] = {}
-        self.audit: dict[int, AuditRow] = {}
-        self.approvals: dict[str, ApprovalRow] = {}
-        self.counters: dict[tuple[str, str], int] = {}
-        self.usage: dict[tuple[str, ...], UsageRow] = {}
-        self.counts: dict[tuple[str, str], int] = {}
-        self.undone: list[tuple[dict[Any, Any], Any, Any]] = []
-
-    def put(self, table: dict[K, V], key: K, value: V) -> V:
-        self.undone.append((table, key, table.get(key, _ABSENT)))
-        table[key] = value
-        return value
-
-    def drop(self, table: dict[K, V], belongs: Callable[[K, V], bool]) -> None:
-        """Remove rows; should that be undone, all of the table is put back, in its order."""
-        kept = {key: value for key, value in table.items() if not belongs(key, value)}
-        self.undone.append((table, _ABSENT, dict(table)))
-        table.clear()
-        table.update(kept)
-
-    def undo(self) -> None:
-        while self.undone:
-            table, key, old = self.undone.pop()
-            if key is _ABSENT:
-                table.clear()
-                table.update(old)
-            elif old is _ABSENT:
-                del table[key]
-            else:
-                table[key] = old
-
-    def touch(self, place: Place, key: str) -> int:
-        """When it changes now: later than every other change, whatever the clock says."""
-        if key not in self.sessions:
-            raise NotStored(f"there is no session {key!r}")
-        changed = self.tick(place)
-        self.put(self.sessions, key, msgspec.structs.replace(self.sessions[key], updated_at=changed))
-        return changed
-
-    def tick(self, place: Place) -> int:
-        latest = max((session.updated_at for session in self.sessions.values()), default=0)
-        return place.now if place.now > latest else latest + 1
-
-    def owned(self, run_id: str, epoch: int) -> RunRow:
-        run = self.known(run_id)
-        if run.epoch != epoch:
-            raise Fenced(f"the run {run_id!r} has a new owner: its epoch is {run.epoch}, not {epoch}")
-        if run.status not in OPEN:
-            raise Conflict(f"the run {run_id!r} has ended")
-        return run
-
-    def known(self, run_id: str) -> RunRow:
-        if run_id not in self.runs:
-            raise NotStored(f"there is no run {run_id!r}")
-        return self.runs[run_id]
-
-    def of_session(self, session: str, *statuses: str) -> list[RunRow]:
-        return [run for run in self.runs.values() if run.session == session and run.status in statuses]
+from atlas_agents.stores.refusals import busy, check_count, check_fingerprint, check_numbers, no_session
 
 
 def carry_out(desk: Desk, place: Place, writes: Sequence[Write]) -> list[Any]:
     """All writes of one commit, or the run that was accepted before and nothing else."""
     for index, write in enumerate(writes):
-        if isinstance(write, AcceptRun) and (write.session, write.idempotency_key) in desk.accepted:
-            known = desk.runs[desk.accepted[write.session, write.idempotency_key]]
-            if known.request != write.request:
-                raise Conflict(f"the idempotency key {write.idempotency_key!r} was used before, for another request")
+        if isinstance(write, AcceptRun) and write.idempotency_key in desk.accepted.get(write.session, {}):
+            known = desk.runs[desk.accepted[write.session][write.idempotency_key]]
+            check_fingerprint(known, write)
             return [known if i == index else None for i in range(len(writes))]
     return [_carry_out(desk, place, write) for write in writes]
 
@@ -153,56 +83,58 @@ def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
 
 def _drop_session(desk: Desk, place: Place, write: DropSession) -> None:
     key = write.key
-    if desk.of_session(key, *OPEN):
+    if desk.open_of.get(key):
         raise Conflict(f"the session {key!r} has an open run: cancel it first")
     if key not in desk.sessions:
-        raise NotStored(f"there is no session {key!r}")
-    runs = {run.id for run in desk.runs.values() if run.session == key}
-    desk.drop(desk.journal, lambda k, _: k[0] in runs)
-    desk.drop(desk.journal_keys, lambda k, _: k[0] in runs)
-    desk.drop(desk.counts, lambda k, _: k == ("m", key) or (k[0] == "j" and k[1] in runs))
-    desk.drop(desk.messages, lambda k, _: k[0] == key)
-    desk.drop(desk.message_ids, lambda k, _: k[0] == key)
-    desk.drop(desk.accepted, lambda k, _: k[0] == key)
-    desk.drop(desk.approvals, lambda _, row: row.session == key)
-    desk.drop(desk.runs, lambda k, _: k in runs)
-    desk.drop(desk.sessions, lambda k, _: k == key)
+        raise no_session(key)
+    for run_id in desk.runs_of.get(key, {}):
+        desk.drop_run(run_id)
+    for id in desk.approvals_of.get(key, {}):
+        desk.drop_approval(id)
+    tables = (desk.runs_of, desk.open_of, desk.approvals_of, desk.accepted, desk.messages, desk.message_ids)
+    for table in (*tables, desk.sessions):
+        desk.remove(table, key)
 
 
 def _add_message(desk: Desk, place: Place, write: AddMessage) -> StoredMessage:
-    known = desk.message_ids.get((write.session, write.id))
+    known = desk.message_ids.get(write.session, {}).get(write.id)
     if known is not None:
-        return desk.messages[write.session, known]
+        return desk.messages[write.session][known]
     desk.touch(place, write.session)
-    seq = desk.put(desk.counts, ("m", write.session), desk.counts.get(("m", write.session), 0) + 1)
-    desk.put(desk.message_ids, (write.session, write.id), seq)
+    seq = len(desk.messages.get(write.session, {})) + 1
+    desk.put_in(desk.message_ids, write.session, write.id, seq)
     row = StoredMessage(write.session, seq, write.id, write.run_id, write.body)
-    return desk.put(desk.messages, (write.session, seq), row)
+    return desk.put_in(desk.messages, write.session, seq, row)
 
 
 def _accept_run(desk: Desk, place: Place, write: AcceptRun) -> RunRow:
     desk.touch(place, write.session)
-    if write.id in desk.runs or (write.session, write.idempotency_key) in desk.accepted:
+    if write.id in desk.runs or write.idempotency_key in desk.accepted.get(write.session, {}):
         raise Conflict(f"there is a run {write.id!r} already")
+    waits = bool(desk.open_of.get(write.session))
+    if waits and write.at_once:
+        raise busy(write.session)
     run = RunRow(
         write.id,
         write.session,
         write.agent_id,
-        "queued" if desk.of_session(write.session, *OPEN) else "running",
+        "queued" if waits else "running",
         user=write.user,
         idempotency_key=write.idempotency_key,
         request=write.request,
         created_at=place.now,
         tenant=place.tenant,
+        fingerprint=write.fingerprint,
     )
     if write.idempotency_key:
-        desk.put(desk.accepted, (write.session, write.idempotency_key), write.id)
-    return desk.put(desk.runs, write.id, run)
+        desk.put_in(desk.accepted, write.session, write.idempotency_key, write.id)
+    desk.put_in(desk.runs_of, write.session, write.id, None)
+    return desk.put_run(run)
 
 
 def _claim_run(desk: Desk, place: Place, write: ClaimRun) -> int:
     run = desk.owned(write.run_id, desk.known(write.run_id).epoch)
-    return desk.put(desk.runs, run.id, msgspec.structs.replace(run, epoch=run.epoch + 1)).epoch
+    return desk.put_run(msgspec.structs.replace(run, epoch=run.epoch + 1)).epoch
 
 
 def _set_run(desk: Desk, place: Place, write: SetRun) -> str | None:
@@ -210,27 +142,39 @@ def _set_run(desk: Desk, place: Place, write: SetRun) -> str | None:
     ends = write.status not in OPEN
     if write.status == "queued":
         raise Conflict(f"the run {run.id!r} cannot go back into the queue")
-    if run.status == "queued" and not ends and desk.of_session(run.session, "running", "waiting"):
+    if run.status == "queued" and not ends and desk.is_active(run.session):
         raise Conflict(f"the session {run.session!r} has an active run: {run.id!r} must wait")
     error = run.error if write.error is None else cleaned(write.error)
     ended_at = place.now if ends else None
-    desk.put(desk.runs, run.id, msgspec.structs.replace(run, status=write.status, error=error, ended_at=ended_at))
-    queued = desk.of_session(run.session, "queued")
-    if not ends or not queued or desk.of_session(run.session, "running", "waiting"):
+    desk.put_run(msgspec.structs.replace(run, status=write.status, error=error, ended_at=ended_at))
+    queue = desk.open_of.get(run.session)
+    if not ends or not queue or desk.is_active(run.session):
         return None
-    return desk.put(desk.runs, queued[0].id, msgspec.structs.replace(queued[0], status="running")).id
+    return desk.put_run(msgspec.structs.replace(desk.runs[queue[0]], status="running")).id
 
 
 def _add_journal(desk: Desk, place: Place, write: AddJournal) -> JournalRow:
     desk.owned(write.run_id, write.epoch)
-    if (write.run_id, write.kind, write.key) in desk.journal_keys:
+    if (write.kind, write.key) in desk.journal_keys.get(write.run_id, {}):
         raise Conflict(f"the journal of the run {write.run_id!r} has {write.kind} {write.key!r} already")
-    last = desk.counts.get(("j", write.run_id), 0)
-    previous = desk.journal[write.run_id, last].hash if last else START
-    row = journal_row(write.run_id, last + 1, write.kind, write.key, place.now, previous, write.payload)
-    desk.put(desk.counts, ("j", write.run_id), row.seq)
-    desk.put(desk.journal_keys, (write.run_id, write.kind, write.key), row.seq)
-    return desk.put(desk.journal, (write.run_id, row.seq), row)
+    rows = desk.journal.get(write.run_id, {})
+    previous = rows[len(rows)].hash if rows else START
+    row = journal_row(write.run_id, len(rows) + 1, write.kind, write.key, place.now, previous, write.payload)
+    desk.put_in(desk.journal_keys, write.run_id, (write.kind, write.key), row.seq)
+    return desk.put_in(desk.journal, write.run_id, row.seq, row)
+
+
+def _reserve_events(desk: Desk, place: Place, write: ReserveEvents) -> int:
+    check_count(write)
+    run = desk.known(write.run_id)
+    return desk.put_run(msgspec.structs.replace(run, events=run.events + write.count)).events
+
+
+def _add_events(desk: Desk, place: Place, write: AddEvents) -> None:
+    check_numbers(write, desk.known(write.run_id).events)
+    for seq, body in write.events:
+        if seq not in desk.events.get(write.run_id, {}):
+            desk.put_in(desk.events, write.run_id, seq, EventRow(write.run_id, seq, body))
 
 
 def _add_audit(desk: Desk, place: Place, write: AddAudit) -> AuditRow:
@@ -255,7 +199,8 @@ def _put_approval(desk: Desk, place: Place, write: PutApproval) -> ApprovalRow:
     asked = write.approval
     known = desk.approvals.get(asked.id)
     if known is None:
-        return desk.put(desk.approvals, asked.id, asked)
+        desk.put_in(desk.approvals_of, asked.session, asked.id, None)
+        return desk.put_approval(asked)
     if (known.run_id, known.call_id, known.binding) != (asked.run_id, asked.call_id, asked.binding):
         raise Conflict(f"the approval {asked.id!r} was asked before, about something else")
     return known
@@ -267,8 +212,9 @@ def _answer_approval(desk: Desk, place: Place, write: AnswerApproval) -> Approva
         raise NotStored(f"there is no approval {write.id!r}")
     if known.answer is not None:
         raise Conflict(f"the approval {write.id!r} was answered before")
-    answered = msgspec.structs.replace(known, answer=write.answer, answered_at=place.now)
-    return desk.put(desk.approvals, write.id, answered)
+    return desk.put_approval(
+        msgspec.structs.replace(known, answer=write.answer, answered_at=place.now, grants=write.grants)
+    )
 
 
 def _add_usage(desk: Desk, place: Place, write: AddUsage) -> None:
@@ -299,5 +245,7 @@ _ACTS: dict[type, Callable[[Desk, Place, Any], Any]] = {
     Release: _release,
     PutApproval: _put_approval,
     AnswerApproval: _answer_approval,
+    ReserveEvents: _reserve_events,
+    AddEvents: _add_events,
     AddUsage: _add_usage,
 }

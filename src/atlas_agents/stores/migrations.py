@@ -46,7 +46,19 @@ _FIRST = (
         PRIMARY KEY (tenant, day, session, agent_id, model))""",
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_SECOND = (
+    "ALTER TABLE runs ADD COLUMN fingerprint {text} NOT NULL DEFAULT ''",
+    "ALTER TABLE runs ADD COLUMN events {int} NOT NULL DEFAULT 0",
+    """CREATE TABLE events (
+        tenant {text} NOT NULL, run_id {text} NOT NULL, seq {int} NOT NULL, body {blob} NOT NULL,
+        PRIMARY KEY (tenant, run_id, seq))""",
+    "ALTER TABLE approvals ADD COLUMN grants {text} NOT NULL DEFAULT ''",
+    "CREATE INDEX approvals_granting ON approvals (tenant, grants) WHERE grants <> ''",
+    "DROP INDEX approvals_pending",
+    "CREATE INDEX approvals_pending ON approvals (tenant, run_id) WHERE answer IS NULL",
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND)
 VERSION = len(STEPS)
 
 SQLITE = {"text": "TEXT", "int": "INTEGER", "bool": "INTEGER", "blob": "BLOB"}

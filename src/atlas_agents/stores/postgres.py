@@ -14,9 +14,9 @@ from psycopg_pool import AsyncConnectionPool
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import Write
+from atlas_agents.stores.postgres_line import Connection
 from atlas_agents.stores.postgres_session import (
     CONNECTING,
-    Connection,
     connect,
     fault,
     is_lost,
@@ -33,7 +33,8 @@ _PAUSE = 0.1
 
 class PostgresStore(SqlReads):
     """All tables live in one Postgres schema of their own. A lost connection is made anew for up to `patience` seconds;
-    then callers are told `StoreLost`, and the next call tries again."""
+    then callers are told `StoreLost`, and the next call tries again. So they are of a server that is there and has not
+    answered for `answer_timeout` seconds, which must be more than the `busy_timeout` that a lock may be waited for."""
 
     def __init__(
         self,
@@ -43,15 +44,21 @@ class PostgresStore(SqlReads):
         connections: int = 8,
         patience: float = 5.0,
         busy_timeout: float = 5.0,
+        answer_timeout: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if not schema.isidentifier():
             raise StoreError(f"{schema!r} cannot be the name of a Postgres schema")
+        if answer_timeout <= busy_timeout:
+            raise StoreError(
+                "the answer_timeout must be longer than the busy_timeout, or every lock is taken for a loss"
+            )
         self._url = url
         self._schema = schema
         self._connections = max(2, connections)
         self._patience = patience
         self._busy_timeout = busy_timeout
+        self._answer_timeout = answer_timeout
         self._clock = clock
         self._open: tuple[Pool, Writer] | None = None
 
@@ -71,6 +78,7 @@ class PostgresStore(SqlReads):
             raise fault(error) from error
         pool: Pool = AsyncConnectionPool(
             self._url,
+            connection_class=Connection,
             kwargs=CONNECTING,
             configure=self._configure,
             min_size=1,
@@ -106,7 +114,7 @@ class PostgresStore(SqlReads):
             await self._clock.sleep(_PAUSE)
 
     async def _configure(self, connection: Connection) -> None:
-        await set_up(connection, self._schema, self._busy_timeout)
+        await set_up(connection, self._schema, self._busy_timeout, self._answer_timeout)
 
     def _opened(self) -> tuple[Pool, Writer]:
         if self._open is None:

@@ -11,9 +11,9 @@ from psycopg.rows import TupleRow
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
 from atlas_agents.stores.migrations import POSTGRES, pending
+from atlas_agents.stores.postgres_line import Connection
 from atlas_agents.stores.query import Query, Row
 
-Connection: TypeAlias = psycopg.AsyncConnection[TupleRow]
 Cursor: TypeAlias = psycopg.AsyncCursor[TupleRow]
 
 CONNECTING: dict[str, Any] = {
@@ -27,6 +27,8 @@ CONNECTING: dict[str, Any] = {
 }
 _NAME = re.compile(r":(\w+)")
 _MIGRATING = 0x41544C53
+_STEP_TIMEOUT = 600.0
+"""Seconds that a step of the schema may take: it may have to read a whole table."""
 _LOST = ("08", "57P", "53300", "25P03")
 _BUSY = ("55P03", "40P01", "40001", "57014")
 _FULL = ("53100", "53200", "58030")
@@ -40,11 +42,12 @@ async def connect(url: str) -> Connection:
         conninfo_to_dict(url)
     except psycopg.Error:  # its words would repeat the address, and the password in it
         raise StoreError("the address of Postgres cannot be read: it looks like postgresql://user@host/name") from None
-    return await psycopg.AsyncConnection.connect(url, **CONNECTING)
+    return await Connection.connect(url, **CONNECTING)
 
 
-async def set_up(connection: Connection, schema: str, busy_timeout: float) -> None:
+async def set_up(connection: Connection, schema: str, busy_timeout: float, answer_timeout: float) -> None:
     """Settings of every session. A worker that was paused inside a transaction loses it, and with it its lock."""
+    connection.answer_timeout = answer_timeout
     milliseconds = str(max(1, int(busy_timeout * 1000)))
     await connection.execute(
         """SELECT set_config('search_path', %(schema)s, false), set_config('lock_timeout', %(wait)s, false),
@@ -66,6 +69,7 @@ async def migrate(connection: Connection, schema: str) -> None:
         await connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)")
         row = await (await connection.execute("SELECT max(version) FROM schema_version")).fetchone()
         version: int = row[0] if row and row[0] is not None else 0
+        connection.answer_timeout = _STEP_TIMEOUT
         for number, statements in pending(version, f"the Postgres schema {schema}", POSTGRES):
             for statement in statements:
                 await connection.execute(statement.encode())

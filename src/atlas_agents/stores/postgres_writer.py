@@ -13,7 +13,8 @@ from atlas_agents.core.clock import Clock
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import Write
 from atlas_agents.stores.lane import Ticket
-from atlas_agents.stores.postgres_session import Connection, Cursor, fault, is_lost, rows_of
+from atlas_agents.stores.postgres_line import Connection
+from atlas_agents.stores.postgres_session import Cursor, fault, is_lost, rows_of
 from atlas_agents.stores.query import Place, Steps
 from atlas_agents.stores.writes import carry_out
 

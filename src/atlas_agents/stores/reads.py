@@ -2,10 +2,28 @@
 
 from abc import ABC, abstractmethod
 
-from atlas_agents.core.store import ApprovalRow, AuditRow, JournalRow, RunRow, Session, StoredMessage, UsageRow
+from atlas_agents.core.store import (
+    ApprovalRow,
+    AuditRow,
+    EventRow,
+    JournalRow,
+    RunRow,
+    Session,
+    StoredMessage,
+    UsageRow,
+)
 from atlas_agents.stores import statements as sql
 from atlas_agents.stores.query import Query, Row, query
-from atlas_agents.stores.rows import approval_of, audit_of, journal_of, message_of, run_of, session_of, usage_of
+from atlas_agents.stores.rows import (
+    approval_of,
+    audit_of,
+    event_of,
+    journal_of,
+    message_of,
+    run_of,
+    session_of,
+    usage_of,
+)
 
 _ALL = (1 << 63) - 1
 
@@ -26,17 +44,28 @@ class SqlReads(ABC):
         return [session_of(row) for row in await self.fetch(asked)]
 
     async def messages(
-        self, tenant: str, session: str, *, after: int = 0, limit: int | None = None
+        self,
+        tenant: str,
+        session: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        last: bool = False,
     ) -> list[StoredMessage]:
-        asked = query(tenant, sql.MESSAGES, session=session, after=after, limit=_at_most(limit))
-        return [message_of(row) for row in await self.fetch(asked)]
+        statement = sql.LAST_MESSAGES if last else sql.MESSAGES
+        end = _ALL if before is None else before
+        asked = query(tenant, statement, session=session, after=after, before=end, limit=_at_most(limit))
+        rows = await self.fetch(asked)
+        return [message_of(row) for row in (reversed(rows) if last else rows)]
 
     async def run(self, tenant: str, run_id: str) -> RunRow | None:
         rows = await self.fetch(query(tenant, sql.RUN, run_id=run_id))
         return run_of(rows[0]) if rows else None
 
-    async def runs(self, tenant: str, session: str) -> list[RunRow]:
-        return [run_of(row) for row in await self.fetch(query(tenant, sql.RUNS, session=session))]
+    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
+        statement = sql.OPEN_RUNS_OF if open_only else sql.RUNS
+        return [run_of(row) for row in await self.fetch(query(tenant, statement, session=session))]
 
     async def open_runs(self) -> list[RunRow]:
         return [run_of(row) for row in await self.fetch(Query(sql.OPEN_RUNS, {}))]
@@ -54,6 +83,13 @@ class SqlReads(ABC):
 
     async def pending_approvals(self, tenant: str) -> list[ApprovalRow]:
         return [approval_of(row) for row in await self.fetch(query(tenant, sql.PENDING_APPROVALS))]
+
+    async def grants(self, tenant: str, binding: str) -> list[ApprovalRow]:
+        return [approval_of(row) for row in await self.fetch(query(tenant, sql.GRANTS, binding=binding))]
+
+    async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]:
+        asked = query(tenant, sql.EVENTS, run_id=run_id, after=after, limit=_at_most(limit))
+        return [event_of(row) for row in await self.fetch(asked)]
 
     async def counted(self, tenant: str, agent_id: str, day: str) -> int:
         rows = await self.fetch(query(tenant, sql.COUNTED, agent_id=agent_id, day=day))

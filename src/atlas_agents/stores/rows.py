@@ -4,7 +4,16 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.core.store import ApprovalRow, AuditRow, JournalRow, RunRow, Session, StoredMessage, UsageRow
+from atlas_agents.core.store import (
+    ApprovalRow,
+    AuditRow,
+    EventRow,
+    JournalRow,
+    RunRow,
+    Session,
+    StoredMessage,
+    UsageRow,
+)
 from atlas_agents.stores.query import Row
 
 _metadata = msgspec.json.Decoder(dict[str, Any])
@@ -34,6 +43,10 @@ def audit_of(row: Row) -> AuditRow:
 
 def approval_of(row: Row) -> ApprovalRow:
     return ApprovalRow(*row)
+
+
+def event_of(row: Row) -> EventRow:
+    return EventRow(*row)
 
 
 def usage_of(row: Row) -> UsageRow:

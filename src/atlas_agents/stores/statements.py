@@ -3,9 +3,14 @@
 Every statement is bound to one `:tenant`, `OPEN_RUNS` alone is not; a test keeps that.
 """
 
+from functools import cache
+
 _SESSION = "key, agent_id, label, archived, metadata, created_at, updated_at"
-_RUN = "id, session, agent_id, status, epoch, user_id, idempotency_key, request, error, created_at, ended_at, tenant"
-_APPROVAL = "id, run_id, session, call_id, binding, question, expires_at, created_at, answer, answered_at"
+_RUN = (
+    "id, session, agent_id, status, epoch, user_id, idempotency_key, request, error, created_at, ended_at, tenant,"
+    " fingerprint, events"
+)
+_APPROVAL = "id, run_id, session, call_id, binding, question, expires_at, created_at, answer, answered_at, grants"
 _USAGE = "input_tokens, output_tokens, cached_tokens, cost_microcents, turns"
 _OPEN = "status IN ('queued', 'running', 'waiting')"
 _ACTIVE = "status IN ('running', 'waiting')"
@@ -27,6 +32,8 @@ DROP_SESSION = "DELETE FROM sessions WHERE tenant = :tenant AND key = :session R
 DROP_ROWS = (
     "DELETE FROM journal WHERE tenant = :tenant AND run_id IN"
     " (SELECT id FROM runs WHERE tenant = :tenant AND session = :session)",
+    "DELETE FROM events WHERE tenant = :tenant AND run_id IN"
+    " (SELECT id FROM runs WHERE tenant = :tenant AND session = :session)",
     "DELETE FROM approvals WHERE tenant = :tenant AND session = :session",
     "DELETE FROM messages WHERE tenant = :tenant AND session = :session",
     "DELETE FROM runs WHERE tenant = :tenant AND session = :session",
@@ -44,9 +51,11 @@ UPDATE sessions SET last_message = last_message + 1, updated_at = {_TICK}
 WHERE tenant = :tenant AND key = :session RETURNING last_message"""
 ADD_MESSAGE = """
 INSERT INTO messages (tenant, session, seq, id, run_id, body) VALUES (:tenant, :session, :seq, :id, :run_id, :body)"""
-MESSAGES = """
-SELECT session, seq, id, run_id, body FROM messages WHERE tenant = :tenant AND session = :session AND seq > :after
-ORDER BY seq LIMIT :limit"""
+_MESSAGES = """
+SELECT session, seq, id, run_id, body FROM messages
+WHERE tenant = :tenant AND session = :session AND seq > :after AND seq < :before"""
+MESSAGES = f"{_MESSAGES} ORDER BY seq LIMIT :limit"
+LAST_MESSAGES = f"{_MESSAGES} ORDER BY seq DESC LIMIT :limit"
 
 KNOWN_RUN = f"""
 SELECT {_RUN} FROM runs WHERE tenant = :tenant AND session = :session AND idempotency_key = :idempotency_key
@@ -58,7 +67,7 @@ ADD_RUN = f"""
 INSERT INTO runs ({_RUN}, place) SELECT :id, :session, :agent_id,
     CASE WHEN EXISTS (SELECT 1 FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN})
     THEN 'queued' ELSE 'running' END,
-    0, :user_id, :idempotency_key, :request, NULL, :now, NULL, :tenant, :place
+    0, :user_id, :idempotency_key, :request, NULL, :now, NULL, :tenant, :fingerprint, 0, :place
 WHERE NOT EXISTS (SELECT 1 FROM runs WHERE tenant = :tenant AND id = :id)
 RETURNING {_RUN}"""
 CLAIM_RUN = f"""
@@ -74,6 +83,7 @@ AND place = (SELECT min(place) FROM runs WHERE tenant = :tenant AND session = :s
 AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant = :tenant AND session = :session AND {_ACTIVE})
 RETURNING id"""
 RUNS = f"SELECT {_RUN} FROM runs WHERE tenant = :tenant AND session = :session ORDER BY place"
+OPEN_RUNS_OF = f"SELECT {_RUN} FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN} ORDER BY place"
 OPEN_RUNS = f"SELECT {_RUN} FROM runs WHERE {_OPEN} ORDER BY tenant, session, place"
 
 JOURNAL_END = """
@@ -87,6 +97,21 @@ ON CONFLICT (tenant, run_id, kind, key) DO NOTHING RETURNING seq"""
 JOURNAL = """
 SELECT run_id, seq, kind, key, payload, at, previous, hash FROM journal WHERE tenant = :tenant AND run_id = :run_id
 ORDER BY seq"""
+
+RESERVE_EVENTS = """
+UPDATE runs SET events = events + :count WHERE tenant = :tenant AND id = :run_id RETURNING events"""
+RESERVED_EVENTS = "SELECT events FROM runs WHERE tenant = :tenant AND id = :run_id"
+EVENTS = """
+SELECT run_id, seq, body FROM events WHERE tenant = :tenant AND run_id = :run_id AND seq > :after
+ORDER BY seq LIMIT :limit"""
+
+
+@cache
+def add_events(count: int) -> str:
+    """Add so many events at once, as `:seq0`, `:body0` and so on."""
+    rows = ", ".join(f"(:tenant, :run_id, :seq{n}, :body{n})" for n in range(count))
+    return f"INSERT INTO events (tenant, run_id, seq, body) VALUES {rows} ON CONFLICT (tenant, run_id, seq) DO NOTHING"
+
 
 AUDIT_END = "SELECT seq, hash FROM audit WHERE tenant = :tenant ORDER BY seq DESC LIMIT 1"
 ADD_AUDIT = """
@@ -105,14 +130,20 @@ COUNTED = "SELECT used FROM counters WHERE tenant = :tenant AND agent_id = :agen
 
 PUT_APPROVAL = f"""
 INSERT INTO approvals (tenant, {_APPROVAL}) VALUES (:tenant, :id, :run_id, :session, :call_id, :binding, :question,
-    :expires_at, :created_at, :answer, :answered_at)
+    :expires_at, :created_at, :answer, :answered_at, :grants)
 ON CONFLICT (tenant, id) DO NOTHING RETURNING {_APPROVAL}"""
 ANSWER_APPROVAL = f"""
-UPDATE approvals SET answer = :answer, answered_at = :now WHERE tenant = :tenant AND id = :id AND answer IS NULL
-RETURNING {_APPROVAL}"""
+UPDATE approvals SET answer = :answer, answered_at = :now, grants = :grants
+WHERE tenant = :tenant AND id = :id AND answer IS NULL RETURNING {_APPROVAL}"""
 APPROVAL = f"SELECT {_APPROVAL} FROM approvals WHERE tenant = :tenant AND id = :id"
+# From the open runs to their questions, for those are few; questions that nobody answered pile up.
 PENDING_APPROVALS = f"""
-SELECT {_APPROVAL} FROM approvals WHERE tenant = :tenant AND answer IS NULL ORDER BY created_at, id"""
+SELECT {", ".join(f"a.{name}" for name in _APPROVAL.split(", "))} FROM runs r CROSS JOIN approvals a
+WHERE r.tenant = :tenant AND r.{_OPEN} AND a.tenant = :tenant AND a.run_id = r.id AND a.answer IS NULL
+ORDER BY a.created_at, a.id"""
+GRANTS = f"""
+SELECT {_APPROVAL} FROM approvals WHERE tenant = :tenant AND grants = :binding AND grants <> '' AND answer IS NOT NULL
+ORDER BY answered_at, id"""
 
 ADD_USAGE = f"""
 INSERT INTO usage_sums (tenant, day, session, agent_id, model, {_USAGE})

@@ -4,51 +4,24 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import msgspec
 
 from atlas_agents.core.calling import call as call_user
 from atlas_agents.core.clock import Clock
 from atlas_agents.core.errors import BadArguments, Declined
+from atlas_agents.core.questions import Answer, Decision, Question
 
-Decision: TypeAlias = Literal["once", "session", "always", "no"]
 _DECISIONS: tuple[str, ...] = ("once", "session", "always")
 _asking: set[asyncio.Task[None]] = set()
 """Kept here until they end: the loop itself would forget an `approve` that was left behind."""
 
 
-class Question(msgspec.Struct, frozen=True):
-    """What a person is asked: the tool, the exact arguments, and until when an answer counts."""
-
-    title: str
-    message: str
-    tool: str
-    arguments: dict[str, Any]
-    binding: str
-    call_id: str
-    run_id: str
-    agent_id: str
-    session: str
-    asked_by: str
-    expires_at: float
-    working_directory: str
-    reason: str = ""
-    options: tuple[Decision, ...] = ("once", "session", "always", "no")
-    tenant: str = "default"
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """What the person said. `arguments` are edited ones to use instead; `by` is who answered."""
-
-    decision: Decision
-    arguments: dict[str, Any] | None = None
-    by: str = ""
-    reason: str = ""
-
-
 Approve: TypeAlias = Callable[[Question], Any]
 """Sync or async; gives an Answer, one of the words, or True for once. Anything else is a no."""
+Heard: TypeAlias = tuple[Any, BaseException | None, bool]
+"""What was said, what went wrong instead, and whether it is not kept anywhere yet."""
 
 
 def binding(tool: str, arguments: dict[str, Any], policy_version: str, directory: str | None = None) -> str:
@@ -64,61 +37,137 @@ def binding(tool: str, arguments: dict[str, Any], policy_version: str, directory
     return hashlib.sha256(canonical).hexdigest()
 
 
-class Approvals:
-    """Asks, and remembers what was allowed for a session or for good: for exactly that hash, nothing like it."""
+def question_id(run_id: str, call_id: str, binding: str) -> str:
+    """The same whenever the same is asked again, also by a run that goes on in another process."""
+    return hashlib.sha256(f"{run_id}\n{call_id}\n{binding}".encode()).hexdigest()[:32]
 
-    def __init__(self, approve: Approve | None, *, deadline: float = 300.0, two_person: bool = False) -> None:
+
+class Book(Protocol):
+    """Where questions and answers outlive the process; a run's journal is one."""
+
+    async def ask(self, question: Question) -> tuple[Question, Answer | None]:
+        """Keep a question; if it was asked before, it is as it was then, with its answer if it has one."""
+        ...
+
+    async def answered(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
+        """Keep an answer before anything comes of it, and give the one that counts: the first."""
+        ...
+
+    async def granted(self, binding: str) -> list[tuple[Question, Answer]]:
+        """What was allowed for longer than once, of this exact thing."""
+        ...
+
+
+class Approvals:
+    """Asks, and remembers what was allowed for a session or for good: for exactly that hash, nothing like it.
+
+    With `approve`, that function is asked. With `wait`, a question waits until somebody says `atlas.answer(…)`.
+    """
+
+    def __init__(
+        self,
+        approve: Approve | None = None,
+        *,
+        deadline: float = 300.0,
+        two_person: bool = False,
+        wait: bool = False,
+    ) -> None:
         self.approve = approve
         self.deadline = deadline
         self.two_person = two_person
+        self.wait = wait
         self._rules: dict[tuple[str | None, ...], str] = {}
+        self._open: dict[str, tuple[Question, asyncio.Future[Heard]]] = {}
 
-    def allowed(self, question: Question) -> str | None:
+    @property
+    def pending(self) -> list[Question]:
+        """Questions that wait for an answer in this process, the oldest first."""
+        return [question for question, _ in self._open.values()]
+
+    async def allowed(self, question: Question, book: Book | None = None) -> str | None:
         """Who allowed exactly this before, for this session or for good; None if nobody did."""
+        if book is not None:
+            for asked, answer in await book.granted(question.binding):
+                self._remember(answer, asked, question.binding)
         for session in (question.session, None):
             by = self._rules.get(_rule(question, session, question.binding))
             if by is not None:
                 return by
         return None
 
-    def remember(self, answer: Answer, question: Question, binding: str) -> None:
+    def give(self, id: str, answer: Answer) -> bool:
+        """Hand an answer to whoever waits for it here; False if nobody does."""
+        waiting = self._open.get(id)
+        if waiting is None or waiting[1].done():
+            return False
+        waiting[1].set_result((answer, None, False))
+        return True
+
+    def judged(self, question: Question, answer: Answer) -> Answer:
+        """The answer as it counts: where two must agree, one's own yes is none."""
+        own = _name(answer.by) in ("", _name(question.asked_by), _name(question.agent_id))
+        if self.two_person and own and answer.decision != "no":
+            return Answer("no", by=answer.by, reason="it needs the yes of a second person")
+        return answer
+
+    async def ask(
+        self, question: Question, clock: Clock, book: Book | None = None, tell: Callable[[Question], None] | None = None
+    ) -> Answer:
+        """The answer; Declined for a no, for none in time, for nobody to ask, and for one's own yes where two must.
+
+        `tell` is called with a question that waits, once it is kept.
+        """
+        if self.approve is None and not self.wait:
+            raise Declined(f"{question.tool} needs a yes, and there is nobody to ask")
+        answer: Answer | None = None
+        if book is not None:
+            question, answer = await book.ask(question)
+        new = answer is None
+        if answer is None:
+            if tell is not None:
+                tell(question)
+            answer, new = await self._heard(question, clock)
+        answer = self.judged(question, answer)
+        grants = granted_by(question, answer)
+        if book is not None:
+            answer = await book.answered(question, answer, grants, new=new)
+        if answer.decision == "no":
+            raise Declined(f"{question.tool} was not approved{_by(answer)}")
+        self._remember(answer, question, grants)
+        return answer
+
+    def _remember(self, answer: Answer, question: Question, binding: str) -> None:
         """Keep an answer that holds for longer than once: for exactly that hash, asked for the same user by the same
         agent of the same tenant."""
         if answer.decision in ("session", "always"):
             session = question.session if answer.decision == "session" else None
             self._rules[_rule(question, session, binding)] = answer.by
 
-    async def ask(self, question: Question, clock: Clock) -> Answer:
-        """The answer; Declined for a no, for none in time, for nobody to ask, and for one's own yes where two must."""
-        if self.approve is None:
-            raise Declined(f"{question.tool} needs a yes, and there is nobody to ask")
-        answer = _answer(await self._in_time(self.approve, question, clock))
-        if answer.decision == "no":
-            raise Declined(f"{question.tool} was not approved{_by(answer)}")
-        if self.two_person and _name(answer.by) in ("", _name(question.asked_by), _name(question.agent_id)):
-            raise Declined(f"{question.tool} needs the yes of a second person")
-        return answer
-
-    async def _in_time(self, approve: Approve, question: Question, clock: Clock) -> Any:
-        """What was said before the deadline. Only the answer is waited for: an `approve` that goes on after it, or
-        after the turn was cancelled, is left behind and not heard any more."""
-        heard: asyncio.Future[tuple[Any, BaseException | None]] = asyncio.get_running_loop().create_future()
-        late = Declined(f"nobody answered about {question.tool} within {self.deadline:g} s")
-        asking = asyncio.create_task(_put(approve, question, heard))
-        _asking.add(asking)
-        asking.add_done_callback(_asking.discard)
-        alarm = clock.call_later(self.deadline, lambda: heard.done() or heard.set_result((None, late)))
+    async def _heard(self, question: Question, clock: Clock) -> tuple[Answer, bool]:
+        """What was said before the deadline, and whether it is not kept anywhere yet. Only the answer is waited for: an
+        `approve` that goes on after it, or after the turn was cancelled, is left behind and not heard any more."""
+        heard: asyncio.Future[Heard] = asyncio.get_running_loop().create_future()
+        left = max(0.0, min(self.deadline, question.expires_at - clock.time()))
+        late = Answer("no", reason=f"nobody answered within {self.deadline:g} s")
+        asking = asyncio.create_task(_put(self.approve, question, heard)) if self.approve is not None else None
+        if asking is not None:
+            _asking.add(asking)
+            asking.add_done_callback(_asking.discard)
+        alarm = clock.call_later(left, lambda: heard.done() or heard.set_result((late, None, True)))
+        self._open[question.id] = question, heard
         try:
-            answer, error = await heard
+            answer, error, new = await heard
         finally:
+            del self._open[question.id]
             alarm.cancel()
-            asking.cancel()
+            if asking is not None:
+                asking.cancel()
         if error is not None:
             raise error
-        return answer
+        return _answer(answer), new
 
 
-async def _put(approve: Approve, question: Question, heard: "asyncio.Future[tuple[Any, BaseException | None]]") -> None:
+async def _put(approve: Approve, question: Question, heard: "asyncio.Future[Heard]") -> None:
     """Have the question answered. Nothing is raised here, where SystemExit would end the loop."""
     answer: Any = None
     error: BaseException | None = None
@@ -129,7 +178,16 @@ async def _put(approve: Approve, question: Question, heard: "asyncio.Future[tupl
     except BaseException as caught:  # noqa: BLE001 - raised again where the answer is awaited
         error = caught
     if not heard.done():
-        heard.set_result((answer, error))
+        heard.set_result((answer, error, True))
+
+
+def granted_by(question: Question, answer: Answer) -> str:
+    """The hash that an answer allows for longer than once; for arguments that were edited it is theirs."""
+    if answer.decision not in ("session", "always"):
+        return ""
+    if answer.arguments is None:
+        return question.binding
+    return binding(question.tool, answer.arguments, question.policy, question.working_directory)
 
 
 def _rule(question: Question, session: str | None, binding: str) -> tuple[str | None, ...]:

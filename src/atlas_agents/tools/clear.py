@@ -10,9 +10,10 @@ import msgspec
 
 from atlas_agents.core.calling import call as call_user
 from atlas_agents.core.errors import BadArguments, Declined, NotPermitted, ToolFault, ToolNotFound
+from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked
 from atlas_agents.core.json import parse_object
-from atlas_agents.core.messages import ToolCall
-from atlas_agents.tools.approvals import Answer, Question, binding
+from atlas_agents.core.messages import ToolCall, ToolResult
+from atlas_agents.tools.approvals import Answer, Question, binding, question_id
 from atlas_agents.tools.desk import Cleared, Desk
 from atlas_agents.tools.permissions import Verdict
 from atlas_agents.tools.redact import secrets_in
@@ -22,12 +23,14 @@ logger = logging.getLogger(__name__)
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """A call that may not act; without a fault, because the turn was cancelled before it could."""
+    """A call that may not act; without a fault, because the turn was cancelled before it could, or because it acted in
+    an earlier life, when `known` is what is known of it."""
 
     call: ToolCall
     fault: Exception | None = None
     tool: Tool | None = None
     verdict: Verdict | None = None
+    known: ToolResult | None = None
 
 
 async def clear(call: ToolCall, desk: Desk) -> Cleared | Denied:
@@ -94,12 +97,9 @@ async def _confirm(ticket: Cleared, desk: Desk) -> Cleared:
         if not await _must_ask(ticket):
             return ticket
         approvals, question = desk.house.approvals, _question(ticket, desk)
-        if (by := approvals.allowed(question)) is not None:
+        if (by := await approvals.allowed(question, desk.journal)) is not None:
             return msgspec.structs.replace(ticket, bound=question.binding, approved_by=by)
-        version = desk.house.version
-        answer = await approvals.ask(question, desk.house.clock)
-        ticket = _approved(ticket, answer, question, version)
-        approvals.remember(answer, question, ticket.bound)
+        ticket = _approved(ticket, await _asked(question, desk), question)
     except (ToolFault, asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as error:  # a user's own functions; whoever could not be asked has not said yes
@@ -116,14 +116,30 @@ async def _must_ask(ticket: Cleared) -> bool:
     return bool(await call_user(confirm, copy.deepcopy(ticket.call.arguments))) if callable(confirm) else False
 
 
-def _approved(ticket: Cleared, answer: Answer, question: Question, version: str) -> Cleared:
+async def _asked(question: Question, desk: Desk) -> Answer:
+    """The answer; who listens hears of a question that waits, and of what became of it."""
+    approvals, emit, id = desk.house.approvals, desk.emit, desk.run_id
+    if not approvals.wait and desk.journal is None:
+        return await approvals.ask(question, desk.house.clock)
+    try:
+        answer = await approvals.ask(
+            question, desk.house.clock, desk.journal, lambda kept: emit(ApprovalAsked(id, kept))
+        )
+    except Declined:
+        emit(ApprovalAnswered(id, question.id, "no"))
+        raise
+    emit(ApprovalAnswered(id, question.id, answer.decision, answer.by))
+    return answer
+
+
+def _approved(ticket: Cleared, answer: Answer, question: Question) -> Cleared:
     """The call as it was approved: bound to what was shown, or to the arguments that the person put in their place,
     which must fit, too. Either way where it was asked about, and under the policy of then."""
     tool, bound = ticket.tool, question.binding
     if answer.arguments is not None:
         edited = copy.deepcopy(answer.arguments)
         tool.check(edited)
-        bound = binding(tool.name, edited, version, question.working_directory)
+        bound = binding(tool.name, edited, question.policy, question.working_directory)
         if bound != question.binding:
             call = msgspec.structs.replace(ticket.call, arguments=edited)
             ticket = msgspec.structs.replace(ticket, call=call, values=tool.convert(edited), edited=True)
@@ -132,12 +148,13 @@ def _approved(ticket: Cleared, answer: Answer, question: Question, version: str)
 
 def _question(ticket: Cleared, desk: Desk) -> Question:
     house, where = desk.house, os.path.realpath(os.curdir)
+    bound = binding(ticket.tool.name, ticket.call.arguments, house.version, where)
     return Question(
         title=f"Confirm execution of {ticket.tool.name}",
         message="About to execute:",
         tool=ticket.tool.name,
         arguments=copy.deepcopy(ticket.call.arguments),
-        binding=binding(ticket.tool.name, ticket.call.arguments, house.version, where),
+        binding=bound,
         call_id=ticket.call.id,
         run_id=desk.run_id,
         agent_id=desk.actor.agent_id,
@@ -147,4 +164,6 @@ def _question(ticket: Cleared, desk: Desk) -> Question:
         working_directory=where,
         reason=ticket.verdict.rule if ticket.verdict.cell == "ask" else "",
         tenant=desk.actor.tenant,
+        id=question_id(desk.run_id, ticket.call.id, bound),
+        policy=house.version,
     )

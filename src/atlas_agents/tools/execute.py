@@ -11,11 +11,13 @@ from typing import Any, TypeAlias
 
 from atlas_agents.core.calling import in_thread
 from atlas_agents.core.clock import Alarm
-from atlas_agents.core.errors import OutcomeUnknown, ToolFailed, ToolFault, ToolTimeout
+from atlas_agents.core.errors import LimitSpent, OutcomeUnknown, ToolFailed, ToolFault, ToolTimeout
+from atlas_agents.core.store import Reserve
 from atlas_agents.tools.clear import still_holds
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.desk import Cleared, Desk
 from atlas_agents.tools.faults import Diagnosis, diagnose
+from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.limits import Slots, process_slots
 from atlas_agents.tools.results import json_value
 
@@ -114,17 +116,32 @@ class Attempt:
         if limiter.ticks is not None:
             await limiter.ticks.turn(actor.agent_id)
         await self._take_places()
-        day = await limiter.reserve(actor.tenant, actor.agent_id) if limiter.counts_days else None
+        still_holds(self._ticket, self._desk)
+        if self._desk.journal is not None:
+            await self._intend(self._desk.journal)
+        elif limiter.counts_days:
+            await self._count()
+        return await self._tries(context)
+
+    async def _intend(self, journal: Journal) -> None:
+        """Write down that it is about to act, which counts against the day, too; that took time, so look once more."""
+        limiter, actor = self._desk.house.limiter, self._desk.actor
+        reserve = Reserve(actor.agent_id, limiter.today(), limiter.limits.per_day or 0) if limiter.counts_days else None
+        try:
+            await journal.intend(self._ticket.call, reserve)
+        except LimitSpent:
+            raise limiter.spent() from None
+        still_holds(self._ticket, self._desk)
+
+    async def _count(self) -> None:
+        """Count it against the day; what did not act after all does not count."""
+        limiter, actor = self._desk.house.limiter, self._desk.actor
+        day = await limiter.reserve(actor.tenant, actor.agent_id)
         try:
             still_holds(self._ticket, self._desk)
-            if self._desk.journal is not None:
-                await self._desk.journal.intend(self._ticket.call)
-                still_holds(self._ticket, self._desk)
-        except (Exception, asyncio.CancelledError):
-            if day is not None:
-                await limiter.days.release(actor.tenant, actor.agent_id, day)
+        except Exception:
+            await limiter.days.release(actor.tenant, actor.agent_id, day)
             raise
-        return await self._tries(context)
 
     async def _take_places(self) -> None:
         """One of the session's, and one of the process's unless a tool that holds one made this call: it would wait for

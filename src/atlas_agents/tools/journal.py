@@ -5,13 +5,15 @@ if its effect allows, and else its outcome is unknown, and said to be.
 """
 
 import weakref
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from atlas_agents.core.clock import SYSTEM_CLOCK, Clock, day_of
 from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.errors import Conflict, NotStored, PoisonedRun, SessionBusy, StoreLost
+from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolCall, ToolResult
 from atlas_agents.core.store import (
@@ -19,70 +21,197 @@ from atlas_agents.core.store import (
     AddAudit,
     AddJournal,
     AddMessage,
+    AddUsage,
+    AnswerApproval,
+    ApprovalRow,
     ClaimRun,
+    JournalKind,
     JournalRow,
+    PutApproval,
     PutSession,
+    Reserve,
+    RunRow,
     RunStatus,
     SetRun,
     Store,
+    UsageRow,
     Write,
 )
+from atlas_agents.tools.approvals import Answer, Question
 from atlas_agents.tools.audit import Entry
+from atlas_agents.tools.patience import Patience
 
 _read: "weakref.WeakSet[Conversation]" = weakref.WeakSet()
 """Conversations that are in step with the store: this process has read them and keeps them."""
 _results = msgspec.json.Decoder(ToolResult)
+_questions = msgspec.json.Decoder(Question)
+_answers = msgspec.json.Decoder(Answer)
+MOST_LIVES = 5
+"""So often a run may begin anew without getting a step further; then it is what ends the process."""
+
+
+class Errand(msgspec.Struct, frozen=True):
+    """What a run has to do: all that a process needs to begin it that has never heard of it."""
+
+    messages: tuple[msgspec.Raw, ...]
+    output: msgspec.Raw | None = None
+
+    def began_with(self) -> list[Message]:
+        return [Message.from_json(bytes(each)) for each in self.messages]
+
+
+def errand_of(row: RunRow) -> Errand:
+    """Of a run as it was accepted. Those of the first version held just their message."""
+    found = msgspec.json.decode(row.request, type=dict[str, msgspec.Raw])
+    return msgspec.json.decode(row.request, type=Errand) if "messages" in found else Errand((msgspec.Raw(row.request),))
+
+
+def in_step(conversation: Conversation) -> bool:
+    """This process has read it, and all its turns since."""
+    return conversation in _read
 
 
 class Journal:
     """One run's journal in a store. What was read at the start answers from memory; what is added is on the disk when
-    the call returns."""
+    the call returns, however long the store takes to come back."""
 
-    def __init__(self, store: Store, tenant: str, run_id: str, session: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        tenant: str,
+        run_id: str,
+        session: str,
+        *,
+        row: RunRow | None = None,
+        kept: Callable[[Message], None] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._store = store
         self._tenant = tenant
         self._run_id = run_id
         self._session = session
+        self._row = row
+        self._kept = kept
+        self._clock = clock
+        self._patience = Patience(store, clock)
         self._epoch = 0
-        self._waiting: list[Write] = []
+        self._waiting: list[Message] = []
+        self._began_with: list[Message] = []
         self._replies: list[Message] = []
         self._heard = 0
         self._intents: set[str] = set()
+        self._asked: set[str] = set()
+        self._answered: set[str] = set()
         self._outcomes: dict[str, ToolResult] = {}
+        self._stored: set[str] = set()
+        self._ended = False
+
+    async def accept(
+        self,
+        messages: Sequence[Message],
+        agent_id: str,
+        user: str,
+        *,
+        wait: bool = True,
+        idle: bool = True,
+        key: str = "",
+        fingerprint: str = "",
+        output: bytes | None = None,
+    ) -> RunRow:
+        """Take the user's message in, the last of these: acknowledged when this returns, and begun if the session is
+        idle. With `wait` it queues behind others; else SessionBusy. A key that was seen gives the known run."""
+        errand = Errand(
+            tuple(msgspec.Raw(each.to_json()) for each in messages), msgspec.Raw(output) if output else None
+        )
+        accepted = AcceptRun(
+            self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), at_once=True
+        )
+        self._began_with = list(messages)
+        if idle or not wait:
+            begun = [ClaimRun(self._run_id), *self._first_steps(1)]
+            try:
+                return await self._accept(accepted, begun)
+            except SessionBusy:
+                if not wait:
+                    raise
+        return await self._accept(msgspec.structs.replace(accepted, at_once=False), [])
+
+    async def _accept(self, accepted: AcceptRun, begun: list[Write]) -> RunRow:
+        try:
+            _, row, *more = await self._store.commit(self._tenant, [PutSession(self._session), accepted, *begun])
+        except StoreLost as lost:
+            found = await self._store.run(self._tenant, self._run_id) if lost.unclear else None
+            if found is None:
+                raise
+            row, more = found, [found.epoch] if begun else []
+        if row.id == self._run_id:
+            self._row, self._epoch = row, more[0] if more else 0
+            if begun:
+                self._tell(self._began_with)
+        return row
+
+    def _first_steps(self, epoch: int) -> list[Write]:
+        """The run begins: its messages join the session."""
+        ids = encode([message.id for message in self._began_with])
+        return [*self._adding(self._began_with), AddJournal(self._run_id, epoch, "accepted", "", ids)]
 
     async def begin(self, conversation: Conversation) -> list[Message]:
-        """Read the session as it was before this run. Of a run that was cut short, become the owner, remember what it
-        had done, and give back the messages it began with; a new one has none."""
-        if conversation in _read:
-            return []
+        """It is this run's turn. Read the session as it was before it, become the owner, and give back the messages it
+        begins with; of a run that was cut short, remember what it had done."""
+        if conversation not in _read:
+            rows = await self._store.messages(self._tenant, self._session)
+            conversation.messages[:] = [Message.from_json(row.body) for row in rows if row.run_id != self._run_id]
+            _read.add(conversation)
+        if self._epoch == 0 and self._row is not None:
+            await self._begin_anew(self._row)
+        return self._began_with
+
+    async def _begin_anew(self, row: RunRow) -> None:
+        past = await self._store.journal(self._tenant, self._run_id) if row.epoch else []
+        epoch, first = row.epoch + 1, not past
+        self._began_with = errand_of(row).began_with()
+        writes: list[Write] = [ClaimRun(self._run_id), SetRun(self._run_id, epoch, "running")]
+        if first:
+            writes += self._first_steps(epoch)
+        else:
+            self._began_with = await self._messages_before(past)
+            writes.append(AddJournal(self._run_id, epoch, "resumed", str(epoch), b"{}"))
+        await self._store.commit(self._tenant, writes)
+        self._epoch = epoch
+        if first:
+            self._tell(self._began_with)
+        for each in past:
+            self._remember(each)
+        if len(past) >= MOST_LIVES and all(each.kind == "resumed" for each in past[-MOST_LIVES:]):
+            raise PoisonedRun(f"the process ended {MOST_LIVES} times while it went on with this turn; it is given up")
+
+    async def _messages_before(self, past: Sequence[JournalRow]) -> list[Message]:
+        """What the run began with, as it stands in the session."""
         rows = await self._store.messages(self._tenant, self._session)
         mine = [Message.from_json(row.body) for row in rows if row.run_id == self._run_id]
-        conversation.messages[:] = [Message.from_json(row.body) for row in rows if row.run_id != self._run_id]
-        _read.add(conversation)
-        if not mine:
-            return []
-        (self._epoch,) = await self._store.commit(self._tenant, [ClaimRun(self._run_id)])
-        for row in await self._store.journal(self._tenant, self._run_id):
-            self._remember(row)
-        return list(takewhile(lambda message: message.role != "assistant", mine))
-
-    async def accept(self, messages: Sequence[Message], agent_id: str, user: str) -> None:
-        """Take the user's message in, the last of these: acknowledged when this returns."""
-        body = messages[-1].to_json()
-        writes: list[Write] = [
-            PutSession(self._session),
-            AcceptRun(self._run_id, self._session, agent_id, user, request=body),
-            ClaimRun(self._run_id),
-            *(AddMessage(self._session, message.id, message.to_json(), self._run_id) for message in messages),
-            AddJournal(self._run_id, 1, "accepted", "", body),
-        ]
-        results = await self._store.commit(self._tenant, writes)
-        self._epoch = results[2]
+        self._stored = {message.id for message in mine}
+        ids: Any = msgspec.json.decode(past[0].payload)
+        if isinstance(ids, list):
+            return [message for message in mine if message.id in ids]
+        spoken = next((place for place, message in enumerate(mine) if message.role == "assistant"), len(mine))
+        return mine[:spoken]
 
     @property
     def owned(self) -> bool:
         """The run is accepted, and ours."""
-        return self._epoch > 0
+        return self._row is not None
+
+    def leave(self) -> None:
+        """Write nothing more: the run stays open, and goes on in another life of this program."""
+        self._patience.end()
+
+    @property
+    def left(self) -> bool:
+        return self._patience.ended
+
+    def forget(self, conversation: Conversation) -> None:
+        """What is in memory may be ahead of the store: the next turn reads it again."""
+        _read.discard(conversation)
 
     def settled_before(self, call: ToolCall, *, repeatable: bool) -> bool:
         """Nothing is left to ask about this call: it has its outcome, or may have and must not be made again."""
@@ -104,44 +233,112 @@ class Journal:
 
     def add(self, message: Message) -> None:
         """Keep a message with the next step; adding it again changes nothing."""
-        self._waiting.append(AddMessage(self._session, message.id, message.to_json(), self._run_id))
+        if message.id not in self._stored:
+            self._waiting.append(message)
 
-    async def reply(self, message: Message) -> None:
-        """The model has spoken: kept before anything comes of it."""
+    async def reply(self, message: Message, agent_id: str, usage: Usage) -> None:
+        """The model has spoken: kept, and counted, before anything comes of it."""
         self._heard += 1
         self.add(message)
-        await self._step("reply", str(self._heard), message.to_json())
+        row = UsageRow(
+            day_of(self._clock.time()),
+            self._session,
+            agent_id,
+            str(message.metadata.get("model") or message.metadata.get("provider") or ""),
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.cached_tokens,
+            round((usage.cost or 0) * 100_000_000),
+            turns=int(self._heard == 1),
+        )
+        await self._step("reply", str(self._heard), message.to_json(), AddUsage(row))
 
-    async def intend(self, call: ToolCall) -> None:
-        """About to act."""
+    async def intend(self, call: ToolCall, reserve: Reserve | None = None) -> None:
+        """About to act; counted against the day in the same step. LimitSpent when the day is."""
         if call.id not in self._intents:
-            await self._step("intent", call.id, encode(call))
+            await self._step("intent", call.id, encode(call), *([reserve] if reserve else ()))
 
     async def settle(self, call: ToolCall, result: ToolResult, entry: Entry) -> None:
         """It has an outcome: the outcome and its audit row, both or none."""
         await self._step("outcome", call.id, encode(result), AddAudit(encode(entry)))
 
-    async def end(self, status: RunStatus, error: str | None = None) -> None:
-        """The turn is over; what it added last is kept with that."""
-        await self._step("ended", "", encode({"status": status, "error": error}), end=(status, error))
+    async def ask(self, question: Question) -> tuple[Question, Answer | None]:
+        """Keep a question; if it was asked before, it is as it was then, with its answer if it has one."""
+        asked = ApprovalRow(
+            question.id,
+            self._run_id,
+            self._session,
+            question.call_id,
+            question.binding,
+            encode(question),
+            int(question.expires_at * 1000),
+            int(self._clock.time() * 1000),
+        )
+        if question.id not in self._asked:
+            self._asked.add(question.id)
+            waits = SetRun(self._run_id, self._epoch, "waiting")
+            await self._step("asked", question.id, asked.question, PutApproval(asked), waits)
+            return question, None
+        row = await self._store.approval(self._tenant, question.id)
+        if row is None:
+            raise NotStored(f"the question {question.id!r} is gone")
+        answer = _answers.decode(row.answer) if row.answer is not None else None
+        return _questions.decode(row.question), answer
 
-    async def _step(
-        self,
-        kind: Any,
-        key: str,
-        payload: bytes,
-        *more: Write,
-        end: tuple[RunStatus, str | None] | None = None,
-    ) -> None:
-        waiting, self._waiting = self._waiting, []  # what is added meanwhile waits for the next step
-        writes = [*waiting, AddJournal(self._run_id, self._epoch, kind, key, payload), *more]
-        if end is not None:
-            writes.append(SetRun(self._run_id, self._epoch, end[0], end[1]))
+    async def answered(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
+        """Keep an answer before anything comes of it, and give the one that counts: the first. One that is not `new` is
+        kept already, by whoever gave it."""
+        if question.id in self._answered:
+            return answer
+        goes_on = SetRun(self._run_id, self._epoch, "running")
+        given = (AnswerApproval(question.id, encode(answer), grants),) if new else ()
         try:
-            await self._store.commit(self._tenant, writes)
+            await self._step("answered", question.id, encode(answer), goes_on, *given)
+        except Conflict:
+            row = await self._store.approval(self._tenant, question.id)
+            if row is None or row.answer is None:
+                raise
+            first = _answers.decode(row.answer)
+            return first if not new else await self.answered(question, first, grants, new=False)
+        return answer
+
+    async def granted(self, binding: str) -> list[tuple[Question, Answer]]:
+        """What was allowed for longer than once, of this exact thing."""
+        rows = await self._store.grants(self._tenant, binding)
+        return [(_questions.decode(row.question), _answers.decode(row.answer or b"")) for row in rows]
+
+    async def end(self, status: RunStatus, error: str | None = None) -> None:
+        """The turn is over; what it added last is kept with that. One that never began just leaves the queue."""
+        if self._ended:
+            return
+        if self._epoch:
+            ended = SetRun(self._run_id, self._epoch, status, error)
+            await self._step("ended", "", encode({"status": status, "error": error}), ended)
+        elif self._row is not None:
+            epoch = self._row.epoch + 1
+            leaving = [ClaimRun(self._run_id), SetRun(self._run_id, epoch, status, error)]
+            await self._patience.commit(self._tenant, leaving)
+        self._ended = True
+
+    async def _step(self, kind: JournalKind, key: str, payload: bytes, *more: Write) -> list[Any]:
+        """What `more` came to."""
+        waiting, self._waiting = self._waiting, []  # what is added meanwhile waits for the next step
+        step = AddJournal(self._run_id, self._epoch, kind, key, payload)
+        try:
+            results = await self._patience.commit(self._tenant, [*self._adding(waiting), step, *more], step)
         except BaseException:
             self._waiting[:0] = waiting
             raise
+        self._tell(waiting)
+        return results[len(waiting) + 1 :]
+
+    def _adding(self, messages: Sequence[Message]) -> list[Write]:
+        return [AddMessage(self._session, message.id, message.to_json(), self._run_id) for message in messages]
+
+    def _tell(self, messages: Sequence[Message]) -> None:
+        if self._kept is not None:
+            for message in messages:
+                self._kept(message)
 
     def _remember(self, row: JournalRow) -> None:
         if row.kind == "reply":
@@ -150,3 +347,7 @@ class Journal:
             self._intents.add(row.key)
         elif row.kind == "outcome":
             self._outcomes[row.key] = _results.decode(row.payload)
+        elif row.kind == "asked":
+            self._asked.add(row.key)
+        elif row.kind == "answered":
+            self._answered.add(row.key)

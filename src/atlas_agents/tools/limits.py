@@ -5,14 +5,13 @@ keep it exact over restarts.
 """
 
 import asyncio
-import time
 import weakref
 from collections import deque
 from typing import Protocol
 
 import msgspec
 
-from atlas_agents.core.clock import Clock
+from atlas_agents.core.clock import Clock, day_of
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError, LimitReached
 
@@ -238,12 +237,15 @@ class Limiter:
         return self.limits.per_day is not None
 
     async def reserve(self, tenant: str, agent_id: str) -> str:
-        """Count a call against the day and give the day it counts for; LimitReached when the day is spent.
-
-        Days pass by the stop-watch: setting the wall clock neither gives a new day nor takes this one away.
-        """
-        limit = self.limits.per_day or 0
-        day = time.strftime("%Y-%m-%d", time.gmtime(self._zero + self._clock.monotonic()))
-        if not await self.days.reserve(tenant, agent_id, day, limit):
-            raise LimitReached(f"All {limit} calls of today are used. Nothing was run; try tomorrow.")
+        """Count a call against the day and give the day it counts for; LimitReached when the day is spent."""
+        day = self.today()
+        if not await self.days.reserve(tenant, agent_id, day, self.limits.per_day or 0):
+            raise self.spent()
         return day
+
+    def today(self) -> str:
+        """Days pass by the stop-watch: setting the wall clock neither gives a new day nor takes this one away."""
+        return day_of(self._zero + self._clock.monotonic())
+
+    def spent(self) -> LimitReached:
+        return LimitReached(f"All {self.limits.per_day or 0} calls of today are used. Nothing was run; try tomorrow.")

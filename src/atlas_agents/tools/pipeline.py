@@ -13,6 +13,7 @@ from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.tools.clear import Denied, clear
 from atlas_agents.tools.desk import Cleared, Desk
 from atlas_agents.tools.execute import GRACE
+from atlas_agents.tools.reconcile import NotHappened, as_result, find_out
 from atlas_agents.tools.settle import Settling
 
 
@@ -50,9 +51,12 @@ async def _stop(underway: Sequence[Settling]) -> None:
 
 
 async def _ticket(call: ToolCall, desk: Desk) -> Cleared | Denied:
-    """Clear a call, unless a run that was cut short had settled it."""
-    tool = desk.tools.get(call.name)
+    """Clear a call, unless a run that was cut short had settled it, or had begun it and nobody knows its end."""
+    tool, journal = desk.tools.get(call.name), desk.journal
     repeatable = tool is not None and tool.effect != "unsafe"
-    if desk.journal is not None and desk.journal.settled_before(call, repeatable=repeatable):
-        return Denied(call)
-    return await clear(call, desk)
+    if journal is None or not journal.settled_before(call, repeatable=repeatable):
+        return await clear(call, desk)
+    found = await find_out(tool, call, desk) if tool is not None and journal.outcome(call) is None else None
+    if isinstance(found, NotHappened):
+        return await clear(call, desk)
+    return Denied(call, tool=tool, known=as_result(found, call, desk))

@@ -15,6 +15,8 @@ from atlas_agents.tools.clear import Cleared, Denied
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.desk import Desk
 from atlas_agents.tools.execute import Attempt
+from atlas_agents.tools.patience import Left
+from atlas_agents.tools.reconcile import as_result, find_out
 from atlas_agents.tools.redact import secrets_in
 from atlas_agents.tools.results import MAX_WORDS, fault_words
 
@@ -113,11 +115,13 @@ class Settling:
     async def _settle(self, value: Any, error: Exception | None) -> None:
         """Written down, then told. Of a turn that was halted, `given` tells, in the model's order."""
         try:
-            result = self.result or self._outcome(value, error)
+            result = self.result or await self._found_out(self._outcome(value, error))
             await self._record(result)
             self._written = result
             if not self._halted and self.result is None:
                 self.result = self._tell(result)
+        except Left as failure:
+            self._failure = failure
         except Exception as failure:  # noqa: BLE001 - raised again to who waits
             self._failure = failure
             what = type(failure).__name__
@@ -139,6 +143,13 @@ class Settling:
             value = {"edited_arguments": call.arguments, "result": value}
         return ToolResult(call.id, "ok", self._desk.house.redactor.known_in(value))
 
+    async def _found_out(self, result: ToolResult) -> ToolResult:
+        """Nobody saw the end of it; perhaps the tool can find out."""
+        ticket = self._ticket
+        if result.status != "unknown" or self._halted or not isinstance(ticket, Cleared) or not ticket.tool.reconcile:
+            return result
+        return as_result(await find_out(ticket.tool, ticket.call, self._desk), ticket.call, self._desk) or result
+
     async def _record(self, result: ToolResult) -> None:
         """Where there is a journal, the outcome and its audit row are one step."""
         journal, entry = self._desk.journal, self._entry(result)
@@ -150,6 +161,8 @@ class Settling:
     def _unbegun(self) -> ToolResult:
         """Of a call that was not begun: nothing happened, unless it was in a run that was cut short."""
         journal, call = self._desk.journal, self._ticket.call
+        if isinstance(self._ticket, Denied) and self._ticket.known is not None:
+            return self._ticket.known
         if journal is not None and journal.intended(call):
             return ToolResult(call.id, "unknown", _CUT_SHORT, "unknown")
         return never_run(call)

@@ -18,6 +18,7 @@ from atlas_agents.tools.schema import Check, Convert, compile_check, describe, i
 Function: TypeAlias = Callable[..., Any]
 Effect: TypeAlias = Literal["pure", "keyed", "unsafe"]
 Confirm: TypeAlias = bool | Callable[[dict[str, Any]], bool]
+Reconcile: TypeAlias = Callable[..., Any]
 _EFFECTS = ("pure", "keyed", "unsafe")
 _ONE_TEXT: dict[str, Any] = {
     "type": "object",
@@ -47,11 +48,14 @@ class Tool:
         confirm: Confirm = False,
         effect: Effect = "unsafe",
         in_process: bool = False,
+        reconcile: Reconcile | None = None,
         described: tuple[dict[str, Any], Convert, str | None] | None = None,
     ) -> None:
         chosen = function or func
         if chosen is None or not callable(chosen):
             raise BadTool(f"the tool {name!r} needs a function")
+        if reconcile is not None and not callable(reconcile):
+            raise BadTool(f"reconcile of the tool {name!r} must be a function of the key, not {reconcile!r}")
         self.name = _checked_name(name)
         self.function: Function = chosen
         self.description = description or read_docstring(chosen)[0]
@@ -60,6 +64,8 @@ class Tool:
         self.confirm = confirm
         self.effect: Effect = _one_of(name, effect)
         self.in_process = in_process
+        self.reconcile = reconcile
+        """Finds out what became of a call that was cut short, by its idempotency key."""
         self.is_async = is_async(chosen)
         self._one_text = parameters is None and described is None
         if described:
@@ -151,6 +157,7 @@ def tool(
     confirm: Confirm = False,
     effect: Effect = "unsafe",
     in_process: bool = False,
+    reconcile: Reconcile | None = None,
 ) -> Callable[[Function], Tool]: ...
 def tool(
     first: Function | Mapping[str, Any] | None = None,

@@ -1,0 +1,38 @@
+"""What a person is asked before a tool acts, and what they may answer."""
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Decision: TypeAlias = Literal["once", "session", "always", "no"]
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What a person is asked: the tool, the exact arguments, and until when an answer counts."""
+
+    title: str
+    message: str
+    tool: str
+    arguments: dict[str, Any]
+    binding: str
+    call_id: str
+    run_id: str
+    agent_id: str
+    session: str
+    asked_by: str
+    expires_at: float
+    working_directory: str
+    reason: str = ""
+    options: tuple[Decision, ...] = ("once", "session", "always", "no")
+    tenant: str = "default"
+    id: str = ""
+    policy: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the person said. `arguments` are edited ones to use instead; `by` is who answered."""
+
+    decision: Decision
+    arguments: dict[str, Any] | None = None
+    by: str = ""
+    reason: str = ""

@@ -1,0 +1,39 @@
+"""Questions and answers in a store, for whoever answers: from any face, in any process."""
+
+import msgspec
+
+from atlas_agents.core.clock import Clock
+from atlas_agents.core.errors import Conflict, NotStored
+from atlas_agents.core.json import encode
+from atlas_agents.core.questions import Answer, Question
+from atlas_agents.core.store import OPEN, AnswerApproval, Store
+from atlas_agents.tools.approvals import Approvals, granted_by
+
+_questions = msgspec.json.Decoder(Question)
+
+
+async def answer_kept(
+    store: Store, tenant: str, approvals: Approvals, approval_id: str, answer: Answer, clock: Clock
+) -> Question:
+    """Keep an answer, then hand it to whoever waits for it here. A run that goes on elsewhere, or later, reads it."""
+    row = await store.approval(tenant, approval_id)
+    if row is None:
+        raise NotStored(f"there is no question {approval_id!r}")
+    run = await store.run(tenant, row.run_id)
+    if run is None or run.status not in OPEN:
+        raise Conflict(f"the turn that asked {approval_id!r} has ended")
+    if row.answer is not None:
+        raise Conflict(f"the question {approval_id!r} was answered before")
+    if clock.time() * 1000 >= row.expires_at:
+        raise Conflict(f"the time to answer {approval_id!r} is over")
+    question = _questions.decode(row.question)
+    counts = approvals.judged(question, answer)
+    await store.commit(tenant, [AnswerApproval(approval_id, encode(counts), granted_by(question, counts))])
+    approvals.give(approval_id, counts)
+    return question
+
+
+async def pending_kept(store: Store, tenant: str, clock: Clock) -> list[Question]:
+    """Those whose time is not over, the oldest first."""
+    now = clock.time() * 1000
+    return [_questions.decode(row.question) for row in await store.pending_approvals(tenant) if row.expires_at > now]

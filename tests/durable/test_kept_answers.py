@@ -1,0 +1,265 @@
+"""Questions that outlive the process: the same id, the same deadline, one answer, and one act that comes of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas_agents import Agent, Answer, Approvals, Atlas, Conflict, NotStored, Policy, Question, tool
+from atlas_agents.core.store import Store
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+
+BUY = calls("buy", what="tea")
+
+
+class Shop:
+    """Counts what was bought; buying wants a yes."""
+
+    def __init__(self) -> None:
+        self.bought: list[str] = []
+
+        @tool(confirm=True)
+        async def buy(what: str) -> str:
+            """Buy something."""
+            self.bought.append(what)
+            return f"bought {what}"
+
+        self.buy = buy
+
+
+def refuse(question: Question) -> str:
+    return "no"
+
+
+async def kept() -> MemoryStore:
+    store = MemoryStore()
+    await store.open()
+    return store
+
+
+async def until(holds: Callable[[], Awaitable[Any]]) -> Any:
+    """What comes of it as soon as it is anything."""
+    async with asyncio.timeout(5):
+        while not (found := await holds()):  # noqa: ASYNC110 - the store has no event to wait for
+            await asyncio.sleep(0.005)
+    return found
+
+
+async def asked(atlas: Atlas) -> Question:
+    (question,) = await until(atlas.pending)
+    return question
+
+
+async def test_a_question_waits_across_a_restart_with_its_id_and_its_deadline(tmp_path: Path) -> None:
+    shop, path = Shop(), tmp_path / "atlas.db"
+    first = SqliteStore(path)
+    await first.open()
+    atlas = house(Scripted(BUY, says("Done.")), [shop.buy], store=first, approve=Approvals(wait=True))
+    stream = atlas.send("go", session="s")
+    question = await asked(atlas)
+    assert [run.status for run in await first.runs("default", "s")] == ["waiting"]
+    await atlas.close()
+    await first.close()
+    assert shop.bought == []
+
+    second = SqliteStore(path)
+    await second.open()
+    async with house(Scripted(says("Done.")), [shop.buy], store=second, approve=Approvals(wait=True)) as atlas:
+        (again,) = await atlas.recover()
+        assert await asked(atlas) == question
+        assert again.stream_id == stream.stream_id
+        await atlas.answer(question.id, Answer("once", by="ana"))
+        assert (await again.reply()).text == "Done."
+        assert shop.bought == ["tea"]
+        (row,) = list(await atlas.audit.records("default"))
+        assert row.entry.meta["approved_by"] == "ana"
+        assert [entry.kind for entry in await second.journal("default", stream.stream_id)] == [
+            *("accepted", "reply", "asked", "resumed", "answered", "intent", "outcome", "reply", "ended")
+        ]
+    await second.close()
+
+
+async def test_an_answer_that_was_kept_before_the_end_is_not_asked_for_again() -> None:
+    shop, store = Shop(), await kept()
+    atlas = house(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True))
+    atlas.send("go", session="s")
+    question = await asked(atlas)
+    await atlas.close()
+    await atlas.answer(question.id, "once")  # nobody waits for it any more
+    async with house(Scripted(says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+        (stream,) = await atlas.recover()
+        await stream.reply()
+    assert shop.bought == ["tea"]
+    assert await atlas.pending() == []
+
+
+async def test_a_second_answer_a_late_one_and_one_to_nothing_are_refused() -> None:
+    shop, store = Shop(), await kept()
+    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+        stream = atlas.send("go", session="s")
+        question = await asked(atlas)
+        await atlas.answer(question.id, "no")
+        with pytest.raises(Conflict, match="answered before"):
+            await atlas.answer(question.id, "once")
+        await stream.reply()
+        with pytest.raises(Conflict, match="has ended"):
+            await atlas.answer(question.id, "once")
+        with pytest.raises(NotStored):
+            await atlas.answer("nothing", "once")
+    assert shop.bought == []
+
+
+async def test_two_who_answer_at_once_are_one_answer() -> None:
+    shop, store = Shop(), await kept()
+    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+        stream = atlas.send("go", session="s")
+        question = await asked(atlas)
+        given = [atlas.answer(question.id, Answer("once", by=by)) for by in ("ana", "bea")]
+        said = await asyncio.gather(*given, return_exceptions=True)
+        await stream.reply()
+    assert sum(isinstance(each, Conflict) for each in said) == 1
+    assert shop.bought == ["tea"]
+
+
+async def test_nobody_answering_in_time_is_a_no_that_stays_one() -> None:
+    shop, store, clock = Shop(), await kept(), VirtualClock()
+    approvals = Approvals(wait=True, deadline=60)
+    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=approvals, clock=clock) as atlas:
+        stream = atlas.send("go", session="s")
+        question = await asked(atlas)
+        await clock.advance(61)
+        await stream.reply()
+        with pytest.raises(Conflict):
+            await atlas.answer(question.id, "once")
+    assert shop.bought == []
+
+
+async def test_an_always_holds_in_the_next_process_for_exactly_that() -> None:
+    shop, store = Shop(), await kept()
+    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+        stream = atlas.send("go", session="s")
+        await atlas.answer((await asked(atlas)).id, "always")
+        await stream.reply()
+    model = Scripted(BUY, says("Done."), calls("buy", what="coffee"), says("Done."))
+    async with house(model, [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+        await atlas.ask("again", session="other")
+        assert shop.bought == ["tea", "tea"]
+        stream = atlas.send("and", session="other")
+        await atlas.answer((await asked(atlas)).id, "no")
+        await stream.reply()
+    assert shop.bought == ["tea", "tea"]
+
+
+async def test_a_session_answer_holds_in_the_next_process_for_that_session() -> None:
+    shop, store = Shop(), await kept()
+    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+        stream = atlas.send("go", session="s")
+        await atlas.answer((await asked(atlas)).id, "session")
+        await stream.reply()
+    model = Scripted(BUY, says("Done."), BUY, says("Done."))
+    async with house(model, [shop.buy], store=store, approve=refuse) as atlas:
+        await atlas.ask("again", session="s")
+        assert shop.bought == ["tea", "tea"]
+        await atlas.ask("again", session="other")
+    assert shop.bought == ["tea", "tea"]
+
+
+async def test_edited_arguments_and_their_answer_outlive_the_process() -> None:
+    shop, store = Shop(), await kept()
+    atlas = house(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True))
+    atlas.send("go", session="s")
+    question = await asked(atlas)
+    await atlas.close()
+    await atlas.answer(question.id, Answer("always", arguments={"what": "water"}))
+    model = Scripted(says("Done."), calls("buy", what="water"), says("Done."))
+    async with house(model, [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+        (stream,) = await atlas.recover()
+        await stream.reply()
+        await atlas.ask("and water", session="s")
+    assert shop.bought == ["water", "water"]
+
+
+async def test_a_yes_given_under_another_policy_is_asked_for_again() -> None:
+    shop, store = Shop(), await kept()
+    old, new = (Policy(tools={"buy": {"assistant": "ask"}, "x": {"*": cell}}) for cell in ("no", "yes"))
+    atlas = house(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True), policy=old)
+    atlas.send("go", session="s")
+    question = await asked(atlas)
+    await atlas.close()
+    await atlas.answer(question.id, "once")
+    async with house(
+        Scripted(says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True), policy=new
+    ) as atlas:
+        (stream,) = await atlas.recover()
+        again = await asked(atlas)
+        assert again.id != question.id
+        assert shop.bought == []
+        await atlas.answer(again.id, "once")
+        await stream.reply()
+    assert shop.bought == ["tea"]
+
+
+async def test_one_of_two_persons_is_not_enough_whoever_keeps_the_answer() -> None:
+    shop, store = Shop(), await kept()
+    approvals = Approvals(wait=True, two_person=True)
+    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=approvals) as atlas:
+        stream = atlas.send("go", session="s", user="ana")
+        await atlas.answer((await asked(atlas)).id, Answer("once", by="ana"))
+        await stream.reply()
+    assert shop.bought == []
+
+
+async def test_without_a_store_questions_wait_in_memory() -> None:
+    shop = Shop()
+    async with house(Scripted(BUY, says("Done.")), [shop.buy], approve=Approvals(wait=True)) as atlas:
+        stream = atlas.send("go")
+        await atlas.answer((await asked(atlas)).id, "once")
+        assert (await stream.reply()).text == "Done."
+        assert await atlas.pending() == []
+        with pytest.raises(NotStored):
+            await atlas.answer("nothing", "once")
+    assert shop.bought == ["tea"]
+
+
+async def test_who_listens_hears_of_the_question_and_of_its_answer() -> None:
+    shop, store = Shop(), await kept()
+    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+        stream = atlas.send("go", session="s")
+        question = await asked(atlas)
+        await atlas.answer(question.id, Answer("once", by="ana"))
+        events = [event async for event in stream]
+    types = [event.type for event in events]
+    assert types.index("approval:asked") < types.index("approval:answered") < types.index("tool:result")
+    asked_event = next(event for event in events if event.type == "approval:asked")
+    answered_event = next(event for event in events if event.type == "approval:answered")
+    assert asked_event.question == question
+    assert (answered_event.approval_id, answered_event.decision, answered_event.by) == (question.id, "once", "ana")
+
+
+async def pending_of(store: Store, model: Scripted, shop: Shop) -> tuple[Atlas, Question]:
+    agent = Agent("assistant", model=model, tools=[shop.buy])
+    atlas = Atlas([agent], store=store, approve=Approvals(wait=True))
+    atlas.send("go", session="s")
+    return atlas, await asked(atlas)
+
+
+async def test_a_cancelled_turn_takes_its_question_back() -> None:
+    shop, store = Shop(), await kept()
+    atlas, question = await pending_of(store, Scripted(BUY), shop)
+    async with atlas:
+        stream = atlas.stream(question.run_id)
+        assert stream is not None
+        stream.cancel()
+        await until(lambda: ended(store))
+        assert await atlas.pending() == []
+        with pytest.raises(Conflict):
+            await atlas.answer(question.id, "once")
+    assert shop.bought == []
+
+
+async def ended(store: Store) -> bool:
+    return not await store.open_runs()
