@@ -16,6 +16,7 @@ from atlas_agents.gateway.lockout import Lockout
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.tokens import Tokens, strength
+from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, house, says
 
 GOOD = "k9Vd2mQ8xZ4tR7wB1nL5cH"
@@ -69,7 +70,7 @@ def test_a_weak_token_is_accepted_on_this_machine_only_and_with_a_warning(
 def test_a_gateway_beyond_this_machine_needs_a_strong_token(host: str, tmp_path: Path) -> None:
     settings = GatewaySettings(home=tmp_path, host=host, token=Secret("mysecrettoken"))
     with pytest.raises(ConfigError, match="too weak"):
-        Gateway(house(Scripted(says("hi"))), settings)
+        Gateway(house(Scripted(says("hi")), store=MemoryStore()), settings)
 
 
 @pytest.mark.parametrize(

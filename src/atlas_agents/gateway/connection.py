@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from atlas_agents.gateway.channel import Channel
 from atlas_agents.gateway.dispatch import Bound, id_of
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.link import Link
@@ -25,7 +26,7 @@ _encoder = msgspec.json.Encoder()
 class Connection:
     """A client that has shown a right token, or has yet to."""
 
-    __slots__ = ("_link", "_waiting", "address", "full", "grant", "hub", "on_close")
+    __slots__ = ("_link", "_waiting", "address", "full", "grant", "hub", "on_close", "sessions")
 
     def __init__(self, hub: Hub, link: Link, address: str) -> None:
         self.hub = hub
@@ -34,6 +35,7 @@ class Connection:
         self.grant: Grant | None = None
         self.on_close: set[Callable[[], object]] = set()
         """What is to be undone when the socket is gone."""
+        self.sessions: set[str] = set()
         self._link = link
         self._waiting: set[asyncio.Task[None]] = set()
 
@@ -67,6 +69,15 @@ class Connection:
     def close(self, code: int, reason: str) -> None:
         self._link.end(code, reason)
         self._leave()
+
+    def hear(self, session: str) -> Channel:
+        """Hear a session from this tick on."""
+        self.sessions.add(session)
+        return self.hub.runs.listen(session, self)
+
+    def hear_no_more(self, session: str) -> None:
+        self.sessions.discard(session)
+        self.hub.runs.leave(session, self)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside the requests, as long as the socket lives."""
@@ -142,6 +153,8 @@ class Connection:
     def _leave(self) -> None:
         for task in self._waiting:
             task.cancel()
+        for session in list(self.sessions):
+            self.hear_no_more(session)
         undo, self.on_close = self.on_close, set()
         for each in undo:
             each()

@@ -16,12 +16,15 @@ from atlas_agents.gateway.http import site
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.link import HttpProtocol, Link
 from atlas_agents.gateway.listen import BACKLOG, listeners
+from atlas_agents.gateway.models import model_of
+from atlas_agents.gateway.news import SessionNews
 from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.faults import RESTART
 from atlas_agents.gateway.ready import Readiness
 from atlas_agents.gateway.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
+_LAST_WORDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -39,9 +42,12 @@ class Gateway:
     def __init__(self, atlas: Atlas, settings: GatewaySettings, *, routes: Sequence[BaseRoute] = ()) -> None:
         self.atlas = atlas
         self.settings = settings
-        self.hub = Hub(settings, all_methods())
+        self.hub = hub = Hub(atlas, settings, all_methods())
+        hub.news = SessionNews(hub)
+        hub.runs.on_change = hub.news.changed
+        hub.runs.on_call = hub.audit.look
         self.readiness = Readiness(self._look)
-        self._app = App(self.hub, site(self.hub, self.readiness, routes))
+        self._app = App(hub, site(hub, self.readiness, routes))
         self._stop = asyncio.Event()
         self._addresses: list[tuple[str, int]] = []
 
@@ -73,7 +79,7 @@ class Gateway:
         self._addresses = [each.getsockname()[:2] for each in sockets]
         server = _Server(self._config())
         serving = asyncio.create_task(server.serve(sockets))
-        watching = asyncio.create_task(self.hub.watch_tokens())
+        beside = [asyncio.create_task(work) for work in (self.hub.watch_tokens(), self.hub.runs.writer.run())]
         try:
             await self._begin()
             logger.info(
@@ -81,25 +87,37 @@ class Gateway:
             )
             yield self
         finally:
-            watching.cancel()
-            self.hub.stopping = self.readiness.stopping = True
-            for listener in server.servers:
-                listener.close()
-            await self._end()
+            await self._end(server)
+            for task in beside:
+                task.cancel()
             server.should_exit = True
             await serving
 
     async def _begin(self) -> None:
+        """Go on with what a sudden end cut short; then the gateway is ready."""
+        hub, atlas = self.hub, self.atlas
+        rows = {row.id: row for row in await hub.store.open_runs()}
+        for stream in await atlas.recover():
+            row = rows[stream.stream_id]
+            agent = hub.agent(row.agent_id)
+            hub.runs.follow(stream, model_of(agent, atlas.registry) if agent else "", row)
         self.readiness.started = True
 
-    async def _end(self) -> None:
-        expected = self.settings.restart_expected
-        self.hub.tell(ServerShutdown(None if expected is None else int(expected * 1000)))
-        for peer in list(self.hub.connections):
+    async def _end(self, server: uvicorn.Server) -> None:
+        """No new turns; those under way end, or are left for the next start; then everybody is told, and let go."""
+        hub, expected = self.hub, self.settings.restart_expected
+        hub.stopping = hub.runs.stopping = self.readiness.stopping = True
+        for listener in server.servers if server.started else ():
+            listener.close()
+        hub.tell(ServerShutdown(None if expected is None else int(expected * 1000)))
+        await self.atlas.close(self.settings.grace)
+        await hub.runs.settle(_LAST_WORDS)
+        for peer in list(hub.connections):
             peer.close(RESTART, "the gateway stops")
 
     async def _look(self) -> None:
         """Raises if the store cannot be read."""
+        await self.hub.store.session(self.atlas.tenant, "")
 
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(

@@ -1,6 +1,7 @@
 """What a gateway can be told; read once, then frozen."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -35,3 +36,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     def exposed(self) -> bool:
         """It listens beyond this machine."""
         return self.host not in LOOPBACK
+
+    def shown(self) -> dict[str, Any]:
+        """All of it but the token."""
+        plain: dict[str, Any] = msgspec.to_builtins(
+            msgspec.structs.asdict(self) | {"token": None, "home": str(self.home)}
+        )
+        return plain | {"token": "from the settings" if self.token else "in the file `token`"}

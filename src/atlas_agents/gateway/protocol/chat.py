@@ -47,11 +47,11 @@ class Aborted(Wire, frozen=True):
 
 
 class ChatHistory(Wire, frozen=True):
-    """The last messages of a session, or those before one of them."""
+    """The last messages of a session, or those before one of them, given by its `seq` or its id."""
 
     session_key: Key
     limit: Page = 100
-    before: str | None = None
+    before: int | str | None = None
 
 
 class History(Wire, frozen=True):

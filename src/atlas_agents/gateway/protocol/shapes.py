@@ -65,13 +65,14 @@ InputPart: TypeAlias = TextPart | ImagePart | FilePart
 
 
 class MessageShape(Wire, frozen=True):
-    """One entry of a conversation. Times are in milliseconds since 1970, here and below."""
+    """One entry of a conversation; `seq` is its place there. Times are in milliseconds since 1970, here and below."""
 
     id: str
     role: Role
     parts: tuple[Part, ...]
     created_at: int
     run_id: str = ""
+    seq: int = 0
     metadata: dict[str, Any] = {}
 
 
