@@ -223,7 +223,10 @@ async def test_an_outcome_that_got_lost_on_the_way_is_found_out_at_once() -> Non
             """Lose the connection."""
             raise ConnectionResetError("gone")
 
-        return tool(reconcile=lambda key: found)(lose)  # pyright: ignore[reportUnknownLambdaType]
+        def look(key: str) -> Any:
+            return found
+
+        return tool(reconcile=look)(lose)
 
     for found, status in ((Happened("it did"), "ok"), (NotHappened(), "error"), (None, "unknown")):
         async with house(Scripted(calls("lose"), says("Done.")), [made(found)]) as atlas:
