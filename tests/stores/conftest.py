@@ -1,9 +1,12 @@
 """A place to keep things, of each kind: every test of the port runs on all of them."""
 
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
+import psycopg
 import pytest
 from postgres_server import PostgresServer
 
@@ -15,6 +18,7 @@ from atlas_agents.stores.sqlite import SqliteStore
 
 KINDS = ("memory", "sqlite", "postgres")
 DURABLE = ("sqlite", "postgres")
+FIXTURES = Path(__file__).parent / "fixtures"
 
 Make: TypeAlias = Callable[[], Awaitable[Store]]
 
@@ -26,10 +30,15 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-async def make_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
+def schema() -> str:
+    """Each test has a Postgres schema of its own."""
+    return f"t{new_id()}"
+
+
+@pytest.fixture
+async def make_store(kind: str, schema: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
     """Opens a store at the test's place; again and again it is the same place."""
     opened: list[Store] = []
-    schema = f"t{new_id()}"
 
     async def make() -> Store:
         store: Store
@@ -47,6 +56,24 @@ async def make_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) 
     yield make
     for store in opened:
         await store.close()
+
+
+@pytest.fixture
+def old_database(kind: str, schema: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], None]:
+    """Puts what an older version has left at the test's place, before a store is made there."""
+
+    def put(version: str) -> None:
+        content = (FIXTURES / f"{version}.{kind}.sql").read_text()
+        if kind == "sqlite":
+            with contextlib.closing(sqlite3.connect(tmp_path / "atlas.db")) as connection:
+                connection.executescript(content)
+            return
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        with psycopg.connect(server.url) as session:
+            session.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}".encode())
+            session.execute(content.encode())
+
+    return put
 
 
 @pytest.fixture

@@ -1,12 +1,15 @@
 """A real Postgres on loopback for the tests, from its wheel; root or not."""
 
+import contextlib
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,6 +56,21 @@ class PostgresServer:
     def stop(self) -> None:
         """At once, as if the power had gone."""
         self._run("pg_ctl", "-w", "-D", self._data, "-m", "immediate", "stop")
+
+    @contextlib.contextmanager
+    def frozen(self) -> Generator[None]:
+        """There, and deaf: none of its processes runs, its connections stay."""
+        main = int((Path(self._data) / "postmaster.pid").read_text().split("\n")[0])
+        os.kill(main, signal.SIGSTOP)  # first, so that it starts no other
+        processes = [main, *map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())]
+        try:
+            for process in processes[1:]:
+                os.kill(process, signal.SIGSTOP)
+            yield
+        finally:
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
 
     def _run(self, program: str, *arguments: str) -> None:
         quiet = subprocess.DEVNULL

@@ -1,17 +1,23 @@
 """The schema moves forward only: old databases come along with all they hold, and a step that fails changes nothing."""
 
+import asyncio
 import hashlib
+import json
+from collections.abc import Callable
+from typing import Any, cast
 
+import msgspec
 import pytest
 from store_words import TENANT, everything, one_of_each
 
 from atlas_agents.core.errors import StoreError
-from atlas_agents.core.store import AddAudit, Store
+from atlas_agents.core.store import AcceptRun, AddAudit, AddEvents, AnswerApproval, ReserveEvents, Store
 from atlas_agents.stores import migrations
+from atlas_agents.stores.chain import broken_audit, broken_journal
 from atlas_agents.stores.migrations import STEPS
-from conftest import Make
+from conftest import FIXTURES, Make
 
-RELEASED: list[str] = []
+RELEASED = ["50b06a8c655efcba19a5817cf8dc2045d9c0dee8d98ee15d6a67d5f1dc3cda73"]
 """The digest of each released step, in order; a step joins the list with its release and never changes again."""
 
 
@@ -61,3 +67,72 @@ async def test_a_step_that_fails_changes_nothing(
     assert "\n" not in str(raised.value)
     monkeypatch.undo()
     assert await everything(await make_store()) == before
+
+
+async def all_of(store: Store, tenant: str) -> dict[str, Any]:
+    """What the port gives back of a tenant, under the names of the fixture."""
+    sessions = await store.sessions(tenant)
+    runs = [run for session in sessions for run in await store.runs(tenant, session.key)]
+    approvals = [await store.approval(tenant, id) for id in ("p1", "p2")]
+    return {
+        "sessions": sessions,
+        "messages": [message for session in sessions for message in await store.messages(tenant, session.key)],
+        "runs": runs,
+        "journal": [row for run in runs for row in await store.journal(tenant, run.id)],
+        "audit": await store.audit(tenant),
+        "pending_approvals": await store.pending_approvals(tenant),
+        "approvals": [approval for approval in approvals if approval is not None],
+        "usage": await store.usage(tenant),
+        "counted": [await store.counted(tenant, agent, "2026-11-15") for agent in ("a", "b")],
+    }
+
+
+def without_news(now: Any, then: Any) -> Any:
+    """Without the fields that the older version did not have."""
+    if isinstance(then, dict):
+        return {name: without_news(now[name], value) for name, value in cast("dict[str, Any]", then).items()}
+    if isinstance(then, list):
+        return [without_news(*pair) for pair in zip(now, cast("list[Any]", then), strict=True)]
+    return now
+
+
+@pytest.mark.durable
+async def test_a_database_of_schema_1_reads_as_it_did(make_store: Make, old_database: Callable[[str], None]) -> None:
+    then = json.loads((FIXTURES / "v1.json").read_text())
+    old_database("v1")
+    for _ in range(2):
+        store = await make_store()
+        found = {tenant: await all_of(store, tenant) for tenant in ("default", "acme")}
+        now = msgspec.to_builtins({**found, "open_runs": await store.open_runs()})
+        assert without_news(now, then) == then
+        assert len(now["default"]["messages"]) > 10 and len(now["open_runs"]) == 5
+        await store.close()
+
+
+@pytest.mark.durable
+async def test_a_database_of_schema_1_can_do_what_is_new(make_store: Make, old_database: Callable[[str], None]) -> None:
+    old_database("v1")
+    store = await make_store()
+    for tenant in ("default", "acme"):
+        assert broken_audit(await store.audit(tenant)) is None
+        for session in await store.sessions(tenant):
+            for run in await store.runs(tenant, session.key):
+                assert (run.fingerprint, run.events) == ("", 0)
+                assert broken_journal(await store.journal(tenant, run.id)) is None
+    (answered,) = await store.commit("acme", [AnswerApproval("p1", b"{}", "b-p1")])
+    assert await store.grants("acme", "b-p1") == [answered]
+    assert await store.commit("acme", [ReserveEvents("r0", 3), AddEvents("r0", ((2, b"{}"),))]) == [3, None]
+    again = AcceptRun("other", "s", "a", idempotency_key="key")
+    assert (await store.commit("acme", [again]))[0].id == "r0"
+    await store.commit(TENANT + "2", one_of_each())
+
+
+@pytest.mark.durable
+async def test_of_many_processes_one_brings_the_schema_up_to_date(
+    make_store: Make, old_database: Callable[[str], None]
+) -> None:
+    old_database("v1")
+    stores = await asyncio.gather(*(make_store() for _ in range(4)))
+    await asyncio.gather(*(store.commit("acme", [ReserveEvents("r0", 1)]) for store in stores))
+    run = await stores[0].run("acme", "r0")
+    assert run is not None and run.events == 4

@@ -1,6 +1,7 @@
 """Postgres alone: restarts, outages, locks held by others, and databases that must not be touched."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 
@@ -10,7 +11,6 @@ from postgres_server import PostgresServer
 from store_words import TENANT, outcomes
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
-from atlas_agents.core.ids import new_id
 from atlas_agents.core.store import AddAudit
 from atlas_agents.stores.chain import broken_audit
 from atlas_agents.stores.migrations import VERSION
@@ -22,11 +22,6 @@ from checks import PATIENCE
 pytestmark = pytest.mark.slow  # each starts a process of its own, or several
 
 WRITE = [AddAudit(b"")]
-
-
-@pytest.fixture
-def schema() -> str:
-    return f"t{new_id()}"
 
 
 @pytest.fixture
@@ -69,13 +64,14 @@ async def test_commits_go_on_over_restarts_and_none_is_lost_or_doubled(
 
 
 class CuttingLine:
-    """A line to Postgres that breaks once at a COMMIT: before it arrives, or when it is done and not yet told."""
+    """A line that breaks at a COMMIT, or goes silent: before it arrives, or when it is done but not told."""
 
-    def __init__(self, port: int, *, arrives: bool) -> None:
+    def __init__(self, port: int, *, arrives: bool, silent: bool) -> None:
         self.cuts = 0
         self.lines: list[asyncio.Task[None]] = []
         self._port = port
         self._arrives = arrives
+        self._silent = silent
 
     def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.lines.append(asyncio.create_task(self._carry(reader, writer)))
@@ -93,6 +89,8 @@ class CuttingLine:
                 out.write(asked)
             if cut and self._arrives:
                 await there.read(65536)
+            while cut and self._silent and await reader.read(65536):
+                continue
             if cut:
                 break
         for end in (writer, out):
@@ -106,14 +104,16 @@ class CuttingLine:
             await writer.drain()
 
 
+@pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("arrives", [True, False])
 async def test_a_line_cut_at_the_commit_neither_doubles_nor_loses(
-    postgres_server: PostgresServer, schema: str, arrives: bool
+    postgres_server: PostgresServer, schema: str, arrives: bool, silent: bool
 ) -> None:
-    line = CuttingLine(postgres_server.port, arrives=arrives)
+    line = CuttingLine(postgres_server.port, arrives=arrives, silent=silent)
     async with await asyncio.start_server(line.take, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
-        store = PostgresStore(f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable", schema=schema)
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
+        store = PostgresStore(url, schema=schema, busy_timeout=0.5, answer_timeout=1.0)
         line.cuts = 1  # whole while the schema is made
         await store.open()
         line.cuts = 0
@@ -148,6 +148,53 @@ async def test_a_long_outage_is_told_soon_and_ends_by_itself(
         await late
         await hasty.close()
     assert len(await store.audit(TENANT)) == 2
+
+
+async def test_a_frozen_server_is_told_in_time_and_is_found_again(postgres_server: PostgresServer, schema: str) -> None:
+    hasty = PostgresStore(postgres_server.url, schema=schema, patience=0.5, busy_timeout=0.5, answer_timeout=1.0)
+    await hasty.open()
+    await asyncio.gather(*(hasty.commit(tenant, WRITE) for tenant in "abc"))
+    loop = asyncio.get_running_loop()
+    with postgres_server.frozen():
+        begin = loop.time()
+        writing = [asyncio.create_task(hasty.commit(tenant, WRITE)) for tenant in "abcabc"]
+        good, bad = await outcomes([*writing, hasty.audit("a"), hasty.open_runs()])
+        assert not good and {type(error) for error in bad} == {StoreLost}
+        assert not any(error.unclear or "\n" in str(error) for error in bad if isinstance(error, StoreLost))
+        with pytest.raises(StoreLost):
+            await hasty.commit("a", WRITE)
+        assert loop.time() - begin < 5
+    async with asyncio.timeout(PATIENCE):
+        found: list[int] = []
+        while len(found) < 3:
+            with contextlib.suppress(StoreLost):
+                found = [len(await hasty.audit(tenant)) for tenant in "abc"]
+        assert found == [1, 1, 1]
+        await hasty.commit("a", WRITE)
+        await hasty.close()
+
+
+@pytest.mark.timeout(90)
+async def test_a_server_that_froze_is_told_within_the_usual_time(postgres_server: PostgresServer, schema: str) -> None:
+    store = PostgresStore(postgres_server.url, schema=schema)
+    await store.open()
+    await asyncio.gather(*(store.commit(tenant, WRITE) for tenant in "abc"))
+    loop = asyncio.get_running_loop()
+    with postgres_server.frozen():
+        begin = loop.time()
+        good, bad = await outcomes(
+            [store.commit("a", WRITE), store.audit("a"), PostgresStore(postgres_server.url).open()]
+        )
+        assert not good and [type(error) for error in bad] == [StoreLost] * 3
+        assert loop.time() - begin < 13
+    await store.close()
+
+
+async def test_a_lock_may_be_waited_for_longer_than_nothing_is_heard(
+    postgres_server: PostgresServer, schema: str
+) -> None:
+    with pytest.raises(StoreError, match="answer_timeout"):
+        PostgresStore(postgres_server.url, busy_timeout=10.0)
 
 
 async def test_a_lock_held_too_long_is_told_and_harms_no_other_tenant(

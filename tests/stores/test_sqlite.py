@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-import resource
+import json
+import re
 import sqlite3
 import stat
 import subprocess
@@ -16,6 +17,7 @@ from store_words import TENANT, everything, one_of_each, outcomes
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AddAudit, AddMessage, PutSession
+from atlas_agents.stores import statements
 from atlas_agents.stores.chain import broken_audit
 from atlas_agents.stores.migrations import VERSION
 from atlas_agents.stores.sqlite import SqliteStore
@@ -90,33 +92,36 @@ async def test_what_was_acknowledged_outlives_kill_9(tmp_path: Path, round: int)
     assert [message.body for message in messages] == [entry.entry for entry in entries]
 
 
-@contextlib.contextmanager
-def files_up_to(size: int) -> Generator[None]:
-    """As if the disk were that small: a file of this process cannot grow beyond the size."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+ON_A_SMALL_DISK = 'mount -t tmpfs -o size=2m tmpfs "$1" && exec "$2" "$3" disk "$1/atlas.db"'
+UNSHARED = ["unshare", "--mount", "--map-root-user"]
 
 
-async def test_a_full_disk_refuses_loses_nothing_and_recovers(store: SqliteStore) -> None:
-    await store.commit(TENANT, [PutSession("s")])
-    kept = 0
-    with files_up_to(600_000):
-        with pytest.raises(StoreFull, match="make room"):
-            for kept in range(1000):
-                await store.commit(TENANT, [AddMessage("s", f"{kept}", b"x" * 1000), AddAudit(b"%d" % kept)])
-        assert len(await store.messages(TENANT, "s")) == len(await store.audit(TENANT)) == kept > 5
-        good, bad = await outcomes(store.commit(TENANT, [AddMessage("s", f"big{n}", b"x" * 99999)]) for n in range(5))
-        assert not good and {type(error) for error in bad} == {StoreFull}
-    await store.commit(TENANT, [AddMessage("s", "last", b"x" * 99999)])
-    assert len(await store.messages(TENANT, "s")) == kept + 1
-    assert broken_audit(await store.audit(TENANT)) is None
-    await store.close()
-    with contextlib.closing(sqlite3.connect(store.path)) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+def can_mount() -> bool:
+    """Whether a process here may have disks of its own."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as place:
+        tried = [*UNSHARED, "mount", "-t", "tmpfs", "tmpfs", place]
+        return subprocess.run(tried, capture_output=True, check=False).returncode == 0
+    return False
+
+
+@pytest.mark.parametrize("mode", ["limit", "disk"])
+async def test_a_full_disk_refuses_loses_nothing_and_recovers_by_itself(tmp_path: Path, mode: str) -> None:
+    command = [sys.executable, str(HERE / "filling.py"), mode, str(tmp_path / "atlas.db")]
+    if mode == "disk":
+        if not await asyncio.to_thread(can_mount):
+            pytest.skip("this user may not mount a small disk")
+        script = str(HERE / "filling.py")
+        command = [*UNSHARED, "sh", "-c", ON_A_SMALL_DISK, "sh", str(tmp_path), sys.executable, script]
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(PATIENCE):
+        told, _ = await child.communicate()
+    seen = json.loads(told)
+    kept = seen["kept"]
+    assert kept > 5 and seen["read"] == [kept, kept] and seen["last"] == kept + 1
+    assert len(seen["refused"]) == 5
+    for line in seen["refused"]:
+        assert line.startswith("StoreFull: ") and "make room" in line and "\n" not in line
+    assert seen["broken"] is None and seen["integrity"] == "ok"
 
 
 async def test_a_full_database_refuses_what_does_not_fit_and_takes_what_does(tmp_path: Path) -> None:
@@ -129,6 +134,12 @@ async def test_a_full_database_refuses_what_does_not_fit_and_takes_what_does(tmp
     assert len(good) == 3 and [type(error) for error in bad] == [StoreFull] * 2
     assert [message.seq for message in await store.messages(TENANT, "s")] == [1, 2]
     await store.close()
+    roomier = SqliteStore(tmp_path / "atlas.db", max_pages=600)
+    await roomier.open()
+    await roomier.commit(TENANT, [AddMessage("s", "500000", b"x" * 500_000)])
+    await roomier.close()
+    with contextlib.closing(sqlite3.connect(roomier.path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 HOLD = """
@@ -169,6 +180,29 @@ async def test_a_lock_held_too_long_is_told_and_passes(tmp_path: Path) -> None:
     await store.commit(TENANT, [AddAudit(b"")])
     assert len(await store.audit(TENANT)) == 1
     await store.close()
+
+
+@pytest.mark.slow
+async def test_a_lock_is_waited_for_five_seconds_if_nothing_else_is_said(store: SqliteStore) -> None:
+    loop = asyncio.get_running_loop()
+    with held(store.path, 60):
+        begin = loop.time()
+        with pytest.raises(StoreBusy, match="try again"):
+            await store.commit(TENANT, [AddAudit(b"")])
+        assert 4 < loop.time() - begin < 7
+    await store.commit(TENANT, [AddAudit(b"")])
+    assert len(await store.audit(TENANT)) == 1
+
+
+async def test_a_reading_write_never_fails_because_another_process_wrote_in_between(tmp_path: Path) -> None:
+    stores = [SqliteStore(tmp_path / "atlas.db") for _ in range(2)]
+    for store in stores:
+        await store.open()
+    good, bad = await outcomes(stores[n % 2].commit(TENANT, [AddAudit(b"%d" % n)]) for n in range(200))
+    assert len(good) == 200 and not bad
+    assert broken_audit(await stores[0].audit(TENANT)) is None
+    for store in stores:
+        await store.close()
 
 
 async def test_two_processes_may_open_a_new_database_at_once(tmp_path: Path) -> None:
@@ -278,3 +312,16 @@ async def test_close_writes_what_was_asked_before(tmp_path: Path) -> None:
     await store.open()
     assert len((await everything(store))["audit"]) == 20
     await store.close()
+
+
+async def test_no_statement_reads_a_whole_table(store: SqliteStore) -> None:
+    asked: dict[str, str] = {}
+    for name, value in vars(statements).items():
+        if name.isupper() and not name.startswith("_"):
+            asked |= {f"{name} {n}": each for n, each in enumerate([value] if isinstance(value, str) else value)}
+    with contextlib.closing(sqlite3.connect(store.path)) as connection:
+        for name, statement in asked.items():
+            values = dict.fromkeys(re.findall(r":(\w+)", statement), 1)
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+            whole = [line for line in plan if line.startswith("SCAN ")]
+            assert set(whole) <= {"SCAN CONSTANT ROW", "SCAN runs USING INDEX runs_open"}, (name, plan)

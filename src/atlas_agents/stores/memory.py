@@ -74,7 +74,7 @@ class MemoryStore:
 
     async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
         desk = self._desk(tenant)
-        ids = desk.open_of.get(session, {}) if open_only else desk.runs_of.get(session, {})
+        ids = (desk.open_of if open_only else desk.runs_of).get(session) or ()
         return [desk.runs[id] for id in ids]
 
     async def open_runs(self) -> list[RunRow]:

@@ -234,6 +234,7 @@ class Journal:
     def add(self, message: Message) -> None:
         """Keep a message with the next step; adding it again changes nothing."""
         if message.id not in self._stored:
+            self._stored.add(message.id)
             self._waiting.append(message)
 
     async def reply(self, message: Message, agent_id: str, usage: Usage) -> None:

@@ -1,0 +1,91 @@
+"""Journals that older versions have left of turns cut short: every later version must bring them to an end."""
+
+import asyncio
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from atlas_agents import Agent, Atlas, Message, Tool, tool, verify
+from atlas_agents.core.store import JournalRow
+from atlas_agents.stores.chain import broken_journal
+from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, says
+from checks import PATIENCE, is_paired
+
+FIXTURES = Path(__file__).parents[1] / "stores" / "fixtures"
+VERSIONS = ["v1"]
+"""Each with the same four sessions; a version joins with the release that changes what a journal looks like."""
+
+
+def tools(world: list[str]) -> list[Tool]:
+    """As they were when the turns began."""
+
+    @tool(effect="pure")
+    async def look(n: int) -> str:
+        """Look at the world."""
+        world.append(f"look {n}")
+        return f"saw {n}"
+
+    @tool(effect="keyed")
+    async def write(n: int) -> str:
+        """Write under a key."""
+        world.append(f"write {n}")
+        return f"wrote {n}"
+
+    @tool(effect="unsafe")
+    async def act(n: int) -> str:
+        """Change the world."""
+        world.append(f"act {n}")
+        return f"did {n}"
+
+    return [look, write, act]
+
+
+@pytest.fixture(params=VERSIONS)
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "atlas.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript((FIXTURES / f"{request.param}.sqlite.sql").read_text())
+    return path
+
+
+async def journals(store: SqliteStore) -> dict[str, list[JournalRow]]:
+    runs = [run for session in await store.sessions("default") for run in await store.runs("default", session.key)]
+    return {run.id: await store.journal("default", run.id) for run in runs}
+
+
+async def test_turns_that_an_older_version_was_cut_short_in_are_brought_to_an_end(database: Path) -> None:
+    world: list[str] = []
+    store = SqliteStore(database, must_exist=True)
+    await store.open()
+    before = await journals(store)
+    begun = {run.id for run in await store.open_runs() if run.tenant == "default"}
+    model = Scripted(*(says("Done.") for _ in range(3)))
+    async with Atlas([Agent("a", model=model, tools=tools(world))], store=store) as atlas, asyncio.timeout(PATIENCE):
+        streams = await atlas.recover()
+        assert {stream.stream_id for stream in streams} == begun and len(begun) == 3
+        assert [(await stream.reply()).text for stream in streams] == ["Done."] * 3
+        assert await atlas.recover() == []
+        assert verify(await atlas.audit.records("default")) is None
+    assert sorted(world) == ["look 4", "write 3"]
+    statuses: dict[str, list[str]] = {}
+    for session in await store.sessions("default"):
+        messages = [Message.from_json(row.body) for row in await store.messages("default", session.key)]
+        assert is_paired(messages)
+        results = [result for message in messages for result in message.tool_results]
+        statuses[session.key] = [result.status for result in results]
+    assert statuses == {
+        "whole": ["ok", "ok"],
+        "in a call": ["ok", "ok", "unknown"],
+        "in a keyed call": ["ok"],
+        "while speaking": [],
+    }
+    after = await journals(store)
+    for run_id, rows in after.items():
+        assert rows[: len(before[run_id])] == before[run_id] and broken_journal(rows) is None
+        assert len(rows) > len(before[run_id]) if run_id in begun else rows == before[run_id]
+        assert rows[-1].kind == "ended"
+    assert [run.tenant for run in await store.open_runs()] == ["acme", "acme"]
+    await store.close()

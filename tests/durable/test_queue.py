@@ -1,0 +1,240 @@
+"""One session, one turn at a time: later messages are acknowledged and wait in the store, in order."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from atlas_agents import (
+    AtlasError,
+    AtlasStream,
+    Cancelled,
+    ConfigError,
+    Conflict,
+    Conversation,
+    ProviderError,
+    SessionBusy,
+    tool,
+)
+from atlas_agents.core.store import Store
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, calls, fails, house, says
+from atlas_agents.tools.tool import Tool
+
+
+class Gate:
+    """A tool that waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = asyncio.Event(), asyncio.Event()
+
+        @tool(effect="pure")
+        async def wait() -> str:
+            """Wait."""
+            self.reached.set()
+            await self.open.wait()
+            return "went on"
+
+        self.tool: Tool = wait
+
+
+async def kept() -> MemoryStore:
+    store = MemoryStore()
+    await store.open()
+    return store
+
+
+async def texts(store: Store, session: str = "s") -> list[str]:
+    from atlas_agents import Message
+
+    rows = await store.messages("default", session)
+    return [message.text for row in rows if (message := Message.from_json(row.body)).role in ("user", "assistant")]
+
+
+async def test_messages_sent_meanwhile_are_acknowledged_and_answered_in_order() -> None:
+    gate, store = Gate(), await kept()
+    model = Scripted(calls("wait"), says("one."), says("two."), says("three."))
+    async with house(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        first = atlas.send("1", session="s")
+        await gate.reached.wait()
+        later = [atlas.send(text, session="s") for text in ("2", "3")]
+        assert [(await stream.accepted()).status for stream in (first, *later)] == ["started", "queued", "queued"]
+        assert [run.status for run in await store.runs("default", "s")] == ["running", "queued", "queued"]
+        gate.open.set()
+        assert [(await stream.reply()).text for stream in later] == ["two.", "three."]
+    assert await texts(store) == ["1", "", "one.", "2", "two.", "3", "three."]
+
+
+async def test_a_message_that_waits_goes_on_in_the_next_process(tmp_path: Path) -> None:
+    gate, path = Gate(), tmp_path / "atlas.db"
+    store = SqliteStore(path)
+    await store.open()
+    atlas = house(Scripted(calls("wait")), [gate.tool], store=store)
+    atlas.send("1", session="s")
+    await gate.reached.wait()
+    await atlas.send("2", session="s").accepted()
+    await atlas.close()
+    await store.close()
+    gate.open.set()
+
+    store = SqliteStore(path)
+    await store.open()
+    async with house(Scripted(says("one."), says("two.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        streams = await atlas.recover()
+        assert [(await stream.reply()).text for stream in streams] == ["one.", "two."]
+    assert await texts(store) == ["1", "", "one.", "2", "two."]
+    await store.close()
+
+
+async def test_what_was_left_open_goes_before_a_new_message_without_being_asked_for() -> None:
+    gate, store = Gate(), await kept()
+    atlas = house(Scripted(calls("wait")), [gate.tool], store=store)
+    atlas.send("1", session="s")
+    await gate.reached.wait()
+    await atlas.send("2", session="s").accepted()
+    await atlas.close()
+    gate.open.set()
+    model = Scripted(says("one."), says("two."), says("three."))
+    async with house(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        assert (await atlas.ask("3", session="s")).text == "three."
+    assert await texts(store) == ["1", "", "one.", "2", "two.", "3", "three."]
+
+
+async def test_a_message_that_must_not_wait_is_refused_and_leaves_nothing() -> None:
+    gate, store = Gate(), await kept()
+    async with house(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        first = atlas.send("1", session="s")
+        await gate.reached.wait()
+        with pytest.raises(SessionBusy, match="under way"):
+            await atlas.ask("2", session="s", when_busy="reject")
+        refused = atlas.send("2", session="s", when_busy="reject")
+        with pytest.raises(SessionBusy):
+            await refused.accepted()
+        gate.open.set()
+        await first.reply()
+        assert len(await store.runs("default", "s")) == 1
+    assert await texts(store) == ["1", "", "one."]
+
+
+async def test_without_a_store_a_busy_conversation_refuses_too() -> None:
+    gate = Gate()
+    async with house(Scripted(calls("wait"), says("one.")), [gate.tool]) as atlas, asyncio.timeout(5):
+        first = atlas.send("1")
+        await gate.reached.wait()
+        with pytest.raises(SessionBusy):
+            await atlas.ask("2", when_busy="reject")
+        assert (await atlas.send("2").accepted()).status == "queued"
+        gate.open.set()
+        await first.reply()
+
+
+async def test_a_message_may_interrupt_those_before_it() -> None:
+    gate, store = Gate(), await kept()
+    async with house(Scripted(calls("wait"), says("three.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        first = atlas.send("1", session="s")
+        await gate.reached.wait()
+        second = atlas.send("2", session="s")
+        await second.accepted()
+        assert (await atlas.ask("3", session="s", when_busy="interrupt")).text == "three."
+        for stream in (first, second):
+            with pytest.raises(Cancelled):
+                await stream.reply()
+    assert [run.status for run in await store.runs("default", "s")] == ["cancelled", "cancelled", "done"]
+
+
+async def test_a_message_cancelled_while_it_waits_is_never_said() -> None:
+    gate, store = Gate(), await kept()
+    async with house(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        first = atlas.send("1", session="s")
+        await gate.reached.wait()
+        second = atlas.send("2", session="s")
+        await second.accepted()
+        second.cancel()
+        with pytest.raises(Cancelled):
+            await second.reply()
+        gate.open.set()
+        await first.reply()
+    assert await texts(store) == ["1", "", "one."]
+    assert [run.status for run in await store.runs("default", "s")] == ["done", "cancelled"]
+
+
+async def events(stream: AtlasStream) -> list[str]:
+    return [event.type async for event in stream]
+
+
+async def test_the_same_key_again_is_the_same_turn_under_way_and_ended() -> None:
+    gate, store = Gate(), await kept()
+    async with house(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        first = atlas.send("1", session="s", idempotency_key="k")
+        await gate.reached.wait()
+        second = atlas.send("1", session="s", idempotency_key="k")
+        accepted = await second.accepted()
+        assert (accepted.run_id, accepted.status) == (first.stream_id, "in_flight")
+        gate.open.set()
+        assert await second.reply() == await first.reply()
+        assert await events(second) == await events(first)
+        third = atlas.send("1", session="s", idempotency_key="k")
+        assert await third.reply() == await first.reply()
+        assert (await third.accepted()).status == "done"
+        assert await atlas.ask("1", session="s", idempotency_key="k") == await first.reply()
+    assert len(await store.runs("default", "s")) == 1
+
+
+async def test_the_same_key_for_something_else_is_a_conflict() -> None:
+    store = await kept()
+    async with house(Scripted(says("one.")), store=store) as atlas:
+        await atlas.ask("1", session="s", idempotency_key="k")
+        with pytest.raises(Conflict, match="'k' was used before"):
+            await atlas.ask("2", session="s", idempotency_key="k")
+    assert await texts(store) == ["1", "one."]
+
+
+async def test_the_same_key_gives_how_the_turn_ended_also_after_a_restart() -> None:
+    store = await kept()
+    async with house(Scripted(fails(ProviderError("no such model", "bad_request"))), store=store) as atlas:
+        with pytest.raises(ProviderError):
+            await atlas.ask("1", session="s", idempotency_key="k")
+    async with house(Scripted(says("never")), store=store) as atlas:
+        with pytest.raises(AtlasError, match="no such model"):
+            await atlas.ask("1", session="s", idempotency_key="k")
+
+
+async def test_keys_and_policies_that_cannot_work_are_said_to_be_so() -> None:
+    async with house(Scripted(says("one."))) as atlas:
+        with pytest.raises(ConfigError, match="needs a store"):
+            atlas.send("1", idempotency_key="k")
+        with pytest.raises(ConfigError, match="when_busy is one of"):
+            atlas.send("1", when_busy="later")  # pyright: ignore[reportArgumentType]
+    async with house(Scripted(says("one.")), store=await kept()) as atlas:
+        with pytest.raises(ConfigError, match="by name"):
+            atlas.send("1", session=Conversation(), idempotency_key="k")
+
+
+async def test_two_sessions_do_not_wait_for_each_other() -> None:
+    gate, store = Gate(), await kept()
+    async with house(Scripted(calls("wait"), says("other."), says("one.")), [gate.tool], store=store) as atlas:
+        async with asyncio.timeout(5):
+            first = atlas.send("1", session="s")
+            await gate.reached.wait()
+            assert (await atlas.ask("2", session="t")).text == "other."
+            gate.open.set()
+            await first.reply()
+
+
+async def test_every_kept_message_is_told_once_and_not_before() -> None:
+    store = await kept()
+
+    @tool
+    async def act() -> str:
+        """Act."""
+        return "did"
+
+    seen: list[tuple[str, bool]] = []
+    async with house(Scripted(calls("act"), says("Done.")), [act], store=store) as atlas:
+        stream = atlas.send("go", session="s")
+        async for event in stream:
+            if event.type == "message:kept":
+                rows = await store.messages("default", "s")
+                seen.append((event.message.role, event.message.id in [row.id for row in rows]))
+    assert seen == [("user", True), ("assistant", True), ("tool", True), ("assistant", True)]

@@ -1,0 +1,144 @@
+"""Sessions of a store: listed, named, forked at any message, carried elsewhere as JSON lines, removed."""
+
+from pathlib import Path
+
+import pytest
+
+from atlas_agents import Atlas, BrokenHistory, ConfigError, Conflict, NotStored, tool
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, calls, house, says
+
+
+@tool
+async def act(n: int) -> str:
+    """Act."""
+    return f"did {n}"
+
+
+async def filled(*, text: str = "go") -> tuple[Atlas, MemoryStore]:
+    store = MemoryStore()
+    await store.open()
+    model = Scripted(calls("act", n=1), says("Done."), says("Again."), says("Forked."))
+    atlas = house(model, [act], store=store)
+    await atlas.ask(text, session="s")
+    await atlas.ask("and?", session="s")
+    return atlas, store
+
+
+async def lines(atlas: Atlas, key: str) -> list[str]:
+    return [line async for line in atlas.sessions.export(key)]
+
+
+async def test_sessions_are_listed_named_and_archived() -> None:
+    atlas, _ = await filled()
+    async with atlas:
+        await atlas.sessions.put("t", label="Trip", agent_id="assistant", metadata={"colour": "red"})
+        assert [session.key for session in await atlas.sessions.list()] == ["t", "s"]
+        await atlas.sessions.put("t", archived=True)
+        found = await atlas.sessions.get("t")
+        assert (found.label, found.archived, found.metadata) == ("Trip", True, {"colour": "red"})
+        made = await atlas.sessions.put(label="New")
+        assert (await atlas.sessions.get(made.key)).label == "New"
+        with pytest.raises(NotStored, match="no session 'x'"):
+            await atlas.sessions.get("x")
+
+
+async def test_a_fork_goes_on_by_itself_and_leaves_the_first_as_it_was() -> None:
+    atlas, _ = await filled()
+    async with atlas:
+        before = await atlas.sessions.history("s")
+        fork = await atlas.sessions.fork("s", at=before[3].id, to="f")
+        assert (fork.key, fork.metadata["forked_from"]) == ("f", "s")
+        assert await atlas.sessions.history("f") == before[:4]
+        assert (await atlas.ask("else?", session="f")).text == "Forked."
+        assert await atlas.sessions.history("s") == before
+        whole = await atlas.sessions.fork("s")
+        assert await atlas.sessions.history(whole.key) == before
+
+
+async def test_a_fork_at_a_call_takes_its_result_with_it() -> None:
+    atlas, _ = await filled()
+    async with atlas:
+        before = await atlas.sessions.history("s")
+        assert before[1].tool_calls
+        await atlas.sessions.fork("s", at=before[1].id, to="f")
+        assert await atlas.sessions.history("f") == before[:3]
+
+
+async def test_a_fork_that_cannot_be_is_refused() -> None:
+    atlas, _ = await filled()
+    async with atlas:
+        with pytest.raises(NotStored, match="no message 'x'"):
+            await atlas.sessions.fork("s", at="x")
+        with pytest.raises(NotStored):
+            await atlas.sessions.fork("nowhere")
+        with pytest.raises(Conflict, match="already"):
+            await atlas.sessions.fork("s", to="s")
+
+
+async def test_a_session_travels_as_lines_byte_for_byte(tmp_path: Path) -> None:
+    atlas, store = await filled(text="Grüße, \u2028 and a line\nbreak")
+    async with atlas:
+        exported = await lines(atlas, "s")
+        assert all("\n" not in line for line in exported)
+        other = SqliteStore(tmp_path / "other.db")
+        await other.open()
+        async with house(Scripted(says("Here.")), [act], store=other) as elsewhere:
+            await elsewhere.sessions.load(exported)
+            bodies = [row.body for row in await store.messages("default", "s")]
+            assert [row.body for row in await other.messages("default", "s")] == bodies
+            assert (await lines(elsewhere, "s"))[1:] == exported[1:]
+            await elsewhere.sessions.load(exported, key="again")
+            assert (await elsewhere.ask("still there?", session="again")).text == "Here."
+            with pytest.raises(Conflict, match="already"):
+                await elsewhere.sessions.load(exported)
+        await other.close()
+
+
+BAD: list[tuple[list[str], type[Exception], str]] = [
+    ([], ConfigError, "nothing to import"),
+    (["{}"], ConfigError, "line 1: this is no exported session"),
+    (["not json"], ConfigError, "line 1"),
+    (['{"atlas_session": 99, "key": "s"}'], ConfigError, "format 99 is not known"),
+    (['{"atlas_session": 1, "key": "s"}', "{"], ConfigError, "line 2: this is no message"),
+    (['{"atlas_session": 1, "key": "s"}', "[]"], ConfigError, "line 2"),
+]
+
+
+@pytest.mark.parametrize(("given", "error", "words"), BAD)
+async def test_lines_that_are_no_session_are_refused_where_they_are_wrong(
+    given: list[str], error: type[Exception], words: str
+) -> None:
+    atlas, store = await filled()
+    async with atlas:
+        with pytest.raises(error, match=words):
+            await atlas.sessions.load(given, key="new")
+        assert await store.session("default", "new") is None
+
+
+async def test_a_call_without_its_result_is_not_imported() -> None:
+    atlas, store = await filled()
+    async with atlas:
+        exported = await lines(atlas, "s")
+        with pytest.raises(BrokenHistory, match="line 4"):
+            await atlas.sessions.load([*exported[:3], *exported[4:]], key="new")
+        assert await store.session("default", "new") is None
+
+
+async def test_a_session_is_removed_with_all_it_said() -> None:
+    atlas, store = await filled()
+    async with atlas:
+        await atlas.sessions.delete("s")
+        with pytest.raises(NotStored):
+            await atlas.sessions.get("s")
+        assert await store.messages("default", "s") == []
+        assert len(list(await atlas.audit.records("default"))) == 1
+
+
+async def test_without_a_store_there_are_no_sessions_to_ask_for() -> None:
+    async with house(Scripted(says("x"))) as atlas:
+        with pytest.raises(ConfigError, match=r"Atlas\(store=…\)"):
+            await atlas.sessions.list()
+        with pytest.raises(ConfigError, match="store"):
+            await atlas.usage()

@@ -1,0 +1,27 @@
+"""Memory alone: a commit costs the same however much there is."""
+
+import time
+
+from store_words import TENANT
+
+from atlas_agents.core.store import AcceptRun, AddAudit, AddJournal, AddMessage, ClaimRun, PutSession, SetRun
+from atlas_agents.stores.memory import MemoryStore
+
+
+async def turns(store: MemoryStore, sessions: range) -> float:
+    """CPU seconds of ten turns in each of these sessions."""
+    begin = time.thread_time()
+    for session in map(str, sessions):
+        for turn in range(10):
+            run = f"{session}-{turn}"
+            begun = [PutSession(session), AcceptRun(run, session, "a"), ClaimRun(run), AddMessage(session, run, b"")]
+            await store.commit(TENANT, begun)
+            await store.commit(TENANT, [AddJournal(run, 1, "ended", "", b""), AddAudit(b""), SetRun(run, 1, "done")])
+    return time.thread_time() - begin
+
+
+async def test_a_turn_costs_the_same_in_the_first_and_in_the_thousandth_session() -> None:
+    store = MemoryStore()
+    costs = [await turns(store, range(n, n + 10)) for n in range(0, 1000, 10)]
+    assert min(costs[-20:]) < 2 * min(costs[:20])
+    assert len(await store.sessions(TENANT, limit=2000)) == 1000
