@@ -164,8 +164,10 @@ async def test_closing_leaves_turns_open_and_gives_those_time_that_need_little()
     await atlas.close(grace=5)
     assert (await stream.reply()).text == "Done."
     atlas = house(Scripted(calls("hang")), [hanging()], store=store)
-    await atlas.send("on", session="s").accepted()
+    stream = atlas.send("on", session="s")
+    await stream.accepted()
     await atlas.close()
+    assert "stream:end" not in [event.type async for event in stream]
     assert [run.status for run in await store.open_runs()] == ["running"]
 
 
@@ -223,7 +225,10 @@ async def test_an_outcome_that_got_lost_on_the_way_is_found_out_at_once() -> Non
             """Lose the connection."""
             raise ConnectionResetError("gone")
 
-        return tool(reconcile=lambda key: found)(lose)  # pyright: ignore[reportUnknownLambdaType]
+        def look(key: str) -> Any:
+            return found
+
+        return tool(reconcile=look)(lose)
 
     for found, status in ((Happened("it did"), "ok"), (NotHappened(), "error"), (None, "unknown")):
         async with house(Scripted(calls("lose"), says("Done.")), [made(found)]) as atlas:

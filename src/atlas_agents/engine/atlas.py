@@ -31,7 +31,8 @@ from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.journal import errand_of, in_step
 from atlas_agents.tools.limits import Limits
-from atlas_agents.tools.permissions import Policy
+from atlas_agents.tools.permissions import Actor, Policy, Verdict
+from atlas_agents.tools.tool import Tool
 
 _WARM = 64
 
@@ -107,6 +108,29 @@ class Atlas:
     def set_agent_by_id(self, agent_id: str) -> Self:
         self._current = self._find(agent_id)
         return self
+
+    @property
+    def store(self) -> Store | None:
+        """Where its state is kept, if not in memory."""
+        return self._house.store
+
+    @property
+    def tenant(self) -> str:
+        return self._house.tenant
+
+    @property
+    def limits(self) -> Limits:
+        """How much its agents' tools may do."""
+        return self._house.governance.limiter.limits
+
+    @property
+    def registry(self) -> Registry:
+        """The providers that there are here."""
+        return self._house.registry
+
+    def verdict(self, agent: Agent, tool: Tool, user: str = "") -> Verdict:
+        """May this agent call this tool for this user?"""
+        return self._house.governance.verdict(tool, Actor(agent.id, agent.role, user, self._house.tenant))
 
     @property
     def audit(self) -> AuditLog:

@@ -1,7 +1,7 @@
 """A turn being listened to: iterate for its events, await its reply, cancel it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, cast
 
 from atlas_agents.core.errors import Cancelled
@@ -23,6 +23,7 @@ class AtlasStream:
         self._run: Run | None = None
         self._task: asyncio.Task[None] | None = None
         self._accepted: asyncio.Future[Accepted] | None = None
+        self._followers: list[Callable[[Event], None]] = []
 
     def start(self, run: Run, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
         """Set the turn going; its events come in through `push`."""
@@ -36,8 +37,17 @@ class AtlasStream:
 
     def push(self, event: Event) -> None:
         self._events.append(event)
+        for follower in self._followers:
+            follower(event)
         if self._waiting:
             self._tell()
+
+    def follow(self, follower: Callable[[Event], None]) -> None:
+        """Have a plain function called with every event, those of the past first: where a task per listener is too
+        much. It must not raise, nor wait for anything."""
+        for event in self._events:
+            follower(event)
+        self._followers.append(follower)
 
     async def accepted(self) -> Accepted:
         """How the message was taken in, once it was: with a store, it is on the disk then. Raises what kept it out."""

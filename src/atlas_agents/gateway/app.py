@@ -1,0 +1,102 @@
+"""The ASGI application: guard first, then a socket or a page."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from atlas_agents.gateway.connection import Connection, Receive
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.link import KEY
+from atlas_agents.gateway.logs import shown
+
+logger = logging.getLogger(__name__)
+Scope: TypeAlias = Any
+Send: TypeAlias = Callable[[Any], Awaitable[None]]
+Http: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+SOCKETS = ("/", "/ws")
+HEADERS: list[tuple[bytes, bytes]] = [
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        b"font-src 'self'; connect-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+        b"form-action 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+]
+
+
+class App:
+    """Lets in whom the guard lets in, and knows who shows a token."""
+
+    def __init__(self, hub: Hub, http: Http) -> None:
+        self._hub = hub
+        self._http = http
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._hub.guard.refusal(scope)
+        if refusal is not None:
+            await self._refuse(scope, send, *refusal)
+        elif scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._page(scope, receive, send)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in SOCKETS:
+            await self._refuse(scope, send, 404, "there is no socket here")
+            return
+        if self._hub.stopping:
+            await self._refuse(scope, send, 503, "the gateway stops")
+            return
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        await Connection(self._hub, scope["extensions"][KEY], _address(scope)).serve(receive)
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shown_token = dict(scope["headers"]).get(b"authorization")
+        scope.setdefault("state", {})["grant"] = None
+        if shown_token is not None:
+            wait, grant = self._hub.admit(_address(scope), _bearer(shown_token))
+            if grant is None:
+                code, words = (429, "too many wrong tokens") if wait else (401, "invalid token")
+                await self._refuse(scope, send, code, words, retry_after=wait)
+                return
+            scope["state"]["grant"] = grant
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                said = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(each for each in HEADERS if each[0] not in said)]
+            await send(message)
+
+        await self._http(scope, receive, send_with_headers)
+
+    async def _refuse(self, scope: Scope, send: Send, code: int, words: str, *, retry_after: float = 0.0) -> None:
+        self._hub.metrics.refused.labels(words).inc()
+        told = dict(scope["headers"])
+        fields = {name: shown(told.get(name.encode())) for name in ("host", "origin", "user-agent")}
+        fields |= {"address": _address(scope), "path": shown(scope["path"].encode("utf-8", "replace"))}
+        logger.warning("refused with %d: %s", code, words, extra={"fields": fields})
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close"), *HEADERS]
+        if code == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if retry_after:
+            headers.append((b"retry-after", b"%d" % max(1, round(retry_after))))
+        kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
+        body = f"{words}\n".encode()
+        await send({"type": f"{kind}.start", "status": code, "headers": headers})
+        await send({"type": f"{kind}.body", "body": body})
+
+
+def _address(scope: Scope) -> str:
+    return scope["client"][0] if scope["client"] else ""
+
+
+def _bearer(header: bytes) -> str:
+    kind, _, token = header.decode("latin-1").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""

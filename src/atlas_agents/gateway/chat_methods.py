@@ -1,0 +1,150 @@
+"""`chat.*`: say something, stop it, read what was said, wait for the end."""
+
+import asyncio
+
+from atlas_agents.core.errors import NotStored
+from atlas_agents.core.messages import Message, Text, user
+from atlas_agents.core.store import RunRow, StoredMessage
+from atlas_agents.engine.agent import Agent
+from atlas_agents.gateway.connection import Connection
+from atlas_agents.gateway.dispatch import Methods
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.models import model_of
+from atlas_agents.gateway.protocol.chat import (
+    Aborted,
+    ChatAbort,
+    ChatHistory,
+    ChatSend,
+    ChatWait,
+    History,
+    Sent,
+    Waited,
+)
+from atlas_agents.gateway.protocol.faults import Fault, not_found
+from atlas_agents.gateway.translate import core_part, message_shape, stored_shape
+
+_PAGE = 500
+_NEW = ("started", "queued")
+
+
+def add_chat_methods(methods: Methods) -> None:
+    methods.add("chat.send")(send)
+    methods.add("chat.abort")(abort)
+    methods.add("chat.history")(history)
+    methods.add("chat.wait")(wait)
+
+
+async def send(caller: Connection, params: ChatSend) -> Sent:
+    """Start a turn; acknowledged when it is on the disk. The words follow as events, to all who hear the session."""
+    hub, session = caller.hub, caller.who.prefix + params.session_key
+    if hub.stopping:
+        raise Fault("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
+    agent = await _agent(hub, session, params)
+    stream = hub.atlas.send(
+        _message(params),
+        session=session,
+        agent_id=agent.id,
+        user=caller.who.principal.id,
+        when_busy=params.when_busy or "queue",
+        idempotency_key=params.idempotency_key or "",
+    )
+    accepted = await stream.accepted()
+    if caller.who.may("read"):
+        caller.hear(session)
+    if accepted.run_id == stream.stream_id and hub.runs.get(accepted.run_id) is None and accepted.status in _NEW:
+        hub.runs.follow(stream, model_of(agent, hub.atlas.registry))
+    if params.on_disconnect == "cancel":
+        caller.on_close.add(stream.cancel)
+    return Sent(accepted.run_id, accepted.status if caller.full else None)
+
+
+async def abort(caller: Connection, params: ChatAbort) -> Aborted:
+    """Stop a run, or all that are under way or wait in a session."""
+    runs, atlas = caller.hub.runs, caller.hub.atlas
+    if params.run_id is not None:
+        session = (await visible_run(caller, params.run_id)).session
+        ids = [params.run_id]
+    elif params.session_key is not None:
+        session = caller.who.prefix + params.session_key
+        ids = [log.run_id for log in runs.live(session) if not log.ended]
+    else:
+        raise Fault("INVALID_PARAMS", "chat.abort: name a run or a session")
+    streams = [stream for id in ids if (stream := atlas.stream(id)) is not None and stream.session == session]
+    for stream in streams:
+        stream.cancel()
+    return Aborted(tuple(stream.stream_id for stream in streams))
+
+
+async def history(caller: Connection, params: ChatHistory) -> History:
+    """The last messages, or those before one of them."""
+    sessions, key = caller.hub.atlas.sessions, caller.who.prefix + params.session_key
+    try:
+        before = params.before
+        if isinstance(before, str):
+            before = await _place(caller.hub, key, before)
+        rows = await sessions.messages(key, before=before, limit=params.limit + 1, last=True)
+    except NotStored:
+        raise not_found("SESSION") from None
+    return History(tuple(map(stored_shape, rows[-params.limit :])), len(rows) > params.limit)
+
+
+async def wait(caller: Connection, params: ChatWait) -> Waited:
+    """How a run stands, once it has ended or the time is over."""
+    await visible_run(caller, params.run_id)
+    try:
+        async with asyncio.timeout(params.timeout_ms / 1000):
+            await caller.hub.runs.ended(params.run_id)
+    except TimeoutError:
+        pass
+    row = await visible_run(caller, params.run_id)
+    if row.status != "done":
+        return Waited(row.status, error=row.error)
+    rows = await caller.hub.store.messages(caller.hub.atlas.tenant, row.session)
+    mine = [each for each in rows if each.run_id == row.id]
+    replies = [message for message in map(_read, mine) if message.role == "assistant"]
+    return Waited(row.status, message_shape(replies[-1], row.id) if replies else None)
+
+
+async def visible_run(caller: Connection, run_id: str) -> RunRow:
+    """A run that the caller may know of; to others it is not there."""
+    row = await caller.hub.store.run(caller.hub.atlas.tenant, run_id)
+    if row is None or not row.session.startswith(caller.who.prefix):
+        raise not_found("RUN")
+    return row
+
+
+async def _agent(hub: Hub, session: str, params: ChatSend) -> Agent:
+    """The one that is named, else the one the session talks to, else the default."""
+    wanted = params.agent_id or await hub.assignments.agent_of(session)
+    agent = hub.agent(wanted) if wanted else hub.atlas.get_agent()
+    if agent is None:
+        raise Fault("AGENT_NOT_FOUND", f"there is no agent {wanted!r}" if wanted else "there is no agent")
+    if params.model is not None and params.model != model_of(agent, hub.atlas.registry):
+        raise Fault("INVALID_PARAMS", "chat.send: the model is the agent's; name another agent")
+    if params.mode is not None and params.mode != agent.mode:
+        raise Fault("INVALID_PARAMS", f"chat.send: {agent.id} has the mode {agent.mode}")
+    return agent
+
+
+def _message(params: ChatSend) -> Message:
+    said = params.message
+    parts = [Text(said)] if isinstance(said, str) else [core_part(part) for part in said]
+    message = user(*parts, *(core_part(part) for part in params.attachments or ()))
+    if not message.parts:
+        raise Fault("INVALID_PARAMS", "chat.send: the message is empty")
+    return message
+
+
+async def _place(hub: Hub, key: str, message_id: str) -> int:
+    """Where a message stands in its session, looked for from the end."""
+    before: int | None = None
+    while rows := await hub.atlas.sessions.messages(key, before=before, limit=_PAGE, last=True):
+        for row in rows:
+            if row.id == message_id:
+                return row.seq
+        before = rows[0].seq
+    raise Fault("INVALID_PARAMS", "chat.history: there is no such message")
+
+
+def _read(row: StoredMessage) -> Message:
+    return Message.from_json(row.body)

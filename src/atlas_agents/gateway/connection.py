@@ -1,0 +1,168 @@
+"""One socket: the first frame, requests and their answers, events, and how it ends."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeAlias
+
+import msgspec
+
+from atlas_agents.gateway.channel import Channel
+from atlas_agents.gateway.dispatch import Bound, id_of
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.link import Link
+from atlas_agents.gateway.logs import shown
+from atlas_agents.gateway.protocol.faults import BAD_FIRST_FRAME, BAD_TOKEN, Fault
+from atlas_agents.gateway.protocol.frames import PROTOCOL, Auth, Request, Unwelcome, Welcome
+from atlas_agents.gateway.tokens import Grant
+
+logger = logging.getLogger(__name__)
+Receive: TypeAlias = Callable[[], Awaitable[Any]]
+_MOST_WAITING = 64
+_first = msgspec.json.Decoder(Auth)
+_encoder = msgspec.json.Encoder()
+
+
+class Connection:
+    """A client that has shown a right token, or has yet to."""
+
+    __slots__ = ("_link", "_waiting", "address", "full", "grant", "hub", "on_close", "sessions")
+
+    def __init__(self, hub: Hub, link: Link, address: str) -> None:
+        self.hub = hub
+        self.address = address
+        self.full = False
+        self.grant: Grant | None = None
+        self.on_close: set[Callable[[], object]] = set()
+        """What is to be undone when the socket is gone."""
+        self.sessions: set[str] = set()
+        self._link = link
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def serve(self, receive: Receive) -> None:
+        """From the first frame to the last."""
+        if not await self._welcome(receive):
+            return
+        self.hub.connections.add(self)
+        self.hub.metrics.sockets.inc()
+        try:
+            while (frame := _content(await receive())) is not None:
+                await self._handle(frame)
+        finally:
+            self.hub.metrics.sockets.dec()
+            self.hub.connections.discard(self)
+            self._leave()
+
+    def put(self, frame: bytes) -> bool:
+        """Send a frame; False if the socket is gone."""
+        sent = self._link.put(frame)
+        if not sent and self._link.slow:
+            self._link.slow = False
+            self.hub.metrics.slow.inc()
+            self._leave()
+        return sent
+
+    async def room(self) -> bool:
+        """Wait until there is room for more; False if the socket is gone."""
+        return await self._link.room()
+
+    def close(self, code: int, reason: str) -> None:
+        self._link.end(code, reason)
+        self._leave()
+
+    def hear(self, session: str) -> Channel:
+        """Hear a session from this tick on."""
+        self.sessions.add(session)
+        return self.hub.runs.listen(session, self)
+
+    def hear_no_more(self, session: str) -> None:
+        self.sessions.discard(session)
+        self.hub.runs.leave(session, self)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the requests, as long as the socket lives."""
+        task = asyncio.create_task(work)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    @property
+    def who(self) -> Grant:
+        """The owner of the token that was shown."""
+        if self.grant is None:
+            raise Fault("FORBIDDEN", "no token was shown")
+        return self.grant
+
+    async def _welcome(self, receive: Receive) -> bool:
+        """Read the first frame and answer it; False if that was the last one."""
+        try:
+            async with asyncio.timeout(self.hub.settings.auth_timeout):
+                frame = _content(await receive())
+        except TimeoutError:
+            return self._refuse(BAD_FIRST_FRAME, "no token in time")
+        if frame is None:
+            return False
+        try:
+            auth = _first.decode(frame)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return self._refuse(BAD_FIRST_FRAME, "the first frame must be auth")
+        wait, self.grant = self.hub.admit(self.address, auth.token)
+        if self.grant is None:
+            words = f"too many wrong tokens; wait {wait:.0f} s" if wait else "invalid token"
+            self._link.put(_encoder.encode(Unwelcome("auth", False, words)))
+            return self._refuse(BAD_TOKEN, "unauthorized")
+        self.full = auth.protocol >= PROTOCOL
+        self._link.trust(self.hub.settings.max_frame, self.hub.settings.max_queued)
+        named = auth.client.name if auth.client else ""
+        fields = {"address": self.address, "principal": self.grant.principal.id, "client": shown(named.encode())}
+        logger.info("connected", extra={"fields": fields})
+        self._link.put(_encoder.encode(self._greeting()))
+        return True
+
+    def _greeting(self) -> Welcome:
+        if not self.full:
+            return Welcome("auth", True)
+        hub = self.hub
+        return Welcome("auth", True, PROTOCOL, hub.server, self.who.principal, hub.features, hub.policy)
+
+    def _refuse(self, code: int, reason: str) -> bool:
+        self.hub.metrics.refused.labels(reason).inc()
+        logger.warning("refused: %s", reason, extra={"fields": {"address": self.address}})
+        self._link.end(code, reason)
+        return False
+
+    async def _handle(self, frame: str | bytes) -> None:
+        dispatch = self.hub.dispatch
+        id = None
+        try:
+            request = dispatch.read(frame)
+            id = request.id
+            bound = dispatch.find(request, self.who)
+        except Fault as fault:
+            self.put(dispatch.failed(id_of(frame) if id is None else id, fault))
+            return
+        if not bound.method.waits:
+            self.put(await dispatch.answer(request, bound, self))
+        elif len(self._waiting) >= _MOST_WAITING:
+            self.put(dispatch.failed(id, Fault("LIMIT_EXCEEDED", "too many requests wait on this socket")))
+        else:
+            self.spawn(self._answer_later(request, bound))
+
+    async def _answer_later(self, request: Request, bound: Bound) -> None:
+        self.put(await self.hub.dispatch.answer(request, bound, self))
+
+    def _leave(self) -> None:
+        for task in self._waiting:
+            task.cancel()
+        for session in list(self.sessions):
+            self.hear_no_more(session)
+        undo, self.on_close = self.on_close, set()
+        for each in undo:
+            each()
+
+
+def _content(message: Any) -> str | bytes | None:
+    """The frame in a message from the socket; None when it is closed."""
+    if message["type"] != "websocket.receive":
+        return None
+    text = message.get("text")
+    return message["bytes"] if text is None else text

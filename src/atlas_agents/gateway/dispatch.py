@@ -1,0 +1,139 @@
+"""From a frame to the method it names and back to a frame. Knows no single method."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from atlas_agents.core.errors import ConfigError, Conflict, NotStored, SessionBusy, StoreError
+from atlas_agents.gateway.metrics import Metrics
+from atlas_agents.gateway.protocol.faults import Fault
+from atlas_agents.gateway.protocol.frames import Answer, Failure, Request
+from atlas_agents.gateway.protocol.methods import METHODS, Method
+from atlas_agents.gateway.protocol.shapes import Wire
+from atlas_agents.gateway.tokens import Grant
+
+logger = logging.getLogger(__name__)
+P = TypeVar("P", bound=Wire)
+Call: TypeAlias = Callable[[Any, Any], Awaitable[Wire]]
+_encoder = msgspec.json.Encoder()
+_requests = msgspec.json.Decoder(Request)
+_RETRY_AFTER_MS = 1000
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """A method of the table and the function behind it."""
+
+    method: Method
+    call: Call
+    params: msgspec.json.Decoder[Any]
+
+
+class Methods:
+    """The functions behind the table. A family of methods adds its own."""
+
+    def __init__(self) -> None:
+        self._bound: dict[str, Bound] = {}
+
+    def add(self, name: str) -> Callable[[Call], Call]:
+        """Put the function below behind a method of the table; a name that is not there is a KeyError, at once."""
+        method = METHODS[name]
+
+        def bind(call: Call) -> Call:
+            self._bound[name] = Bound(method, call, msgspec.json.Decoder(method.params))
+            return call
+
+        return bind
+
+    def find(self, name: str) -> Bound | None:
+        return self._bound.get(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._bound))
+
+
+class Dispatch:
+    """Answers requests: finds the method, asks for the scope, reads the params, calls."""
+
+    def __init__(self, methods: Methods, metrics: Metrics) -> None:
+        self.methods = methods
+        self._metrics = metrics
+
+    def read(self, frame: str | bytes) -> Request:
+        """The request in a frame; Fault if there is none."""
+        try:
+            return _requests.decode(frame)
+        except msgspec.ValidationError as error:
+            raise Fault("BAD_FRAME", f"no request: {error}") from None
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise Fault("PARSE_ERROR", "no JSON") from None
+
+    def find(self, request: Request, grant: Grant) -> Bound:
+        """The method that is asked for, if whoever asks may use it."""
+        bound = self.methods.find(request.method)
+        if bound is None:
+            raise Fault("METHOD_NOT_FOUND", "there is no such method")
+        if not grant.may(bound.method.scope):
+            raise Fault("FORBIDDEN", f"{request.method} needs the scope {bound.method.scope}")
+        return bound
+
+    async def answer(self, request: Request, bound: Bound, caller: Any) -> bytes:
+        """The answer as a frame, whatever comes of the call."""
+        begun = time.perf_counter()
+        try:
+            result = await bound.call(caller, _params(request, bound))
+            frame = _encoder.encode(Answer(request.id, result))
+        except Fault as fault:
+            return self.failed(request.id, fault)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the border: a client is told no more than it needs
+            return self.failed(request.id, fault_of(error))
+        finally:
+            self._metrics.requests.labels(request.method).observe(time.perf_counter() - begun)
+        return frame
+
+    def failed(self, id: str | int | float | None, fault: Fault) -> bytes:
+        self._metrics.faults.labels(fault.kind).inc()
+        return _encoder.encode(Failure(id, fault.shape()))
+
+
+def _params(request: Request, bound: Bound) -> Any:
+    raw = bytes(request.params)
+    try:
+        return bound.params.decode(b"{}" if raw == b"null" else raw)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise Fault("INVALID_PARAMS", f"{request.method}: {error}") from None
+
+
+def id_of(frame: str | bytes) -> str | int | float | None:
+    """The id of a frame that is no request otherwise; None if that cannot be read either."""
+    try:
+        found = msgspec.json.decode(frame)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    id: Any = found.get("id") if isinstance(found, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return id if isinstance(id, str | int | float) and not isinstance(id, bool) else None
+
+
+def fault_of(error: Exception) -> Fault:
+    """What a client is told about an error from below; the log has the rest."""
+    match error:
+        case SessionBusy():
+            return Fault("BUSY", "the session has a turn under way", retry_after_ms=_RETRY_AFTER_MS)
+        case Conflict():
+            return Fault("CONFLICT", "the same key was used before, for something else")
+        case NotStored():
+            return Fault("INVALID_PARAMS", "there is no such thing")
+        case StoreError():
+            logger.error("the store could not be used: %s", error)
+            return Fault("UNAVAILABLE", "nothing can be kept at the moment", retry_after_ms=_RETRY_AFTER_MS)
+        case ConfigError():
+            return Fault("INVALID_PARAMS", str(error))
+        case _:
+            logger.error("a method failed", exc_info=error)
+            return Fault("INTERNAL", "something went wrong here; it is in the server's log")

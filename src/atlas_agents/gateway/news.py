@@ -1,0 +1,79 @@
+"""Keeps everybody's list of sessions true: tells when one has changed, and names one that has no name."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+
+import msgspec
+
+from atlas_agents.core.errors import StoreError
+from atlas_agents.core.messages import Message
+from atlas_agents.core.store import Session
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.protocol.events import SessionUpdated, body_of
+from atlas_agents.gateway.translate import session_shape
+
+logger = logging.getLogger(__name__)
+_LONGEST_LABEL = 60
+_MOST_KNOWN = 10_000
+
+
+class SessionNews:
+    """Reads a session when something has happened in it, once for all that happened meanwhile."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._due: set[str] = set()
+        self._named: OrderedDict[str, None] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def changed(self, session: str) -> None:
+        """Something has happened in a session."""
+        if session not in self._due and (session not in self._named or self._hub.readers()):
+            self._due.add(session)
+            task = asyncio.create_task(self._look(session))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def tell(self, session: Session, *, deleted: bool = False) -> None:
+        """Tell those who may know of this session."""
+        running = self._hub.runs.running(session.key)
+        made: dict[str, bytes] = {}
+        for peer in self._hub.readers():
+            prefix = peer.grant.prefix if peer.grant else ""
+            if session.key.startswith(prefix):
+                if prefix not in made:
+                    shape = session_shape(session, session.key.removeprefix(prefix), running=running)
+                    made[prefix] = body_of(SessionUpdated(shape, deleted))
+                peer.put(made[prefix])
+
+    async def _look(self, key: str) -> None:
+        await asyncio.sleep(0)  # what else happens in this tick is the same news
+        self._due.discard(key)
+        hub = self._hub
+        try:
+            session = await hub.store.session(hub.atlas.tenant, key)
+            if session is not None:
+                self.tell(await self._name(session))
+        except StoreError as error:
+            logger.warning("the news of a session could not be read: %s", error)
+
+    async def _name(self, session: Session) -> Session:
+        """Give a session without a name the first words that were said in it."""
+        if session.label or session.key in self._named:
+            self._know(session.key)
+            return session
+        rows = await self._hub.store.messages(self._hub.atlas.tenant, session.key, limit=1)
+        if not rows:
+            return session
+        self._know(session.key)
+        words = " ".join(Message.from_json(rows[0].body).text.split())
+        label = words if len(words) <= _LONGEST_LABEL else words[: _LONGEST_LABEL - 1] + "…"
+        if label:
+            await self._hub.atlas.sessions.put(session.key, label=label)
+        return msgspec.structs.replace(session, label=label)
+
+    def _know(self, key: str) -> None:
+        self._named[key] = None
+        if len(self._named) > _MOST_KNOWN:
+            self._named.popitem(last=False)

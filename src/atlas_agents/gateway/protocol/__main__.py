@@ -1,0 +1,31 @@
+"""`python -m atlas_agents.gateway.protocol schema | asyncapi | typescript`: the document, on standard output."""
+
+import sys
+
+import msgspec
+
+from atlas_agents.gateway.protocol.asyncapi import asyncapi
+from atlas_agents.gateway.protocol.schema import json_schema
+from atlas_agents.gateway.protocol.typescript import typescript
+
+FORMS = ("schema", "asyncapi", "typescript")
+
+
+def document(form: str) -> str:
+    """The protocol in one of the three forms."""
+    if form == "typescript":
+        return typescript()
+    made = json_schema() if form == "schema" else asyncapi()
+    return msgspec.json.format(msgspec.json.encode(made), indent=2).decode() + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0] not in FORMS:
+        sys.stderr.write(f"say one of: {', '.join(FORMS)}\n")
+        return 2
+    sys.stdout.write(document(arguments[0]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

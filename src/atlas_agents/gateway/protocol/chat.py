@@ -1,0 +1,76 @@
+"""Params and results of `chat.*`."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+from atlas_agents.gateway.protocol.shapes import FilePart, ImagePart, InputPart, MessageShape, RunState, Wire
+
+Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
+"""The name of a session: any text that is not too long."""
+RunId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+Page: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
+
+
+class ChatSend(Wire, frozen=True):
+    """Say something in a session, which is begun if there is none of that name."""
+
+    session_key: Key
+    message: str | tuple[InputPart, ...]
+    agent_id: str | None = None
+    model: str | None = None
+    mode: Literal["tools", "react", "plan"] | None = None
+    attachments: tuple[ImagePart | FilePart, ...] | None = None
+    idempotency_key: Annotated[str, Meta(max_length=200)] | None = None
+    when_busy: Literal["queue", "reject", "interrupt"] | None = None
+    on_disconnect: Literal["continue", "cancel"] | None = None
+
+
+class Sent(Wire, frozen=True):
+    """The run that answers; in the plain profile without `status`."""
+
+    run_id: str
+    status: Literal["started", "queued", "in_flight", "done"] | None = None
+
+
+class ChatAbort(Wire, frozen=True):
+    """Stop a run, or all runs of a session."""
+
+    run_id: RunId | None = None
+    session_key: Key | None = None
+
+
+class Aborted(Wire, frozen=True):
+    """The runs that were stopped."""
+
+    aborted: tuple[str, ...]
+
+
+class ChatHistory(Wire, frozen=True):
+    """The last messages of a session, or those before one of them, given by its `seq` or its id."""
+
+    session_key: Key
+    limit: Page = 100
+    before: int | str | None = None
+
+
+class History(Wire, frozen=True):
+    """Messages in order, and whether there are older ones."""
+
+    messages: tuple[MessageShape, ...]
+    has_more: bool
+
+
+class ChatWait(Wire, frozen=True):
+    """Wait until a run has ended, for so long at most."""
+
+    run_id: RunId
+    timeout_ms: Annotated[int, Meta(ge=0, le=600_000)] = 30_000
+
+
+class Waited(Wire, frozen=True):
+    """How a run stands; its answer if it is done."""
+
+    status: RunState
+    message: MessageShape | None = None
+    error: str | None = None

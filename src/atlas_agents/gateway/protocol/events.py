@@ -1,0 +1,228 @@
+"""What the server says unasked. Every event of a run has its `runId`; the full profile adds `sessionKey` and `seq`."""
+
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from atlas_agents.gateway.protocol.records import AuditShape
+from atlas_agents.gateway.protocol.shapes import Decision, MessageShape, SessionShape, UsageShape, Wire
+
+
+class ChatStarted(Wire, frozen=True):
+    """A turn begins; `model` is the one that will speak."""
+
+    event: ClassVar[str] = "chat.started"
+    run_id: str
+    agent_id: str
+    model: str
+
+
+class ChatDelta(Wire, frozen=True, gc=False):
+    """A few more words of the answer."""
+
+    event: ClassVar[str] = "chat.delta"
+    run_id: str
+    text: str
+
+
+class ChatReasoning(Wire, frozen=True, gc=False):
+    """A few more words of the model's reasoning."""
+
+    event: ClassVar[str] = "chat.reasoning"
+    run_id: str
+    text: str
+
+
+class ChatReset(Wire, frozen=True, gc=False):
+    """The words of the message under way are withdrawn: drop them."""
+
+    event: ClassVar[str] = "chat.reset"
+    run_id: str
+    attempt: int
+
+
+class ToolCalling(Wire, frozen=True):
+    """The model has asked for a tool."""
+
+    event: ClassVar[str] = "tool.call"
+    run_id: str
+    tool_call_id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolProgressing(Wire, frozen=True):
+    """A tool says how far it is."""
+
+    event: ClassVar[str] = "tool.progress"
+    run_id: str
+    tool_call_id: str
+    message: str
+
+
+class ToolSettled(Wire, frozen=True):
+    """A call has its result."""
+
+    event: ClassVar[str] = "tool.result"
+    run_id: str
+    tool_call_id: str
+    name: str
+    status: Literal["ok", "error", "unknown"]
+    result: Any
+    duration_ms: int
+    error: str | None = None
+
+
+class ApprovalRequested(Wire, frozen=True):
+    """A person is asked, about exactly these arguments."""
+
+    event: ClassVar[str] = "exec.approval_request"
+    run_id: str
+    approval_id: str
+    tool_call_id: str
+    tool_name: str
+    summary: str
+    details: dict[str, Any]
+    command: str
+    working_dir: str
+    risk: str
+    options: tuple[Decision, ...]
+    expires_at: int
+
+
+class ApprovalResolved(Wire, frozen=True):
+    """A question has its answer."""
+
+    event: ClassVar[str] = "approval.resolved"
+    run_id: str
+    approval_id: str
+    decision: Decision
+    by: str
+
+
+class ChatMessage(Wire, frozen=True):
+    """A message has joined the conversation and is kept."""
+
+    event: ClassVar[str] = "chat.message"
+    run_id: str
+    message: MessageShape
+
+
+class ChatFinal(Wire, frozen=True):
+    """The turn is over, by itself or because it was stopped."""
+
+    event: ClassVar[str] = "chat.final"
+    run_id: str
+    usage: UsageShape
+    message: MessageShape | None = None
+    cancelled: bool = False
+
+
+class ChatError(Wire, frozen=True):
+    """The turn failed."""
+
+    event: ClassVar[str] = "chat.error"
+    run_id: str
+    message: str
+    kind: str
+
+
+RunEvent: TypeAlias = (
+    ChatStarted
+    | ChatDelta
+    | ChatReasoning
+    | ChatReset
+    | ToolCalling
+    | ToolProgressing
+    | ToolSettled
+    | ApprovalRequested
+    | ApprovalResolved
+    | ChatMessage
+    | ChatFinal
+    | ChatError
+)
+
+
+class SessionUpdated(Wire, frozen=True):
+    """A session was made, changed or removed."""
+
+    event: ClassVar[str] = "session.updated"
+    session: SessionShape
+    deleted: bool = False
+
+
+class AuditAdded(Wire, frozen=True):
+    """The audit log has a new line; for those who asked to hear."""
+
+    event: ClassVar[str] = "audit.entry"
+    entry: AuditShape
+
+
+class ServerShutdown(Wire, frozen=True):
+    """The server stops; with a figure, it expects to be back."""
+
+    event: ClassVar[str] = "server.shutdown"
+    restart_expected_ms: int | None = None
+
+
+HouseEvent: TypeAlias = SessionUpdated | AuditAdded | ServerShutdown
+RUN_EVENTS: dict[str, type[RunEvent]] = {
+    kind.event: kind
+    for kind in (
+        ChatStarted,
+        ChatDelta,
+        ChatReasoning,
+        ChatReset,
+        ToolCalling,
+        ToolProgressing,
+        ToolSettled,
+        ApprovalRequested,
+        ApprovalResolved,
+        ChatMessage,
+        ChatFinal,
+        ChatError,
+    )
+}
+HOUSE_EVENTS: dict[str, type[HouseEvent]] = {kind.event: kind for kind in (SessionUpdated, AuditAdded, ServerShutdown)}
+LAST_WORDS = frozenset(("chat.final", "chat.error"))
+"""Every run ends with exactly one of these."""
+PLAIN: dict[str, tuple[str, ...]] = {
+    "chat.delta": ("runId", "text"),
+    "chat.reset": ("runId", "attempt"),
+    "chat.final": ("runId", "usage", "cancelled"),
+    "chat.error": ("runId", "message", "kind"),
+    "exec.approval_request": ("approvalId", "command", "workingDir"),
+}
+"""All that a plain client hears, and the keys it sees."""
+_PLAIN_USAGE = ("inputTokens", "outputTokens")
+_encoder = msgspec.json.Encoder()
+_HEAD = {name: b'{"event":' + _encoder.encode(name) + b',"data":' for name in (*RUN_EVENTS, *HOUSE_EVENTS)}
+
+
+def body_of(event: RunEvent | HouseEvent) -> bytes:
+    """The event as a frame of its own; of a run's, as it is stored: without session and number."""
+    return _HEAD[event.event] + _encoder.encode(event) + b"}"
+
+
+def full(body: bytes, session_key: bytes, seq: int) -> bytes:
+    """A run's event as the full profile sees it; `session_key` is JSON already."""
+    return b'%b,"sessionKey":%b,"seq":%d}}' % (body[:-2], session_key, seq)
+
+
+def name_of(body: bytes) -> str:
+    """The event's name, read off its frame."""
+    return body[10 : body.index(b'"', 10)].decode()
+
+
+def plain(name: str, body: bytes) -> bytes | None:
+    """A run's event as the plain profile sees it, with exactly its keys; None where it has no word for it."""
+    if name == "chat.delta":
+        return body
+    keys = PLAIN.get(name)
+    if keys is None:
+        return None
+    data: dict[str, Any] = msgspec.json.decode(body)["data"]
+    kept = {key: data[key] for key in keys if key in data}
+    if "usage" in kept:
+        kept["usage"] = {key: kept["usage"][key] for key in _PLAIN_USAGE}
+    return _HEAD[name] + _encoder.encode(kept) + b"}"

@@ -1,0 +1,50 @@
+"""The table of methods: what each needs, takes and gives. What is not in here does not exist."""
+
+import msgspec
+
+from atlas_agents.gateway.protocol import chat, records, sessions
+from atlas_agents.gateway.protocol.shapes import Done, Nothing, Scope, Wire
+
+
+class Method(msgspec.Struct, frozen=True):
+    """One method; `waits` if its answer may take long, so that others on the same socket must not wait for it."""
+
+    name: str
+    scope: Scope
+    params: type[Wire]
+    result: type[Wire]
+    purpose: str
+    waits: bool = False
+
+
+_ALL = (
+    Method("health.check", "read", Nothing, records.Health, "Is the server well, and since when?"),
+    Method("system.info", "read", Nothing, records.SystemInfo, "What the server is and can do."),
+    Method("chat.send", "write", chat.ChatSend, chat.Sent, "Say something; the answer follows as events."),
+    Method("chat.abort", "write", chat.ChatAbort, chat.Aborted, "Stop a run, or all of a session."),
+    Method("chat.history", "read", chat.ChatHistory, chat.History, "Messages of a session."),
+    Method("chat.wait", "read", chat.ChatWait, chat.Waited, "Wait until a run has ended.", waits=True),
+    Method("sessions.create", "write", sessions.SessionsCreate, sessions.Created, "Begin a session."),
+    Method("sessions.list", "read", sessions.SessionsList, sessions.SessionPage, "Sessions, the latest first."),
+    Method("sessions.get", "read", sessions.OneSession, sessions.SessionFound, "A session and its last messages."),
+    Method("sessions.update", "write", sessions.SessionsUpdate, sessions.SessionChanged, "Change a session."),
+    Method("sessions.delete", "write", sessions.OneSession, Done, "Remove a session and all it holds."),
+    Method("sessions.subscribe", "read", sessions.SessionsSubscribe, sessions.Subscribed, "Hear a session."),
+    Method("sessions.unsubscribe", "read", sessions.OneSession, Done, "Hear a session no more."),
+    Method("approvals.list", "read", Nothing, sessions.ApprovalsFound, "Questions that wait for an answer."),
+    Method("approvals.resolve", "approve", sessions.ApprovalsResolve, Done, "Answer a question."),
+    Method("exec.approve", "approve", sessions.ExecAnswer, Done, "Say yes to a question, once."),
+    Method("exec.deny", "approve", sessions.ExecAnswer, Done, "Say no to a question."),
+    Method("agents.list", "read", Nothing, records.AgentsFound, "All agents."),
+    Method("agents.get", "read", records.OneAgent, records.AgentFound, "One agent."),
+    Method("models.list", "read", Nothing, records.ModelsFound, "The models that agents speak with."),
+    Method("tools.list", "read", records.ToolsList, records.ToolsFound, "Tools, and whether they may be used."),
+    Method("tools.matrix", "read", Nothing, records.Matrix, "Agents and tools: yes, no or ask."),
+    Method("audit.list", "read", records.AuditList, records.AuditPage, "Lines of the audit log, the latest first."),
+    Method("audit.subscribe", "read", Nothing, Done, "Hear new lines of the audit log."),
+    Method("usage.summary", "read", records.UsageSummary, records.UsageFound, "Tokens and cost, summed."),
+    Method("limits.get", "read", Nothing, records.LimitsFound, "The limits of tool calls, and what is used."),
+    Method("config.get", "admin", Nothing, records.ConfigFound, "The settings in force, without secrets."),
+    Method("tokens.rotate", "admin", Nothing, records.TokenMade, "Make a new token; the old one ends at once."),
+)
+METHODS: dict[str, Method] = {method.name: method for method in _ALL}

@@ -1,0 +1,110 @@
+"""Params and results of `sessions.*` and of approvals."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from atlas_agents.gateway.protocol.chat import Key, Page
+from atlas_agents.gateway.protocol.shapes import ApprovalShape, Decision, MessageShape, Part, SessionShape, Wire
+
+Label = Annotated[str, Meta(max_length=200)]
+
+
+class SessionsCreate(Wire, frozen=True):
+    """Begin a session under a new name."""
+
+    agent_id: str | None = None
+    label: Label | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class Created(Wire, frozen=True):
+    session_key: str
+
+
+class SessionsList(Wire, frozen=True):
+    """Sessions, the latest changed first."""
+
+    limit: Page = 100
+    cursor: str | None = None
+    archived: bool = False
+
+
+class SessionPage(Wire, frozen=True):
+    """Some sessions, and where to go on."""
+
+    sessions: tuple[SessionShape, ...]
+    next_cursor: str | None = None
+
+
+class OneSession(Wire, frozen=True):
+    """Name a session."""
+
+    session_key: Key
+
+
+class SessionFound(Wire, frozen=True):
+    """A session and its last messages."""
+
+    session: SessionShape
+    messages: tuple[MessageShape, ...]
+
+
+class SessionsUpdate(Wire, frozen=True):
+    """Change a session; what is left out stays."""
+
+    session_key: Key
+    label: Label | None = None
+    agent_id: str | None = None
+    archived: bool | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class SessionChanged(Wire, frozen=True):
+    session: SessionShape
+
+
+class SessionsSubscribe(Wire, frozen=True):
+    """Hear all that happens in a session from now on; of the runs named, also what was missed after that number."""
+
+    session_key: Key
+    runs: dict[str, Annotated[int, Meta(ge=0)]] | None = None
+    after_message_id: str | None = None
+
+
+class RunPosition(Wire, frozen=True):
+    """Where a run stands: its missed frames follow (`replay`), or `parts` is all it has said so far (`snapshot`)."""
+
+    run_id: str
+    mode: str
+    seq: int
+    parts: tuple[Part, ...] | None = None
+    pending_approval: ApprovalShape | None = None
+
+
+class Subscribed(Wire, frozen=True):
+    """The session as it is now; the next frames go on from here."""
+
+    session: SessionShape
+    messages: tuple[MessageShape, ...]
+    runs: tuple[RunPosition, ...]
+
+
+class ApprovalsFound(Wire, frozen=True):
+    approvals: tuple[ApprovalShape, ...]
+
+
+class ApprovalsResolve(Wire, frozen=True):
+    """Answer a question; `arguments` are edited ones to use instead."""
+
+    approval_id: str
+    decision: Decision
+    reason: str = ""
+    arguments: dict[str, Any] | None = None
+
+
+class ExecAnswer(Wire, frozen=True):
+    """Answer a question with the method's own word."""
+
+    approval_id: str
+    reason: str = ""

@@ -1,0 +1,188 @@
+"""The things that travel in several frames: messages, sessions, approvals, agents, tools."""
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Scope: TypeAlias = Literal["read", "write", "approve", "admin"]
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+Decision: TypeAlias = Literal["allow-once", "allow-session", "allow-always", "deny"]
+RunState: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
+
+
+class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What goes over the wire. A field with a default is left out when it has that value."""
+
+
+class TextPart(Wire, frozen=True, tag="text", tag_field="type"):
+    """Words."""
+
+    text: str
+
+
+class ThinkingPart(Wire, frozen=True, tag="thinking", tag_field="type"):
+    """The model's reasoning."""
+
+    text: str
+
+
+class ToolCallPart(Wire, frozen=True, tag="tool_call", tag_field="type"):
+    """The model asks for a tool."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolResultPart(Wire, frozen=True, tag="tool_result", tag_field="type"):
+    """What came of a call."""
+
+    call_id: str
+    status: Literal["ok", "error", "unknown"]
+    result: Any
+    error: str | None = None
+
+
+class ImagePart(Wire, frozen=True, tag="image", tag_field="type"):
+    """A picture: base64 data, or an address."""
+
+    media_type: str
+    data: str = ""
+    url: str = ""
+
+
+class FilePart(Wire, frozen=True, tag="file", tag_field="type"):
+    """A document: base64 data, or an address."""
+
+    name: str
+    media_type: str
+    data: str = ""
+    url: str = ""
+
+
+Part: TypeAlias = TextPart | ThinkingPart | ToolCallPart | ToolResultPart | ImagePart | FilePart
+InputPart: TypeAlias = TextPart | ImagePart | FilePart
+
+
+class MessageShape(Wire, frozen=True):
+    """One entry of a conversation; `seq` is its place there. Times are in milliseconds since 1970, here and below."""
+
+    id: str
+    role: Role
+    parts: tuple[Part, ...]
+    created_at: int
+    run_id: str = ""
+    seq: int = 0
+    metadata: dict[str, Any] = {}
+
+
+class UsageShape(Wire, frozen=True):
+    """Tokens that went in and came out; `cachedTokens` of those that went in were in a cache."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    estimated: bool = False
+
+
+class SessionShape(Wire, frozen=True):
+    """A conversation that is kept."""
+
+    session_key: str
+    label: str
+    agent_id: str
+    archived: bool
+    running: bool
+    created_at: int
+    updated_at: int
+    metadata: dict[str, Any] = {}
+
+
+class ApprovalShape(Wire, frozen=True):
+    """A question to a person, about exactly these arguments."""
+
+    approval_id: str
+    run_id: str
+    session_key: str
+    tool_call_id: str
+    tool_name: str
+    summary: str
+    details: dict[str, Any]
+    command: str
+    working_dir: str
+    risk: str
+    options: tuple[Decision, ...]
+    expires_at: int
+    agent_id: str = ""
+
+
+class AgentShape(Wire, frozen=True):
+    """An agent, as far as a client needs to know it."""
+
+    id: str
+    name: str
+    model: str
+    description: str
+    role: str
+    tools: tuple[str, ...]
+    default: bool = False
+
+
+class ModelShape(Wire, frozen=True):
+    """A model that some agent speaks with; `available` if its provider can be used here."""
+
+    id: str
+    provider: str
+    available: bool
+    agents: tuple[str, ...]
+
+
+class ToolShape(Wire, frozen=True):
+    """A tool as one agent sees it."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+    source: str
+    requires_approval: bool
+    allowed: bool
+    agent_id: str = ""
+
+
+class Principal(Wire, frozen=True):
+    """Who speaks on a connection, and what they may do. Never taken from what a client says of itself."""
+
+    id: str
+    role: str
+    scopes: tuple[Scope, ...]
+
+
+class ServerShape(Wire, frozen=True):
+    """The program at this end."""
+
+    name: str
+    version: str
+
+
+class Features(Wire, frozen=True):
+    """What this server can do."""
+
+    methods: tuple[str, ...]
+    events: tuple[str, ...]
+
+
+class PolicyShape(Wire, frozen=True):
+    """How a connection must behave."""
+
+    max_frame_bytes: int
+    ping_ms: int
+
+
+class Nothing(Wire, frozen=True):
+    """No params."""
+
+
+class Done(Wire, frozen=True):
+    """It is done."""
+
+    ok: Literal[True]

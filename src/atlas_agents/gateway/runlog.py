@@ -1,0 +1,159 @@
+"""What one run says, numbered from 1 without gaps, and how much of it is written, and told."""
+
+from collections import deque
+
+import msgspec
+
+from atlas_agents.core.store import AddEvents, ReserveEvents, Write
+from atlas_agents.gateway.protocol import events as wire
+from atlas_agents.gateway.protocol.shapes import Part, TextPart, ThinkingPart, ToolResultPart
+
+RANGE = 512
+"""So many numbers are reserved at once: after a sudden end, none of them is used again."""
+_LOW = 128
+_RECENT = 64
+_WRITTEN_FIRST = frozenset(
+    ("tool.call", "tool.result", "exec.approval_request", "approval.resolved", "chat.final", "chat.error")
+)
+"""Nobody hears of these before they are on the disk."""
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """An event in its place."""
+
+    seq: int
+    name: str
+    body: bytes
+
+
+class Draft:
+    """What was told and is not yet a message that is kept: for those who come in the middle."""
+
+    __slots__ = ("_results", "_text", "_thinking", "approval")
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._thinking: list[str] = []
+        self._results: list[ToolResultPart] = []
+        self.approval: wire.ApprovalRequested | None = None
+
+    def see(self, event: wire.RunEvent) -> None:
+        match event:
+            case wire.ChatDelta(_, text):
+                self._text.append(text)
+            case wire.ChatReasoning(_, text):
+                self._thinking.append(text)
+            case wire.ChatReset():
+                self._text.clear()
+                self._thinking.clear()
+            case wire.ToolSettled(_, call_id, _, status, result, _, error):
+                self._results.append(ToolResultPart(call_id, status, result, error))
+            case wire.ApprovalRequested():
+                self.approval = event
+            case wire.ApprovalResolved():
+                self.approval = None
+            case wire.ChatMessage():
+                for kept in (self._text, self._thinking, self._results):
+                    kept.clear()
+            case _:
+                pass
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        thinking = [ThinkingPart("".join(self._thinking))] if self._thinking else []
+        text = [TextPart("".join(self._text))] if self._text else []
+        return (*thinking, *text, *self._results)
+
+
+class RunLog:
+    """One run that is under way here. `seq` was given last, `written` and `told` are how far it got."""
+
+    __slots__ = (
+        "_begun",
+        "_entries",
+        "_untold",
+        "draft",
+        "ended",
+        "messages",
+        "reserved",
+        "run_id",
+        "seq",
+        "session",
+        "told",
+        "written",
+    )
+
+    def __init__(self, run_id: str, session: str, reserved: int = 0) -> None:
+        self.run_id = run_id
+        self.session = session
+        self.seq = self.written = self.told = self.reserved = reserved
+        self.ended = False
+        self.draft = Draft()
+        self.messages: set[str] = set()
+        """Messages that were told of."""
+        self._entries: deque[Entry] = deque()
+        self._untold: deque[tuple[Entry, wire.RunEvent]] = deque()
+        self._begun = 0
+
+    def add(self, event: wire.RunEvent) -> bool:
+        """Give an event its number; True if it should be written at once."""
+        self.seq += 1
+        entry = Entry(self.seq, event.event, wire.body_of(event))
+        self._entries.append(entry)
+        self._untold.append((entry, event))
+        return self.seq > self.reserved - _LOW or entry.name in _WRITTEN_FIRST
+
+    def tell(self) -> list[Entry]:
+        """The events that may be told now, in order; they count as told."""
+        ready: list[Entry] = []
+        untold = self._untold
+        while untold:
+            entry, event = untold[0]
+            if entry.seq > self.reserved or (entry.name in _WRITTEN_FIRST and entry.seq > self.written):
+                break
+            untold.popleft()
+            self.told = entry.seq
+            self.draft.see(event)
+            if type(event) is wire.ChatMessage:
+                self.messages.add(event.message.id)
+            ready.append(entry)
+        return ready
+
+    @property
+    def unwritten(self) -> bool:
+        return self.seq > self.written
+
+    @property
+    def over(self) -> bool:
+        """Its last word is told and everything is written."""
+        return self.ended and not self._untold and not self.unwritten
+
+    def writes(self) -> list[Write]:
+        """What is to be written now: a further range of numbers if these run out, and what was said since."""
+        writes: list[Write] = []
+        if self.seq > self.reserved - _LOW:
+            needed = -(-(self.seq - self.reserved + _LOW) // RANGE) * RANGE
+            writes.append(ReserveEvents(self.run_id, needed))
+        self._begun = self.seq
+        new = tuple([(entry.seq, entry.body) for entry in self._entries if entry.seq > self.written])
+        return [*writes, AddEvents(self.run_id, new)] if new else writes
+
+    def wrote(self, reserved: int | None) -> None:
+        """What `writes` gave is on the disk; `reserved` is the last number that may be used, if there are new ones."""
+        self.written = self._begun
+        if reserved is not None:
+            self.reserved = reserved
+        while len(self._entries) > _RECENT and self._entries[0].seq <= min(self.written, self.told):
+            self._entries.popleft()
+
+    def give_up(self) -> None:
+        """It cannot be written any more, because it was removed: those who listen still hear it."""
+        self.written = self.seq
+        self.reserved = self.seq + RANGE
+
+    def after(self, seq: int) -> list[Entry] | None:
+        """What was told after a number; None if that is not at hand any more."""
+        first = self._entries[0].seq if self._entries else self.seq + 1
+        if seq + 1 < first:
+            return None
+        return [entry for entry in self._entries if seq < entry.seq <= self.told]

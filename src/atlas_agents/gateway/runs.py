@@ -1,0 +1,163 @@
+"""The runs under way here: each belongs to its session, is numbered, written down, and told to whoever listens."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.errors import StoreError
+from atlas_agents.core.events import Event
+from atlas_agents.core.store import OPEN, RunRow, Store
+from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.gateway.channel import Channel, Listener
+from atlas_agents.gateway.healing import heal
+from atlas_agents.gateway.metrics import Metrics
+from atlas_agents.gateway.protocol.events import LAST_WORDS, ChatFinal, ChatReset, RunEvent, ToolSettled
+from atlas_agents.gateway.replay import Replay
+from atlas_agents.gateway.runlog import RunLog
+from atlas_agents.gateway.translate import Translator
+from atlas_agents.gateway.writer import LogWriter
+
+logger = logging.getLogger(__name__)
+
+
+class Runs:
+    """All of them, and the channels on which they are heard."""
+
+    def __init__(self, store: Store, tenant: str, metrics: Metrics, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.writer = LogWriter(store, tenant, self._wrote, clock)
+        self.on_change: Callable[[str], None] = lambda session: None
+        """Called with a session whose runs have begun or ended."""
+        self.on_call: Callable[[], None] = lambda: None
+        """Called when a tool call has its result."""
+        self.stopping = False
+        self._store = store
+        self._tenant = tenant
+        self._metrics = metrics
+        self._clock = clock
+        self._live: dict[str, RunLog] = {}
+        self._ends: dict[str, asyncio.Event] = {}
+        self._channels: dict[str, Channel] = {}
+        self._healing: dict[str, asyncio.Lock] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def follow(self, stream: AtlasStream, model: str, row: RunRow | None = None) -> RunLog:
+        """Log and tell all that a run says; of one that goes on after a sudden end, above every number it ever used,
+        and what it was saying then is withdrawn."""
+        run_id = stream.stream_id
+        log = self._live[run_id] = RunLog(run_id, stream.session, row.events if row else 0)
+        self._ends[run_id] = asyncio.Event()
+        self._metrics.runs.inc()
+        if row is not None and row.events:
+            self._say(log, ChatReset(run_id, row.epoch))
+        stream.follow(partial(self._hear, log, Translator(model, self._clock)))
+        self.on_change(log.session)
+        return log
+
+    def live(self, session: str) -> list[RunLog]:
+        """A session's runs that are under way or have just ended, in the order they came."""
+        return [log for log in self._live.values() if log.session == session]
+
+    def get(self, run_id: str) -> RunLog | None:
+        return self._live.get(run_id)
+
+    def running(self, session: str) -> bool:
+        return any(not log.ended for log in self.live(session))
+
+    async def ended(self, run_id: str) -> None:
+        """Wait until a run that is under way here has said its last word."""
+        end = self._ends.get(run_id)
+        if end is not None:
+            await end.wait()
+
+    def listen(self, session: str, listener: Listener) -> Channel:
+        """Hear a session from this tick on."""
+        channel = self._channels.get(session)
+        if channel is None:
+            channel = self._channels[session] = Channel(session)
+        channel.listeners.add(listener)
+        return channel
+
+    def leave(self, session: str, listener: Listener) -> None:
+        channel = self._channels.get(session)
+        if channel is not None:
+            channel.listeners.discard(listener)
+            for key in [key for key in channel.behind if key[0] is listener]:
+                del channel.behind[key]
+            if not channel.listeners:
+                del self._channels[session]
+
+    def replay(self, channel: Channel, listener: Listener, run_id: str, after: int) -> None:
+        """Feed a listener what it missed, then the rest as it happens."""
+        replay = Replay(self._store, self._tenant, channel, listener, run_id, after)
+        listener.spawn(replay.run(self._live.get(run_id)))
+
+    async def last_number(self, row: RunRow) -> int:
+        """The number of a run's last event. One that has ended and never said so, because everything stopped in
+        between, says it now."""
+        lock = self._healing.setdefault(row.id, asyncio.Lock())
+        try:
+            async with lock:
+                return await heal(self._store, self._tenant, row)
+        finally:
+            if not lock.locked():
+                self._healing.pop(row.id, None)
+
+    def _hear(self, log: RunLog, translator: Translator, event: Event) -> None:
+        said = translator.of(event)
+        if said is None:
+            return
+        if self.stopping and type(said) is ChatFinal and said.cancelled:
+            task = asyncio.create_task(self._say_unless_left(log, said))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+            return
+        self._say(log, said)
+
+    async def _say_unless_left(self, log: RunLog, said: RunEvent) -> None:
+        """A turn that was stopped with the gateway is not over: it goes on after the next start."""
+        try:
+            row = await self._store.run(self._tenant, log.run_id)
+        except StoreError:
+            return
+        if row is not None and row.status not in OPEN:
+            self._say(log, said)
+
+    def _say(self, log: RunLog, event: RunEvent) -> None:
+        if log.ended:
+            return
+        at_once = log.add(event)
+        if event.event in LAST_WORDS:
+            log.ended = True
+            self._metrics.ended.labels(_how(event)).inc()
+            self.on_change(log.session)
+        self._metrics.events.inc()
+        self._tell(log)
+        self.writer.add(log, at_once=at_once)
+        if type(event) is ToolSettled:
+            self.on_call()
+
+    def _tell(self, log: RunLog) -> None:
+        entries = log.tell()
+        channel = self._channels.get(log.session)
+        if entries and channel is not None:
+            channel.tell(log.run_id, entries)
+
+    def _wrote(self, log: RunLog) -> None:
+        self._tell(log)
+        if log.over and self._live.pop(log.run_id, None) is not None:
+            self._metrics.runs.dec()
+            self._ends.pop(log.run_id).set()
+
+    async def settle(self, limit: float) -> None:
+        """Before the end: what was said is written."""
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=limit)
+        await self.writer.flush(limit)
+
+
+def _how(event: RunEvent) -> str:
+    if type(event) is ChatFinal:
+        return "cancelled" if event.cancelled else "done"
+    return "failed"

@@ -1,0 +1,138 @@
+"""The gateway as a whole: an Atlas behind a port, from the start to the last word."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from starlette.routing import BaseRoute
+
+from atlas_agents.engine.atlas import Atlas
+from atlas_agents.gateway.app import App
+from atlas_agents.gateway.families import all_methods
+from atlas_agents.gateway.http import site
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.link import HttpProtocol, Link
+from atlas_agents.gateway.listen import BACKLOG, listeners
+from atlas_agents.gateway.models import model_of
+from atlas_agents.gateway.news import SessionNews
+from atlas_agents.gateway.protocol.events import ServerShutdown
+from atlas_agents.gateway.protocol.faults import RESTART
+from atlas_agents.gateway.ready import Readiness
+from atlas_agents.gateway.settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
+_LAST_WORDS = 1.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the gateway, which ends turns before sockets."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class Gateway:
+    """`await Gateway(atlas, settings).serve()` until it is told to stop, or `async with gateway.running():`."""
+
+    def __init__(self, atlas: Atlas, settings: GatewaySettings, *, routes: Sequence[BaseRoute] = ()) -> None:
+        self.atlas = atlas
+        self.settings = settings
+        self.hub = hub = Hub(atlas, settings, all_methods())
+        hub.news = SessionNews(hub)
+        hub.runs.on_change = hub.news.changed
+        hub.runs.on_call = hub.audit.look
+        self.readiness = Readiness(self._look)
+        self._app = App(hub, site(hub, self.readiness, routes))
+        self._stop = asyncio.Event()
+        self._addresses: list[tuple[str, int]] = []
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; also when it was left to the system to choose one."""
+        return self._addresses[0][1]
+
+    def stop(self) -> None:
+        """Have `serve` end: no more connections, turns finished or left for the next start, then the sockets."""
+        self._stop.set()
+
+    async def serve(self) -> None:
+        """Serve until `stop`, SIGTERM or SIGINT."""
+        loop = asyncio.get_running_loop()
+        for each in _SIGNALS:
+            loop.add_signal_handler(each, self.stop)
+        try:
+            async with self.running():
+                await self._stop.wait()
+        finally:
+            for each in _SIGNALS:
+                loop.remove_signal_handler(each)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator["Gateway", None]:
+        """Serve as long as the block lasts; inside it, the gateway is ready."""
+        sockets = listeners(self.settings)
+        self._addresses = [each.getsockname()[:2] for each in sockets]
+        server = _Server(self._config())
+        serving = asyncio.create_task(server.serve(sockets))
+        beside = [asyncio.create_task(work) for work in (self.hub.watch_tokens(), self.hub.runs.writer.run())]
+        try:
+            await self._begin()
+            logger.info(
+                "listening", extra={"fields": {"at": [f"{host} port {port}" for host, port in self._addresses]}}
+            )
+            yield self
+        finally:
+            await self._end(server)
+            for task in beside:
+                task.cancel()
+            server.should_exit = True
+            await serving
+
+    async def _begin(self) -> None:
+        """Go on with what a sudden end cut short; then the gateway is ready."""
+        hub, atlas = self.hub, self.atlas
+        rows = {row.id: row for row in await hub.store.open_runs()}
+        for stream in await atlas.recover():
+            row = rows[stream.stream_id]
+            agent = hub.agent(row.agent_id)
+            hub.runs.follow(stream, model_of(agent, atlas.registry) if agent else "", row)
+        self.readiness.started = True
+
+    async def _end(self, server: uvicorn.Server) -> None:
+        """No new turns; those under way end, or are left for the next start; then everybody is told, and let go."""
+        hub, expected = self.hub, self.settings.restart_expected
+        hub.stopping = hub.runs.stopping = self.readiness.stopping = True
+        for listener in server.servers if server.started else ():
+            listener.close()
+        hub.tell(ServerShutdown(None if expected is None else int(expected * 1000)))
+        await self.atlas.close(self.settings.grace)
+        await hub.runs.settle(_LAST_WORDS)
+        for peer in list(hub.connections):
+            peer.close(RESTART, "the gateway stops")
+
+    async def _look(self) -> None:
+        """Raises if the store cannot be read."""
+        await self.hub.store.session(self.atlas.tenant, "")
+
+    def _config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self._app,
+            http=HttpProtocol,
+            ws=Link,
+            ws_max_size=self.settings.first_frame,
+            ws_ping_interval=self.settings.ping,
+            ws_ping_timeout=self.settings.ping,
+            ws_per_message_deflate=False,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=2,
+        )

@@ -1,0 +1,217 @@
+"""Who may speak here: the main token, and named ones with fewer rights. Only their hashes are kept in memory."""
+
+import hashlib
+import hmac
+import logging
+import math
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, get_args
+
+import msgspec
+
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.secret import Secret
+from atlas_agents.gateway.protocol.shapes import Principal, Scope
+
+logger = logging.getLogger(__name__)
+ALL: tuple[Scope, ...] = get_args(Scope)
+STRONG = 128
+"""Bits that a token must have to be used beyond this machine."""
+_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+_MOST = 4096
+_Stamp: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """A token's owner and rights. `prefix` stands before the names of the sessions that are theirs alone."""
+
+    principal: Principal
+    digest: bytes
+    prefix: str = ""
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.principal.scopes
+
+
+class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of `tokens.json`: the token or its SHA-256, and what it may do, with its own sessions or with all."""
+
+    scopes: tuple[Scope, ...]
+    token: str = ""
+    sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    sessions: Literal["own", "all"] = "own"
+    role: str = ""
+
+
+class Tokens:
+    """Reads `token` and `tokens.json` in a folder, and reads them again when they have changed."""
+
+    def __init__(self, home: Path, own: Secret | None = None, *, exposed: bool = False) -> None:
+        self.path = home / "token"
+        self._named_path = home / "tokens.json"
+        self._own = own
+        self._exposed = exposed
+        if own is None:
+            _make(self.path)
+        self._stamp = self._look()
+        self._grants = self._read()
+
+    def who(self, token: str) -> Grant | None:
+        """The owner of a token; the same work whatever the token is."""
+        self.refresh()
+        digest = _digest(token)
+        found = None
+        for grant in self._grants:
+            if hmac.compare_digest(grant.digest, digest):
+                found = grant
+        return found
+
+    def holds(self, grant: Grant) -> bool:
+        """Still valid, with the same rights."""
+        return grant in self._grants
+
+    def refresh(self) -> bool:
+        """Read the files again if they have changed. What cannot be read lets nobody in."""
+        stamp = self._look()
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            self._grants = self._read()
+        except ConfigError:
+            self._grants = ()
+            logger.exception("nobody is let in until the tokens can be read again")
+        return True
+
+    def rotate(self) -> Path:
+        """Put a new main token in the place of the old one."""
+        if self._own is not None:
+            raise ConfigError("the token comes from the settings: change it there")
+        spare = _write_spare(self.path)
+        os.replace(spare, self.path)
+        self.refresh()
+        return self.path
+
+    @property
+    def principals(self) -> tuple[Principal, ...]:
+        return tuple(grant.principal for grant in self._grants)
+
+    def _look(self) -> _Stamp:
+        return tuple(_stamp(path) for path in (self.path, self._named_path))
+
+    def _read(self) -> tuple[Grant, ...]:
+        main = self._own.reveal() if self._own is not None else _read_token(self.path)
+        token = self._accepted(main, "the token" if self._own is not None else str(self.path))
+        return Grant(Principal("owner", "owner", ALL), _digest(token)), *self._read_named()
+
+    def _accepted(self, token: str, where: str) -> str:
+        token = token.strip()
+        if not token:
+            raise ConfigError(f"{where} is blank: nobody could be told from anybody else")
+        if strength(token) < STRONG:
+            if self._exposed:
+                raise ConfigError(f"{where} is too weak to listen beyond this machine: take 22 random letters or more")
+            logger.warning("%s is weak; it is accepted because only this machine can reach the gateway", where)
+        return token
+
+    def _read_named(self) -> tuple[Grant, ...]:
+        try:
+            content = self._named_path.read_bytes()
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise ConfigError(f"{self._named_path} cannot be read: {error.strerror}") from error
+        try:
+            lines = msgspec.json.decode(content, type=dict[str, Named])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self._named_path}: {error}") from error
+        _keep_private(self._named_path)
+        return tuple(self._grant(name, line) for name, line in lines.items())
+
+    def _grant(self, name: str, line: Named) -> Grant:
+        if not _NAME.fullmatch(name) or name == "owner":
+            raise ConfigError(f"{self._named_path}: {name!r} is no name for a token: small letters, digits, - and _")
+        if bool(line.sha256) == bool(line.token):
+            raise ConfigError(f"{self._named_path}: {name} needs either token or sha256")
+        digest = bytes.fromhex(line.sha256)
+        if line.token:
+            digest = _digest(self._accepted(line.token, f"{self._named_path}: {name}"))
+        scopes: tuple[Scope, ...] = tuple([scope for scope in ALL if scope in line.scopes])
+        prefix = f"@{name}/" if line.sessions == "own" else ""
+        return Grant(Principal(name, line.role or "guest", scopes), digest, prefix)
+
+
+def strength(token: str) -> float:
+    """The bits of a random text like this one; a text of few different characters has none."""
+    if len(set(token)) < 10:
+        return 0.0
+    size = 16 if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", token) else 36 if token.isalnum() and token.islower() else 64
+    return len(token) * math.log2(size)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode
+
+
+def _make(path: Path) -> None:
+    """Make a token where there is none; of two processes that start at once, one makes it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists():
+        return
+    spare = _write_spare(path)
+    try:
+        os.link(spare, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(spare)
+
+
+def _write_spare(path: Path) -> Path:
+    """A new token in a file of its own beside the real one, complete and on the disk."""
+    spare = path.with_name(f".token-{secrets.token_hex(8)}")
+    handle = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(secrets.token_urlsafe(32) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return spare
+
+
+def _read_token(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST + 1)
+    except OSError as error:
+        raise ConfigError(f"the token file {path} cannot be read: {error.strerror}") from error
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the token file {path} is no text") from error
+    if len(content) > _MOST or "\0" in text:
+        raise ConfigError(f"the token file {path} holds no token")
+    _keep_private(path)
+    return text
+
+
+def _keep_private(path: Path) -> None:
+    """Take the rights of others away from a file that holds tokens."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            logger.warning("%s could be read by others; now only its owner can", path)
+            path.chmod(mode & 0o700)
+    except OSError:
+        logger.warning("%s can be read by others, and that could not be changed", path)

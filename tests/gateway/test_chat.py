@@ -1,0 +1,229 @@
+"""A conversation over the wire: the seed's frames to the key, and what the full profile adds."""
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_client import joined, knocked, opened
+
+from atlas_agents import Approvals, Atlas, ProviderError, Tool
+from atlas_agents.core.secret import Secret
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Scripted, calls, fails, house, says, thinks
+
+
+def kept(*replies: Any, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
+    """An Atlas that keeps what it is told."""
+    return house(Scripted(*replies), tools, store=MemoryStore(), **options)
+
+
+async def test_the_seed_word_for_word(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept(says("2+2 is 4.")), token=Secret("mysecrettoken")) as gateway:
+        async with knocked(gateway) as client:
+            await client.socket.send('{"type":"auth","token":"mysecrettoken"}')
+            assert await client.next() == {"type": "auth", "ok": True}
+            await client.socket.send(
+                '{"id":"2","method":"chat.send","params":{"sessionKey":"test","message":"What is 2+2?"}}'
+            )
+            answer = await client.next()
+            run_id = answer["result"]["runId"]
+            assert answer == {"id": "2", "result": {"runId": run_id}}
+            assert uuid.UUID(run_id).version == 4
+            await client.until("chat.final")
+            *deltas, final = client.frames[2:]
+            assert len(deltas) > 1
+            words = [delta["data"]["text"] for delta in deltas]
+            assert deltas == [{"event": "chat.delta", "data": {"runId": run_id, "text": text}} for text in words]
+            assert "".join(words) == "2+2 is 4."
+            usage = final["data"]["usage"]
+            assert final == {"event": "chat.final", "data": {"runId": run_id, "usage": usage}}
+            assert set(usage) == {"inputTokens", "outputTokens"}
+            assert all(isinstance(count, int) and count > 0 for count in usage.values())
+
+
+async def test_the_full_profile_adds_session_and_number_to_every_event(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept(thinks("Hm.") + says("Hi."))) as gateway, joined(gateway) as client:
+        sent = await client.get("chat.send", sessionKey="main", message="Hello?")
+        assert sent == {"runId": sent["runId"], "status": "started"}
+        final = await client.until("chat.final")
+        events = client.events(sent["runId"])
+        assert [event["data"]["seq"] for event in events] == list(range(1, len(events) + 1))
+        assert {event["data"]["sessionKey"] for event in events} == {"main"}
+        names = [event["event"] for event in events]
+        assert names[:2] == ["chat.message", "chat.started"] and names[-1] == "chat.final"
+        assert {"chat.reasoning", "chat.delta"} <= set(names)
+        assert [part["text"] for part in final["message"]["parts"] if part["type"] == "text"] == ["Hi."]
+
+
+async def test_a_tool_call_is_told_with_its_result(tmp_path: Path) -> None:
+    def shout(input: str) -> str:
+        return input.upper()
+
+    tool = Tool("shout", shout, in_process=True)
+    async with opened(tmp_path, kept(calls("shout", input="hey"), says("HEY!"), tools=(tool,))) as gateway:
+        async with joined(gateway) as client:
+            await client.get("chat.send", sessionKey="main", message="Shout hey.")
+            call, result = await client.until("tool.call"), await client.until("tool.result")
+            assert (call["name"], call["arguments"]) == ("shout", {"input": "hey"})
+            assert (result["toolCallId"], result["status"], result["result"]) == (call["toolCallId"], "ok", "HEY")
+            assert result["durationMs"] >= 0
+            await client.until("chat.final")
+            history = await client.get("chat.history", sessionKey="main")
+            assert [message["role"] for message in history["messages"]] == ["user", "assistant", "tool", "assistant"]
+            assert history["hasMore"] is False
+
+
+async def test_a_turn_that_fails_ends_with_one_error(tmp_path: Path) -> None:
+    broken = fails(ProviderError("the key is wrong", "auth"))
+    async with opened(tmp_path, kept(broken)) as gateway, joined(gateway, full=False) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Hi"))["runId"]
+        await client.until("chat.error")
+        assert client.events() == [
+            {"event": "chat.error", "data": {"runId": run_id, "message": "the key is wrong", "kind": "auth"}}
+        ]
+
+
+class Slow:
+    """A tool that waits to be let go."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def run(self, input: str) -> str:
+        self.begun.set()
+        await self.go.wait()
+        return f"did {input}"
+
+    @property
+    def tool(self) -> Tool:
+        return Tool("slow", self.run)
+
+
+@pytest.mark.parametrize("full", [True, False])
+async def test_an_aborted_turn_ends_with_a_final_that_says_so(full: bool, tmp_path: Path) -> None:
+    slow = Slow()
+    async with opened(tmp_path, kept(calls("slow", input="x"), tools=(slow.tool,))) as gateway:
+        async with joined(gateway, full=full) as client:
+            run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+            await slow.begun.wait()
+            assert await client.get("chat.abort", runId=run_id) == {"aborted": [run_id]}
+            final = await client.until("chat.final")
+            assert final["cancelled"] is True
+            assert await client.get("chat.abort", runId=run_id) == {"aborted": []}
+            if not full:
+                assert set(final) == {"runId", "usage", "cancelled"}
+
+
+async def test_a_second_message_waits_is_refused_or_takes_over(tmp_path: Path) -> None:
+    slow = Slow()
+    replies = (calls("slow", input="x"), says("first"), says("second"), says("third"))
+    async with opened(tmp_path, kept(*replies, tools=(slow.tool,))) as gateway, joined(gateway) as client:
+        first = await client.get("chat.send", sessionKey="main", message="1")
+        await slow.begun.wait()
+        second = await client.get("chat.send", sessionKey="main", message="2")
+        assert (first["status"], second["status"]) == ("started", "queued")
+        refused = await client.ask("chat.send", sessionKey="main", message="3", whenBusy="reject")
+        assert refused["error"]["code"] == -32002
+        assert refused["error"]["data"]["kind"] == "BUSY" and refused["error"]["data"]["retryable"] is True
+        slow.go.set()
+        assert (await client.until("chat.final"))["runId"] == first["runId"]
+        assert (await client.until("chat.final"))["runId"] == second["runId"]
+        history = (await client.get("chat.history", sessionKey="main"))["messages"]
+        assert [message["parts"][0]["text"] for message in history if message["role"] == "user"] == ["1", "2"]
+
+
+async def test_the_same_key_is_the_same_turn_and_another_payload_a_conflict(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept(says("once"), says("never"))) as gateway, joined(gateway) as client:
+        wanted = {"sessionKey": "main", "message": "Hi", "idempotencyKey": "k"}
+        first = await client.get("chat.send", **wanted)
+        await client.until("chat.final")
+        assert await client.get("chat.send", **wanted) == {"runId": first["runId"], "status": "done"}
+        other = await client.ask("chat.send", **{**wanted, "message": "Ho"})
+        assert (other["error"]["code"], other["error"]["data"]["kind"]) == (-32005, "CONFLICT")
+        assert len([event for event in client.events() if event["event"] == "chat.final"]) == 1
+
+
+async def test_waiting_gives_the_answer_or_how_it_stands(tmp_path: Path) -> None:
+    slow = Slow()
+    async with opened(tmp_path, kept(calls("slow", input="x"), says("Done."), tools=(slow.tool,))) as gateway:
+        async with joined(gateway) as client:
+            run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+            assert (await client.get("chat.wait", runId=run_id, timeoutMs=20))["status"] == "running"
+            await client.say(id="w", method="chat.wait", params={"runId": run_id})
+            assert (await client.get("health.check"))["status"] == "ok"  # nobody waits for one who waits
+            slow.go.set()
+            while (frame := await client.next()).get("id") != "w":
+                pass
+            assert frame["result"]["status"] == "done"
+            assert frame["result"]["message"]["parts"] == [{"type": "text", "text": "Done."}]
+            missing = await client.ask("chat.wait", runId="0" * 32)
+            assert missing["error"]["data"]["kind"] == "RUN_NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "decision", "ran"),
+    [
+        ("exec.approve", {}, "allow-once", True),
+        ("exec.deny", {"reason": "too loud"}, "deny", False),
+        ("approvals.resolve", {"decision": "allow-session"}, "allow-session", True),
+        ("approvals.resolve", {"decision": "deny"}, "deny", False),
+    ],
+)
+async def test_a_person_is_asked_and_the_answer_counts(
+    method: str, params: dict[str, Any], decision: str, ran: bool, tmp_path: Path
+) -> None:
+    done: list[str] = []
+
+    async def bash(command: str) -> str:
+        done.append(command)
+        return "ok"
+
+    tool = Tool("bash", bash, parameters={"command": str}, confirm=True)
+    atlas = kept(calls("bash", command="df -h"), says("So be it."), tools=(tool,), approve=Approvals(wait=True))
+    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client, joined(gateway, full=False) as plain:
+        await plain.get("chat.send", sessionKey="main", message="Look")
+        asked = await plain.until("exec.approval_request")
+        assert set(asked) == {"approvalId", "command", "workingDir"}
+        assert asked["command"] == "df -h"
+        (listed,) = (await client.get("approvals.list"))["approvals"]
+        assert (listed["approvalId"], listed["toolName"]) == (asked["approvalId"], "bash")
+        assert listed["details"] == {"command": "df -h"}
+        await client.get("sessions.subscribe", sessionKey="main")
+        assert await client.get(method, approvalId=asked["approvalId"], **params) == {"ok": True}
+        resolved = await client.until("approval.resolved")
+        assert resolved["decision"] == decision
+        await client.until("chat.final")
+        assert done == (["df -h"] if ran else [])
+        again = await client.ask(method, approvalId=asked["approvalId"], **params)
+        assert again["error"]["data"]["kind"] == "APPROVAL_NOT_FOUND"
+        assert again["error"]["message"].startswith("already resolved")
+
+
+async def test_a_message_of_parts_and_attachments(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept(says("Seen."))) as gateway, joined(gateway) as client:
+        parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "this?"}]
+        image = {"type": "image", "mediaType": "image/png", "data": "iVBORw0KGgo="}
+        await client.get("chat.send", sessionKey="main", message=parts, attachments=[image])
+        kept_message = (await client.until("chat.message"))["message"]
+        assert kept_message["parts"] == [*parts, image]
+        empty = await client.ask("chat.send", sessionKey="main", message=[])
+        assert empty["error"]["code"] == -32602
+
+
+async def test_history_is_read_page_by_page(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept(*[says(str(n)) for n in range(3)])) as gateway, joined(gateway) as client:
+        for n in range(3):
+            await client.get("chat.send", sessionKey="main", message=f"q{n}")
+            await client.until("chat.final")
+        whole = (await client.get("chat.history", sessionKey="main"))["messages"]
+        assert len(whole) == 6
+        page = await client.get("chat.history", sessionKey="main", limit=4)
+        assert (page["messages"], page["hasMore"]) == (whole[2:], True)
+        for before in (whole[2]["id"], whole[2]["seq"]):
+            rest = await client.get("chat.history", sessionKey="main", before=before)
+            assert (rest["messages"], rest["hasMore"]) == (whole[:2], False)
+        missing = await client.ask("chat.history", sessionKey="nowhere")
+        assert missing["error"]["data"]["kind"] == "SESSION_NOT_FOUND"

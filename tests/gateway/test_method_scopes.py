@@ -1,0 +1,112 @@
+"""Who may call what. The table below is written by hand: a method that is not in it fails, and so does one that lets
+the wrong one in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_client import Client, joined, knocked, main_token, opened
+
+from atlas_agents.gateway.families import all_methods
+from atlas_agents.gateway.protocol.methods import METHODS
+
+SCOPES = {
+    "health.check": "read",
+    "system.info": "read",
+    "chat.send": "write",
+    "chat.abort": "write",
+    "chat.history": "read",
+    "chat.wait": "read",
+    "sessions.create": "write",
+    "sessions.list": "read",
+    "sessions.get": "read",
+    "sessions.update": "write",
+    "sessions.delete": "write",
+    "sessions.subscribe": "read",
+    "sessions.unsubscribe": "read",
+    "approvals.list": "read",
+    "approvals.resolve": "approve",
+    "exec.approve": "approve",
+    "exec.deny": "approve",
+    "agents.list": "read",
+    "agents.get": "read",
+    "models.list": "read",
+    "tools.list": "read",
+    "tools.matrix": "read",
+    "audit.list": "read",
+    "audit.subscribe": "read",
+    "usage.summary": "read",
+    "limits.get": "read",
+    "config.get": "admin",
+    "tokens.rotate": "admin",
+}
+TOKENS = {scope: f"{scope}-0123456789abcdefghijklmnopqrstuvwxyz" for scope in ("read", "write", "approve", "admin")}
+
+
+def write_tokens(home: Path) -> None:
+    lines = {scope: {"token": token, "scopes": [scope], "sessions": "all"} for scope, token in TOKENS.items()}
+    (home / "tokens.json").write_text(json.dumps(lines))
+
+
+def test_the_table_is_the_one_that_is_declared() -> None:
+    assert {method.name: method.scope for method in METHODS.values()} == SCOPES
+
+
+def test_every_method_has_a_function_behind_it() -> None:
+    assert set(all_methods().names) == set(SCOPES)
+
+
+@pytest.mark.parametrize("scope", TOKENS)
+async def test_a_token_calls_the_methods_of_its_scope_and_no_others(scope: str, tmp_path: Path) -> None:
+    write_tokens(tmp_path)
+    async with opened(tmp_path) as gateway, joined(gateway, TOKENS[scope]) as client:
+        assert client.frames[0]["principal"] == {"id": scope, "role": "guest", "scopes": [scope]}
+        for name, needed in sorted(SCOPES.items(), key=lambda row: row[0] == "tokens.rotate"):
+            answer = await client.ask(name)
+            forbidden = answer.get("error", {}).get("code") == -32001
+            assert forbidden == (needed != scope), (name, answer)
+
+
+async def test_without_a_right_token_no_method_is_called(tmp_path: Path) -> None:
+    async with opened(tmp_path) as gateway:
+        for name in SCOPES:
+            async with knocked(gateway) as client:
+                await client.say(id="1", method=name, params={})
+                assert await client.closed() == (4400, "the first frame must be auth")
+                assert client.frames == []
+
+
+async def test_the_main_token_may_do_everything(tmp_path: Path) -> None:
+    async with opened(tmp_path) as gateway, joined(gateway) as client:
+        for name in SCOPES:
+            if name != "tokens.rotate":
+                answer = await client.ask(name)
+                assert answer.get("error", {}).get("code") != -32001, (name, answer)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"scopes": ["admin"]},
+        {"role": "owner", "principal": {"id": "owner", "role": "owner", "scopes": ["admin"]}},
+        {"client": {"name": "owner", "version": "1", "scopes": ["admin"]}},
+    ],
+)
+async def test_nobody_gets_a_scope_by_asking_for_it(claim: dict[str, Any], tmp_path: Path) -> None:
+    write_tokens(tmp_path)
+    headers = {"X-Atlas-Scopes": "admin", "X-Forwarded-User": "owner"}
+    async with opened(tmp_path) as gateway, knocked(gateway, additional_headers=headers) as client:
+        await client.say(type="auth", token=TOKENS["read"], protocol=1, **claim)
+        assert (await client.next())["principal"]["scopes"] == ["read"]
+        assert (await client.ask("config.get"))["error"]["data"]["kind"] == "FORBIDDEN"
+
+
+async def says_hello(client: Client, token: str) -> dict[str, Any]:
+    await client.say(type="auth", token=token)
+    return await client.next()
+
+
+async def test_a_plain_client_sees_exactly_two_keys(tmp_path: Path) -> None:
+    async with opened(tmp_path) as gateway, knocked(gateway) as client:
+        assert await says_hello(client, main_token(gateway)) == {"type": "auth", "ok": True}

@@ -1,0 +1,59 @@
+"""Requests and their answers: ids that come back, errors that say what is wrong and no more."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_client import joined, opened
+
+
+@pytest.mark.parametrize("id", ["2", "", "é\n", 7, -1, 2.5, 2**53])
+async def test_an_id_comes_back_as_it_was(id: Any, tmp_path: Path) -> None:
+    async with opened(tmp_path) as gateway, joined(gateway) as client:
+        await client.say(id=id, method="health.check")
+        answer = await client.next()
+        assert set(answer) == {"id", "result"} and answer["id"] == id
+
+
+@pytest.mark.parametrize(
+    ("frame", "id", "code", "kind"),
+    [
+        ("garbage", None, -32700, "PARSE_ERROR"),
+        ('{"id":1,"method":"x","params":' + "[" * 100_000, None, -32700, "PARSE_ERROR"),
+        ('{"id":1,"method":"health.check","params":NaN}', None, -32700, "PARSE_ERROR"),
+        ("[]", None, -32600, "BAD_FRAME"),
+        ('{"method":"health.check"}', None, -32600, "BAD_FRAME"),
+        ('{"id":null,"method":"health.check"}', None, -32600, "BAD_FRAME"),
+        ('{"id":true,"method":"health.check"}', None, -32600, "BAD_FRAME"),
+        ('{"id":{},"method":"health.check"}', None, -32600, "BAD_FRAME"),
+        ('{"id":"7"}', "7", -32600, "BAD_FRAME"),
+        ('{"id":"7","method":5}', "7", -32600, "BAD_FRAME"),
+        ('{"id":"7","method":"nope"}', "7", -32601, "METHOD_NOT_FOUND"),
+        ('{"id":"7","method":"jobs.list"}', "7", -32601, "METHOD_NOT_FOUND"),
+        ('{"id":"7","method":"chat.send","params":[]}', "7", -32602, "INVALID_PARAMS"),
+        ('{"id":"7","method":"chat.send","params":{"message":"x"}}', "7", -32602, "INVALID_PARAMS"),
+        ('{"id":"7","method":"chat.send","params":{"sessionKey":"","message":"x"}}', "7", -32602, "INVALID_PARAMS"),
+        ('{"id":"7","method":"chat.history","params":{"sessionKey":"a","limit":501}}', "7", -32602, "INVALID_PARAMS"),
+    ],
+)
+async def test_what_is_no_good_request_is_told_so(frame: str, id: Any, code: int, kind: str, tmp_path: Path) -> None:
+    async with opened(tmp_path) as gateway, joined(gateway) as client:
+        await client.socket.send(frame)
+        answer = await client.next()
+        assert set(answer) == {"id", "error"} and answer["id"] == id
+        assert (answer["error"]["code"], answer["error"]["data"]) == (code, {"kind": kind, "retryable": False})
+        assert (await client.get("health.check"))["status"] == "ok"
+
+
+async def test_a_frame_of_bytes_is_read_like_one_of_text(tmp_path: Path) -> None:
+    async with opened(tmp_path) as gateway, joined(gateway) as client:
+        await client.socket.send(b'{"id":"1","method":"health.check","params":null}')
+        assert (await client.next())["result"]["status"] == "ok"
+        await client.socket.send(b"\xff\xfe")
+        assert (await client.next())["error"]["code"] == -32700
+
+
+async def test_the_error_of_a_missing_field_names_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as gateway, joined(gateway) as client:
+        answer = await client.ask("chat.send", sessionKey="a")
+        assert "`message`" in answer["error"]["message"]
