@@ -120,3 +120,25 @@ async def test_a_conversation_of_your_own_and_run_are_not_kept() -> None:
     async with house(Scripted(says("one")), store=store) as atlas:
         await atlas.run("go")
     assert await store.sessions("default") == []
+
+
+async def test_who_sent_a_message_again_can_cancel_its_turn() -> None:
+    store, running = MemoryStore(), asyncio.Event()
+    await store.open()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        running.set()
+        await asyncio.Event().wait()
+
+    async with house(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
+        first = atlas.send("go", session="s", idempotency_key="k")
+        await running.wait()
+        again = atlas.send("go", session="s", idempotency_key="k")
+        assert (await again.accepted()).status == "in_flight"
+        again.cancel()
+        for stream in (first, again):
+            with pytest.raises(Cancelled):
+                await stream.reply()
+    assert [run.status for run in await store.runs("default", "s")] == ["cancelled"]
