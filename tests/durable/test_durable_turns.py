@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, tool, verify
+from atlas_agents.core.store import Write
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, house, says
@@ -142,3 +144,59 @@ async def test_who_sent_a_message_again_can_cancel_its_turn() -> None:
             with pytest.raises(Cancelled):
                 await stream.reply()
     assert [run.status for run in await store.runs("default", "s")] == ["cancelled"]
+
+
+class SlowStore(MemoryStore):
+    """A store whose commits take until they are let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.through = asyncio.Event(), asyncio.Event()
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        self.reached.set()
+        written = asyncio.ensure_future(self._late(tenant, writes))  # cancelled or not, it is on its way
+        return await asyncio.shield(written)
+
+    async def _late(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        await self.through.wait()
+        return await super().commit(tenant, writes)
+
+
+async def test_a_turn_that_is_cancelled_while_it_is_taken_in_ends_and_the_next_one_begins() -> None:
+    store = SlowStore()
+    await store.open()
+    async with house(Scripted(says("Never heard."), says("Fine.")), store=store) as atlas, asyncio.timeout(5):
+        stream = atlas.send("one", session="s")
+        await store.reached.wait()
+        stream.cancel()
+        await asyncio.sleep(0)
+        store.through.set()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+        assert (await atlas.ask("two", session="s")).text == "Fine."
+    assert [run.status for run in await store.runs("default", "s")] == ["cancelled", "done"]
+
+
+async def test_a_turn_that_is_cancelled_as_soon_as_it_goes_on_leaves_no_call_without_its_result(tmp_path: Path) -> None:
+    running = asyncio.Event()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        running.set()
+        await asyncio.Event().wait()
+
+    model = Scripted(calls("forever"))
+    async with opened(tmp_path) as store, house(model, [forever], store=store) as atlas, asyncio.timeout(5):
+        atlas.send("go", session="s")
+        await running.wait()
+    async with opened(tmp_path) as store, house(model, [forever], store=store) as atlas, asyncio.timeout(5):
+        (stream,) = await atlas.recover()
+        stream.cancel()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+        assert [message.role for message in await atlas.sessions.history("s")] == ["user", "assistant", "tool"]
+        (run,) = await store.runs("default", "s")
+        assert run.status == "cancelled"
+        assert (await store.journal("default", run.id))[-1].kind == "ended"

@@ -15,6 +15,7 @@ from atlas_agents.core.events import Event, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
 from atlas_agents.core.store import RunRow, RunStatus
+from atlas_agents.core.whole import whole
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.draft import Draft
 from atlas_agents.engine.history import History, mended
@@ -122,7 +123,7 @@ class Run:
                 "a turn of this session is under way; wait for it, or send this one with when_busy='queue'"
             )
         if journal is not None:
-            row = await journal.accept(
+            accepting = journal.accept(
                 messages,
                 self.settings.id,
                 self.desk.actor.user,
@@ -132,6 +133,7 @@ class Run:
                 fingerprint=self._fingerprint(message) if self.terms.idempotency_key else "",
                 output=self.output.schema.encode() if self.output else None,
             )
+            row = await whole(accepting)
             if row.id != self.id:
                 raise Known(row)
             busy = row.status == "queued"
@@ -142,7 +144,7 @@ class Run:
         """It is this run's turn: read the conversation as it is, mended where it was broken; a run that goes on gives
         what it began with."""
         journal = self.desk.journal
-        begun = await journal.begin(self.conversation) if journal is not None else messages
+        begun = await whole(journal.begin(self.conversation)) if journal is not None else messages
         spoken = [message for message in self.prelude if message.role != "system"]
         self.messages = mended([*spoken, *self.conversation.messages] if spoken else self.conversation.messages)
         self._call_ids = {call.id for message in self.messages for call in message.tool_calls}

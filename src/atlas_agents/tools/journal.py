@@ -309,12 +309,15 @@ class Journal:
         return [(_questions.decode(row.question), _answers.decode(row.answer or b"")) for row in rows]
 
     async def end(self, status: RunStatus, error: str | None = None) -> None:
-        """The turn is over; what it added last is kept with that. One that never began just leaves the queue."""
+        """The turn is over; what it added last is kept with that. One that never began just leaves the queue; one that
+        began in an earlier life, and could not go on in this one, is left as it was."""
         if self._ended:
             return
         if self._epoch:
             ended = SetRun(self._run_id, self._epoch, status, error)
             await self._step("ended", "", encode({"status": status, "error": error}), ended)
+        elif self._row is not None and self._row.epoch:
+            self.leave()
         elif self._row is not None:
             epoch = self._row.epoch + 1
             leaving = [ClaimRun(self._run_id), SetRun(self._run_id, epoch, status, error)]

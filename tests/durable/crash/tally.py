@@ -82,9 +82,12 @@ class Counting:
 def _unexpected(script: Script, told: Stories) -> list[str]:
     """Answers of an undisturbed case that are not those which the script names."""
     said = [story[-1][1] for story in told.values()]
-    return [] if not script.ends or [text for text in script.ends if text] == [
-        text for text, end in zip(said, script.ends, strict=True) if end
-    ] else [f"the answers are {said}, not {script.ends}"]
+    return (
+        []
+        if not script.ends
+        or [text for text in script.ends if text] == [text for text, end in zip(said, script.ends, strict=True) if end]
+        else [f"the answers are {said}, not {script.ends}"]
+    )
 
 
 def _cpu() -> float:
