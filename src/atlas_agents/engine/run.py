@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError
+from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost
 from atlas_agents.core.events import Event, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
@@ -133,7 +133,11 @@ class Run:
                 fingerprint=self._fingerprint(message) if self.terms.idempotency_key else "",
                 output=self.output.schema.encode() if self.output else None,
             )
-            row = await whole(accepting)
+            try:
+                row = await whole(accepting)
+            except StoreLost:  # it may have been taken in: the next turn looks who is there
+                journal.forget(self.conversation)
+                raise
             if row.id != self.id:
                 raise Known(row)
             busy = row.status == "queued"

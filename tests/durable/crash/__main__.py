@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import msgspec
+
 from crash import lanes
 from crash.runner import Runner
 from crash.scripts import SCRIPTS

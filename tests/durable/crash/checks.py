@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from crash.evidence import Evidence, Trace, ends
-from crash.plays import CANARY, EFFECTS
 
 from atlas_agents import Message
 from atlas_agents.core.store import OPEN
 from atlas_agents.stores.chain import broken_audit, broken_journal
+from crash.evidence import Evidence, Trace, ends
+from crash.plays import CANARY, EFFECTS
 
 _HARMLESS = ("declined", "limit", "not_found", "not_permitted", "bad_arguments")
 """Kinds of errors that promise that nothing has happened."""

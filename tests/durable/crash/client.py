@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from crash.plays import STOPPED
-from crash.scripts import Script, Send
-from crash.stage import STAGE
-from crash.world import Note
 
 from atlas_agents import Answer, Atlas, AtlasStream, Question
 from atlas_agents.core.errors import AtlasError
 from atlas_agents.core.events import Event
+from crash.plays import STOPPED
+from crash.scripts import Script, Send
+from crash.stage import STAGE
+from crash.world import Note
 
 _TRIES = 4
 _numbers = itertools.count(1)
@@ -51,10 +51,20 @@ class Client:
     async def _recover(self) -> None:
         await self._answer_late()
         for _ in range(2):  # the second time there is nothing left to do
-            streams = await self._atlas.recover()
+            streams = await self._recovered()
             STAGE.world.note("client", "recovered", text=" ".join(stream.stream_id for stream in streams))
             for stream in streams:
                 self._follow(stream, self._play_of(stream.stream_id))
+
+    async def _recovered(self) -> list[AtlasStream]:
+        """A store that is away is said to be, and asked again."""
+        for _ in range(_TRIES):
+            try:
+                return await self._atlas.recover()
+            except AtlasError as error:
+                STAGE.world.note("client", "not recovered", text=type(error).__name__)
+                await asyncio.sleep(0.002)
+        return []
 
     async def _send_all(self, sends: Sequence[Send]) -> None:
         for send in sends:

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
+
+from atlas_agents import Message, ToolResult
+from atlas_agents.core.store import JournalRow
 from crash.runner import Outcome
 from crash.scripts import Send
 from crash.stores import RunLine
 from crash.world import Note
-
-from atlas_agents import Message, ToolResult
-from atlas_agents.core.store import JournalRow
 
 _results = msgspec.json.Decoder(ToolResult)
 

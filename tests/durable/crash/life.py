@@ -5,6 +5,11 @@ import logging
 from pathlib import Path
 
 import msgspec
+
+from atlas_agents import Agent, Answer, Approvals, Atlas, Question, RetryPolicy
+from atlas_agents.core.errors import StoreError
+from atlas_agents.core.store import Store
+from atlas_agents.testing import Environment, Registry
 from crash.client import Client, answer_to
 from crash.plays import TOOLS, Player
 from crash.points import Plan, Points
@@ -12,10 +17,6 @@ from crash.scripts import Script
 from crash.stage import STAGE, Clock
 from crash.stores import Place
 from crash.world import World
-
-from atlas_agents import Agent, Answer, Approvals, Atlas, Question, RetryPolicy
-from atlas_agents.core.store import Store
-from atlas_agents.testing import Environment, Registry
 
 _REGISTRY = Registry(Environment({}, dotenv=None))
 _RETRY = RetryPolicy(order="given", retries=1, backoff=0.1)
@@ -44,7 +45,11 @@ async def live(folder: Path, place: Place, script: Script, life: Life) -> None:
     plan, before = life.plan, STAGE.world.all()
     store = place.store(STAGE.clock)
     STAGE.opening = not script.migrates
-    await store.open()
+    try:
+        await store.open()
+    except StoreError as error:  # it is said, and the process ends
+        STAGE.world.note("runner", "not opened", text=str(error))
+        return
     STAGE.opening = False
     atlas = build(script, store)
     client = Client(atlas, script, before)

@@ -4,11 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from crash.evidence import Evidence, Trace, ends, story
+from atlas_agents import Message
+from crash.evidence import Evidence, Trace, story
 from crash.plays import STOPPED
 from crash.world import Note
-
-from atlas_agents import Message
 
 Stories = dict[tuple[str, str], list[Any]]
 """How runs end when nothing goes wrong, by script and by message."""
@@ -25,7 +24,7 @@ def clients_saw_the_truth(evidence: Evidence) -> Iterator[str]:
                 yield f"{note.what} was heard of a run that does not exist"
                 continue
             yield from _heard(note, trace, evidence)
-        if note.what in ("message:received", "stream:end") and note.text not in _STORE and trace and ends(trace):
+        if note.what == "message:received" or (note.what == "error" and note.text not in _STORE):
             ended_for.add(f"{note.life} {note.run}")
         if note.what == "recovered":
             for run in note.text.split():

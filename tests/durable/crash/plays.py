@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
-from crash.points import in_model
-from crash.stage import STAGE
 
 from atlas_agents import Happened, Message, NotHappened, ProviderError, ToolContext, ToolFailed, Transient, tool
 from atlas_agents.providers.base import Capabilities, Chunk, Request, TextChunk, ToolCallChunk
 from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
+from crash.points import in_model
+from crash.stage import STAGE
 
 CANARY = "canary-5f0e"
 SHAPE = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import msgspec
-from crash.world import World
 
 from atlas_agents.core.errors import ProviderError, StoreBusy, StoreFull, StoreLost
+from crash.world import World
 
 Deed: TypeAlias = Literal[
     "nothing", "kill", "stop", "cancel", "busy", "full", "lost", "unclear", "io", "timeout", "exception"

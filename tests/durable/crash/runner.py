@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+
 from crash.life import Life, live, recover_again
 from crash.points import Plan
 from crash.scripts import Script

@@ -3,9 +3,9 @@
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-from crash.plays import SHAPE
 
 from atlas_agents import History, Limits
+from crash.plays import SHAPE
 
 Asks: TypeAlias = Literal["wait", "function"]
 

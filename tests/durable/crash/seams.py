@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from crash.points import in_sql, in_store
-from crash.stage import STAGE
-
 from atlas_agents.core.store import AddJournal, Write
 from atlas_agents.stores.query import Query, Row
 from atlas_agents.stores.sqlite import SqliteStore
+from crash.points import in_sql, in_store
+from crash.stage import STAGE
 
 _WRITER = "atlas-sqlite-writer"
 _CHANGES = ("BEGIN", "INSERT", "UPDATE", "DELETE", "COMMIT", "CREATE", "ALTER", "DROP")

@@ -2,10 +2,9 @@
 
 import time
 
+from atlas_agents.core.clock import SystemClock
 from crash.points import Points
 from crash.world import World
-
-from atlas_agents.core.clock import SystemClock
 
 _NOON = 1_789_992_000.0
 """Every case begins at noon of the same day: none runs over midnight."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
-from crash.seams import PointedStore
 
 from atlas_agents.core.clock import Clock
 from atlas_agents.core.store import AuditRow, JournalKind, JournalRow, RunStatus, Store
 from atlas_agents.stores.sqlite import SqliteStore
+from crash.seams import PointedStore
 
 Rows: TypeAlias = Sequence[Sequence[Any]]
 _QUERIES = (

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
+
 from crash.checker import readable, stories, violations
 from crash.more_checks import Stories
 from crash.runner import Case, Outcome, Runner
