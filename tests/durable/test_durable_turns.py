@@ -200,3 +200,37 @@ async def test_a_turn_that_is_cancelled_as_soon_as_it_goes_on_leaves_no_call_wit
         (run,) = await store.runs("default", "s")
         assert run.status == "cancelled"
         assert (await store.journal("default", run.id))[-1].kind == "ended"
+
+
+async def test_a_turn_that_is_cancelled_while_a_reply_is_kept_leaves_no_call_without_its_result() -> None:
+    store = SlowStore()
+    await store.open()
+    async with house(Scripted(calls("act", n=1)), [act], store=store) as atlas, asyncio.timeout(5):
+        store.through.set()
+        stream = atlas.send("go", session="s")
+        await stream.accepted()
+        store.through.clear()
+        store.reached.clear()
+        await store.reached.wait()
+        stream.cancel()
+        await asyncio.sleep(0)
+        store.through.set()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+        assert [message.role for message in await atlas.sessions.history("s")] == ["user", "assistant", "tool"]
+
+
+async def test_who_listens_when_the_program_ends_hears_no_result_that_is_not_kept() -> None:
+    store, running = MemoryStore(), asyncio.Event()
+    await store.open()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        running.set()
+        await asyncio.Event().wait()
+
+    async with house(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
+        stream = atlas.send("go", session="s")
+        await running.wait()
+    assert "tool:result" not in [event.type async for event in stream]
