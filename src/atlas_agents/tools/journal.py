@@ -55,7 +55,7 @@ class Errand(msgspec.Struct, frozen=True):
     """What a run has to do: all that a process needs to begin it that has never heard of it."""
 
     messages: tuple[msgspec.Raw, ...]
-    output: msgspec.Raw | None = None
+    output: msgspec.Raw = msgspec.Raw(b"null")
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]
@@ -121,9 +121,7 @@ class Journal:
     ) -> RunRow:
         """Take the user's message in, the last of these: acknowledged when this returns, and begun if the session is
         idle. With `wait` it queues behind others; else SessionBusy. A key that was seen gives the known run."""
-        errand = Errand(
-            tuple(msgspec.Raw(each.to_json()) for each in messages), msgspec.Raw(output) if output else None
-        )
+        errand = Errand(tuple(msgspec.Raw(each.to_json()) for each in messages), msgspec.Raw(output or b"null"))
         accepted = AcceptRun(
             self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), at_once=True
         )
