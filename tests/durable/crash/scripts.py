@@ -54,6 +54,7 @@ def _one(name: str, play: str, end: str, **settings: Any) -> Script:
 
 _QUEUED = (Send("unsafe", "1", on=True), Send("keyed", "2", on=True), Send("text", "3"))
 _LONG = (Send("three rounds", "1"), Send("mixed", "2"))
+_ONE_BY_ONE = {"parallel_tools": False}
 _DAY = (Send("unsafe", "1"), Send("mixed", "2"), Send("keyed", "3"))
 
 SCRIPTS: dict[str, Script] = {
@@ -64,7 +65,7 @@ SCRIPTS: dict[str, Script] = {
         _one("one unsafe call", "unsafe", "Paid."),
         _one("one keyed call", "keyed", "Ordered."),
         _one("four calls at once", "mixed", "All done."),
-        _one("calls one by one", "mixed", "All done.", agent={"parallel_tools": False}),
+        _one("calls one by one", "mixed", "All done.", agent=_ONE_BY_ONE),
         _one("three rounds", "three rounds", "Done."),
         _one("approved", "yes", "Wired."),
         _one("approved by a function", "yes", "Wired.", asks="function"),
@@ -85,7 +86,7 @@ SCRIPTS: dict[str, Script] = {
         Script("short memory", (_LONG,), ("Done.", "All done."), history=History(max_messages=3)),
         _one("rounds spent", "endless", "", agent={"max_rounds": 2}),
         Script("three in a queue", (_QUEUED,), ("Paid.", "Ordered.", "Just a few words.")),
-        Script("the day is spent", (_DAY,), ("Paid.", "All done.", "Ordered."), limits=Limits(per_day=3)),
+        Script("the day is spent", (_DAY,), ("Paid.", "All done.", "Ordered."), _ONE_BY_ONE, limits=Limits(per_day=3)),
         Script("a wanted shape", ((Send("shape", "1", shaped=True),),), ('{"n": 7}',)),
         _one("calls that cannot be", "bad call", "Never mind."),
     )
