@@ -238,16 +238,13 @@ async def test_who_listens_when_the_program_ends_hears_no_result_that_is_not_kep
 
 async def test_a_turn_with_a_wanted_shape_goes_on_in_another_process(tmp_path: Path) -> None:
     shape = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    heard = asyncio.Event()
-
-    async def hang(_: object) -> dict[str, object]:
-        heard.set()
-        await asyncio.Event().wait()
-        return {}
-
-    async with opened(tmp_path) as store, house(hang, store=store) as atlas, asyncio.timeout(5):
-        atlas.send("go", session="s", output=shape)
-        await heard.wait()
+    async with opened(tmp_path) as store, asyncio.timeout(5):
+        atlas = house(Scripted(says("seven"), says("It ") + says("goes on.")), store=store)
+        stream = atlas.send("go", session="s", output=shape)
+        async for event in stream:
+            if event.type == "stream:chunk" and event.text == "It ":
+                break
+        await atlas.close()
     model = Scripted(says('{"n": 7}'))
     async with opened(tmp_path) as store, house(model, store=store) as atlas, asyncio.timeout(5):
         (stream,) = await atlas.recover()

@@ -30,6 +30,7 @@ async def listen(run: Run) -> Message:
     """
     journal = run.desk.journal
     if journal is not None and (heard := journal.next_reply()) is not None:
+        run.said.append(heard.text)
         return heard
     reply = await _intercepted(run, await _ask(run))
     if journal is not None:
