@@ -24,11 +24,19 @@ _LONGEST = 12.0
 _HANGS = 0.08
 
 
+class Setting(msgspec.Struct, frozen=True):
+    """Where a case happens, and since when, by the real clock."""
+
+    folder: Path
+    place: Place
+    script: Script
+    began: float
+
+
 class Life(msgspec.Struct, frozen=True):
-    """Which one: its number in the case, and when the case began."""
+    """One process of a case: its number, and what strikes in it."""
 
     number: int
-    began: float
     plan: Plan
 
 
@@ -39,11 +47,11 @@ class _Noted(logging.Handler):
         STAGE.world.note("log", record.levelname, text=record.getMessage()[:2000])
 
 
-async def live(folder: Path, place: Place, script: Script, life: Life) -> None:
+async def live(setting: Setting, life: Life) -> None:
     """From the opening of the store to its closing, if it comes to that."""
-    prepare(folder, script, life)
-    plan, before = life.plan, STAGE.world.all()
-    store = place.store(STAGE.clock)
+    prepare(setting, life)
+    script, plan, before = setting.script, life.plan, STAGE.world.all()
+    store = setting.place.store(STAGE.clock)
     STAGE.opening = not script.migrates
     try:
         await store.open()
@@ -63,13 +71,14 @@ async def live(folder: Path, place: Place, script: Script, life: Life) -> None:
     STAGE.world.note("runner", "passed", n=STAGE.points.passed, text="\n".join(STAGE.points.names))
 
 
-async def recover_again(folder: Path, place: Place, script: Script, life: Life) -> None:
+async def recover_again(setting: Setting, life: Life) -> None:
     """Another start, when all is done: it must find nothing to do, and change nothing."""
-    prepare(folder, script, life)
+    prepare(setting, life)
+    place = setting.place
     store = place.store(STAGE.clock)
     await store.open()
     before = place.rows()
-    atlas = build(script, store)
+    atlas = build(setting.script, store)
     streams = await atlas.recover()
     for stream in streams:
         await asyncio.wait([asyncio.ensure_future(stream.reply())])
@@ -79,10 +88,10 @@ async def recover_again(folder: Path, place: Place, script: Script, life: Life) 
     await store.close()
 
 
-def prepare(folder: Path, script: Script, life: Life) -> None:
-    STAGE.world = World(folder / "world", life.number)
+def prepare(setting: Setting, life: Life) -> None:
+    STAGE.world = World(setting.folder / "world", life.number)
     STAGE.points = Points(life.plan, STAGE.world)
-    STAGE.clock = Clock(life.began, life.plan.jump)
+    STAGE.clock = Clock(setting.began, life.plan.jump)
     logging.basicConfig(handlers=[_Noted(logging.ERROR)], force=True)
     if life.plan.deed == "timeout":
         for each in TOOLS:

@@ -39,7 +39,8 @@ that the points around it do not show."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What strikes in one life: at the `at`-th point, or from there on `forever`. 0 is never.
+    """What strikes in one life: at the `at`-th point, or from there on `forever`. 0 is never. `only` names the points
+    that count, if not all do.
 
     `jump` is by how many seconds the wall clock is wrong in that life; `sends_first` has the client send again what was
     not acknowledged before it asks for what was cut short.
@@ -48,6 +49,7 @@ class Plan(msgspec.Struct, frozen=True):
     deed: Deed = "nothing"
     at: int = 0
     forever: bool = False
+    only: str = ""
     jump: int = 0
     sends_first: bool = False
 
@@ -65,7 +67,7 @@ class Points:
         self.names: list[str] = []
         self.cancel: Callable[[], None] = _nothing
         self._world = world
-        self._fits = FITS[plan.deed]
+        self._fits = (plan.only,) if plan.only else FITS[plan.deed]
         self._counting = threading.Lock()
 
     def here(self, name: str) -> Deed | None:

@@ -8,7 +8,6 @@ import gc
 import os
 import shutil
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Coroutine
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-
-from crash.life import Life, live, recover_again
+from crash.life import Life, Setting, live, recover_again
 from crash.points import Plan
 from crash.scripts import Script
 from crash.stores import Place, SqlitePlace, Tables, make
@@ -28,12 +26,17 @@ _STUCK = 30
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A script, and what strikes in each of its lives; the last one is always left in peace."""
+    """A script, and what strikes in each of its lives; the last one is always left in peace.
+
+    `jump` is by how many seconds the wall clock is wrong in that one; `after` kills the first life from outside when it
+    has lived so many seconds.
+    """
 
     script: Script
     plans: tuple[Plan, ...] = ()
     jump: int = 0
-    """By how much the wall clock is wrong in the life in peace."""
+    after: float = 0.0
+    name: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -53,58 +56,71 @@ class Outcome(msgspec.Struct, frozen=True):
 class Runner:
     """Runs cases in a folder; each has a place of its own there, which is gone when the next one begins."""
 
-    def __init__(self, folder: Path, place: Callable[[Path], Place] | None = None) -> None:
+    def __init__(self, folder: Path, place: Callable[[], Place] | None = None) -> None:
         self._folder = folder
         self._make = place
-        self.lives = 0
         gc.collect()
         gc.freeze()
-        self.fork(lambda: make(folder / "made.db"))
+        end_of(os.waitpid(_fork(lambda: make(folder / "made.db")), 0)[1])
         self._made = (folder / "made.db").read_bytes()
 
     def run(self, case: Case) -> Outcome:
+        setting, ends = self.set_up(case.script), list[End]()
+        for plan in (*case.plans, Plan(jump=case.jump)):
+            after = case.after if not ends else 0.0
+            ends.append(self.life(setting, Life(len(ends) + 1, plan), after))
+            if ends[-1] == "done" and plan.deed in ("nothing", "kill"):
+                break
+        return self.judged(setting, case, ends)
+
+    def set_up(self, script: Script) -> Setting:
+        """A folder with an empty world and an empty store."""
         folder = self._folder / "case"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        place, began, ends = self._place(folder, case.script), time.time(), list[End]()
-        for number, plan in enumerate((*case.plans, Plan(jump=case.jump)), 1):
-            ends.append(self.life(folder, place, case.script, Life(number, began, plan)))
-            if ends[-1] == "done" and plan.deed in ("nothing", "kill"):
-                break
-        self.fork(lambda: recover_again(folder, place, case.script, Life(len(ends) + 1, began, Plan(jump=case.jump))))
-        return Outcome(case, place.rows(), read(folder / "world"), tuple(ends))
+        place = self._make() if self._make is not None else self._file(folder, script)
+        return Setting(folder, place, script, time.time())
 
-    def life(self, folder: Path, place: Place, script: Script, life: Life) -> End:
-        """One life, to whatever end."""
-        self.lives += 1
-        return end_of(os.waitpid(self.fork_off(lambda: live(folder, place, script, life)), 0)[1])
+    def start(self, setting: Setting, life: Life) -> int:
+        """A life that begins; the id of its process."""
+        return _fork(lambda: live(setting, life))
 
-    def fork(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        os.waitpid(self.fork_off(work), 0)
+    def life(self, setting: Setting, life: Life, after: float = 0.0) -> End:
+        """A whole life, to whatever end; killed from outside `after` so many seconds, if it still lives then."""
+        child = self.start(setting, life)
+        if after:
+            time.sleep(after)
+            os.kill(child, signal.SIGKILL)
+        return end_of(os.waitpid(child, 0)[1])
 
-    def fork_off(self, work: Callable[[], Coroutine[Any, Any, object]]) -> int:
-        """Have it done by a child; the alarm ends one that hangs."""
-        child = os.fork()
-        if child:
-            return child
-        code = 1
-        try:
-            gc.disable()
-            signal.alarm(_STUCK)
-            asyncio.run(_done(work))
-            code = 0
-        except BaseException:  # noqa: BLE001 - the parent hears of it
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
+    def judged(self, setting: Setting, case: Case, ends: list[End]) -> Outcome:
+        """What is left, after one more start that should find nothing to do."""
+        again = Life(len(ends) + 1, Plan(jump=case.jump))
+        os.waitpid(_fork(lambda: recover_again(setting, again)), 0)
+        return Outcome(case, setting.place.rows(), read(setting.folder / "world"), tuple(ends))
 
-    def _place(self, folder: Path, script: Script) -> Place:
-        if self._make is not None:
-            return self._make(folder)
+    def _file(self, folder: Path, script: Script) -> Place:
         place = SqlitePlace(folder)
-        place.begin(None if script.migrates else self._made)
+        if not script.migrates:
+            place.begin(self._made)
         return place
+
+
+def _fork(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
+    """Have it done by a child; the alarm ends one that hangs."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        gc.disable()
+        signal.alarm(_STUCK)
+        asyncio.run(_done(work))
+        code = 0
+    except BaseException:  # noqa: BLE001 - the parent sees how it ended
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 async def _done(work: Callable[[], Coroutine[Any, Any, object]]) -> None:

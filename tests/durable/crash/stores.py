@@ -86,9 +86,8 @@ class SqlitePlace:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "atlas.db"
 
-    def begin(self, made: bytes | None) -> None:
-        if made is not None:
-            self._path.write_bytes(made)
+    def begin(self, made: bytes) -> None:
+        self._path.write_bytes(made)
 
     def store(self, clock: Clock) -> Store:
         return PointedStore(self._path, clock=clock)
