@@ -106,6 +106,8 @@ class Journal:
         self._outcomes: dict[str, ToolResult] = {}
         self._stored: set[str] = set()
         self._ended = False
+        self.given_up = False
+        """It ended too many lives: it does nothing new, so that what it did so far can be told to its end."""
 
     async def accept(
         self,
@@ -181,8 +183,7 @@ class Journal:
             self._tell(self._began_with)
         for each in past:
             self._remember(each)
-        if len(past) >= MOST_LIVES and all(each.kind == "resumed" for each in past[-MOST_LIVES:]):
-            raise PoisonedRun(f"the process ended {MOST_LIVES} times while it went on with this turn; it is given up")
+        self.given_up = len(past) >= MOST_LIVES and all(each.kind == "resumed" for each in past[-MOST_LIVES:])
 
     async def _messages_before(self, past: Sequence[JournalRow]) -> list[Message]:
         """What the run began with, as it stands in the session."""
@@ -223,10 +224,13 @@ class Journal:
         return call.id in self._outcomes or (call.id in self._intents and not repeatable)
 
     def next_reply(self) -> Message | None:
-        """The reply that was heard in this place before, if one was."""
+        """The reply that was heard in this place before, if one was. PoisonedRun if there was none, and is to be none
+        any more."""
         if self._heard < len(self._replies):
             self._heard += 1
             return self._replies[self._heard - 1]
+        if self.given_up:
+            raise PoisonedRun(f"the process ended {MOST_LIVES} times while it went on with this turn; it is given up")
         return None
 
     def outcome(self, call: ToolCall) -> ToolResult | None:

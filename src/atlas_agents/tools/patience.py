@@ -44,10 +44,11 @@ class Patience:
                 unclear = unclear or (isinstance(trouble, StoreLost) and trouble.unclear)
                 if tries % 15 == 0:
                     logger.warning("a step waits until it can be written: %s", trouble)
-            except (Conflict, Fenced):
-                if not (unclear and step is not None and await self._written(tenant, step)):
-                    raise
-                return [None] * len(writes)
+            except (Conflict, Fenced) as refused:
+                if unclear and step is not None and await self._written(tenant, step):
+                    return [None] * len(writes)
+                self.ended = self.ended or isinstance(refused, Fenced)  # it is another's now
+                raise
             await self._clock.sleep(pause)
         raise AssertionError("unreachable")
 
