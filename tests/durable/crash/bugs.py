@@ -87,7 +87,9 @@ def forget_the_key() -> None:
 
 
 def write_a_step_twice() -> None:
-    _schema("PRIMARY KEY (tenant, run_id, seq), UNIQUE (tenant, run_id, kind, key)", "PRIMARY KEY (tenant, run_id, seq)")
+    _schema(
+        "PRIMARY KEY (tenant, run_id, seq), UNIQUE (tenant, run_id, kind, key)", "PRIMARY KEY (tenant, run_id, seq)"
+    )
     _set(
         statements,
         ADD_JOURNAL=statements.ADD_JOURNAL.replace("ON CONFLICT (tenant, run_id, kind, key) DO NOTHING", ""),

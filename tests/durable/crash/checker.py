@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from crash import checks, more_checks
 from crash.evidence import Evidence, story
 from crash.more_checks import Stories
+from crash.points import Plan
 from crash.runner import Outcome
 from crash.world import Note
 
@@ -22,14 +23,14 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "I12": more_checks.counts_are_exact,
 }
 _CALM = ("nothing", "kill", "stop", "busy", "full", "lost", "unclear", "io")
-"""What may strike and still leaves a turn to come to its proper end; a store's trouble only if it passes."""
+"""What may strike and still leaves a turn to come to its proper end, also where a new day brings no new rights."""
 
 
 def violations(outcome: Outcome, plain: Stories) -> list[str]:
     """What does not hold, each line with the name of the invariant."""
     evidence = Evidence(outcome)
     found = [f"{name}: {wrong}" for name, check in CHECKS.items() for wrong in check(evidence)]
-    if all(plan.deed in _CALM for plan in outcome.case.plans):
+    if all(plan.deed in _CALM for plan in outcome.case.plans) and outcome.case.jump <= 0:
         found += [f"I10: {wrong}" for wrong in more_checks.same_end(evidence, plain)]
     return found
 
@@ -37,14 +38,18 @@ def violations(outcome: Outcome, plain: Stories) -> list[str]:
 def stories(outcome: Outcome) -> Stories:
     """How each message of an undisturbed case ended."""
     evidence = Evidence(outcome)
-    return {(evidence.script.name, t.send.text): story(t) for t in evidence.traces.values() if t.send is not None}
+    return {(evidence.script.name, t.send.play): story(t) for t in evidence.traces.values() if t.send is not None}
 
 
 def readable(outcome: Outcome, found: Sequence[str]) -> str:
     """One bad case, for a person: what was planned, what does not hold, the journals, the world."""
     case = outcome.case
     lines = [f"CASE {case.script.name}", *(f"  life {n}: {plan}" for n, plan in enumerate(case.plans, 1))]
-    lines += [f"  lives ended: {' '.join(outcome.ends)}", *(f"  VIOLATED {wrong}" for wrong in found)]
+    lines += [
+        f"  last life: {Plan(jump=case.jump)}" if case.jump else "",
+        f"  lives ended: {' '.join(outcome.ends)}",
+        *(f"  VIOLATED {wrong}" for wrong in found),
+    ]
     for row in outcome.tables.runs:
         lines.append(f"  run {row.id} in {row.session}: {row.status}, epoch {row.epoch}, key {row.key}, {row.error}")
         steps = [step for step in outcome.tables.journal if step.run_id == row.id]

@@ -11,6 +11,8 @@ from atlas_agents.core.store import OPEN
 from atlas_agents.stores.chain import broken_audit, broken_journal
 from crash.evidence import Evidence, Trace, ends
 from crash.plays import CANARY, EFFECTS
+from crash.stores import ApprovalLine
+from crash.world import Note
 
 _HARMLESS = ("declined", "limit", "not_found", "not_permitted", "bad_arguments")
 """Kinds of errors that promise that nothing has happened."""
@@ -167,22 +169,24 @@ def effects_are_allowed(evidence: Evidence) -> Iterator[str]:
             if intent is None:
                 yield f"{effect.name}({effect.n}) of run {trace.row.id} happened without an intent"
             elif effect.name == "wire":
-                yield from _approved(trace, effect.call, effect.n, intent.seq)
+                yield from _approved(trace, effect, intent.seq, evidence.tables.approvals)
     limits = evidence.script.limits
     counted = Counter(step.at // 86_400_000 for trace in evidence.traces.values() for step in trace.of("intent"))
     if limits is not None and limits.per_day is not None and any(n > limits.per_day for n in counted.values()):
         yield f"more was done than a day allows: {dict(counted)}"
 
 
-def _approved(trace: Trace, call: str, n: int, before: int) -> Iterator[str]:
+def _approved(trace: Trace, effect: Note, before: int, kept: Sequence[ApprovalLine]) -> Iterator[str]:
+    what = f"{effect.name}({effect.n}) of run {trace.row.id}"
+    rows = {row.id: row for row in kept}
     questions = {step.key: msgspec.json.decode(step.payload) for step in trace.of("asked")}
     for step in trace.of("answered"):
-        question, answer = questions.get(step.key), msgspec.json.decode(step.payload)
-        if question is None or question["call_id"] != call or answer["decision"] == "no" or step.seq > before:
+        question, answer, row = questions.get(step.key), msgspec.json.decode(step.payload), rows.get(step.key)
+        if question is None or question["call_id"] != effect.call or answer["decision"] == "no" or step.seq > before:
             continue
-        if step.at > question["expires_at"] * 1000:
-            yield f"wire({n}) of run {trace.row.id} happened by a yes that came too late"
-        if (answer.get("arguments") or question["arguments"])["n"] != n:
-            yield f"wire({n}) of run {trace.row.id} is not what was approved"
+        if row is None or row.answered_at is None or row.answered_at > question["expires_at"] * 1000:
+            yield f"{what} happened by a yes that came too late"
+        if (answer.get("arguments") or question["arguments"])["n"] != effect.n:
+            yield f"{what} is not what was approved"
         return
-    yield f"wire({n}) of run {trace.row.id} happened without a yes"
+    yield f"{what} happened without a yes"

@@ -1,4 +1,4 @@
-"""What a case left behind, put in order for the checks: runs with their steps, messages and effects, and who saw what."""
+"""What a case left behind, in order: runs with their steps, messages and effects, and what clients saw of them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -81,7 +81,7 @@ def story(trace: Trace) -> list[Any]:
     """A run as whoever reads the conversation sees it, without names and times."""
     told: list[Any] = [trace.row.status]
     for message in trace.messages:
-        told.append((message.role, message.text if message.role != "tool" else ""))
+        told.append((message.role, message.text.split(" #")[0]))
         told += [("calls", call.name, call.arguments) for call in message.tool_calls]
         told += [("result", result.status, result.result) for result in message.tool_results]
     return told

@@ -10,7 +10,7 @@ from crash.plays import STOPPED
 from crash.world import Note
 
 Stories = dict[tuple[str, str], list[Any]]
-"""How runs end when nothing goes wrong, by script and by message."""
+"""How runs end when nothing goes wrong, by script and by play."""
 _STORE = ("StoreBusy", "StoreFull", "StoreLost", "StoreError", "Fenced", "Left", "Conflict")
 
 
@@ -78,7 +78,7 @@ def same_end(evidence: Evidence, plain: Stories) -> Iterator[str]:
         if send is None:
             yield f"run {trace.row.id} is of no message that was sent"
             continue
-        wanted = plain.get((evidence.script.name, send.text))
+        wanted = plain.get((evidence.script.like or evidence.script.name, send.play))
         if wanted is None or send.play in STOPPED:
             continue
         if any(not _alike(is_, was) for is_, was in zip(story(trace), wanted, strict=False)) or len(

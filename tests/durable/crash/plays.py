@@ -226,10 +226,10 @@ async def hold(n: int, context: ToolContext) -> str:
 
 
 @tool(effect="pure")
-async def die(n: int) -> str:
+async def die(n: int, context: ToolContext) -> str:
     """End the process."""
     STAGE.points.here("tool poison")
-    return "alive"
+    return await _act(context, "die", n)
 
 
 TOOLS = (look, pay, order, wire, stumble, break_, ring, ship, post, press, wait, hold, die)

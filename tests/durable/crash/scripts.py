@@ -38,6 +38,8 @@ class Script(msgspec.Struct, frozen=True):
     deadline: float = 30.0
     fails_over: bool = False
     migrates: bool = False
+    like: str = ""
+    """The script that has the same ends, if not this one itself."""
 
     @property
     def sends(self) -> tuple[Send, ...]:
@@ -91,4 +93,4 @@ SCRIPTS: dict[str, Script] = {
         _one("calls that cannot be", "bad call", "Never mind."),
     )
 }
-POISON = _one("poison", "poison", "Alive.")
+POISON = Script("poison", ((Send("poison", "1"), Send("text", "2")),))

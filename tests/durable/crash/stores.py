@@ -16,7 +16,7 @@ from atlas_agents.stores.sqlite import SqliteStore
 from crash.seams import PointedStore
 
 Rows: TypeAlias = Sequence[Sequence[Any]]
-_QUERIES = (
+QUERIES = (
     "SELECT id, session, status, epoch, idempotency_key, error FROM runs ORDER BY session, place",
     "SELECT run_id, seq, kind, key, payload, at, previous, hash FROM journal ORDER BY run_id, seq",
     "SELECT session, seq, id, run_id, body FROM messages ORDER BY session, seq",
@@ -95,9 +95,9 @@ class SqlitePlace:
     def rows(self) -> Tables:
         database = sqlite3.connect(self._path)
         try:
-            return tables([database.execute(query).fetchall() for query in _QUERIES])
+            return tables([database.execute(query).fetchall() for query in QUERIES])
         except sqlite3.OperationalError:  # it died before there was a table
-            return tables([()] * len(_QUERIES))
+            return tables([()] * len(QUERIES))
         finally:
             database.close()
 

@@ -9,8 +9,12 @@ import msgspec
 
 from crash.checker import readable, stories, violations
 from crash.more_checks import Stories
+from crash.random_cases import ALONE
 from crash.runner import Case, Outcome, Runner
 from crash.scripts import Script
+
+_LIMITED = ("rounds spent",)
+"""Scripts whose settings change the end of a play."""
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -32,7 +36,7 @@ class Counting:
 
     def __init__(self, runner: Runner, *, until: float = float("inf"), most: int = 5) -> None:
         self.bad: list[str] = []
-        self._runner = runner
+        self.runner = runner
         self._until = until
         self._most = most
         self._plain: Stories = {}
@@ -48,9 +52,11 @@ class Counting:
     def names(self, script: Script) -> list[str]:
         """The names of the points of a script that nothing disturbs; the case itself counts, too."""
         if script.name not in self._names:
-            outcome = self._runner.run(Case(script))
+            outcome = self.runner.run(Case(script))
             told = stories(outcome)
             self._plain |= told
+            if len(script.sends) == 1 and script.name not in _LIMITED:
+                self._plain |= {(ALONE, play): story for (_, play), story in told.items()}
             self.judge(outcome, _unexpected(script, told))
             passed = [note.text for note in outcome.notes if note.what == "passed"]
             self._names[script.name] = passed[0].split("\n") if passed else []
@@ -60,7 +66,7 @@ class Counting:
         for case in cases:
             if self.over:
                 return
-            self.judge(self._runner.run(case))
+            self.judge(self.runner.run(case))
 
     def judge(self, outcome: Outcome, also: Iterable[str] = ()) -> None:
         self._struck[outcome.struck] += 1
