@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, tool, verify
+from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, RetryPolicy, tool, verify
 from atlas_agents.core.store import Write
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
@@ -250,3 +250,20 @@ async def test_a_turn_with_a_wanted_shape_goes_on_in_another_process(tmp_path: P
         (stream,) = await atlas.recover()
         await stream.reply()
         assert stream.output == {"n": 7}
+
+
+async def test_a_turn_that_goes_on_gives_no_call_the_name_of_another(tmp_path: Path) -> None:
+    cut_off = calls("act", n=1) + fails(ProviderError("gone", "network"))
+    model = Scripted(cut_off, calls("act", n=1), says("It ") + says("goes on."))
+    async with opened(tmp_path) as store, asyncio.timeout(5):
+        atlas = house(model, [act], store=store, agent={"retry": RetryPolicy(backoff=0)})
+        async for event in atlas.send("go", session="s"):
+            if event.type == "stream:chunk":
+                break
+        await atlas.close()
+    model = Scripted(calls("act", n=2), says("Done."))
+    async with opened(tmp_path) as store, house(model, [act], store=store) as atlas, asyncio.timeout(5):
+        (stream,) = await atlas.recover()
+        await stream.reply()
+        history = await atlas.sessions.history("s")
+    assert [result.result for message in history for result in message.tool_results] == ["did 1", "did 2"]

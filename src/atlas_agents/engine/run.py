@@ -229,8 +229,10 @@ class Run:
 
     def unique_id(self, call_id: str) -> str:
         """The id as it came, or one of our own where it is missing or was already used in this conversation."""
-        if not call_id or call_id in self._call_ids:
-            call_id = f"call_{self.id}_{len(self._call_ids) + 1}"
+        number = len(self._call_ids)
+        while not call_id or call_id in self._call_ids:  # of a run that goes on, numbers may be missing in between
+            number += 1
+            call_id = f"call_{self.id}_{number}"
         self._call_ids.add(call_id)
         return call_id
 
