@@ -42,11 +42,24 @@ class Client:
         STAGE.points.cancel = lambda: loop.call_soon_threadsafe(self._cancel_all) and None
         if again and not sends_first:
             await self._recover()
+        looking = asyncio.create_task(self._look_after_others()) if again and sends_first else None
         await asyncio.gather(*(self._send_all(sends) for sends in self._script.clients))
         if again and sends_first:
             await self._recover()
         while self._following:
             await asyncio.wait(set(self._following))
+        if looking is not None:
+            looking.cancel()
+
+    async def _look_after_others(self) -> None:
+        """Turns that went on because a message was sent to their session: nobody was given their streams."""
+        seen = set[str]()
+        while True:
+            for run in set(self._acked.values()) - seen:
+                if (stream := self._atlas.stream(run)) is not None:
+                    seen.add(run)
+                    self._follow(stream, self._play_of(run))
+            await asyncio.sleep(0.005)
 
     async def _recover(self) -> None:
         await self._answer_late()

@@ -85,11 +85,12 @@ SCRIPTS: dict[str, Script] = {
         _one("cancelled in a pure call", "stopped", ""),
         _one("cancelled in an unsafe call", "stopped later", ""),
         _one("failover after words", "mixed", "All done.", fails_over=True),
+        _one("failover after a call", "three rounds", "Done.", fails_over=True),
         Script("short memory", (_LONG,), ("Done.", "All done."), history=History(max_messages=3)),
         _one("rounds spent", "endless", "", agent={"max_rounds": 2}),
         Script("three in a queue", (_QUEUED,), ("Paid.", "Ordered.", "Just a few words.")),
         Script("the day is spent", (_DAY,), ("Paid.", "All done.", "Ordered."), _ONE_BY_ONE, limits=Limits(per_day=3)),
-        Script("a wanted shape", ((Send("shape", "1", shaped=True),),), ('{"n": 7}',)),
+        Script("a wanted shape", ((Send("shape", "1", shaped=True),),), ('{"n": 7}',), history=History(max_messages=2)),
         _one("calls that cannot be", "bad call", "Never mind."),
     )
 }
