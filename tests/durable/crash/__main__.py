@@ -7,19 +7,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import msgspec
+
 from crash import lanes, special
 from crash.bugs import BUGS
 from crash.random_cases import random_case
-from crash.runner import Runner
+from crash.runner import Case, Runner
 from crash.scripts import SCRIPTS, Script
 from crash.seams import set_points
+from crash.stores import Place
 from crash.tally import Counting
 from crash.zombie import zombies
 
+KEPT = Path(__file__).parent / "kept.jsonl"
 ON_POSTGRES = ("text only", "four calls at once", "approved", "three in a queue", "the day is spent")
 STOPPED = ("one unsafe call", "one keyed call", "one pure call", "approved by a function", "calls one by one")
 
@@ -47,10 +50,13 @@ class Lane:
             self._counting.run(lanes.errors(script, names, self._given.count, self._rng))
             self._counting.run(lanes.errors_while_recovering(script, names, self._given.count, self._rng))
 
+    def kept(self) -> None:
+        """Random cases that failed once."""
+        self._alone()
+        self._counting.run(msgspec.json.decode(line, type=Case) for line in KEPT.read_bytes().splitlines())
+
     def random(self) -> None:
-        for script in SCRIPTS.values():
-            if len(script.sends) == 1:
-                self._counting.names(script)
+        self._alone()
         part, parts = self._part()
         first = self._given.seed
         for seed in self._given.only or range(first + part - 1, first + self._given.count, parts):
@@ -77,6 +83,12 @@ class Lane:
             self._counting.run(self._rng.sample(cases, min(count, len(cases))))
             self._counting.run(lanes.repeated(script, names, count // 2, self._rng))
 
+    def _alone(self) -> None:
+        """What each play comes to by itself, which is what it should come to among others."""
+        for script in SCRIPTS.values():
+            if len(script.sends) == 1:
+                self._counting.names(script)
+
     def _scripts(self, names: tuple[str, ...] = ()) -> list[Script]:
         wanted = self._given.script or names or tuple(SCRIPTS)
         part, parts = self._part()
@@ -92,6 +104,7 @@ LANES: dict[str, Callable[[Lane], None]] = {
     "B": Lane.repeated,
     "C": Lane.errors,
     "D": Lane.random,
+    "kept": Lane.kept,
     "zombies": Lane.zombies,
     "special": Lane.special,
     "postgres": Lane.on_postgres,
@@ -115,7 +128,7 @@ def main() -> None:
     print(msgspec.json.encode(tally).decode())
 
 
-def _server():  # noqa: ANN202
+def _server() -> AbstractContextManager[Callable[[], Place]]:
     from crash.on_postgres import postgres
 
     return postgres()

@@ -124,11 +124,7 @@ def tell_the_end_before_it_is_kept() -> None:
     going = set[asyncio.Task[None]]()
 
     async def later(self: Run, status: RunStatus, error: str | None = None) -> None:
-        async def write() -> None:
-            await asyncio.sleep(0.01)
-            await end(self, status, error)
-
-        task = asyncio.create_task(write())
+        task = asyncio.create_task(end(self, status, error))
         going.add(task)
         task.add_done_callback(going.discard)
 
@@ -215,14 +211,14 @@ BUGS: dict[str, Bug] = {
     "an audit error is swallowed": Bug(swallow_audit_errors, "A", "one pure call", "I6"),
     "a stale yes counts": Bug(accept_a_stale_yes, "A", "answered too late", "I8"),
     "the end is told before it is kept": Bug(tell_the_end_before_it_is_kept, "A", "text only", "I9"),
-    "a result is told before it is kept": Bug(tell_a_result_before_it_is_kept, "A", "one keyed call", "I9"),
+    "a result is told before it is kept": Bug(tell_a_result_before_it_is_kept, "A", "one unsafe call", "I9"),
     "no intent is written": Bug(no_intent, "A", "one unsafe call", "I8"),
     "own messages have other names": Bug(other_names, "A", "three rounds", "I3"),
     "an intent without outcome is tried again": Bug(try_again, "A", "one unsafe call", "I2"),
     "the end is not written": Bug(never_end, "A", "text only", "I4"),
     "the day is counted apart": Bug(count_apart, "A", "the day is spent", "I12"),
-    "an answer is forgotten": Bug(ask_again, "A", "approved", "I4"),
-    "nobody is fenced": Bug(fence_nobody, "zombie", "one unsafe call", "I"),
+    "an answer is forgotten": Bug(ask_again, "A", "approved", "I9"),
+    "nobody is fenced": Bug(fence_nobody, "zombies", "one unsafe call", "I9"),
 }
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from crash import checks, more_checks
 from crash.evidence import Evidence, story
 from crash.more_checks import Stories
@@ -44,7 +46,11 @@ def stories(outcome: Outcome) -> Stories:
 def readable(outcome: Outcome, found: Sequence[str]) -> str:
     """One bad case, for a person: what was planned, what does not hold, the journals, the world."""
     case = outcome.case
-    lines = [f"CASE {case.script.name}", *(f"  life {n}: {plan}" for n, plan in enumerate(case.plans, 1))]
+    lines = [
+        f"CASE {case.script.name}",
+        f"  {msgspec.json.encode(case).decode()}",
+        *(f"  life {n}: {plan}" for n, plan in enumerate(case.plans, 1)),
+    ]
     lines += [
         f"  last life: {Plan(jump=case.jump)}" if case.jump else "",
         f"  lives ended: {' '.join(outcome.ends)}",

@@ -170,9 +170,9 @@ def effects_are_allowed(evidence: Evidence) -> Iterator[str]:
                 yield f"{effect.name}({effect.n}) of run {trace.row.id} happened without an intent"
             elif effect.name == "wire":
                 yield from _approved(trace, effect, intent.seq, evidence.tables.approvals)
-    limits = evidence.script.limits
+    most = evidence.script.per_day
     counted = Counter(step.at // 86_400_000 for trace in evidence.traces.values() for step in trace.of("intent"))
-    if limits is not None and limits.per_day is not None and any(n > limits.per_day for n in counted.values()):
+    if most and any(n > most for n in counted.values()):
         yield f"more was done than a day allows: {dict(counted)}"
 
 

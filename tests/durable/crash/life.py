@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from atlas_agents import Agent, Answer, Approvals, Atlas, Question, RetryPolicy
+from atlas_agents import Agent, Answer, Approvals, Atlas, History, Limits, Question, RetryPolicy
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import Store
 from atlas_agents.testing import Environment, Registry
@@ -21,6 +21,7 @@ from crash.world import World
 _REGISTRY = Registry(Environment({}, dotenv=None))
 _RETRY = RetryPolicy(order="given", retries=1, backoff=0.1)
 _LONGEST = 12.0
+_GIVES_UP = 0.3
 _HANGS = 0.08
 
 
@@ -62,7 +63,7 @@ async def live(setting: Setting, life: Life) -> None:
     atlas = build(script, store)
     client = Client(atlas, script, before)
     try:
-        async with asyncio.timeout(1.0 if plan.forever else _LONGEST):
+        async with asyncio.timeout(_GIVES_UP if plan.forever else _LONGEST):
             await client.live(again=life.number > 1, sends_first=plan.sends_first)
     except TimeoutError:
         STAGE.world.note("runner", "gave up" if plan.forever else "stuck")
@@ -100,12 +101,19 @@ def prepare(setting: Setting, life: Life) -> None:
 
 def build(script: Script, store: Store) -> Atlas:
     models = [Player("first", breaks=True), Player("second")] if script.fails_over else [Player()]
-    agent = Agent("a", providers=models, tools=TOOLS, retry=_RETRY, **script.agent)
+    agent = Agent(
+        "a",
+        providers=models,
+        tools=TOOLS,
+        retry=_RETRY,
+        parallel_tools=not script.one_by_one,
+        max_rounds=script.rounds,
+    )
     return Atlas(
         [agent],
         store=store,
-        history=script.history,
-        limits=script.limits,
+        history=History(max_messages=script.memory or None),
+        limits=Limits(per_day=script.per_day or None),
         approve=Approvals(_say if script.asks == "function" else None, wait=True, deadline=script.deadline),
         retries=(0.1, 0.1),
         registry=_REGISTRY,
@@ -119,5 +127,5 @@ async def _say(question: Question) -> Answer:
         raise RuntimeError("nobody there")
     await asyncio.sleep(0)
     answer = answer_to(question)
-    STAGE.world.note("client", "answered", key=question.id, text=answer.decision)
+    STAGE.world.note("client", "says", key=question.id, text=answer.decision)
     return answer

@@ -16,21 +16,32 @@ _STORE = ("StoreBusy", "StoreFull", "StoreLost", "StoreError", "Fenced", "Left",
 
 def clients_saw_the_truth(evidence: Evidence) -> Iterator[str]:
     """I9: whatever a client was told of stands in the journal, and did so before it was told."""
-    ended_for: set[str] = set()
     for note in evidence.client:
-        trace = evidence.traces.get(note.run)
         if note.what in ("message:received", "tool:result", "approval:asked", "approval:answered", "message:kept"):
+            trace = evidence.traces.get(note.run)
             if trace is None:
                 yield f"{note.what} was heard of a run that does not exist"
-                continue
-            yield from _heard(note, trace, evidence)
-        if note.what == "message:received" or (note.what == "error" and note.text not in _STORE):
-            ended_for.add(f"{note.life} {note.run}")
-        if note.what == "recovered":
-            for run in note.text.split():
-                if any(int(known.split()[0]) < note.life for known in ended_for if known.endswith(run)):
-                    yield f"run {run} went on in life {note.life}, and a client had heard of its end before"
+            else:
+                yield from _heard(note, trace, evidence)
+    yield from _nothing_after_the_end(evidence)
     yield from _words_are_whole(evidence)
+
+
+def _nothing_after_the_end(evidence: Evidence) -> Iterator[str]:
+    """No run goes on of whose end somebody has heard, and nothing is asked that was answered."""
+    over: dict[str, int] = {}
+    answered = set[str]()
+    for note in evidence.client:
+        if note.what == "message:received" or (note.what == "error" and note.text not in _STORE):
+            over[note.run] = note.life
+        elif note.what == "recovered":
+            for run in note.text.split():
+                if over.get(run, note.life) < note.life:
+                    yield f"run {run} went on in life {note.life}, and a client had heard of its end before"
+        elif note.what == "answered":
+            answered.add(f"{note.life} {note.key}")
+        elif note.what == "approval:asked" and any(f"{life} {note.key}" in answered for life in range(1, note.life)):
+            yield f"the question {note.key} was asked again in life {note.life}, and it had its answer"
 
 
 def _heard(note: Note, trace: Trace, evidence: Evidence) -> Iterator[str]:
@@ -111,10 +122,9 @@ def again_changes_nothing(evidence: Evidence) -> Iterator[str]:
 
 def counts_are_exact(evidence: Evidence) -> Iterator[str]:
     """I12: a day's counter is the number of its intents, and the sums of usage are those of the replies."""
-    limits = evidence.script.limits
     intents = sum(len(trace.of("intent")) for trace in evidence.traces.values())
     used = sum(count for _, _, count in evidence.tables.counters)
-    wanted = intents if limits is not None and limits.per_day is not None else 0
+    wanted = intents if evidence.script.per_day else 0
     if used != wanted:
         yield f"{used} calls are counted, and there are {wanted} intents"
     tokens: Counter[str] = Counter()

@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from crash.points import in_store
-from crash.seams import label_of
-from crash.stage import STAGE
-from crash.stores import QUERIES, Place, Tables, tables
 
 from atlas_agents.core.clock import Clock
 from atlas_agents.core.ids import new_id
@@ -18,6 +14,10 @@ from atlas_agents.core.store import Store, Write
 from atlas_agents.stores import postgres_writer
 from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.stores.query import Query, Row
+from crash.points import in_store
+from crash.seams import label_of
+from crash.stage import STAGE
+from crash.stores import QUERIES, Place, Tables, tables
 
 _CHANGES = ("INSERT", "UPDATE", "DELETE")
 

@@ -38,7 +38,7 @@ FITS: dict[Deed, tuple[str, ...]] = {
 that the points around it do not show."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     """What strikes in one life: at the `at`-th point, or from there on `forever`. 0 is never. `only` names the points
     that count, if not all do.
 

@@ -6,14 +6,13 @@ from crash.points import Deed, Plan
 from crash.runner import Case
 from crash.scripts import Script, Send
 
-from atlas_agents import History
-
 _PLAYS = (
     *("text", "pure", "unsafe", "keyed", "mixed", "three rounds", "yes", "no", "edited", "both", "fails", "bug"),
     *("flaky", "checked", "untold", "thread", "shape", "bad call", "stopped", "stopped later"),
 )
 _DEEDS: tuple[Deed, ...] = ("kill",) * 10 + ("busy", "full", "lost", "unclear", "io", "cancel", "timeout", "exception")
-_MOST_POINTS = 500
+_MOST_POINTS = (250, 120, 60)
+"""In the first life and in later ones, which have less left to do."""
 ALONE = "alone"
 """Under this name are the ends that a play comes to by itself."""
 
@@ -24,13 +23,13 @@ def random_case(seed: int) -> Case:
     script = Script(
         f"seed {seed}",
         clients,
-        agent={"parallel_tools": rng.random() < 0.8},
-        history=History(max_messages=rng.randint(2, 6)) if rng.random() < 0.3 else None,
+        one_by_one=rng.random() < 0.2,
+        memory=rng.randint(2, 6) if rng.random() < 0.3 else 0,
         asks="function" if rng.random() < 0.2 else "wait",
         fails_over=rng.random() < 0.2,
         like=ALONE,
     )
-    plans = tuple(_plan(rng) for _ in range(rng.randint(1, 3)))
+    plans = tuple(_plan(rng, _MOST_POINTS[life]) for life in range(rng.randint(1, 3)))
     if rng.random() < 0.2:  # at whatever moment that is, also in the middle of SQLite's own work
         return Case(script, (Plan(), *plans[1:]), after=rng.uniform(0.02, 0.25))
     return Case(script, plans)
@@ -41,8 +40,8 @@ def _send(rng: random.Random, key: str) -> Send:
     return Send(play, key, rng.choice("st"), rng.random() < 0.5, play == "shape")
 
 
-def _plan(rng: random.Random) -> Plan:
+def _plan(rng: random.Random, points: int) -> Plan:
     deed = rng.choice(_DEEDS)
-    at = int(_MOST_POINTS ** rng.random()) if deed != "kill" else rng.randint(1, _MOST_POINTS)
+    at = rng.randint(1, points) if deed in ("kill", "cancel") else rng.randint(1, points // 6)
     forever = deed not in ("kill", "cancel") and rng.random() < 0.2
     return Plan(deed, at, forever, sends_first=rng.random() < 0.5)

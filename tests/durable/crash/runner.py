@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+
 from crash.life import Life, Setting, live, recover_again
 from crash.points import Plan
 from crash.scripts import Script
@@ -25,7 +26,7 @@ End: TypeAlias = Literal["done", "killed", "stopped", "stuck", "broken"]
 _STUCK = 30
 
 
-class Case(msgspec.Struct, frozen=True):
+class Case(msgspec.Struct, frozen=True, omit_defaults=True):
     """A script, and what strikes in each of its lives; the last one is always left in peace.
 
     `jump` is by how many seconds the wall clock is wrong in that one; `after` kills the first life from outside when it
@@ -36,7 +37,6 @@ class Case(msgspec.Struct, frozen=True):
     plans: tuple[Plan, ...] = ()
     jump: int = 0
     after: float = 0.0
-    name: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -4,13 +4,12 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from atlas_agents import History, Limits
 from crash.plays import SHAPE
 
 Asks: TypeAlias = Literal["wait", "function"]
 
 
-class Send(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message. The client goes on to its next one when this one is answered, or with `on` as soon as it is taken
     in."""
 
@@ -25,15 +24,19 @@ class Send(msgspec.Struct, frozen=True):
         return f"{self.play} #{self.key}"
 
 
-class Script(msgspec.Struct, frozen=True):
+class Script(msgspec.Struct, frozen=True, omit_defaults=True):
     """`clients` each send their messages one after the other; `ends` is what the answers are if nothing goes wrong."""
 
     name: str
     clients: tuple[tuple[Send, ...], ...]
     ends: tuple[str, ...] = ()
-    agent: dict[str, Any] = {}
-    history: History | None = None
-    limits: Limits | None = None
+    one_by_one: bool = False
+    """Calls of a round do not run at the same time."""
+    rounds: int = 10
+    memory: int = 0
+    """How many messages a model is shown, if not all."""
+    per_day: int = 0
+    """How many calls a day has, if not any number."""
     asks: Asks = "wait"
     deadline: float = 30.0
     fails_over: bool = False
@@ -56,7 +59,6 @@ def _one(name: str, play: str, end: str, **settings: Any) -> Script:
 
 _QUEUED = (Send("unsafe", "1", on=True), Send("keyed", "2", on=True), Send("text", "3"))
 _LONG = (Send("three rounds", "1"), Send("mixed", "2"))
-_ONE_BY_ONE = {"parallel_tools": False}
 _DAY = (Send("unsafe", "1"), Send("mixed", "2"), Send("keyed", "3"))
 
 SCRIPTS: dict[str, Script] = {
@@ -67,7 +69,7 @@ SCRIPTS: dict[str, Script] = {
         _one("one unsafe call", "unsafe", "Paid."),
         _one("one keyed call", "keyed", "Ordered."),
         _one("four calls at once", "mixed", "All done."),
-        _one("calls one by one", "mixed", "All done.", agent=_ONE_BY_ONE),
+        _one("calls one by one", "mixed", "All done.", one_by_one=True),
         _one("three rounds", "three rounds", "Done."),
         _one("approved", "yes", "Wired."),
         _one("approved by a function", "yes", "Wired.", asks="function"),
@@ -86,11 +88,11 @@ SCRIPTS: dict[str, Script] = {
         _one("cancelled in an unsafe call", "stopped later", ""),
         _one("failover after words", "mixed", "All done.", fails_over=True),
         _one("failover after a call", "three rounds", "Done.", fails_over=True),
-        Script("short memory", (_LONG,), ("Done.", "All done."), history=History(max_messages=3)),
-        _one("rounds spent", "endless", "", agent={"max_rounds": 2}),
+        Script("short memory", (_LONG,), ("Done.", "All done."), memory=3),
+        _one("rounds spent", "endless", "", rounds=2),
         Script("three in a queue", (_QUEUED,), ("Paid.", "Ordered.", "Just a few words.")),
-        Script("the day is spent", (_DAY,), ("Paid.", "All done.", "Ordered."), _ONE_BY_ONE, limits=Limits(per_day=3)),
-        Script("a wanted shape", ((Send("shape", "1", shaped=True),),), ('{"n": 7}',), history=History(max_messages=2)),
+        Script("the day is spent", (_DAY,), ("Paid.", "All done.", "Ordered."), one_by_one=True, per_day=3),
+        Script("a wanted shape", ((Send("shape", "1", shaped=True),),), ('{"n": 7}',), memory=2),
         _one("calls that cannot be", "bad call", "Never mind."),
     )
 }
