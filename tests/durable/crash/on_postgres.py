@@ -1,4 +1,4 @@
-"""The same cases on Postgres: a schema for each, a point before and after each commit and inside of each transaction."""
+"""The same cases on Postgres: a schema for each, points around each commit and inside of each transaction."""
 
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -51,17 +51,12 @@ class PostgresPlace:
 @contextmanager
 def postgres() -> Generator[Callable[[], Place]]:
     """A server of our own; what is given makes places on it."""
-    sys.path.append(str(Path(__file__).parents[2] / "stores"))
-    from postgres_server import PostgresServer
+    sys.path.append(str(Path(__file__).parents[2]))
+    from stores.postgres_server import PostgresServer
 
     _set_points()
     with PostgresServer() as server:
-        url: str = server.url
-
-        def place() -> Place:
-            return PostgresPlace(url)
-
-        yield place
+        yield lambda: PostgresPlace(server.url)
 
 
 def _set_points() -> None:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -93,7 +93,7 @@ class Runner:
             os.kill(child, signal.SIGKILL)
         return end_of(os.waitpid(child, 0)[1])
 
-    def judged(self, setting: Setting, case: Case, ends: list[End]) -> Outcome:
+    def judged(self, setting: Setting, case: Case, ends: Sequence[End]) -> Outcome:
         """What is left, after one more start that should find nothing to do."""
         again = Life(len(ends) + 1, Plan(jump=case.jump))
         os.waitpid(_fork(lambda: recover_again(setting, again)), 0)
