@@ -4,6 +4,8 @@ A reply is words; `!name` is a call of the tool `note`, which writes the name in
 """
 
 import asyncio
+import os
+import resource
 import sys
 from pathlib import Path
 
@@ -42,4 +44,6 @@ def _reply(text: str) -> Reply:
 
 if __name__ == "__main__":
     set_up()
+    files = int(os.environ.get("FILES", 0)) or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
