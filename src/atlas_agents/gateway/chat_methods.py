@@ -21,7 +21,7 @@ from atlas_agents.gateway.protocol.chat import (
     Waited,
 )
 from atlas_agents.gateway.protocol.faults import Fault, not_found
-from atlas_agents.gateway.translate import core_part, message_shape, stored_shape
+from atlas_agents.gateway.translate import core_part, message_shape, newest, stored_shape
 
 _PAGE = 500
 _NEW = ("started", "queued")
@@ -85,7 +85,8 @@ async def history(caller: Connection, params: ChatHistory) -> History:
         rows = await sessions.messages(key, before=before, limit=params.limit + 1, last=True)
     except NotStored:
         raise not_found("SESSION") from None
-    return History(tuple(map(stored_shape, rows[-params.limit :])), len(rows) > params.limit)
+    shown = newest(rows, params.limit)
+    return History(tuple(map(stored_shape, shown)), len(rows) > len(shown))
 
 
 async def wait(caller: Connection, params: ChatWait) -> Waited:

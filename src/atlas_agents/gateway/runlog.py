@@ -44,25 +44,29 @@ class Draft:
             case wire.ChatReasoning(_, text):
                 self._thinking.append(text)
             case wire.ChatReset():
-                self._text.clear()
-                self._thinking.clear()
+                self._withdraw()
             case wire.ToolSettled(_, call_id, _, status, result, _, error):
                 self._results.append(ToolResultPart(call_id, status, result, error))
             case wire.ApprovalRequested():
                 self.approval = event
             case wire.ApprovalResolved():
                 self.approval = None
-            case wire.ChatMessage():
-                for kept in (self._text, self._thinking, self._results):
-                    kept.clear()
+            case wire.ChatMessage(_, message) if message.role == "assistant":
+                self._withdraw()
+            case wire.ChatMessage(_, message) if message.role == "tool":  # kept with the reply that follows it
+                self._results.clear()
             case _:
                 pass
+
+    def _withdraw(self) -> None:
+        self._text.clear()
+        self._thinking.clear()
 
     @property
     def parts(self) -> tuple[Part, ...]:
         thinking = [ThinkingPart("".join(self._thinking))] if self._thinking else []
         text = [TextPart("".join(self._text))] if self._text else []
-        return (*thinking, *text, *self._results)
+        return (*self._results, *thinking, *text)
 
 
 class RunLog:

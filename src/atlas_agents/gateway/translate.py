@@ -1,5 +1,6 @@
 """From the engine's words to the wire's: events, messages, questions, sessions."""
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from atlas_agents.core.clock import Clock
@@ -49,6 +50,7 @@ DECISIONS: dict[CoreDecision, Decision] = {
     "no": "deny",
 }
 ANSWERS: dict[Decision, CoreDecision] = {there: here for here, there in DECISIONS.items()}
+_PAGE_BYTES = 512 * 1024
 Shown: TypeAlias = wire.RunEvent | None
 
 
@@ -120,6 +122,14 @@ def message_shape(message: Message, run_id: str = "", seq: int = 0) -> MessageSh
     """A message without what is a vendor's own."""
     parts = tuple([part for each in message.parts if (part := _part(each)) is not None])
     return MessageShape(message.id, message.role, parts, message.created_at, run_id, seq, message.metadata)
+
+
+def newest(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMessage]:
+    """The last ones that fit into a frame that any client takes: so many, and not too large together."""
+    size, first = 0, len(rows)
+    while first > max(0, len(rows) - limit) and (size := size + len(rows[first - 1].body)) <= _PAGE_BYTES:
+        first -= 1
+    return rows[min(first, len(rows) - 1) :] if rows else rows
 
 
 def stored_shape(row: StoredMessage) -> MessageShape:
