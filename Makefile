@@ -39,8 +39,9 @@ bench: $(READY) ## Measure CPU per turn beside the floor
 docs: $(READY) ## Build the pages into site/, warnings are errors
 	$(BIN)/zensical build --clean --strict
 
-texts: $(READY) ## Write the help of the command into its page
+texts: $(READY) ## Write the help of the command and the table of settings into their pages
 	$(BIN)/python tests/help_texts.py
+	$(BIN)/python tests/settings_table.py
 
 lock: $(UV) ## Resolve the newest versions into requirements.lock
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --group dev --generate-hashes \

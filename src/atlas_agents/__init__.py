@@ -1,6 +1,9 @@
 """Atlas Agents: build, govern and run LLM agents. What is listed here is the public face; the rest may move."""
 
+from typing import TYPE_CHECKING, Any
+
 from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import (
     AtlasError,
     BadArguments,
@@ -15,6 +18,7 @@ from atlas_agents.core.errors import (
     Declined,
     DuplicateTool,
     MissingKey,
+    ModelUnavailable,
     NotPermitted,
     NotStored,
     PoisonedRun,
@@ -72,7 +76,7 @@ from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.http import Clocks
 from atlas_agents.providers.openai import OpenAIProvider
 from atlas_agents.providers.prices import Price
-from atlas_agents.providers.registry import ModelRef, parse_model_ref
+from atlas_agents.providers.registry import ModelRef, Registry, parse_model_ref
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
 from atlas_agents.tools.context import ToolContext
@@ -81,6 +85,9 @@ from atlas_agents.tools.permissions import Actor, Policy, Verdict
 from atlas_agents.tools.reconcile import Happened, NotHappened
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
+
+if TYPE_CHECKING:
+    from atlas_agents.local.provider import LocalProvider
 
 __all__ = [
     "Accepted",
@@ -119,11 +126,13 @@ __all__ = [
     "Image",
     "Interceptor",
     "Limits",
+    "LocalProvider",
     "MemoryAudit",
     "Message",
     "Metadata",
     "MissingKey",
     "ModelRef",
+    "ModelUnavailable",
     "NotHappened",
     "NotPermitted",
     "NotStored",
@@ -172,3 +181,21 @@ __all__ = [
     "verify",
     "what_if",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What only some need is loaded when it is first named."""
+    if name == "LocalProvider":
+        from atlas_agents.local.provider import LocalProvider
+
+        return LocalProvider
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _local(environment: Environment) -> Provider:
+    from atlas_agents.local.provider import local_provider
+
+    return local_provider(environment)
+
+
+Registry.register("local", _local)

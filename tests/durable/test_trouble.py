@@ -164,8 +164,10 @@ async def test_closing_leaves_turns_open_and_gives_those_time_that_need_little()
     await atlas.close(grace=5)
     assert (await stream.reply()).text == "Done."
     atlas = house(Scripted(calls("hang")), [hanging()], store=store)
-    await atlas.send("on", session="s").accepted()
+    stream = atlas.send("on", session="s")
+    await stream.accepted()
     await atlas.close()
+    assert "stream:end" not in [event.type async for event in stream]
     assert [run.status for run in await store.open_runs()] == ["running"]
 
 

@@ -9,7 +9,7 @@ from typing import TextIO
 import msgspec
 
 from atlas_agents.cli.choice import Choice, choose
-from atlas_agents.cli.demo import QUESTION
+from atlas_agents.providers.demo import QUESTION
 from atlas_agents.cli.toys import TOYS
 from atlas_agents.cli.turn import Notes, Screen, take_turn
 from atlas_agents.cli.words import one_line, sentence

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from atlas_agents.cli.demo import Demo
+from atlas_agents.providers.demo import Demo
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.providers.failover import Route

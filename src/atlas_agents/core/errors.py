@@ -9,6 +9,7 @@ AtlasError
 │   ├── BadTool          a tool whose parameters cannot be described
 │   └── ContextCycle     a context that would inherit from itself
 ├── ProviderError        the caller of ask/send, once retries and failover have given up
+│   └── ModelUnavailable the same: a local model that is not here or cannot run; says why and what to do
 ├── BrokenHistory        the caller: a call without its result was about to be sent; it was not
 ├── BadOutput            the caller: the answer did not fit the wanted schema, nor did its repair
 ├── Refused              the caller: an interceptor said no
@@ -63,13 +64,14 @@ ProviderFault: TypeAlias = Literal[
     "incomplete",
     "empty_response",
     "protocol",
+    "unavailable",
     "unknown",
 ]
 
 _AGAIN: frozenset[str] = frozenset(
     ("rate_limit", "overloaded", "server", "network", "timeout", "incomplete", "empty_response", "protocol", "unknown")
 )
-_ELSEWHERE: frozenset[str] = _AGAIN | {"auth", "quota"}
+_ELSEWHERE: frozenset[str] = _AGAIN | {"auth", "quota", "unavailable"}
 
 
 class AtlasError(Exception):
@@ -129,6 +131,13 @@ class ProviderError(AtlasError):
     def failover(self) -> bool:
         """Another provider may do better; a bad request is bad everywhere."""
         return self.kind in _ELSEWHERE
+
+
+class ModelUnavailable(ProviderError):
+    """A local model could not be fetched or started: asking again at once is no use, another provider may do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "unavailable")
 
 
 class BrokenHistory(AtlasError):

@@ -47,7 +47,8 @@ async def run_turn(run: Run, message: Message | None, mode: Mode = rounds) -> Me
         raise
     except asyncio.CancelledError:
         await run.end("cancelled")
-        run.emit(StreamEnd(run.id, run.usage, cancelled=True))
+        if not run.left:
+            run.emit(StreamEnd(run.id, run.usage, cancelled=True))
         raise
     except Exception as failure:  # told to all who listen, then to the caller
         run.emit(StreamEnd(run.id, run.usage, error=str(failure)))

@@ -234,6 +234,11 @@ class Run:
         return self.terms.row is not None
 
     @property
+    def left(self) -> bool:
+        """The program is closing: the turn has not ended, it goes on in the next life."""
+        return self.desk.journal is not None and self.desk.journal.left
+
+    @property
     def text(self) -> str:
         """All that the model said in this turn, in order; what was withdrawn is not in it."""
         return "".join(self.said) + self.draft.text

@@ -35,11 +35,13 @@ _BY_NAME: dict[str, ProviderFault] = {
     "timeout_error": "timeout",
     "context_length_exceeded": "context_length",
     "request_too_large": "context_length",
+    "exceed_context_size_error": "context_length",
     "invalid_request_error": "bad_request",
     "not_found_error": "bad_request",
     "model_not_found": "bad_request",
 }
 _STATUS = re.compile("[1-5][0-9]{2}")
+_GARBLED = "does not match the expected"  # how llama.cpp says that its model broke the form of a call
 _TOO_LONG = ("context length", "context window", "prompt is too long", "maximum context", "too many tokens")
 
 
@@ -50,6 +52,8 @@ def fault_of_status(status: int, body: object, headers: Mapping[str, str]) -> Pr
     named = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
     if named in ("quota", "context_length") or (kind == "bad_request" and _too_long(message)):
         kind = "quota" if named == "quota" else "context_length"
+    if status == 500 and _GARBLED in message:
+        kind = "protocol"
     text = f"HTTP {status}: {message}" if message else f"HTTP {status}"
     return ProviderError(text, kind, status=status, retry_after=retry_after(headers))
 

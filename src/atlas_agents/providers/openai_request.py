@@ -1,5 +1,6 @@
 """A request as the bytes of a chat completion. A message is encoded once, however many requests carry it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from atlas_agents.core.json import encode
@@ -12,8 +13,11 @@ from atlas_agents.providers.base import Request, encoded, spoken
 _CACHE = "openai_bytes"
 
 
-def encode_request(request: Request, model: str, *, official: bool) -> bytes:
-    """The body. Refuses (BrokenHistory) a history in which a call and its result are apart."""
+def encode_request(request: Request, model: str, *, official: bool, extra: Mapping[str, Any] | None = None) -> bytes:
+    """The body. Refuses (BrokenHistory) a history in which a call and its result are apart.
+
+    `extra` is for a server that takes more than OpenAI does; what the request says goes before it.
+    """
     messages = encoded(request.messages, _CACHE, _encode)
     if request.system:
         messages.insert(0, encode({"role": "system", "content": request.system}))
@@ -26,7 +30,7 @@ def encode_request(request: Request, model: str, *, official: bool) -> bytes:
     ]
     if request.tools:
         parts += [b',"tools":[', b",".join([_cached_tool(tool) for tool in request.tools]), b"]"]
-    if settings := _settings(request, official):
+    if settings := {**(extra or {}), **_settings(request, official)}:
         parts += [b",", encode(settings)[1:-1]]
     parts.append(b"}")
     return b"".join(parts)

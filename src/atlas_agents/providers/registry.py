@@ -1,6 +1,7 @@
 """From a model ref to the provider behind it: one exists when its key is set."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -11,10 +12,14 @@ from atlas_agents.providers.anthropic import AnthropicProvider
 from atlas_agents.providers.base import Provider, Request
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.function import FunctionProvider
+from atlas_agents.providers.nearby import NEARBY, NearbyProvider
 from atlas_agents.providers.openai import OpenAIProvider
 
 Model: TypeAlias = str | Provider | Route | Callable[[Request], Any]
 """What an agent can be given as its model: a ref, a provider (with a model), or a callable that answers like one."""
+
+Maker: TypeAlias = Callable[[Environment], Provider]
+"""Makes a provider from the environment; raises MissingKey where something must be set first."""
 
 
 class ModelRef(msgspec.Struct, frozen=True):
@@ -42,6 +47,13 @@ class Registry:
         self._environment = environment or Environment()
         self._made: dict[str, Provider] = {}
 
+    @staticmethod
+    def register(id: str, maker: Maker) -> None:
+        """Let refs `id/…` lead to what `maker` makes, in every registry; one that is known is replaced."""
+        if not id.strip() or "/" in id:
+            raise ConfigError(f"{id!r} cannot be a provider's id: it stands before the / of a ref")
+        _MAKERS[id] = maker
+
     def route(self, model: Model) -> Route:
         """The provider behind a ref, a provider or a callable."""
         if isinstance(model, str):
@@ -64,9 +76,11 @@ class Registry:
         return self._made[id]
 
     def available(self) -> list[str]:
-        """The ids of the providers whose key is set."""
+        """The ids of the providers whose key, or for a server nearby whose address, is set."""
         found: list[str] = []
         for id in _MAKERS:
+            if id in NEARBY and not self._environment.get(NEARBY[id].variable):
+                continue
             try:
                 self.provider(id)
             except MissingKey:
@@ -86,8 +100,9 @@ def _http(environment: Environment) -> Provider:
     return OpenAIProvider(base_url=url, environment=environment, id="http")
 
 
-_MAKERS: dict[str, Callable[[Environment], Provider]] = {
+_MAKERS: dict[str, Maker] = {
     "openai": lambda environment: OpenAIProvider(environment=environment),
     "anthropic": lambda environment: AnthropicProvider(environment=environment),
     "http": _http,
+    **{id: partial(NearbyProvider, server) for id, server in NEARBY.items()},
 }

@@ -1,0 +1,8 @@
+"""Settings from a flag, the environment and `./atlas.toml`, each with the place where it was said."""
+
+from atlas_agents.config import load
+
+settings = load({"port": 9000})
+for line in settings.explain():
+    if line.key in ("model", "port", "policy", "approval_deadline", "repeats"):
+        print(f"{line.key} = {line.value.rpartition('/')[2]}  ({line.origin.rpartition('/')[2]})")

@@ -1,0 +1,14 @@
+"""A mistake is told with its file, its line and its key, and what holds stays as it is."""
+
+from pathlib import Path
+
+from atlas_agents.config import load, load_again
+
+settings = load()
+file = Path("atlas.toml")
+for before, after in [("port = 8080", "prot = 8080"), ("port = 8080", "port = 80800"), ("port = 8080", 'token = "x"')]:
+    text = file.read_text()
+    file.write_text(text.replace(before, after))
+    kept, error = load_again(settings)
+    print(kept is settings, error and error.rpartition("/")[2])
+    file.write_text(text)

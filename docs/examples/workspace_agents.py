@@ -1,0 +1,36 @@
+"""Agents in `AGENTS.md`: what a section may say, and what a mistake in it is told."""
+
+from atlas_agents import ConfigError
+from atlas_agents.workspace import parse_agents
+
+AGENTS = """\
+# Agents
+
+## writer
+
+Name: The writer
+Description: Writes what others publish.
+Model: anthropic/claude-opus-4-6, openai/gpt-5.2
+Role: author
+Tools: file_read, file_write
+Temperature: 0.7
+Max tokens: 2000
+Max rounds: 6
+Prompt:
+Write short sentences.
+
+### Style
+No adjectives.
+
+## helper
+
+Description: Does what is left.
+"""
+
+for spec in parse_agents(AGENTS):
+    print(spec.id, spec.models, spec.tools, repr(spec.prompt))
+
+try:
+    parse_agents(AGENTS.replace("Temperature:", "Temprature:"))
+except ConfigError as error:
+    print(str(error).partition(" There are")[0])

@@ -1,0 +1,50 @@
+"""What settings name, opened: the home folder, the store, the policy."""
+
+from pathlib import Path
+
+from atlas_agents.config.checks import POSTGRES, SQLITE
+from atlas_agents.config.settings import Settings
+from atlas_agents.config.urls import scheme
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.places import make_private
+from atlas_agents.core.store import Store
+from atlas_agents.tools.permissions import Policy
+
+
+def open_home(settings: Settings) -> Path:
+    """The home folder, made for its owner only if it is not there yet."""
+    return make_private(settings.home)
+
+
+def open_policy(settings: Settings) -> Policy | None:
+    """The policy that the settings name."""
+    return Policy.load(settings.policy) if settings.policy else None
+
+
+def open_store(settings: Settings) -> Store:
+    """The store that the settings name; `await store.open()` connects it."""
+    url = settings.database_url.reveal()
+    if scheme(url) in SQLITE:
+        return _sqlite(Path(url.removeprefix("sqlite:///")), settings)
+    if scheme(url) in POSTGRES:
+        return _postgres(url)
+    raise ConfigError("database_url: it must begin with sqlite:// or postgresql://")
+
+
+def _sqlite(path: Path, settings: Settings) -> Store:
+    from atlas_agents.stores.sqlite import SqliteStore
+
+    if path.parent == settings.home:
+        open_home(settings)
+    elif not path.parent.is_dir():
+        advice = "make it; a whole path begins with four slashes: sqlite:////folder/file.db"
+        raise ConfigError(f"database_url: there is no folder {path.parent}; {advice}")
+    return SqliteStore(path)
+
+
+def _postgres(url: str) -> Store:
+    try:
+        from atlas_agents.stores.postgres import PostgresStore
+    except ImportError as error:
+        raise ConfigError("database_url: Postgres needs an extra: pip install 'atlas-agents[postgres]'") from error
+    return PostgresStore(url)

@@ -1,0 +1,143 @@
+"""A model on this machine as a provider: fetched and started when it is first asked, and no key."""
+
+import importlib.util
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+
+from atlas_agents.core.calling import in_thread
+from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.environment import Environment
+from atlas_agents.core.errors import ModelUnavailable
+from atlas_agents.core.names import wire_name
+from atlas_agents.core.places import home
+from atlas_agents.local.calls import CallFinder
+from atlas_agents.local.fetch import Progress, obtain
+from atlas_agents.local.guide import guidance, offered
+from atlas_agents.local.models import DEFAULT, LocalModel, given_file, is_path, known, state_of
+from atlas_agents.local.server import Endpoint, Setup, let_go, server_for
+from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ToolCallChunk
+from atlas_agents.providers.http import Clocks, HttpClient
+from atlas_agents.providers.openai_reader import OpenAIReader
+from atlas_agents.providers.openai_request import encode_request
+from atlas_agents.providers.wire import exchange, header_value
+
+_PATIENT = Clocks(first_byte=300, idle=120, total=1800)  # a long prompt is read at some hundred tokens a second
+_TEMPLATE = Path(__file__).with_name("chatml.jinja")
+_log = logging.getLogger("atlas_agents.local")
+
+
+class LocalProvider:
+    """A model that runs on this machine. `model` is one of the known names, or a path to a `.gguf` file.
+
+    The small default is fetched by itself; a larger one only with `download=True`, or beforehand by `pull`. All
+    providers of a process that want the same model share one server; `close` lets go of it.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT,
+        *,
+        context: int = 8192,
+        download: bool | None = None,
+        progress: Progress | None = None,
+        clocks: Clocks | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        environment: Environment | None = None,
+    ) -> None:
+        self.id = "local"
+        self.model = model
+        self._context = context
+        self._download = download
+        self._progress = progress
+        self._home = home(environment or Environment())
+        self._http = HttpClient(clocks or _PATIENT, clock)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(structured=True)
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        name = request.model or self.model
+        endpoint = await self.endpoint(name)
+        model = None if is_path(name) else known(name)
+        finder = CallFinder({wire_name(tool.name) for tool in offered(request)})
+        async with aclosing(self._exchange(endpoint, name, model, request)) as chunks:
+            async for chunk in chunks:
+                if isinstance(chunk, TextChunk):
+                    if words := finder.add(chunk.text):
+                        yield TextChunk(words)
+                elif isinstance(chunk, DoneChunk):
+                    words, call = finder.end(cut=chunk.stop_reason == "length")
+                    if words:
+                        yield TextChunk(words)
+                    if call:
+                        yield ToolCallChunk(call)
+                        if chunk.stop_reason == "stop":
+                            chunk = msgspec.structs.replace(chunk, stop_reason="tool_calls")
+                    yield chunk
+                else:
+                    yield chunk
+
+    async def endpoint(self, model: str | None = None) -> Endpoint:
+        """The server of a model, fetched and started if need be: for other clients that speak OpenAI's or Anthropic's
+        wire."""
+        name = model or self.model
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise ModelUnavailable("a local model needs more than is installed: install atlas-agents[local]")
+        path = await in_thread(given_file, name) if is_path(name) else await self._file(known(name))
+        setup = Setup(
+            path=str(path),
+            alias=path.stem,
+            template="" if is_path(name) else _TEMPLATE.read_text(encoding="utf-8"),
+            context=self._context,
+            log=str(self._home / "logs" / f"{path.stem}.log"),
+        )
+        return await server_for(setup, self).endpoint()
+
+    async def close(self) -> None:
+        """Let go of the servers; those that nobody else holds end. Used again, it starts them again."""
+        await self._http.close()
+        await let_go(self)
+
+    def __repr__(self) -> str:
+        return f"LocalProvider({self.model!r})"
+
+    async def _file(self, model: LocalModel) -> Path:
+        folder = self._home / "models"
+        state = state_of(model, folder)
+        wanted = model.by_itself if self._download is None else self._download
+        if not state.installed and not wanted:
+            raise ModelUnavailable(
+                f"the local model {model.id} is not here yet ({model.megabytes} MB): fetch it with "
+                f"`atlas models pull {model.id}`"
+            )
+        if not state.installed:
+            _log.info("fetching the local model %s (%d MB) into %s", model.id, model.megabytes, folder)
+        return await obtain(model, folder, self._progress)
+
+    def _exchange(
+        self, endpoint: Endpoint, name: str, model: LocalModel | None, request: Request
+    ) -> AsyncGenerator[Chunk, None]:
+        """Ask the server: a model with a template of ours under a grammar, another as llama.cpp does it itself."""
+        extra = dict(model.sampling) if model else {}
+        if model and endpoint.guided and (guided := guidance(request, model.lean)):
+            extra |= guided
+            request = msgspec.structs.replace(request, tools=(), output=None)
+        elif model and offered(request) != request.tools:
+            request = msgspec.structs.replace(request, tools=offered(request))
+        body = encode_request(request, name, official=False, extra=extra)
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "text/event-stream",
+            "Authorization": f"Bearer {header_value(endpoint.key, 'the local model')}",
+        }
+        return exchange(self._http, f"{endpoint.url}/v1/chat/completions", headers, body, OpenAIReader(), endpoint.key)
+
+
+def local_provider(environment: Environment) -> LocalProvider:
+    """What a ref `local/…` leads to."""
+    return LocalProvider(environment=environment)

@@ -1,0 +1,74 @@
+"""From what the workspace says to agents that can answer."""
+
+import difflib
+import logging
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.engine.agent import Agent
+from atlas_agents.providers.failover import RetryPolicy
+from atlas_agents.providers.registry import Model
+from atlas_agents.tools.tool import Function, Tool, as_tool
+from atlas_agents.workspace.agents import AgentSpec
+from atlas_agents.workspace.models import Providers, resolve_models
+from atlas_agents.workspace.workspace import WorkspaceState
+
+logger = logging.getLogger(__name__)
+
+
+class Built(msgspec.Struct, frozen=True):
+    """Agents in the order of the file, and by their ids the sentences about models that others stand in for."""
+
+    agents: tuple[Agent, ...]
+    notices: dict[str, str]
+
+
+def build_agents(
+    state: WorkspaceState, tools: Iterable[Tool | Function], providers: Providers, default: str | None = None
+) -> Built:
+    """All agents of a workspace, each told the workspace's prompt and then its own; all or, with ConfigError, none."""
+    known = [as_tool(tool) for tool in tools]
+    agents: list[Agent] = []
+    notices: dict[str, str] = {}
+    for spec in state.agents:
+        models, notice = resolve_models(spec, providers, default)
+        agents.append(build_agent(spec, known, models=models, prompt=state.prompt))
+        if notice:
+            notices[spec.id] = notice
+            logger.warning("%s", notice)
+    return Built(tuple(agents), notices)
+
+
+def build_agent(
+    spec: AgentSpec, tools: Iterable[Tool | Function] = (), *, models: Sequence[Model] | None = None, prompt: str = ""
+) -> Agent:
+    """One agent; `models` stands in for those that it names, `prompt` comes before its own."""
+    refs = spec.models if models is None else models
+    return Agent(
+        spec.id,
+        name=spec.name,
+        description=spec.description,
+        providers=list(refs) or None,
+        retry=RetryPolicy(order="given"),
+        system_prompt="\n\n".join(piece for piece in (prompt, spec.prompt) if piece),
+        temperature=spec.temperature,
+        max_tokens=spec.max_tokens,
+        tools=_picked(spec, {tool.name: tool for tool in map(as_tool, tools)}),
+        role=spec.role,
+        mode=spec.mode,
+        max_rounds=spec.max_rounds,
+    )
+
+
+def _picked(spec: AgentSpec, known: dict[str, Tool]) -> list[Tool]:
+    if spec.tools == ("*",):
+        return list(known.values())
+    for name in spec.tools:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            guess = f"did you mean {close[0]}? " if close else ""
+            names = ", ".join(sorted(known)) or "none"
+            raise ConfigError(f"{spec.where or spec.id}: Tools: there is no tool {name!r}; {guess}There are: {names}")
+    return [known[name] for name in spec.tools]

@@ -1,0 +1,221 @@
+"""Settings from all their sources: which one wins, what they default to, and how they are explained."""
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from settings_words import Desk
+
+from atlas_agents import ConfigError, Limits
+from atlas_agents.config import SETTINGS, Explained, load, load_again, open_home
+from atlas_agents.core import places
+from atlas_agents.testing import Environment
+
+TOKEN = "canary-token-0123456789abcdef"
+
+
+def test_without_anything_the_defaults_hold(desk: Desk) -> None:
+    settings = desk.load()
+    home = desk.person / "data" / "atlas-agents"
+    assert (settings.home, settings.workspace) == (home, home / "workspace")
+    assert settings.database_url.reveal() == f"sqlite:///{home}/atlas.db"
+    assert (settings.host, settings.port, settings.token) == ("127.0.0.1", 18789, None)
+    assert settings.limits == Limits.of_gateway(Environment({}, dotenv=None))
+    assert {line.origin for line in settings.explain()} == {"default"}
+    assert settings.notices == ()
+    assert not home.exists()  # reading settings makes nothing
+
+
+def test_each_source_goes_before_the_one_below_it(desk: Desk) -> None:
+    desk.user("port = 1\n\nhost = '::1'\nrepeats = 3\ntick = 7\nlog_level = 'error'\n")
+    desk.project("port = 2\n# here\nrepeats = 4\ntick = 8.5\nlog_level = 'debug'\n")
+    desk.dotenv("ATLAS_PORT=3\nATLAS_TICK=9\nATLAS_LOG_LEVEL=info\n")
+    settings = desk.load({"port": 5, "model": None}, ATLAS_PORT="4", ATLAS_LOG_LEVEL="warning")
+    found = {line.key: (line.value, line.origin) for line in settings.explain() if line.origin != "default"}
+    assert found == {
+        "port": ("5", "--port"),
+        "log_level": ("warning", "environment ATLAS_LOG_LEVEL"),
+        "tick": ("9", f"{desk.cwd}/.env:2"),
+        "repeats": ("4", f"{desk.project_file}:3"),
+        "host": ("::1", f"{desk.user_file}:3"),
+    }
+    assert (settings.port, settings.tick, settings.repeats) == (5, 9.0, 4)
+
+
+def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
+    (desk.cwd / "team.toml").write_text("")
+    (desk.cwd / "mine.toml").write_text("")
+    values = {
+        "ATLAS_HOME": "state",
+        "ATLAS_WORKSPACE": "~/agents",
+        "ATLAS_CONFIG": "mine.toml",
+        "ATLAS_TOKEN": TOKEN,
+        "ATLAS_HOST": "0.0.0.0",
+        "ATLAS_PORT": "0",
+        "ATLAS_ALLOWED_ORIGINS": "https://a.example, http://localhost:3000",
+        "ATLAS_ALLOWED_HOSTS": "a.example",
+        "ATLAS_DATABASE_URL": "postgresql://ana:pw@db/atlas?sslpassword=more",
+        "ATLAS_REDIS_URL": "redis://:pw@cache:6379/0",
+        "ATLAS_MODEL": "openai/gpt-5.2",
+        "ATLAS_POLICY": "team.toml",
+        "ATLAS_APPROVAL_DEADLINE": "60",
+        "ATLAS_TWO_PERSON": "true",
+        "MAX_ACTIONS_PER_DAY": "7",
+        "ATLAS_CALLS_AT_ONCE": "2",
+        "ATLAS_CALLS_PER_TICK": "3",
+        "ATLAS_TICK": "0.5",
+        "ATLAS_REPEATS": "4",
+        "ATLAS_LOG_LEVEL": "debug",
+        "ATLAS_LOG_FORMAT": "json",
+    }
+    assert set(values) == {setting.variable for setting in SETTINGS.values()}
+    settings = desk.load(**values)
+    assert {line.key: line.value for line in settings.explain()} == {
+        "home": f"{desk.cwd}/state",
+        "workspace": f"{desk.person}/agents",
+        "config": f"{desk.cwd}/mine.toml",
+        "token": "[REDACTED]",
+        "host": "0.0.0.0",
+        "port": "0",
+        "allowed_origins": "https://a.example, http://localhost:3000",
+        "allowed_hosts": "a.example",
+        "database_url": "postgresql://ana:[REDACTED]@db/atlas?sslpassword=[REDACTED]",
+        "redis_url": "redis://:[REDACTED]@cache:6379/0",
+        "model": "openai/gpt-5.2",
+        "policy": f"{desk.cwd}/team.toml",
+        "approval_deadline": "60",
+        "two_person": "true",
+        "max_actions_per_day": "7",
+        "calls_at_once": "2",
+        "calls_per_tick": "3",
+        "tick": "0.5",
+        "repeats": "4",
+        "log_level": "debug",
+        "log_format": "json",
+    }
+    assert settings.token is not None and settings.token.reveal() == TOKEN
+    assert settings.limits == Limits(at_once=2, per_tick=3, tick=0.5, per_day=7, repeats=4)
+
+
+def test_a_secret_is_never_shown(desk: Desk) -> None:
+    settings = desk.load(ATLAS_TOKEN=TOKEN, ATLAS_DATABASE_URL="postgresql://ana:pass-canary@db/x")
+    shown = f"{settings!r} {settings} {settings.explain()!r} {desk.environment()!r}"
+    assert [secret for secret in (TOKEN, "pass-canary") if secret in shown] == []
+
+
+def test_a_relative_path_begins_where_it_is_written(desk: Desk) -> None:
+    desk.user("workspace = 'agents'\n")
+    assert desk.load().workspace == desk.user_file.parent / "agents"
+    desk.project("workspace = '../agents'\ndatabase_url = 'sqlite:///state/x.db'\n")
+    assert desk.load().workspace == desk.cwd.parent / "agents"
+    assert desk.load().database_url.reveal() == f"sqlite:///{desk.cwd}/state/x.db"
+    assert desk.load(ATLAS_WORKSPACE="here").workspace == desk.cwd / "here"
+    assert desk.load({"workspace": Path("/there")}).workspace == Path("/there")
+
+
+def test_a_settings_file_can_be_named(desk: Desk) -> None:
+    desk.project("port = 1\n")
+    (desk.cwd / "other.toml").write_text("port = 2\n")
+    assert desk.load(ATLAS_CONFIG="other.toml").port == 2
+    assert desk.load({"config": "atlas.toml"}).port == 1
+    assert desk.refusal({"config": "none.toml"}) == (
+        "none.toml: there is no such settings file; make it, or leave --config and ATLAS_CONFIG out"
+    )
+
+
+def test_a_token_may_stand_in_a_file_of_its_own(desk: Desk) -> None:
+    secret = desk.cwd / "token"
+    secret.write_text(f"{TOKEN}\n")
+    secret.chmod(0o600)
+    settings = desk.load(ATLAS_TOKEN_FILE="token")
+    assert settings.token is not None and settings.token.reveal() == TOKEN
+    assert Explained("token", "[REDACTED]", str(secret)) in settings.explain()
+    assert settings.notices == ()
+    secret.chmod(0o644)
+    assert desk.load().notices == (
+        f"ATLAS_TOKEN_FILE points to {secret}, which other users can read: say chmod 600 {secret}",
+    )
+    secret.chmod(0o602)
+    assert desk.refusal() == ("ATLAS_TOKEN_FILE points to token, which every user can write to: say chmod 600 token")
+
+
+def test_a_variable_that_looks_like_a_slip_is_noticed(desk: Desk) -> None:
+    settings = desk.load(ATLAS_PROT="1", ATLAS_SOMETHING_OF_ANOTHER_PROGRAM="x", PORT="2")
+    assert settings.notices == ("ATLAS_PROT is set, and there is no such setting; did you mean ATLAS_PORT?",)
+
+
+def test_the_environment_of_the_process_and_the_file_of_the_folder_are_read(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.dotenv("ATLAS_REPEATS=3\n")
+    for name, value in desk.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ATLAS_PORT", "99")
+    monkeypatch.chdir(desk.cwd)
+    settings = load()
+    assert (settings.port, settings.repeats) == (99, 3)
+
+
+# Again
+
+
+def test_settings_that_cannot_be_used_leave_the_old_ones(desk: Desk) -> None:
+    desk.project("port = 1\n")
+    old = desk.load()
+    for half in ("port = ", "port = 2\nhos", "port = '2'\n", "port = 2\nport = 3\n"):
+        desk.project(half)
+        kept, error = load_again(old, {}, desk.environment(), desk.cwd)
+        assert kept is old
+        assert error is not None and error.startswith(f"{desk.project_file}:")
+    desk.project("port = 2\n")
+    new, error = load_again(old, {}, desk.environment(), desk.cwd)
+    assert (new.port, error) == (2, None)
+
+
+# Places
+
+
+def test_the_home_folder_is_where_this_system_keeps_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home(**values: str) -> Path:
+        return places.home(Environment({"HOME": "/home/ana", **values}, dotenv=None))
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert home() == Path("/home/ana/.local/share/atlas-agents")
+    assert home(XDG_DATA_HOME="/data") == Path("/data/atlas-agents")
+    assert home(XDG_DATA_HOME="relative") == Path("/home/ana/.local/share/atlas-agents")
+    assert home(ATLAS_HOME="~/state") == Path("/home/ana/state")
+    assert home(ATLAS_HOME="/a/../b") == Path("/b")
+    monkeypatch.chdir(tmp_path)
+    assert home(ATLAS_HOME="here") == tmp_path / "here"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert home() == Path("/home/ana/Library/Application Support/atlas-agents")
+
+
+def test_the_home_folder_is_made_for_its_owner_only(desk: Desk) -> None:
+    settings = desk.load(ATLAS_HOME="deep/state")
+    before = os.umask(0)
+    try:
+        made = open_home(settings)
+    finally:
+        os.umask(before)
+    assert made == desk.cwd / "deep" / "state"
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    made.chmod(0o750)
+    assert open_home(settings) == made  # a folder that is there is its owner's business
+    assert stat.S_IMODE(made.stat().st_mode) == 0o750
+
+
+@pytest.mark.parametrize("where", ["file", "file/state"])
+def test_a_home_that_cannot_be_made_is_named(where: str, desk: Desk) -> None:
+    (desk.cwd / "file").write_text("")
+    with pytest.raises(ConfigError, match=rf"{where}( should be a folder| cannot be made: .*; set ATLAS_HOME)"):
+        open_home(desk.load(ATLAS_HOME=where))
+
+
+def test_flags_of_any_type_are_taken(desk: Desk) -> None:
+    flags: dict[str, Any] = {"port": "7", "two_person": True, "allowed_hosts": ["a.example"], "tick": 2}
+    settings = desk.load(flags)
+    assert (settings.port, settings.two_person, settings.allowed_hosts, settings.tick) == (7, True, ("a.example",), 2)

@@ -1,0 +1,39 @@
+"""No password is left in an address that is shown."""
+
+import pytest
+
+from atlas_agents.config.urls import has_password, redacted
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ana:pw@db:5432/atlas", "postgresql://ana:…@db:5432/atlas"),
+        ("postgresql://ana:p@w@db/atlas", "postgresql://ana:…@db/atlas"),
+        ("postgresql://ana:p:w@db", "postgresql://ana:…@db"),
+        ("postgresql://ana:p/w@db/atlas", "postgresql://…"),
+        ("postgresql://ana:p?w@db/atlas", "postgresql://…"),
+        ("postgresql://ana:p#w@db/atlas", "postgresql://…"),
+        ("postgresql://db/atlas?user=ana&PASSWORD=pw&sslmode=require", None),
+        ("postgresql://db/atlas?sslpassword=pw#x", "postgresql://db/atlas?sslpassword=…#x"),
+        ("redis://:pw@cache", "redis://:…@cache"),
+        ("ana:pw", "…"),
+    ],
+)
+def test_a_password_is_hidden(url: str, shown: str | None) -> None:
+    assert redacted(url, "…") == (shown or "postgresql://db/atlas?user=ana&PASSWORD=…&sslmode=require")
+    assert has_password(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://db:5432/atlas",
+        "postgresql://ana@db,db2:5433/atlas?sslmode=require",
+        "sqlite:////srv/a@b:c/atlas.db",
+        "unix:///run/redis.sock",
+    ],
+)
+def test_an_address_without_a_password_is_shown_as_it_is(url: str) -> None:
+    assert redacted(url, "…") == url
+    assert not has_password(url)

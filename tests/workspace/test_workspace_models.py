@@ -1,0 +1,88 @@
+"""Who answers when a key is missing: another model of the agent, `ATLAS_MODEL`, or the local one; and it is said."""
+
+from pathlib import Path
+
+import pytest
+
+from atlas_agents import BadModelRef, MissingKey
+from atlas_agents.testing import Environment, Registry
+from atlas_agents.workspace import LOCAL_MODEL, AgentSpec, Workspace, build_agents, resolve_models
+
+CLAUDE, GPT = "anthropic/claude-opus-4-6", "openai/gpt-5.2"
+NO_CLAUDE = (
+    f"{CLAUDE} cannot answer "
+    "(Anthropic needs a key: set ANTHROPIC_API_KEY (in the environment or in .env) or pass api_key=)"
+)
+NO_GPT = (
+    f"{GPT} cannot answer (OpenAI needs a key: set OPENAI_API_KEY (in the environment or in .env) or pass api_key=)"
+)
+NO_GPT_BY_DEFAULT = NO_GPT.replace(GPT, f"{GPT} of ATLAS_MODEL")
+
+
+def registry(*keys: str, model: str = "") -> Registry:
+    return Registry(Environment({f"{key}_API_KEY": "k" for key in keys} | {"ATLAS_MODEL": model}, dotenv=None))
+
+
+@pytest.mark.parametrize(
+    ("named", "keys", "model", "able", "reasons"),
+    [
+        ([CLAUDE], ["ANTHROPIC"], "", [CLAUDE], None),
+        ([CLAUDE], ["ANTHROPIC", "OPENAI"], GPT, [CLAUDE], None),
+        ([CLAUDE, GPT], ["ANTHROPIC", "OPENAI"], "", [CLAUDE, GPT], None),
+        ([CLAUDE, GPT], ["OPENAI"], "", [GPT], NO_CLAUDE),
+        ([CLAUDE], ["OPENAI"], GPT, [GPT], NO_CLAUDE),
+        ([CLAUDE], [], "", [LOCAL_MODEL], NO_CLAUDE),
+        ([CLAUDE], [], GPT, [LOCAL_MODEL], f"{NO_CLAUDE}; {NO_GPT_BY_DEFAULT}"),
+        ([CLAUDE, GPT], [], "", [LOCAL_MODEL], f"{NO_CLAUDE}; {NO_GPT}"),
+        ([], ["OPENAI"], f" {GPT} ", [GPT], None),
+        ([], [], "", [LOCAL_MODEL], "it names no model and ATLAS_MODEL is not set"),
+        ([], [], GPT, [LOCAL_MODEL], NO_GPT_BY_DEFAULT),
+    ],
+)
+def test_a_model_without_a_key_is_stood_in_for(
+    named: list[str], keys: list[str], model: str, able: list[str], reasons: str | None
+) -> None:
+    models, notice = resolve_models(AgentSpec("a", models=tuple(named)), registry(*keys, model=model))
+    assert models == tuple(able)
+    assert notice == (f"agent 'a': {reasons}; {able[0]} answers instead" if reasons else None)
+
+
+def test_a_default_that_is_given_goes_before_that_of_the_environment() -> None:
+    found = registry("OPENAI", "ANTHROPIC", model=GPT)
+    assert resolve_models(AgentSpec("a"), found, CLAUDE) == ((CLAUDE,), None)
+
+
+class WithLocal:
+    """A registry that has a local provider and no keys."""
+
+    default_model = None
+
+    def provider(self, id: str) -> object:
+        if id == "local":
+            return object()
+        raise MissingKey("no key")
+
+
+def test_the_local_model_can_be_named_like_any_other() -> None:
+    assert resolve_models(AgentSpec("a", models=("local/x",)), WithLocal()) == (("local/x",), None)
+
+
+def test_a_provider_that_there_is_not_is_a_mistake_and_no_missing_key() -> None:
+    spec = AgentSpec("a", models=("acme/x",), where="AGENTS.md:3")
+    with pytest.raises(BadModelRef, match=r"^AGENTS\.md:3: Model: there is no provider 'acme'; there are anthropic"):
+        resolve_models(spec, registry("OPENAI"))
+    with pytest.raises(BadModelRef, match=r"^ATLAS_MODEL: 'gpt' is no model ref"):
+        resolve_models(AgentSpec("a"), registry(), "gpt")
+    with pytest.raises(BadModelRef, match=r"^ATLAS_MODEL: there is no provider 'acme'"):
+        resolve_models(AgentSpec("a"), registry(model="acme/x"))
+
+
+def test_the_default_workspace_works_without_a_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.prepare()
+    built = build_agents(workspace.state, [], registry())
+    (agent,) = built.agents
+    assert (agent.id, agent.models) == ("assistant", (LOCAL_MODEL,))
+    assert agent.system_prompt == workspace.system_prompt()
+    assert built.notices == {"assistant": f"agent 'assistant': {NO_CLAUDE}; {LOCAL_MODEL} answers instead"}
+    assert built.notices["assistant"] in caplog.text

@@ -1,0 +1,198 @@
+"""Edits are picked up while it runs: whole ones, once each; a broken one changes nothing and is told."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from atlas_agents.testing import VirtualClock
+from atlas_agents.workspace import Workspace, WorkspaceState
+from atlas_agents.workspace import workspace as module
+
+GOOD = "## a\nDescription: one\n"
+
+
+class Watched:
+    """A workspace being watched on a clock of its own, and all that was told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = VirtualClock()
+        self.told: list[WorkspaceState] = []
+        (folder / "AGENTS.md").write_text(GOOD)
+        self.workspace = Workspace(folder)
+        self.first = self.workspace.load()
+
+    async def run(self) -> None:
+        async with aclosing(self.workspace.watch(clock=self.clock)) as states:
+            async for state in states:
+                self.told.append(state)
+
+    async def polls(self, count: int) -> list[str]:
+        """Let it look so often; the prompts that were told since the last time."""
+        before = len(self.told)
+        await self.clock.advance(count)
+        return [state.prompt for state in self.told[before:]]
+
+    def write(self, text: str, name: str = "SOUL.md") -> None:
+        (self.folder / name).write_text(text)
+
+
+@asynccontextmanager
+async def watching(folder: Path) -> AsyncGenerator[Watched, None]:
+    watched = Watched(folder)
+    task = asyncio.create_task(watched.run())
+    await watched.polls(1)
+    try:
+        yield watched
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_an_edit_is_told_once_it_has_settled(tmp_path: Path) -> None:
+    async with watching(tmp_path) as watched:
+        assert await watched.polls(5) == []
+        watched.write("S")
+        assert await watched.polls(1) == []
+        assert await watched.polls(1) == [f"{GOOD}\n\n---\n\nS"]
+        assert await watched.polls(5) == []
+        assert watched.workspace.system_prompt() == f"{GOOD}\n\n---\n\nS"
+        watched.write("## b\nRole: r\n", "AGENTS.md")
+        (tmp_path / "SOUL.md").unlink()
+        assert await watched.polls(2) == ["## b\nRole: r\n"]
+        assert [spec.id for spec in watched.workspace.state.agents] == ["b"]
+
+
+async def test_an_edit_before_the_watching_began_is_not_missed(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("S")
+    task = asyncio.create_task(watched.run())
+    assert await watched.polls(3) == [f"{GOOD}\n\n---\n\nS"]
+    task.cancel()
+
+
+async def test_a_file_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
+    async with watching(tmp_path) as watched:
+        text = ""
+        for piece in ("One ", "two ", "three."):
+            text += piece
+            watched.write(text)
+            assert await watched.polls(1) == []
+        assert await watched.polls(1) == [f"{GOOD}\n\n---\n\nOne two three."]
+
+
+async def test_a_file_that_is_replaced_by_renaming_is_seen(tmp_path: Path) -> None:
+    """Same size, and the very times of the old one: only the file itself is another."""
+    async with watching(tmp_path) as watched:
+        watched.write("Old")
+        assert await watched.polls(2) == [f"{GOOD}\n\n---\n\nOld"]
+        old = (tmp_path / "SOUL.md").stat()
+        watched.write("New", "SOUL.md~")
+        os.utime(tmp_path / "SOUL.md~", ns=(old.st_atime_ns, old.st_mtime_ns))
+        os.replace(tmp_path / "SOUL.md~", tmp_path / "SOUL.md")
+        assert await watched.polls(2) == [f"{GOOD}\n\n---\n\nNew"]
+
+
+async def test_a_file_that_is_away_for_a_moment_is_not_missed(tmp_path: Path) -> None:
+    """Some editors move the old file away before they write the new one."""
+    async with watching(tmp_path) as watched:
+        (tmp_path / "AGENTS.md").rename(tmp_path / "AGENTS.md~")
+        assert await watched.polls(1) == []
+        watched.write("## c\nRole: r\n", "AGENTS.md")
+        assert await watched.polls(2) == ["## c\nRole: r\n"]
+
+
+async def test_a_file_that_was_touched_and_not_changed_is_no_edit(tmp_path: Path) -> None:
+    async with watching(tmp_path) as watched:
+        os.utime(tmp_path / "AGENTS.md")
+        assert await watched.polls(5) == []
+
+
+async def test_a_broken_edit_changes_nothing_and_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with watching(tmp_path) as watched:
+        watched.write("## a\nModel: gpt\n", "AGENTS.md")
+        watched.write("S")
+        assert await watched.polls(2) == [GOOD]
+        broken = watched.told[-1]
+        assert (broken.agents, broken.findings) == (watched.first.agents, ())
+        assert [error.partition(": Model: ")[0] for error in broken.errors] == [f"{tmp_path}/AGENTS.md:2"]
+        assert caplog.text.count("the workspace stays as it was: ") == 1
+        os.utime(tmp_path / "AGENTS.md")
+        assert await watched.polls(3) == []  # broken as before is no news
+        watched.write(GOOD, "AGENTS.md")
+        assert await watched.polls(2) == [f"{GOOD}\n\n---\n\nS"]
+        assert watched.told[-1].errors == ()
+
+
+async def test_a_broken_edit_that_is_taken_back_is_told_too(tmp_path: Path) -> None:
+    async with watching(tmp_path) as watched:
+        watched.write("x" * 300_000)
+        await watched.polls(2)
+        assert "larger than 256 KiB" in watched.workspace.state.errors[0]
+        (tmp_path / "SOUL.md").unlink()
+        assert await watched.polls(2) == [GOOD]
+        assert watched.workspace.state == watched.first
+
+
+async def test_a_folder_that_goes_away_leaves_what_was_read(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    async with watching(tmp_path / "w") as watched:
+        (tmp_path / "w").rename(tmp_path / "away")
+        assert await watched.polls(2) == [GOOD]
+        assert "there is no such folder" in watched.told[-1].errors[0]
+        (tmp_path / "away").rename(tmp_path / "w")
+        assert await watched.polls(2) == [GOOD]
+        assert watched.told[-1].errors == ()
+
+
+async def test_a_file_that_is_written_while_it_is_read_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watching(tmp_path) as watched:
+        read = module.read
+
+        def slow(folder: Path, name: str) -> str | None:
+            text = read(folder, name)
+            if name == "TOOLS.md" and text == "half":
+                watched.write("the whole", "TOOLS.md")
+            return text
+
+        monkeypatch.setattr(module, "read", slow)
+        watched.write("half", "TOOLS.md")
+        assert await watched.polls(4) == [f"{GOOD}\n\n---\n\nthe whole"]
+
+
+WRITER = """
+import os
+for number in range(400):
+    with open("SOUL.md~", "w") as file:
+        file.write(f"{number} " * (number % 50 + 1) * 100)
+    os.replace("SOUL.md~", "SOUL.md")
+"""
+
+
+async def test_while_another_process_edits_only_whole_files_are_seen(tmp_path: Path) -> None:
+    whole = {f"{number} " * (number % 50 + 1) * 100 for number in range(400)}
+    workspace = Workspace(tmp_path)
+    workspace.load()
+    writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, cwd=tmp_path)
+    async with aclosing(workspace.watch(every=0.001)) as states, asyncio.timeout(30):
+        async for state in states:
+            assert state.errors == ()
+            assert state.prompt in whole
+            if state.prompt == "399 " * 50 * 100:
+                break
+    assert await writer.wait() == 0
+
+
+async def test_looking_costs_next_to_nothing(tmp_path: Path) -> None:
+    async with watching(tmp_path) as watched:
+        start = time.process_time()
+        await watched.polls(2000)
+        assert (time.process_time() - start) / 2000 < 0.005  # a look, and twenty turns of the loop by the clock
