@@ -86,7 +86,7 @@ class Atlas:
         self._live: dict[str, AtlasStream] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
-        self.sessions = Sessions(store, tenant)
+        self.sessions = Sessions(store, tenant, self._shelf.drop)
 
     @property
     def agents(self) -> tuple[Agent, ...]:
