@@ -110,7 +110,7 @@ class Runs:
         said = translator.of(event)
         if said is None:
             return
-        if self.stopping and type(said) is ChatFinal and said.cancelled:
+        if self.stopping and said.event in LAST_WORDS and _how(said) != "done":
             task = asyncio.create_task(self._say_unless_left(log, said))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
@@ -134,7 +134,6 @@ class Runs:
             log.ended = True
             self._metrics.ended.labels(_how(event)).inc()
             self.on_change(log.session)
-        self._metrics.events.inc()
         self._tell(log)
         self.writer.add(log, at_once=at_once)
         if type(event) is ToolSettled:
@@ -150,6 +149,7 @@ class Runs:
         self._tell(log)
         if log.over and self._live.pop(log.run_id, None) is not None:
             self._metrics.runs.dec()
+            self._metrics.events.inc(log.seq - log.began)
             self._ends.pop(log.run_id).set()
 
     async def settle(self, limit: float) -> None:
