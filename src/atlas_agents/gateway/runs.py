@@ -31,6 +31,8 @@ class Runs:
         """Called with a session whose runs have begun or ended."""
         self.on_call: Callable[[], None] = lambda: None
         """Called when a tool call has its result."""
+        self.notice: Callable[[str], str] = lambda agent_id: ""
+        """Says why an agent speaks with another model than its own."""
         self.stopping = False
         self._store = store
         self._tenant = tenant
@@ -51,7 +53,7 @@ class Runs:
         self._metrics.runs.inc()
         if row is not None and row.events:
             self._say(log, ChatReset(run_id, row.epoch))
-        stream.follow(partial(self._hear, log, Translator(model, self._clock)))
+        stream.follow(partial(self._hear, log, Translator(model, self._clock, self.notice)))
         self.on_change(log.session)
         return log
 
