@@ -128,6 +128,10 @@ class Atlas:
         """How much its agents' tools may do."""
         return self._house.governance.limiter.limits
 
+    def hide(self, text: str) -> str:
+        """The same text without the secrets that this Atlas knows of, and without what looks like one."""
+        return self._house.governance.redactor.text(text)
+
     @property
     def registry(self) -> Registry:
         """The providers that there are here."""

@@ -28,9 +28,12 @@ class Replay:
             while self._wanted:
                 entries = log.after(self._seq) if log is not None else None
                 if entries is None:
+                    first = log.first if log is not None else None
                     entries = await self._page()
-                    if not entries and log is None:
+                    if not entries and first is None:
                         return
+                    if not entries and first is not None:  # nothing was ever said between, or it was never written
+                        self._seq = max(self._seq, first - 1)
                 elif not entries:
                     return  # up to date: from this very tick on it hears the run live
                 if not await self._send(entries):
