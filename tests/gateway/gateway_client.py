@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -84,8 +84,15 @@ class Client:
             return (end.rcvd.code, end.rcvd.reason) if end.rcvd else (1006, "")
 
 
+class Listening(Protocol):
+    """A gateway here, or one in another process."""
+
+    @property
+    def port(self) -> int: ...
+
+
 @asynccontextmanager
-async def knocked(gateway: Gateway, path: str = "/", **options: Any) -> AsyncGenerator[Client, None]:
+async def knocked(gateway: Listening, path: str = "/", **options: Any) -> AsyncGenerator[Client, None]:
     """A socket that has said nothing yet."""
     async with connect(f"ws://127.0.0.1:{gateway.port}{path}", open_timeout=WAIT, **options) as socket:
         yield Client(socket)
@@ -99,6 +106,13 @@ async def joined(gateway: Gateway, token: str | None = None, *, full: bool = Tru
         await client.say(type="auth", token=main_token(gateway) if token is None else token, **profile)
         greeting = await client.next()
         assert greeting["ok"] is True, greeting
+        yield client
+
+
+@asynccontextmanager
+async def talking(home: Path, atlas: Atlas, *, full: bool = True) -> AsyncGenerator[Client, None]:
+    """A client of a gateway of its own."""
+    async with opened(home, atlas) as gateway, joined(gateway, full=full) as client:
         yield client
 
 

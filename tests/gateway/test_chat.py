@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import joined, knocked, opened
+from gateway_client import joined, knocked, opened, talking
 
 from atlas_agents import Approvals, Atlas, ProviderError, Tool
 from atlas_agents.core.secret import Secret
@@ -20,27 +20,27 @@ def kept(*replies: Any, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
 
 
 async def test_the_seed_word_for_word(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(says("2+2 is 4.")), token=Secret("mysecrettoken")) as gateway:
-        async with knocked(gateway) as client:
-            await client.socket.send('{"type":"auth","token":"mysecrettoken"}')
-            assert await client.next() == {"type": "auth", "ok": True}
-            await client.socket.send(
-                '{"id":"2","method":"chat.send","params":{"sessionKey":"test","message":"What is 2+2?"}}'
-            )
-            answer = await client.next()
-            run_id = answer["result"]["runId"]
-            assert answer == {"id": "2", "result": {"runId": run_id}}
-            assert uuid.UUID(run_id).version == 4
-            await client.until("chat.final")
-            *deltas, final = client.frames[2:]
-            assert len(deltas) > 1
-            words = [delta["data"]["text"] for delta in deltas]
-            assert deltas == [{"event": "chat.delta", "data": {"runId": run_id, "text": text}} for text in words]
-            assert "".join(words) == "2+2 is 4."
-            usage = final["data"]["usage"]
-            assert final == {"event": "chat.final", "data": {"runId": run_id, "usage": usage}}
-            assert set(usage) == {"inputTokens", "outputTokens"}
-            assert all(isinstance(count, int) and count > 0 for count in usage.values())
+    atlas, token = kept(says("2+2 is 4.")), Secret("mysecrettoken")
+    async with opened(tmp_path, atlas, token=token) as gateway, knocked(gateway) as client:
+        await client.socket.send('{"type":"auth","token":"mysecrettoken"}')
+        assert await client.next() == {"type": "auth", "ok": True}
+        await client.socket.send(
+            '{"id":"2","method":"chat.send","params":{"sessionKey":"test","message":"What is 2+2?"}}'
+        )
+        answer = await client.next()
+        run_id = answer["result"]["runId"]
+        assert answer == {"id": "2", "result": {"runId": run_id}}
+        assert uuid.UUID(run_id).version == 4
+        await client.until("chat.final")
+        *deltas, final = client.frames[2:]
+        assert len(deltas) > 1
+        words = [delta["data"]["text"] for delta in deltas]
+        assert deltas == [{"event": "chat.delta", "data": {"runId": run_id, "text": text}} for text in words]
+        assert "".join(words) == "2+2 is 4."
+        usage = final["data"]["usage"]
+        assert final == {"event": "chat.final", "data": {"runId": run_id, "usage": usage}}
+        assert set(usage) == {"inputTokens", "outputTokens"}
+        assert all(isinstance(count, int) and count > 0 for count in usage.values())
 
 
 async def test_the_full_profile_adds_session_and_number_to_every_event(tmp_path: Path) -> None:
@@ -62,17 +62,16 @@ async def test_a_tool_call_is_told_with_its_result(tmp_path: Path) -> None:
         return input.upper()
 
     tool = Tool("shout", shout, in_process=True)
-    async with opened(tmp_path, kept(calls("shout", input="hey"), says("HEY!"), tools=(tool,))) as gateway:
-        async with joined(gateway) as client:
-            await client.get("chat.send", sessionKey="main", message="Shout hey.")
-            call, result = await client.until("tool.call"), await client.until("tool.result")
-            assert (call["name"], call["arguments"]) == ("shout", {"input": "hey"})
-            assert (result["toolCallId"], result["status"], result["result"]) == (call["toolCallId"], "ok", "HEY")
-            assert result["durationMs"] >= 0
-            await client.until("chat.final")
-            history = await client.get("chat.history", sessionKey="main")
-            assert [message["role"] for message in history["messages"]] == ["user", "assistant", "tool", "assistant"]
-            assert history["hasMore"] is False
+    async with talking(tmp_path, kept(calls("shout", input="hey"), says("HEY!"), tools=(tool,))) as client:
+        await client.get("chat.send", sessionKey="main", message="Shout hey.")
+        call, result = await client.until("tool.call"), await client.until("tool.result")
+        assert (call["name"], call["arguments"]) == ("shout", {"input": "hey"})
+        assert (result["toolCallId"], result["status"], result["result"]) == (call["toolCallId"], "ok", "HEY")
+        assert result["durationMs"] >= 0
+        await client.until("chat.final")
+        history = await client.get("chat.history", sessionKey="main")
+        assert [message["role"] for message in history["messages"]] == ["user", "assistant", "tool", "assistant"]
+        assert history["hasMore"] is False
 
 
 async def test_a_turn_that_fails_ends_with_one_error(tmp_path: Path) -> None:
@@ -105,16 +104,15 @@ class Slow:
 @pytest.mark.parametrize("full", [True, False])
 async def test_an_aborted_turn_ends_with_a_final_that_says_so(full: bool, tmp_path: Path) -> None:
     slow = Slow()
-    async with opened(tmp_path, kept(calls("slow", input="x"), tools=(slow.tool,))) as gateway:
-        async with joined(gateway, full=full) as client:
-            run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
-            await slow.begun.wait()
-            assert await client.get("chat.abort", runId=run_id) == {"aborted": [run_id]}
-            final = await client.until("chat.final")
-            assert final["cancelled"] is True
-            assert await client.get("chat.abort", runId=run_id) == {"aborted": []}
-            if not full:
-                assert set(final) == {"runId", "usage", "cancelled"}
+    async with talking(tmp_path, kept(calls("slow", input="x"), tools=(slow.tool,)), full=full) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        await slow.begun.wait()
+        assert await client.get("chat.abort", runId=run_id) == {"aborted": [run_id]}
+        final = await client.until("chat.final")
+        assert final["cancelled"] is True
+        assert await client.get("chat.abort", runId=run_id) == {"aborted": []}
+        if not full:
+            assert set(final) == {"runId", "usage", "cancelled"}
 
 
 async def test_a_second_message_waits_is_refused_or_takes_over(tmp_path: Path) -> None:
@@ -148,19 +146,18 @@ async def test_the_same_key_is_the_same_turn_and_another_payload_a_conflict(tmp_
 
 async def test_waiting_gives_the_answer_or_how_it_stands(tmp_path: Path) -> None:
     slow = Slow()
-    async with opened(tmp_path, kept(calls("slow", input="x"), says("Done."), tools=(slow.tool,))) as gateway:
-        async with joined(gateway) as client:
-            run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
-            assert (await client.get("chat.wait", runId=run_id, timeoutMs=20))["status"] == "running"
-            await client.say(id="w", method="chat.wait", params={"runId": run_id})
-            assert (await client.get("health.check"))["status"] == "ok"  # nobody waits for one who waits
-            slow.go.set()
-            while (frame := await client.next()).get("id") != "w":
-                pass
-            assert frame["result"]["status"] == "done"
-            assert frame["result"]["message"]["parts"] == [{"type": "text", "text": "Done."}]
-            missing = await client.ask("chat.wait", runId="0" * 32)
-            assert missing["error"]["data"]["kind"] == "RUN_NOT_FOUND"
+    async with talking(tmp_path, kept(calls("slow", input="x"), says("Done."), tools=(slow.tool,))) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        assert (await client.get("chat.wait", runId=run_id, timeoutMs=20))["status"] == "running"
+        await client.say(id="w", method="chat.wait", params={"runId": run_id})
+        assert (await client.get("health.check"))["status"] == "ok"  # nobody waits for one who waits
+        slow.go.set()
+        while (frame := await client.next()).get("id") != "w":
+            pass
+        assert frame["result"]["status"] == "done"
+        assert frame["result"]["message"]["parts"] == [{"type": "text", "text": "Done."}]
+        missing = await client.ask("chat.wait", runId="0" * 32)
+        assert missing["error"]["data"]["kind"] == "RUN_NOT_FOUND"
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,7 @@ class Atlas:
         prices: Mapping[str, Price] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._agents: dict[str, Agent] = {}
-        for each in agents:
-            if each.id in self._agents:
-                raise ConfigError(f"two agents have the id {each.id!r}")
-            self._agents[each.id] = each
+        self._agents = self._named(agents)
         self._current: Agent | None = next(iter(self._agents.values()), None)
         if default_agent is not None:
             self._current = self._find(default_agent) if isinstance(default_agent, str) else self._adopt(default_agent)
@@ -90,7 +86,7 @@ class Atlas:
         self._live: dict[str, AtlasStream] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
-        self.sessions = Sessions(store, tenant)
+        self.sessions = Sessions(store, tenant, self._shelf.drop)
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -103,6 +99,15 @@ class Atlas:
     def set_agent(self, agent: Agent) -> Self:
         """Let this agent answer from now on; a new one of a known id takes the old one's place."""
         self._current = self._adopt(agent)
+        return self
+
+    def set_agents(self, agents: Iterable[Agent]) -> Self:
+        """Let these be the agents from now on; turns under way keep theirs. The one that answers when none is named
+        stays the one of that id, if there still is one, else it is the first."""
+        found = self._named(agents)
+        current = self._current.id if self._current else None
+        self._agents = found
+        self._current = found.get(current or "") or next(iter(found.values()), None)
         return self
 
     def set_agent_by_id(self, agent_id: str) -> Self:
@@ -122,6 +127,10 @@ class Atlas:
     def limits(self) -> Limits:
         """How much its agents' tools may do."""
         return self._house.governance.limiter.limits
+
+    def hide(self, text: str) -> str:
+        """The same text without the secrets that this Atlas knows of, and without what looks like one."""
+        return self._house.governance.redactor.text(text)
 
     @property
     def registry(self) -> Registry:
@@ -382,6 +391,15 @@ class Atlas:
         )
         self._runs.add(run)
         return run
+
+    @staticmethod
+    def _named(agents: Iterable[Agent]) -> dict[str, Agent]:
+        found: dict[str, Agent] = {}
+        for each in agents:
+            if each.id in found:
+                raise ConfigError(f"two agents have the id {each.id!r}")
+            found[each.id] = each
+        return found
 
     def _find(self, agent_id: str) -> Agent:
         agent = self._agents.get(agent_id)

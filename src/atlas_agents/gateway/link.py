@@ -17,6 +17,8 @@ from atlas_agents.gateway.protocol.faults import SLOW_CONSUMER
 
 HEADERS_WITHIN = 10.0
 """Seconds that a connection may take to say what it wants."""
+SHORT = 64 * 1024
+"""Bytes in the queue of a client that reads."""
 LINGER = 5.0
 """Seconds that a closed socket has to read what is on its way."""
 KEY = "atlas.link"
@@ -81,7 +83,7 @@ class Link(WebSocketsSansIOProtocol):
         if not self.is_open:
             return False
         queued = self.transport.get_write_buffer_size()
-        if queued and queued + len(frame) > self.max_queued:  # a frame alone may be as large as it is
+        if queued > SHORT and queued + len(frame) > self.max_queued:  # who reads may get a large one, too
             self.slow = True
             self.end(SLOW_CONSUMER, "slow consumer")
             return False

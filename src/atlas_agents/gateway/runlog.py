@@ -44,25 +44,29 @@ class Draft:
             case wire.ChatReasoning(_, text):
                 self._thinking.append(text)
             case wire.ChatReset():
-                self._text.clear()
-                self._thinking.clear()
+                self._withdraw()
             case wire.ToolSettled(_, call_id, _, status, result, _, error):
                 self._results.append(ToolResultPart(call_id, status, result, error))
             case wire.ApprovalRequested():
                 self.approval = event
             case wire.ApprovalResolved():
                 self.approval = None
-            case wire.ChatMessage():
-                for kept in (self._text, self._thinking, self._results):
-                    kept.clear()
+            case wire.ChatMessage(_, message) if message.role == "assistant":
+                self._withdraw()
+            case wire.ChatMessage(_, message) if message.role == "tool":  # kept with the reply that follows it
+                self._results.clear()
             case _:
                 pass
+
+    def _withdraw(self) -> None:
+        self._text.clear()
+        self._thinking.clear()
 
     @property
     def parts(self) -> tuple[Part, ...]:
         thinking = [ThinkingPart("".join(self._thinking))] if self._thinking else []
         text = [TextPart("".join(self._text))] if self._text else []
-        return (*thinking, *text, *self._results)
+        return (*self._results, *thinking, *text)
 
 
 class RunLog:
@@ -72,6 +76,7 @@ class RunLog:
         "_begun",
         "_entries",
         "_untold",
+        "began",
         "draft",
         "ended",
         "messages",
@@ -86,7 +91,7 @@ class RunLog:
     def __init__(self, run_id: str, session: str, reserved: int = 0) -> None:
         self.run_id = run_id
         self.session = session
-        self.seq = self.written = self.told = self.reserved = reserved
+        self.began = self.seq = self.written = self.told = self.reserved = reserved
         self.ended = False
         self.draft = Draft()
         self.messages: set[str] = set()
@@ -151,9 +156,13 @@ class RunLog:
         self.written = self.seq
         self.reserved = self.seq + RANGE
 
+    @property
+    def first(self) -> int:
+        """The first number that is at hand; everything below is written."""
+        return self._entries[0].seq if self._entries else self.seq + 1
+
     def after(self, seq: int) -> list[Entry] | None:
         """What was told after a number; None if that is not at hand any more."""
-        first = self._entries[0].seq if self._entries else self.seq + 1
-        if seq + 1 < first:
+        if seq + 1 < self.first:
             return None
         return [entry for entry in self._entries if seq < entry.seq <= self.told]

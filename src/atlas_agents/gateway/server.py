@@ -3,12 +3,15 @@
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, Generator, Sequence
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import uvicorn
 from starlette.routing import BaseRoute
 
+from atlas_agents.core.store import RunRow
 from atlas_agents.engine.atlas import Atlas
 from atlas_agents.gateway.app import App
 from atlas_agents.gateway.families import all_methods
@@ -26,6 +29,16 @@ from atlas_agents.gateway.settings import GatewaySettings
 logger = logging.getLogger(__name__)
 _LAST_WORDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> None:
+    """Run it on uvloop: a gateway's loop where there is one."""
+    if sys.platform == "win32":
+        asyncio.run(work)
+    else:
+        import uvloop
+
+        uvloop.run(work)
 
 
 class _Server(uvicorn.Server):
@@ -60,13 +73,15 @@ class Gateway:
         """Have `serve` end: no more connections, turns finished or left for the next start, then the sockets."""
         self._stop.set()
 
-    async def serve(self) -> None:
-        """Serve until `stop`, SIGTERM or SIGINT."""
+    async def serve(self, ready: Callable[["Gateway"], object] | None = None) -> None:
+        """Serve until `stop`, SIGTERM or SIGINT; `ready` is called once turns are taken."""
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
             loop.add_signal_handler(each, self.stop)
         try:
             async with self.running():
+                if ready is not None:
+                    ready(self)
                 await self._stop.wait()
         finally:
             for each in _SIGNALS:
@@ -96,12 +111,19 @@ class Gateway:
     async def _begin(self) -> None:
         """Go on with what a sudden end cut short; then the gateway is ready."""
         hub, atlas = self.hub, self.atlas
-        rows = {row.id: row for row in await hub.store.open_runs()}
+        rows = {row.id: row for row in await hub.store.open_runs() if row.tenant == atlas.tenant}
+        told = {row.id: await self._said(row) for row in rows.values() if row.epoch}
         for stream in await atlas.recover():
             row = rows[stream.stream_id]
             agent = hub.agent(row.agent_id)
-            hub.runs.follow(stream, model_of(agent, atlas.registry) if agent else "", row)
+            log = hub.runs.follow(stream, model_of(agent, atlas.registry) if agent else "", row)
+            log.messages |= told.get(row.id, set())
         self.readiness.started = True
+
+    async def _said(self, row: RunRow) -> set[str]:
+        """The messages of a run that joined its session in an earlier life."""
+        rows = await self.hub.store.messages(self.atlas.tenant, row.session)
+        return {each.id for each in rows if each.run_id == row.id}
 
     async def _end(self, server: uvicorn.Server) -> None:
         """No new turns; those under way end, or are left for the next start; then everybody is told, and let go."""

@@ -1,5 +1,7 @@
 """`sessions.*`: make, list, read, change and remove sessions, and hear what happens in them."""
 
+from collections.abc import Sequence
+
 from atlas_agents.core.errors import Conflict, NotStored
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.store import Session, StoredMessage
@@ -21,7 +23,7 @@ from atlas_agents.gateway.protocol.sessions import (
 )
 from atlas_agents.gateway.protocol.shapes import ApprovalShape, Done, SessionShape
 from atlas_agents.gateway.runlog import RunLog
-from atlas_agents.gateway.translate import session_shape, stored_shape
+from atlas_agents.gateway.translate import newest, session_shape, stored_shape
 
 _SHOWN = 200
 _PAGE = 200
@@ -65,7 +67,7 @@ async def list_sessions(caller: Connection, params: SessionsList) -> SessionPage
 async def get(caller: Connection, params: OneSession) -> SessionFound:
     session = await existing(caller, params.session_key)
     rows = await caller.hub.atlas.sessions.messages(session.key, limit=_SHOWN, last=True)
-    return SessionFound(shape(caller, session), tuple(map(stored_shape, rows)))
+    return SessionFound(shape(caller, session), tuple(map(stored_shape, newest(rows, _SHOWN))))
 
 
 async def update(caller: Connection, params: SessionsUpdate) -> SessionChanged:
@@ -101,8 +103,10 @@ async def subscribe(caller: Connection, params: SessionsSubscribe) -> Subscribed
     session = await hub.store.session(hub.atlas.tenant, key)
     asked = params.runs or {}
     rows = [row for id in asked if (row := await hub.store.run(hub.atlas.tenant, id)) and row.session == key]
-    numbers = {row.id: await hub.runs.last_number(row) for row in rows if hub.runs.get(row.id) is None}
     messages = await _messages(caller, key, params.after_message_id)
+    numbers: dict[str, int] = {}
+    while ended := [row for row in rows if row.id not in numbers and hub.runs.get(row.id) is None]:
+        numbers |= {row.id: await hub.runs.last_number(row) for row in ended}
     channel = caller.hear(key)
     live = hub.runs.live(key)
     here = {log.run_id: log for log in live}
@@ -133,11 +137,11 @@ def shape(caller: Connection, session: Session) -> SessionShape:
     return session_shape(session, key, running=caller.hub.runs.running(session.key))
 
 
-async def _messages(caller: Connection, key: str, after: str | None) -> list[StoredMessage]:
+async def _messages(caller: Connection, key: str, after: str | None) -> Sequence[StoredMessage]:
     hub = caller.hub
     rows = await hub.store.messages(hub.atlas.tenant, key, limit=_SHOWN, last=True)
     known = next((place for place, row in enumerate(rows) if row.id == after), -1)
-    return rows[known + 1 :]
+    return newest(rows[known + 1 :], _SHOWN)
 
 
 def _is_told(row: StoredMessage, here: dict[str, RunLog]) -> bool:

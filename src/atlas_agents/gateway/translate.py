@@ -1,5 +1,6 @@
 """From the engine's words to the wire's: events, messages, questions, sessions."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from atlas_agents.core.clock import Clock
@@ -49,16 +50,21 @@ DECISIONS: dict[CoreDecision, Decision] = {
     "no": "deny",
 }
 ANSWERS: dict[Decision, CoreDecision] = {there: here for here, there in DECISIONS.items()}
+_PAGE_BYTES = 512 * 1024
 Shown: TypeAlias = wire.RunEvent | None
 
 
 class Translator:
     """One run's events. It remembers when a tool was called, and the usage until the last word."""
 
-    __slots__ = ("_began", "_clock", "_model", "_usage")
+    __slots__ = ("_began", "_clock", "_hide", "_model", "_notice", "_usage")
 
-    def __init__(self, model: str, clock: Clock) -> None:
+    def __init__(
+        self, model: str, clock: Clock, notice: Callable[[str], str], hide: Callable[[str], str] = str
+    ) -> None:
         self._model = model
+        self._notice = notice
+        self._hide = hide
         self._clock = clock
         self._began: dict[str, float] = {}
         self._usage = Usage()
@@ -73,7 +79,7 @@ class Translator:
             case StreamReset(id, attempt):
                 return wire.ChatReset(id, attempt)
             case StreamStart(id, agent_id):
-                return wire.ChatStarted(id, agent_id, self._model)
+                return wire.ChatStarted(id, agent_id, self._model, self._notice(agent_id))
             case MessageKept(id, message):
                 return wire.ChatMessage(id, message_shape(message, id))
             case ToolCalled() | ToolProgress() | ToolAnswered() | ApprovalAsked() | ApprovalAnswered():
@@ -107,7 +113,7 @@ class Translator:
             case MessageReceived(id, message):
                 return wire.ChatFinal(id, usage_shape(self._usage), message_shape(message, id))
             case ErrorRaised(id, message, kind):
-                return wire.ChatError(id, message, kind)
+                return wire.ChatError(id, self._hide(message), kind)
             case _:
                 return None
 
@@ -120,6 +126,14 @@ def message_shape(message: Message, run_id: str = "", seq: int = 0) -> MessageSh
     """A message without what is a vendor's own."""
     parts = tuple([part for each in message.parts if (part := _part(each)) is not None])
     return MessageShape(message.id, message.role, parts, message.created_at, run_id, seq, message.metadata)
+
+
+def newest(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMessage]:
+    """The last ones that fit into a frame that any client takes: so many, and not too large together."""
+    size, first = 0, len(rows)
+    while first > max(0, len(rows) - limit) and (size := size + len(rows[first - 1].body)) <= _PAGE_BYTES:
+        first -= 1
+    return rows[min(first, len(rows) - 1) :] if rows else rows
 
 
 def stored_shape(row: StoredMessage) -> MessageShape:

@@ -9,6 +9,7 @@ import msgspec
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.engine.agent import Agent
 from atlas_agents.providers.failover import RetryPolicy
+from atlas_agents.providers.registry import Model
 from atlas_agents.tools.tool import Function, Tool, as_tool
 from atlas_agents.workspace.agents import AgentSpec
 from atlas_agents.workspace.models import Providers, resolve_models
@@ -41,7 +42,7 @@ def build_agents(
 
 
 def build_agent(
-    spec: AgentSpec, tools: Iterable[Tool | Function] = (), *, models: Sequence[str] | None = None, prompt: str = ""
+    spec: AgentSpec, tools: Iterable[Tool | Function] = (), *, models: Sequence[Model] | None = None, prompt: str = ""
 ) -> Agent:
     """One agent; `models` stands in for those that it names, `prompt` comes before its own."""
     refs = spec.models if models is None else models

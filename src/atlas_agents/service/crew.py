@@ -1,0 +1,94 @@
+"""The agents of a workspace, kept as its files say and as the models that are there allow."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeAlias
+
+from atlas_agents.core.errors import AtlasError, ConfigError
+from atlas_agents.engine.agent import Agent
+from atlas_agents.engine.atlas import Atlas
+from atlas_agents.providers.demo import Demo
+from atlas_agents.providers.registry import Model, Registry, parse_model_ref
+from atlas_agents.tools.tool import Tool
+from atlas_agents.workspace.build import build_agent
+from atlas_agents.workspace.models import resolve_models
+from atlas_agents.workspace.workspace import Workspace, WorkspaceState
+
+logger = logging.getLogger(__name__)
+_PAUSES = (30.0, 120.0, 600.0)
+_DEMO_PAUSE = 0.02
+Get: TypeAlias = Callable[[str], Awaitable[None]]
+"""Has a local model here, or raises an AtlasError that says why it cannot be."""
+
+
+class Crew:
+    """Makes agents of what the workspace says. `notices` are sentences, by agent, about models that others stand in
+    for; `trouble` says why there is no local model, if there should be one."""
+
+    def __init__(
+        self, workspace: Workspace, registry: Registry, tools: Iterable[Tool], default: str | None = None
+    ) -> None:
+        self._workspace = workspace
+        self._registry = registry
+        self._tools = list(tools)
+        self._default = default
+        self.notices: dict[str, str] = {}
+        self.trouble: str | None = None
+        self.local: tuple[str, ...] = ()
+        """Local models that agents speak with."""
+
+    def agents(self, state: WorkspaceState | None = None) -> list[Agent]:
+        """All of them, each told the workspace's prompt and then its own; ConfigError if any cannot be made."""
+        state = state or self._workspace.state
+        made: list[Agent] = []
+        notices: dict[str, str] = {}
+        local: list[str] = []
+        for spec in state.agents:
+            refs, notice = resolve_models(spec, self._registry, self._default)
+            local += [ref for ref in refs if parse_model_ref(ref).provider == "local"]
+            models = [self._stand_in(ref) for ref in refs]
+            if self.trouble and refs and models[0] is not refs[0]:
+                notice = f"agent {spec.id!r}: {refs[0]} cannot answer ({self.trouble}); a scripted demo answers instead"
+            made.append(build_agent(spec, self._tools, models=models, prompt=state.prompt))
+            if notice:
+                notices[spec.id] = notice
+        for id, notice in notices.items():
+            if self.notices.get(id) != notice:
+                logger.warning("%s", notice)
+        self.notices, self.local = notices, tuple(dict.fromkeys(local))
+        return made
+
+    def _stand_in(self, ref: str) -> Model:
+        if self.trouble and parse_model_ref(ref).provider == "local":
+            return Demo(pause=_DEMO_PAUSE)
+        return ref
+
+    async def follow(self, atlas: Atlas) -> None:
+        """Give an Atlas new agents whenever the workspace is edited; an edit that cannot be used changes nothing."""
+        async for state in self._workspace.watch():
+            try:
+                atlas.set_agents(self.agents(state))
+            except ConfigError as error:
+                logger.warning("the workspace stays as it was: %s", error)
+            else:
+                logger.info("the workspace was edited: %s", ", ".join(agent.id for agent in atlas.agents))
+
+    async def fetch(self, atlas: Atlas, get: Get) -> None:
+        """Have the local models here that are wanted. Where that fails a demo stands in, until another try succeeds."""
+        for pause in (*_PAUSES, *[_PAUSES[-1]] * 100):
+            before = self.trouble
+            self.trouble = await self._missing(get)
+            if self.trouble != before:
+                atlas.set_agents(self.agents())
+            if self.trouble is None:
+                return
+            await asyncio.sleep(pause)
+
+    async def _missing(self, get: Get) -> str | None:
+        for ref in self.local:
+            try:
+                await get(parse_model_ref(ref).model)
+            except AtlasError as error:
+                return str(error)
+        return None

@@ -1,0 +1,74 @@
+"""The home folder in use: one process at a time works in it, and says where it can be reached."""
+
+import fcntl
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from atlas_agents.core.errors import ConfigError
+
+_LOCK = "lock"
+_NOTE = "running.json"
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A process that works in a home folder: its number and, once it listens, its address."""
+
+    pid: int
+    url: str = ""
+    version: str = ""
+
+
+@contextmanager
+def occupied(home: Path) -> Generator[None, None, None]:
+    """Hold a home folder as long as the block lasts; ConfigError if another process does.
+
+    Two would each take the other's open turns for ones that a sudden end cut short.
+    """
+    with (home / _LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(_taken(home)) from None
+        try:
+            yield
+        finally:
+            with suppress(FileNotFoundError):
+                (home / _NOTE).unlink()
+
+
+def announce(home: Path, running: Running) -> None:
+    """Say where this process can be reached, whole or not at all."""
+    fresh = home / f"{_NOTE}.{os.getpid()}"
+    fresh.write_bytes(msgspec.json.encode(running))
+    fresh.chmod(0o600)
+    fresh.replace(home / _NOTE)
+
+
+def running(home: Path) -> Running | None:
+    """Who works in a home folder now, and where; None if nobody does, whatever a sudden end has left there."""
+    try:
+        with (home / _LOCK).open("r") as file:
+            if _free(file):
+                return None
+        return msgspec.json.decode((home / _NOTE).read_bytes(), type=Running)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _free(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _taken(home: Path) -> str:
+    other = running(home)
+    where = f", process {other.pid}" + (f" at {other.url}" if other.url else "") if other else ""
+    return f"another Atlas works in {home}{where}: use that one, end it, or set ATLAS_HOME to another folder"

@@ -1,0 +1,112 @@
+"""All that a gateway stands on, opened from settings."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from atlas_agents.config.opening import open_home, open_policy, open_store
+from atlas_agents.config.settings import Settings
+from atlas_agents.core.environment import Environment
+from atlas_agents.core.errors import ModelUnavailable
+from atlas_agents.core.store import Store
+from atlas_agents.engine.atlas import Atlas
+from atlas_agents.local.fetch import Progress, obtain
+from atlas_agents.local.models import given_file, is_path, known, models_folder, state_of
+from atlas_agents.providers.registry import Registry
+from atlas_agents.service.builtin import known_tools
+from atlas_agents.service.crew import Crew, Get
+from atlas_agents.service.place import occupied
+from atlas_agents.tools.approvals import Approvals
+from atlas_agents.tools.permissions import Policy
+from atlas_agents.tools.registry import ToolRegistry
+from atlas_agents.workspace.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+Told: TypeAlias = Callable[[str, int, int, str], None]
+"""Is told of a model that is fetched: which, bytes that are here, bytes there will be, and what is being done."""
+
+
+class Runtime:
+    """An Atlas with its store, its workspace and its tools; `async with opened(settings) as runtime`."""
+
+    def __init__(
+        self, settings: Settings, store: Store, atlas: Atlas, crew: Crew, tools: ToolRegistry, workspace: Workspace
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.atlas = atlas
+        self.crew = crew
+        self.tools = tools
+        self.workspace = workspace
+
+
+@asynccontextmanager
+async def opened(
+    settings: Settings, *, environment: Environment | None = None, told: Told | None = None
+) -> AsyncGenerator[Runtime, None]:
+    """Everything open, in the order in which it needs each other; closed the other way round.
+
+    The workspace is followed and a local model fetched beside: whoever asks before it is there waits for it.
+    """
+    environment = environment or Environment()
+    async with AsyncExitStack() as opening:
+        opening.enter_context(occupied(open_home(settings)))
+        store = open_store(settings)
+        await store.open()
+        opening.push_async_callback(store.close)
+        runtime = _wired(settings, store, environment)
+        opening.push_async_callback(runtime.atlas.close)
+        beside = [
+            asyncio.create_task(runtime.crew.follow(runtime.atlas)),
+            asyncio.create_task(runtime.crew.fetch(runtime.atlas, _getter(models_folder(environment), told))),
+        ]
+        opening.push_async_callback(_end, beside)
+        yield runtime
+
+
+def _wired(settings: Settings, store: Store, environment: Environment) -> Runtime:
+    workspace = Workspace(settings.workspace)
+    if workspace.prepare():
+        logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
+    tools, registry = known_tools(), Registry(environment)
+    crew = Crew(workspace, registry, tools, settings.model)
+    atlas = Atlas(
+        crew.agents(),
+        store=store,
+        policy=open_policy(settings) or Policy(name="no policy file"),
+        approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
+        limits=settings.limits,
+        registry=registry,
+    )
+    return Runtime(settings, store, atlas, crew, tools, workspace)
+
+
+def _getter(folder: Path, told: Told | None) -> Get:
+    """How a local model comes here: the small one by itself, a larger one when a person has fetched it."""
+
+    def progress(id: str) -> Progress | None:
+        return partial(told, id) if told is not None else None
+
+    async def get(id: str) -> None:
+        if is_path(id):
+            given_file(id)
+            return
+        model = known(id)
+        if model.by_itself:
+            await obtain(model, folder, progress(id))
+        elif not state_of(model, folder).installed:
+            raise ModelUnavailable(f"it is not here yet, {model.megabytes} MB: fetch it with `atlas models pull {id}`")
+
+    return get
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError):
+            await task

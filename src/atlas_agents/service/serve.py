@@ -1,0 +1,95 @@
+"""The gateway as a program: from settings to the last word."""
+
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+import msgspec
+
+from atlas_agents.config.settings import Settings
+from atlas_agents.core.environment import Environment
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.secret import Secret
+from atlas_agents.gateway.server import Gateway
+from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.service.place import Running, announce
+from atlas_agents.service.runtime import Runtime, Told, opened
+
+
+class Serving:
+    """A gateway that listens: where, and with what behind it."""
+
+    def __init__(self, runtime: Runtime, gateway: Gateway) -> None:
+        self.runtime = runtime
+        self.gateway = gateway
+
+    @property
+    def url(self) -> str:
+        """Where it is reached from this machine."""
+        host = self.runtime.settings.host
+        name = f"[{host}]" if ":" in host else "127.0.0.1" if host in ("localhost", "0.0.0.0") else host  # noqa: S104
+        return f"http://{name}:{self.gateway.port}"
+
+    def announce(self) -> None:
+        """Say to other commands of this user where it is."""
+        home = self.runtime.settings.home
+        announce(home, Running(os.getpid(), self.url, version("atlas-agents")))
+
+    @property
+    def token(self) -> Secret:
+        """The token that may do everything here."""
+        return self.gateway.hub.tokens.main
+
+
+@asynccontextmanager
+async def private_gateway(
+    settings: Settings, *, environment: Environment | None = None, told: Told | None = None
+) -> AsyncGenerator[Serving, None]:
+    """A gateway as long as the block lasts, on any free port of this machine: for a command that needs its own."""
+    own = msgspec.structs.replace(settings, host="127.0.0.1", port=0)
+    async with _gateway(own, environment, told) as here, here.gateway.running():
+        here.announce()
+        yield here
+
+
+async def serve(
+    settings: Settings,
+    *,
+    environment: Environment | None = None,
+    told: Told | None = None,
+    on_ready: Callable[[Serving], object] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT: then no more connections, turns end or are left for the next start."""
+    async with _gateway(settings, environment, told) as here:
+
+        def ready(_: Gateway) -> None:
+            here.announce()
+            if on_ready is not None:
+                on_ready(here)
+
+        await here.gateway.serve(ready)
+
+
+@asynccontextmanager
+async def _gateway(
+    settings: Settings, environment: Environment | None, told: Told | None
+) -> AsyncGenerator[Serving, None]:
+    async with opened(settings, environment=environment, told=told) as runtime:
+        gateway = Gateway(runtime.atlas, _of_gateway(settings))
+        gateway.hub.more_settings |= {each.key: each.value for each in settings.explain()}
+        gateway.hub.runs.notice = lambda agent_id: runtime.crew.notices.get(agent_id, "")
+        yield Serving(runtime, gateway)
+
+
+def _of_gateway(settings: Settings) -> GatewaySettings:
+    if settings.allowed_origins and "*" in settings.allowed_origins:
+        raise ConfigError("allowed_origins: * would let every page in; name the origins")
+    return GatewaySettings(
+        home=settings.home,
+        host=settings.host,
+        port=settings.port,
+        token=settings.token,
+        hosts=settings.allowed_hosts,
+        origins=settings.allowed_origins,
+    )

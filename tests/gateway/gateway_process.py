@@ -1,0 +1,49 @@
+"""A gateway in a process of its own: `gateway_process.py HOME PAUSE REPLY…`; the port stands on its first line.
+
+A reply is words; `!name` is a call of the tool `note`, which writes the name into HOME/effects.
+"""
+
+import asyncio
+import os
+import resource
+import sys
+from pathlib import Path
+
+from paced import Paced
+
+from atlas_agents import Approvals, Tool
+from atlas_agents.gateway.logs import set_up
+from atlas_agents.gateway.server import Gateway, run
+from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.testing import Reply, calls, house, says
+
+
+async def main(home: Path, pause: float, replies: list[str]) -> None:
+    async def note(input: str) -> str:
+        with (home / "effects").open("a") as file:
+            file.write(f"{input}\n")
+        await asyncio.sleep(pause * 20)
+        return "noted"
+
+    tools = [Tool("note", note), Tool("ask", note, confirm=True)]
+    store = SqliteStore(home / "atlas.db")
+    await store.open()
+    model = Paced(*[_reply(text) for text in replies], pause=pause)
+    atlas = house(model, tools, store=store, approve=Approvals(wait=True))
+    gateway = Gateway(atlas, GatewaySettings(home=home, port=0, grace=1.0))
+    await gateway.serve(lambda ready: print(ready.port, flush=True))
+    await store.close()
+
+
+def _reply(text: str) -> Reply:
+    if text.startswith("!"):
+        return calls("note", input=text[1:])
+    return calls("ask", input=text[1:]) if text.startswith("?") else says(text)
+
+
+if __name__ == "__main__":
+    set_up()
+    files = int(os.environ.get("FILES", 0)) or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

@@ -1,0 +1,76 @@
+"""Starting, ending and killing a gateway that is a process of its own."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gateway_client import Client, knocked
+
+HERE = Path(__file__).parent
+WITHIN = 20.0
+
+
+class Process:
+    """One life of a gateway. It has what `knocked` and `joined` need of one."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int, home: Path) -> None:
+        self._process = process
+        self.port = port
+        self.home = home
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def kill(self) -> None:
+        self._process.kill()
+        await self._process.wait()
+
+    async def stop(self) -> int:
+        """Ask it to end; its exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        return await asyncio.wait_for(self._process.wait(), WITHIN)
+
+    def memory(self) -> int:
+        """Resident bytes."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@asynccontextmanager
+async def living(
+    home: Path, *replies: str, pause: float = 0.01, environment: dict[str, str] | None = None
+) -> AsyncGenerator[Process, None]:
+    """A gateway with a model that says this; killed at the end if it is still there."""
+    paths = os.pathsep.join([str(HERE), *sys.path])
+    command = [sys.executable, str(HERE / "gateway_process.py"), str(home), str(pause), *replies]
+    with (home / "log").open("a") as log:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
+        )
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), WITHIN)
+        assert line, (home / "log").read_text()
+        yield Process(process, int(line), home)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def inside(process: Process, *, full: bool = True) -> AsyncGenerator[Client, None]:
+    """A client that was let in."""
+    async with knocked(process) as client:
+        token = (process.home / "token").read_text().strip()
+        await client.say(type="auth", token=token, **({"protocol": 1} if full else {}))
+        assert (await client.next())["ok"] is True
+        yield client

@@ -1,0 +1,146 @@
+"""Many sockets at once: idle ones cost little, silent ones do not stay, storms pass."""
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from gateway_client import UPGRADE
+from processes import Process, inside, living
+from websockets.exceptions import WebSocketException
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+MB = 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def many_files() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class Bare:
+    """A WebSocket of few bytes: the handshake and masked frames by hand, so that a thousand of them are cheap here."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, port: int) -> "Bare":
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        headers = {"Host": f"127.0.0.1:{port}"} | {name.replace("_", "-"): value for name, value in UPGRADE.items()}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        writer.write(f"GET / HTTP/1.1\r\n{lines}\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b" 101 " in head, head
+        return cls(reader, writer)
+
+    def send(self, **frame: object) -> None:
+        data = json.dumps(frame).encode()
+        assert len(data) < 126
+        self._writer.write(bytes((0x81, 0x80 | len(data), 0, 0, 0, 0)) + data)
+
+    async def receive(self) -> tuple[int, bytes]:
+        """(opcode, content) of a frame."""
+        first, size = await self._reader.readexactly(2)
+        if size == 126:
+            size = int.from_bytes(await self._reader.readexactly(2), "big")
+        return first & 0x0F, await self._reader.readexactly(size)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@asynccontextmanager
+async def bare_ones(process: Process, count: int, *, silent: int = 0) -> AsyncGenerator[list[Bare], None]:
+    """So many sockets, of which some never say who they are."""
+    token = (process.home / "token").read_text().strip()
+    opened: list[Bare] = []
+    gate = asyncio.Semaphore(50)
+
+    async def one(number: int) -> None:
+        async with gate:
+            bare = await Bare.open(process.port)
+            opened.append(bare)
+            if number >= silent:
+                bare.send(type="auth", token=token)
+                assert await bare.receive() == (1, b'{"type":"auth","ok":true}')
+
+    try:
+        await asyncio.gather(*(one(number) for number in range(count)))
+        yield opened
+    finally:
+        for each in opened:
+            each.close()
+
+
+async def test_a_thousand_idle_sockets_cost_at_most_32_mib(tmp_path: Path) -> None:
+    async with living(tmp_path, "Hi.") as process:
+        async with bare_ones(process, 20):
+            pass
+        before = process.memory()
+        async with bare_ones(process, 1000):
+            grown = process.memory() - before
+            print(f"1,000 sockets: {grown / MB:.1f} MiB")
+            assert grown <= 32 * MB
+            async with inside(process) as client:
+                await client.get("chat.send", sessionKey="main", message="Still there?")
+                await client.until("chat.final")
+
+
+async def test_silent_sockets_are_closed_within_ten_seconds(tmp_path: Path) -> None:
+    async with living(tmp_path, "Hi.") as process:
+        async with bare_ones(process, 20):
+            pass
+        before, begun = process.memory(), time.monotonic()
+        async with bare_ones(process, 250, silent=250) as silent:
+            mute = [await asyncio.open_connection("127.0.0.1", process.port) for _ in range(250)]
+            assert process.memory() - before <= 20 * MB
+            for bare in silent:
+                code, content = await asyncio.wait_for(bare.receive(), 15)
+                assert (code, int.from_bytes(content[:2], "big")) == (8, 4400)
+            for reader, writer in mute:
+                assert await asyncio.wait_for(_gone(reader), 15)
+                writer.close()
+            assert time.monotonic() - begun < 14
+
+
+async def _gone(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
+
+
+async def test_a_storm_of_a_thousand_half_of_them_silent_passes(tmp_path: Path) -> None:
+    async with living(tmp_path, "Hi.") as process:
+        begun = time.monotonic()
+        async with bare_ones(process, 1000, silent=500) as opened:
+            print(f"1,000 sockets opened in {time.monotonic() - begun:.1f} s")
+            assert len(opened) == 1000
+            assert time.monotonic() - begun < 10
+            async with inside(process) as client:
+                assert (await client.get("health.check"))["status"] == "ok"
+
+
+async def test_out_of_files_it_goes_on_with_what_it_has_and_recovers(tmp_path: Path) -> None:
+    async with living(tmp_path, *["Hi."] * 2, environment={"FILES": "64"}) as process, inside(process) as client:
+        crowd = [await asyncio.open_connection("127.0.0.1", process.port) for _ in range(80)]
+        await client.get("chat.send", sessionKey="main", message="Still there?")
+        await client.until("chat.final")
+        for _, writer in crowd:
+            writer.close()
+        for _ in range(50):
+            try:
+                async with asyncio.timeout(2), inside(process) as late:
+                    assert (await late.get("health.check"))["status"] == "ok"
+                    break
+            except (TimeoutError, OSError, WebSocketException):
+                await asyncio.sleep(0.2)
+        else:
+            pytest.fail("no new connection after the crowd had left")

@@ -1,0 +1,295 @@
+"""Coming back: whoever was cut off hears exactly what a steady listener hears, no more and no less."""
+
+import asyncio
+import json
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_client import Client, joined, main_token, opened, talking
+from paced import Paced
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from atlas_agents import Approvals, Atlas, Tool
+from atlas_agents.core.store import AddEvents, ReserveEvents
+from atlas_agents.gateway.server import Gateway
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, calls, house, says
+
+SHORT = "Pack my box with five dozen jugs."
+LONG = "The quick brown fox jumps over the lazy dog. " * 6
+
+
+async def echo(input: str) -> str:
+    return input
+
+
+def talkative(words: str = LONG, **options: Any) -> Atlas:
+    """Words, a call, a call that needs a yes, and words again."""
+    tools = [Tool("echo", echo, effect="pure"), Tool("act", echo, confirm=True)]
+    replies = (says(words) + calls("echo", input="a"), calls("act", input="b"), says(words))
+    store = options.pop("store", None) or MemoryStore()
+    return house(Paced(*replies), tools, store=store, approve=Approvals(wait=True), **options)
+
+
+async def steady(client: Client, run_id: str) -> list[dict[str, Any]]:
+    """Hear a run to its end, and say yes when asked."""
+    while True:
+        frame = await client.next()
+        if frame.get("event") == "exec.approval_request":
+            await client.say(id="yes", method="exec.approve", params={"approvalId": frame["data"]["approvalId"]})
+        if frame.get("event") == "chat.final":
+            return client.events(run_id)
+
+
+async def flaky(gateway: Gateway, run_id: str, cuts: Any, pauses: Any) -> tuple[list[dict[str, Any]], int]:
+    """Hear the same run over sockets that break after a few frames each."""
+    heard: list[dict[str, Any]] = []
+    broken = 0
+    while True:
+        async with joined(gateway) as client:
+            last = heard[-1]["data"]["seq"] if heard else 0
+            await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
+            heard += client.events(run_id)
+            for _ in range(cuts()):
+                if heard and heard[-1]["event"] == "chat.final":
+                    return heard, broken
+                frame = await client.next()
+                if frame.get("data", {}).get("runId") == run_id:
+                    heard.append(frame)
+            if heard and heard[-1]["event"] == "chat.final":
+                return heard, broken
+            client.socket.transport.abort()
+            broken += 1
+        await asyncio.sleep(pauses())
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("memory", SHORT), pytest.param("sqlite", LONG, marks=pytest.mark.slow)],
+    ids=["memory", "sqlite"],
+)
+async def test_a_socket_cut_at_every_frame_hears_what_a_steady_one_hears(kind: str, words: str, tmp_path: Path) -> None:
+    store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    async with opened(tmp_path, talkative(words, store=store)) as gateway, joined(gateway) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        whole, (pieces, broken) = await asyncio.gather(
+            steady(client, run_id), flaky(gateway, run_id, lambda: 1, lambda: 0.0)
+        )
+        assert broken > 10
+        assert pieces == whole
+        assert [frame["data"]["seq"] for frame in whole] == list(range(1, len(whole) + 1))
+    await store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_socket_cut_at_random_hears_the_same_also_what_happened_while_it_was_away(
+    seed: int, tmp_path: Path
+) -> None:
+    dice = random.Random(seed)
+    async with opened(tmp_path, talkative()) as gateway, joined(gateway) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        whole, (pieces, _) = await asyncio.gather(
+            steady(client, run_id),
+            flaky(gateway, run_id, lambda: dice.randint(1, 12), lambda: dice.choice((0.0, 0.02, 0.2))),
+        )
+        assert pieces == whole
+
+
+async def test_words_since_the_last_reset_are_the_message(tmp_path: Path) -> None:
+    async with talking(tmp_path, talkative()) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        said = ""
+        for frame in await steady(client, run_id):
+            if frame["event"] == "chat.delta":
+                said += frame["data"]["text"]
+            elif frame["event"] == "chat.reset":
+                said = ""
+            elif frame["event"] == "chat.message":
+                message = frame["data"]["message"]
+                if message["role"] == "assistant":
+                    assert said == "".join(p["text"] for p in message["parts"] if p["type"] == "text")
+                    said = ""
+
+
+async def test_who_comes_in_the_middle_gets_what_was_said_and_then_the_rest(tmp_path: Path) -> None:
+    async with opened(tmp_path, talkative()) as gateway, joined(gateway) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        for _ in range(20):
+            await client.next()
+        async with joined(gateway) as late:
+            found = await late.get("sessions.subscribe", sessionKey="main")
+            assert found["session"]["running"] is True
+            (run,) = found["runs"]
+            assert (run["runId"], run["mode"]) == (run_id, "snapshot")
+            whole, rest = await asyncio.gather(steady(client, run_id), steady_listener(late, run_id))
+            assert rest == whole[run["seq"] :]
+            said = "".join(f["data"]["text"] for f in whole[: run["seq"]] if f["event"] == "chat.delta")
+            assert [part["text"] for part in run["parts"]] == [said]
+            assert [message["role"] for message in found["messages"]] == ["user"]
+
+
+async def steady_listener(client: Client, run_id: str) -> list[dict[str, Any]]:
+    await client.until("chat.final")
+    return client.events(run_id)
+
+
+async def test_a_question_that_waits_is_in_the_picture_that_a_late_one_gets(tmp_path: Path) -> None:
+    async with opened(tmp_path, talkative()) as gateway, joined(gateway) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        asked = await client.until("exec.approval_request")
+        async with joined(gateway) as late:
+            (run,) = (await late.get("sessions.subscribe", sessionKey="main"))["runs"]
+            assert run["pendingApproval"]["approvalId"] == asked["approvalId"]
+            assert await late.get("exec.approve", approvalId=asked["approvalId"]) == {"ok": True}
+            await asyncio.gather(steady_listener(client, run_id), steady_listener(late, run_id))
+
+
+async def test_a_run_that_ended_while_nobody_listened_is_replayed_whole(tmp_path: Path) -> None:
+    atlas = house(Scripted(says(LONG)), store=MemoryStore())
+    async with opened(tmp_path, atlas) as gateway:
+        async with joined(gateway) as client:
+            run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+            client.socket.transport.abort()
+        async with joined(gateway) as client:
+            await client.get("chat.wait", runId=run_id)
+            found = await client.get("sessions.subscribe", sessionKey="main", runs={run_id: 0})
+            (run,) = found["runs"]
+            await client.until("chat.final")
+            frames = client.events(run_id)
+            assert [frame["data"]["seq"] for frame in frames] == list(range(1, run["seq"] + 1))
+            assert "".join(f["data"]["text"] for f in frames if f["event"] == "chat.delta") == LONG
+            # and whoever knows all of it hears nothing again
+            again = await client.get("sessions.subscribe", sessionKey="main", runs={run_id: run["seq"]})
+            assert again["runs"] == [{"runId": run_id, "mode": "replay", "seq": run["seq"]}]
+            await client.get("health.check")
+            assert client.events(run_id) == frames
+
+
+async def test_a_turn_that_ended_without_a_last_word_gets_one_when_it_is_asked_for(tmp_path: Path) -> None:
+    store = MemoryStore()
+    stream = house(Scripted(says("All of it.")), store=store).send("Go", session="main")
+    await stream.reply()
+    run_id = stream.stream_id
+    lost = b'{"event":"chat.delta","data":{"runId":"%b","text":"All o"}}' % run_id.encode()
+    await store.commit("default", [ReserveEvents(run_id, 512), AddEvents(run_id, ((1, lost),))])
+    async with opened(tmp_path, house(Scripted(), store=store)) as gateway:
+        heard: list[list[dict[str, Any]]] = []
+        for _ in range(2):
+            async with joined(gateway) as client:
+                await client.get("sessions.subscribe", sessionKey="main", runs={run_id: 1})
+                await client.until("chat.final")
+                heard.append(client.events(run_id))
+        first, second = heard
+        assert first == second
+        assert [frame["event"] for frame in first] == ["chat.reset", "chat.delta", "chat.final"]
+        assert first[1]["data"]["text"] == "All of it."
+        assert first[0]["data"]["seq"] > 512
+
+
+async def test_a_run_goes_on_when_its_client_is_gone_unless_it_asked_otherwise(tmp_path: Path) -> None:
+    for how, status in (("continue", "done"), ("cancel", "cancelled")):
+        atlas = house(Paced(says(LONG)), store=MemoryStore())
+        async with opened(tmp_path, atlas) as gateway, joined(gateway) as other:
+            async with joined(gateway) as client:
+                sent = await client.get("chat.send", sessionKey="main", message="Go", onDisconnect=how)
+                await client.until("chat.delta")
+                client.socket.transport.abort()
+            assert (await other.get("chat.wait", runId=sent["runId"]))["status"] == status
+
+
+async def test_two_clients_of_a_session_hear_the_same_in_the_same_order(tmp_path: Path) -> None:
+    replies = [says(f"Answer {n}. " * 4) for n in range(12)]
+    atlas = house(Paced(*replies, pause=0), store=MemoryStore())
+    async with opened(tmp_path, atlas) as gateway, joined(gateway) as one, joined(gateway) as two:
+        for client in (one, two):
+            await client.get("sessions.subscribe", sessionKey="main")
+        sends = [
+            client.say(id=n, method="chat.send", params={"sessionKey": "main", "message": f"m{n}"})
+            for n in range(6)
+            for client in (one, two)
+        ]
+        random.Random(1).shuffle(sends)
+        await asyncio.gather(*sends)
+        for client in (one, two):
+            for _ in range(12):
+                await client.until("chat.final")
+        assert [frame for frame in one.events() if "seq" in frame["data"]] == [
+            frame for frame in two.events() if "seq" in frame["data"]
+        ]
+        history = (await one.get("chat.history", sessionKey="main"))["messages"]
+        assert [message["role"] for message in history] == ["user", "assistant"] * 12
+
+
+class NeverReads:
+    """A socket that says hello, subscribes, and then reads nothing for a while."""
+
+    async def open(self, gateway: Gateway, session: str) -> None:
+        loop = asyncio.get_running_loop()
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.setblocking(False)
+        await loop.sock_connect(raw, ("127.0.0.1", gateway.port))
+        self.socket = await connect(f"ws://127.0.0.1:{gateway.port}/", sock=raw, max_queue=1, ping_interval=None)
+        await self.socket.send(json.dumps({"type": "auth", "token": main_token(gateway), "protocol": 1}))
+        await self.socket.recv()
+        await self.socket.send(json.dumps({"id": 1, "method": "sessions.subscribe", "params": {"sessionKey": session}}))
+        await self.socket.recv()
+
+    async def read_on(self) -> tuple[list[dict[str, Any]], int]:
+        """(what was on its way, the code of the close)."""
+        heard: list[dict[str, Any]] = []
+        try:
+            while True:
+                heard.append(json.loads(await asyncio.wait_for(self.socket.recv(), 10)))
+        except ConnectionClosed as end:
+            return heard, end.rcvd.code if end.rcvd else 1006
+
+
+@pytest.mark.slow
+async def test_who_does_not_read_is_closed_and_can_come_back_for_the_rest(tmp_path: Path) -> None:
+    answer = ("0123456789abcdef" * 256 + " ") * 25
+    atlas = house(Scripted(*[says(answer)] * 100), store=MemoryStore())
+    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
+        await client.get("sessions.subscribe", sessionKey="main")
+        sleeper = NeverReads()
+        await sleeper.open(gateway, "main")
+        for _ in range(100):
+            await client.get("chat.send", sessionKey="main", message="Go")
+            await client.until("chat.final")
+        heard, code = await sleeper.read_on()
+        assert code == 4008
+        missed = [frame for frame in heard if "seq" in frame.get("data", {})]
+        told = [frame for frame in client.events() if "seq" in frame["data"]]
+        assert 0 < len(missed) < len(told)
+        last = missed[-1]["data"]
+        async with joined(gateway) as back:
+            await back.get("sessions.subscribe", sessionKey="main", runs={last["runId"]: last["seq"]})
+            await back.until("chat.final")
+            assert missed + back.events(last["runId"]) == told[: len(missed) + len(back.events(last["runId"]))]
+
+
+async def test_a_turn_left_by_one_gateway_is_heard_to_its_end_at_the_next(tmp_path: Path) -> None:
+    store = MemoryStore()
+    first = house(Paced(says(LONG)), store=store)
+    async with opened(tmp_path, first, grace=0.0) as gateway, joined(gateway) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        for _ in range(10):
+            await client.until("chat.delta")
+        before = client.events(run_id)
+        client.socket.transport.abort()
+    async with opened(tmp_path, house(Paced(says(LONG)), store=store)) as gateway, joined(gateway) as client:
+        last = before[-1]["data"]["seq"]
+        await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
+        await client.until("chat.final")
+        after = client.events(run_id)
+        reset = next(place for place, frame in enumerate(after) if frame["event"] == "chat.reset")
+        assert [frame["data"]["seq"] for frame in after[:reset]] == list(range(last + 1, last + 1 + reset))
+        assert [frame["data"]["seq"] for frame in after[reset:]] == list(range(513, 513 + len(after) - reset))
+        assert "".join(f["data"]["text"] for f in after[reset:] if f["event"] == "chat.delta") == LONG

@@ -1,0 +1,271 @@
+"""Sessions over the wire, and who may know of which."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_client import Client, joined, opened, talking
+from paced import Paced
+
+from atlas_agents import Agent, Approvals, Atlas, Policy, Tool
+from atlas_agents.gateway.server import Gateway
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Environment, Registry, Scripted, calls, house, says
+
+ANA, BOB = "ana-0123456789abcdefghijklmnop", "bob-0123456789abcdefghijklmnop"
+
+
+def two_users(home: Path, **more: Any) -> None:
+    lines: dict[str, Any] = {
+        "ana": {"token": ANA, "scopes": ["read", "write", "approve"]},
+        "bob": {"token": BOB, "scopes": ["read", "write", "approve"]},
+    }
+    (home / "tokens.json").write_text(json.dumps(lines | more))
+
+
+def kept(*replies: Any, **options: Any) -> Atlas:
+    return house(Scripted(*replies), store=MemoryStore(), **options)
+
+
+async def test_a_session_is_made_listed_changed_and_removed(tmp_path: Path) -> None:
+    async with talking(tmp_path, kept(says("Hi."))) as client:
+        key = (await client.get("sessions.create", label="Report", metadata={"a": 1}))["sessionKey"]
+        (listed,) = (await client.get("sessions.list"))["sessions"]
+        assert (listed["sessionKey"], listed["label"], listed["metadata"]) == (key, "Report", {"a": 1})
+        changed = (await client.get("sessions.update", sessionKey=key, label="Weekly", archived=True))["session"]
+        assert (changed["label"], changed["archived"]) == ("Weekly", True)
+        assert (await client.get("sessions.list"))["sessions"] == []
+        assert len((await client.get("sessions.list", archived=True))["sessions"]) == 1
+        assert await client.get("sessions.delete", sessionKey=key) == {"ok": True}
+        gone = await client.ask("sessions.get", sessionKey=key)
+        assert gone["error"]["data"]["kind"] == "SESSION_NOT_FOUND"
+        told = [event["data"].get("deleted", False) for event in client.events() if event["event"] == "session.updated"]
+        assert told == [False, False, True]
+
+
+async def test_sessions_are_listed_page_by_page(tmp_path: Path) -> None:
+    async with talking(tmp_path, kept()) as client:
+        keys = [(await client.get("sessions.create"))["sessionKey"] for _ in range(5)]
+        found: list[str] = []
+        cursor: dict[str, Any] = {}
+        while True:
+            page = await client.get("sessions.list", limit=2, **cursor)
+            found += [session["sessionKey"] for session in page["sessions"]]
+            if "nextCursor" not in page:
+                break
+            cursor = {"cursor": page["nextCursor"]}
+        assert found == keys[::-1]
+        wrong = await client.ask("sessions.list", cursor="x")
+        assert wrong["error"]["code"] == -32602
+
+
+async def test_a_session_takes_its_first_words_as_its_name(tmp_path: Path) -> None:
+    async with talking(tmp_path, kept(says("Hi."))) as client:
+        await client.get("chat.send", sessionKey="main", message="Tell me\n all about  it " + "x" * 100)
+        while not (label := (await client.until("session.updated"))["session"]["label"]):
+            pass
+        assert label == ("Tell me all about it " + "x" * 100)[:59] + "…"
+
+
+async def test_everybody_hears_that_a_session_works_and_rests(tmp_path: Path) -> None:
+    atlas = house(Paced(says("One two three.")), store=MemoryStore())
+    async with opened(tmp_path, atlas) as gateway, joined(gateway) as other, joined(gateway) as client:
+        await client.get("chat.send", sessionKey="main", message="Go")
+        states: list[bool] = []
+        while states[-1:] != [False]:
+            states.append((await other.until("session.updated"))["session"]["running"])
+        assert True in states
+        assert {event["event"] for event in other.events()} == {"session.updated"}
+
+
+async def test_the_agent_of_a_session_answers_in_it(tmp_path: Path) -> None:
+    agents = [Agent("one", model=Scripted(says("I am one."))), Agent("two", model=Scripted(says("I am two.")))]
+    atlas = Atlas(agents, store=MemoryStore(), registry=Registry(Environment({}, dotenv=None)))
+    async with talking(tmp_path, atlas) as client:
+        key = (await client.get("sessions.create", agentId="two"))["sessionKey"]
+        await client.get("chat.send", sessionKey=key, message="Who?")
+        assert (await client.until("chat.started"))["agentId"] == "two"
+        await client.until("chat.final")
+        await client.get("sessions.update", sessionKey=key, agentId="one")
+        await client.get("chat.send", sessionKey=key, message="And now?")
+        assert (await client.until("chat.started"))["agentId"] == "one"
+        for method in ("chat.send", "sessions.create"):
+            wrong = await client.ask(method, sessionKey=key, message="?", agentId="nobody")
+            assert wrong["error"]["data"]["kind"] == "AGENT_NOT_FOUND"
+
+
+async def test_a_session_at_work_is_not_removed(tmp_path: Path) -> None:
+    waits = asyncio.Event()
+
+    async def slow(input: str) -> str:
+        await waits.wait()
+        return input
+
+    atlas = house(Scripted(calls("slow", input="x"), says("ok")), [Tool("slow", slow)], store=MemoryStore())
+    async with talking(tmp_path, atlas) as client:
+        await client.get("chat.send", sessionKey="main", message="Go")
+        await client.until("tool.call")
+        assert (await client.ask("sessions.delete", sessionKey="main"))["error"]["data"]["kind"] == "BUSY"
+        waits.set()
+        await client.until("chat.final")
+        assert await client.get("sessions.delete", sessionKey="main") == {"ok": True}
+
+
+async def everything_of(client: Client, session: str, run_id: str, approval_id: str) -> list[dict[str, Any]]:
+    """The answers to every question about somebody's session, run and approval."""
+    return [
+        await client.ask("sessions.get", sessionKey=session),
+        await client.ask("sessions.update", sessionKey=session, label="mine"),
+        await client.ask("sessions.delete", sessionKey=session),
+        await client.ask("chat.history", sessionKey=session),
+        await client.ask("chat.wait", runId=run_id, timeoutMs=0),
+        await client.ask("chat.abort", runId=run_id),
+        await client.ask("approvals.resolve", approvalId=approval_id, decision="allow-once"),
+        await client.ask("exec.approve", approvalId=approval_id),
+    ]
+
+
+async def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
+    two_users(tmp_path)
+    done: list[str] = []
+
+    async def act(input: str) -> str:
+        done.append(input)
+        return "done"
+
+    atlas = house(
+        Scripted(calls("act", input="x"), says("ok")),
+        [Tool("act", act, confirm=True)],
+        store=MemoryStore(),
+        approve=Approvals(wait=True),
+    )
+    async with opened(tmp_path, atlas) as gateway, joined(gateway, ANA) as ana, joined(gateway, BOB) as bob:
+        run_id = (await ana.get("chat.send", sessionKey="main", message="Secret words"))["runId"]
+        asked = await ana.until("exec.approval_request")
+        assert asked["sessionKey"] == "main"
+        for session in ("main", "@ana/main", "../ana/main"):
+            real = await everything_of(bob, session, run_id, asked["approvalId"])
+            none = await everything_of(bob, "nowhere", "0" * 32, "0" * 32)
+            assert [answer["error"] for answer in real] == [answer["error"] for answer in none]
+        assert (await bob.get("sessions.list"))["sessions"] == []
+        assert (await bob.get("approvals.list"))["approvals"] == []
+        found = await bob.get("sessions.subscribe", sessionKey="main", runs={run_id: 0})
+        assert (found["messages"], found["runs"]) == ([], [])
+        assert await bob.get("chat.abort", sessionKey="main") == {"aborted": []}
+        for method in ("audit.list", "audit.subscribe"):
+            assert (await bob.ask(method))["error"]["data"]["kind"] == "FORBIDDEN"
+        await ana.get("exec.approve", approvalId=asked["approvalId"])
+        await ana.until("chat.final")
+        assert (await bob.get("usage.summary"))["rows"] == []
+        assert len((await ana.get("usage.summary", groupBy="session"))["rows"]) == 1
+        assert bob.events() == [] and done == ["x"]
+        await see_all(gateway)
+
+
+async def see_all(gateway: Gateway) -> None:
+    """The main token sees whose session it is."""
+    async with joined(gateway) as owner:
+        (session,) = (await owner.get("sessions.list"))["sessions"]
+        assert session["sessionKey"] == "@ana/main"
+
+
+async def test_two_users_may_use_the_same_name_for_their_sessions(tmp_path: Path) -> None:
+    two_users(tmp_path)
+    atlas = kept(says("To Ana."), says("To Bob."))
+    async with opened(tmp_path, atlas) as gateway, joined(gateway, ANA) as ana, joined(gateway, BOB) as bob:
+        for client in (ana, bob):
+            await client.get("chat.send", sessionKey="main", message="Hi")
+            await client.until("chat.final")
+        for client, words in ((ana, "To Ana."), (bob, "To Bob.")):
+            history = (await client.get("chat.history", sessionKey="main"))["messages"]
+            assert history[-1]["parts"] == [{"type": "text", "text": words}]
+            assert {event["data"].get("sessionKey") for event in client.events() if "seq" in event["data"]} == {"main"}
+
+
+@pytest.mark.parametrize("scope", ["write", "approve"])
+async def test_who_may_not_read_hears_nothing(scope: str, tmp_path: Path) -> None:
+    token = "deaf-0123456789abcdefghijklmnop"
+    two_users(tmp_path, deaf={"token": token, "scopes": [scope], "sessions": "all"})
+    atlas = kept(says("Hi."), says("Ho."))
+    async with opened(tmp_path, atlas) as gateway, joined(gateway) as owner, joined(gateway, token) as deaf:
+        if scope == "write":
+            await deaf.get("chat.send", sessionKey="main", message="Go")
+        refused = await deaf.ask("sessions.subscribe", sessionKey="main")
+        assert refused["error"]["code"] == -32001
+        await owner.get("chat.send", sessionKey="main", message="Go")
+        await owner.until("chat.final")
+        assert (await deaf.ask("health.check"))["error"]["code"] == -32001
+        assert deaf.events() == []
+
+
+def a_house() -> Atlas:
+    async def act(input: str) -> str:
+        """Do something."""
+        return input
+
+    policy = Policy(tools={"act": {"doer": "ask"}, "look": {"*": "yes"}})
+    tools = [Tool("act", act), Tool("look", act), Tool("wipe", act)]
+    agents = [
+        Agent("assistant", model=Scripted(calls("look", input="x"), says("ok")), tools=tools, role="doer"),
+        Agent("other", model="openai/gpt-x", description="Another."),
+    ]
+    return Atlas(agents, store=MemoryStore(), policy=policy, registry=Registry(Environment({}, dotenv=None)))
+
+
+async def test_agents_models_and_tools_can_be_looked_up(tmp_path: Path) -> None:
+    async with talking(tmp_path, a_house()) as client:
+        first, second = (await client.get("agents.list"))["agents"]
+        assert (first["id"], first["default"], first["tools"]) == ("assistant", True, ["act", "look"])
+        assert (await client.get("agents.get", agentId="other"))["agent"] == second
+        models = (await client.get("models.list"))["models"]
+        assert [(model["id"], model["available"]) for model in models] == [("scripted", True), ("openai/gpt-x", False)]
+        found = {tool["name"]: tool for tool in (await client.get("tools.list", agentId="assistant"))["tools"]}
+        assert [(found[name]["allowed"], found[name]["requiresApproval"]) for name in ("act", "look", "wipe")] == [
+            (True, True),
+            (True, False),
+            (False, False),
+        ]
+        assert found["act"]["description"] == "Do something."
+        matrix = await client.get("tools.matrix")
+        assert matrix["rows"][0]["cells"] == {"act": "ask", "look": "yes", "wipe": "no"}
+
+
+async def test_what_happened_can_be_looked_up(tmp_path: Path) -> None:
+    async with talking(tmp_path, a_house()) as client:
+        await client.get("audit.subscribe")
+        await client.get("chat.send", sessionKey="main", message="Look")
+        entry = (await client.until("audit.entry"))["entry"]
+        assert (entry["seq"], entry["entry"]["entityId"]) == (1, "look")
+        await client.until("chat.final")
+        assert (await client.get("audit.list"))["entries"] == [entry]
+        assert (await client.get("audit.list", tool="act"))["entries"] == []
+        (row,) = (await client.get("usage.summary", groupBy="agent"))["rows"]
+        assert (row["name"], row["turns"]) == ("assistant", 1) and row["inputTokens"] > 0
+
+
+async def test_the_server_says_what_it_is_and_no_secret(tmp_path: Path) -> None:
+    async with talking(tmp_path, a_house()) as client:
+        assert (await client.get("limits.get"))["usedToday"] == {"assistant": 0, "other": 0}
+        info = await client.get("system.info")
+        assert info["features"]["methods"] == sorted(info["features"]["methods"])
+        config = (await client.get("config.get"))["config"]
+        assert config["port"] == 0 and config["token"] == "in the file `token`"
+        assert (tmp_path / "token").read_text().strip() not in json.dumps(client.frames)
+
+
+async def test_the_audit_log_is_read_from_its_end(tmp_path: Path) -> None:
+    async def look(input: str) -> str:
+        return input
+
+    script = [step for n in range(12) for step in (calls("look", input=str(n)), says("ok"))]
+    async with talking(tmp_path, house(Scripted(*script), [Tool("look", look)], store=MemoryStore())) as client:
+        for _ in range(12):
+            await client.get("chat.send", sessionKey="main", message="Look")
+            await client.until("chat.final")
+        page = await client.get("audit.list", limit=5)
+        assert [entry["seq"] for entry in page["entries"]] == [12, 11, 10, 9, 8]
+        rest = await client.get("audit.list", cursor=page["nextCursor"])
+        assert [entry["seq"] for entry in rest["entries"]] == [7, 6, 5, 4, 3, 2, 1]
+        assert "nextCursor" not in rest
