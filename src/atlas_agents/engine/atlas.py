@@ -278,8 +278,7 @@ class Atlas:
             lost = f"there is no agent {row.agent_id!r} any more"
             await store.commit(row.tenant, [SetRun(row.id, epoch, "failed", lost)])
             return None
-        stream, wanted = AtlasStream(row.id), errand_of(row).output
-        output = msgspec.json.decode(wanted) if wanted is not None else None
+        stream, output = AtlasStream(row.id), msgspec.json.decode(errand_of(row).output)
         run = self._open(row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=Terms(row=row))
         return self._start(stream, run, None)
 
