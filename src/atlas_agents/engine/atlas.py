@@ -172,8 +172,8 @@ class Atlas:
         when_busy: WhenBusy = "queue",
         idempotency_key: str = "",
     ) -> Message:
-        """Take one turn and give back the answer. `output` is the JSON schema or Python type it must fit; the others are
-        as in `send`."""
+        """Take one turn and give back the answer. `output` is the JSON schema or Python type it must fit; the others
+        are as in `send`."""
         if idempotency_key or when_busy == "interrupt":
             return await self._ask_once(
                 self.send(

@@ -119,7 +119,7 @@ async def visible_run(caller: Connection, run_id: str) -> RunRow:
 
 
 def _check(hub: Hub, agent: Agent, params: ChatSend) -> None:
-    """A model must be one that can be had here; the mode is the agent's, and a client that counts on another is told."""
+    """A model must be one that can be had here; the mode is the agent's, and who counts on another is told."""
     if params.model is not None:
         try:
             hub.atlas.registry.route(params.model)
