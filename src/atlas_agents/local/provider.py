@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,7 @@ from atlas_agents.core.names import wire_name
 from atlas_agents.core.places import home
 from atlas_agents.local.calls import CallFinder
 from atlas_agents.local.fetch import Progress, obtain
-from atlas_agents.local.guide import guidance, offered
+from atlas_agents.local.guide import Form, first_word, form_of, guidance, offered
 from atlas_agents.local.models import DEFAULT, LocalModel, given_file, is_path, known, state_of
 from atlas_agents.local.server import Endpoint, Setup, let_go, server_for
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ToolCallChunk
@@ -65,7 +66,7 @@ class LocalProvider:
         endpoint = await self.endpoint(name)
         model = None if is_path(name) else known(name)
         finder = CallFinder({wire_name(tool.name) for tool in offered(request)})
-        async with aclosing(self._exchange(endpoint, name, model, request)) as chunks:
+        async with aclosing(self._ask(endpoint, name, model, request)) as chunks:
             async for chunk in chunks:
                 if isinstance(chunk, TextChunk):
                     if words := finder.add(chunk.text):
@@ -119,23 +120,41 @@ class LocalProvider:
             _log.info("fetching the local model %s (%d MB) into %s", model.id, model.megabytes, folder)
         return await obtain(model, folder, self._progress)
 
-    def _exchange(
+    async def _ask(
         self, endpoint: Endpoint, name: str, model: LocalModel | None, request: Request
     ) -> AsyncGenerator[Chunk, None]:
-        """Ask the server: a model with a template of ours under a grammar, another as llama.cpp does it itself."""
+        """A model with a template of ours under a grammar; any other as llama.cpp does it itself."""
         extra = dict(model.sampling) if model else {}
-        if model and endpoint.guided and (guided := guidance(request, model.lean)):
-            extra |= guided
+        if model and endpoint.guided and offered(request):
+            form = form_of(request, model)
+            if form == "either" and model.lean and not request.output:
+                form = await self._choose(endpoint, name, model, request)
+            extra |= guidance(request, model, form)
             request = msgspec.structs.replace(request, tools=(), output=None)
-        elif model and offered(request) != request.tools:
-            request = msgspec.structs.replace(request, tools=offered(request))
+        async with aclosing(self._exchange(endpoint, name, request, extra)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _choose(self, endpoint: Endpoint, name: str, model: LocalModel, request: Request) -> Form:
+        """Have the model say its first token, and see whether that opens a call."""
+        extra = first_word(request, model)
+        one_token = msgspec.structs.replace(request, tools=(), max_tokens=1, temperature=None, stop=())
+        async with aclosing(self._exchange(endpoint, name, one_token, extra)) as chunks:
+            said = "".join([chunk.text async for chunk in chunks if isinstance(chunk, TextChunk)])
+        return "call" if said.startswith("{") else "words"
+
+    def _exchange(
+        self, endpoint: Endpoint, name: str, request: Request, extra: dict[str, Any]
+    ) -> AsyncGenerator[Chunk, None]:
         body = encode_request(request, name, official=False, extra=extra)
         headers = {
             "Content-Type": "application/json",
             "Accept": "text/event-stream",
+            "Connection": "close",  # the server now and then drops a kept one just as the next request comes
             "Authorization": f"Bearer {header_value(endpoint.key, 'the local model')}",
         }
-        return exchange(self._http, f"{endpoint.url}/v1/chat/completions", headers, body, OpenAIReader(), endpoint.key)
+        url = f"{endpoint.url}/v1/chat/completions"
+        return exchange(self._http, url, headers, body, OpenAIReader(), endpoint.key)
 
 
 def local_provider(environment: Environment) -> LocalProvider:
