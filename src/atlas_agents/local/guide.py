@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from atlas_agents.core.names import wire_name
 from atlas_agents.core.specs import ToolSpec
-from atlas_agents.local.models import LocalModel
+from atlas_agents.local.models import Manner
 from atlas_agents.providers.base import Request
 
 Form: TypeAlias = Literal["call", "words", "either"]
@@ -34,37 +34,30 @@ def offered(request: Request) -> tuple[ToolSpec, ...]:
     return tuple(tool for tool in request.tools if request.tool_choice in (tool.name, wire_name(tool.name)))
 
 
-def form_of(request: Request, model: LocalModel) -> Form:
+def form_of(request: Request, manner: Manner) -> Form:
     """What may come. A `brief` model that has a result must put it into words: else it makes the same call for ever."""
     if request.tool_choice != "auto":
         return "call"
-    return "words" if model.brief and request.messages[-1].role == "tool" else "either"
+    return "words" if manner.brief and request.messages[-1].role == "tool" else "either"
 
 
-def guidance(request: Request, model: LocalModel, form: Form) -> dict[str, Any]:
-    """What is said to the server beside the messages: the tools for its template, the grammar, and how to choose."""
-    told = request.messages[-1].role == "tool"
-    found: dict[str, Any] = {"grammar": grammar(request, form, brief=model.brief)}
-    if form != "words" or not told:
-        tools = [
-            {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-            for tool in offered(request)
-        ]
-        found["chat_template_kwargs"] = {"functions": tools}
-    if form == "call" or told:
+def guidance(request: Request, manner: Manner, form: Form) -> dict[str, Any]:
+    """What is said to the server beside the messages: the grammar, and how to choose among the words it allows."""
+    found: dict[str, Any] = {"grammar": grammar(request, form, brief=manner.brief)}
+    if form == "call" or request.messages[-1].role == "tool":
         found |= _STEADY
-    if form == "words" and model.brief:
+    if form == "words" and manner.brief:
         found["stop"] = _ENOUGH
     return found
 
 
-def first_word(request: Request, model: LocalModel) -> dict[str, Any]:
+def first_word(request: Request, manner: Manner) -> dict[str, Any]:
     """How to ask such a model whether it would call: for one token, leaning towards that which opens a call.
 
     Not in the request for the answer itself: there the lean would act on every word.
     """
-    lean = model.lean if _touches_a_tool(request) else model.lean / 3
-    return guidance(request, model, "either") | _STEADY | {"logit_bias": [[_OPENING, lean]]}
+    lean = manner.lean if _touches_a_tool(request) else manner.lean / 3
+    return guidance(request, manner, "either") | _STEADY | {"logit_bias": [[_OPENING, lean]]}
 
 
 def grammar(request: Request, form: Form, *, brief: bool = False) -> str:
@@ -84,7 +77,7 @@ def grammar(request: Request, form: Form, *, brief: bool = False) -> str:
 def _calls(tools: tuple[ToolSpec, ...]) -> list[str]:
     rules = ["call: " + " | ".join(f"call_{place}" for place in range(len(tools)))]
     for place, tool in enumerate(tools):
-        opening = f'{{"name": "{tool.name}", "arguments": '
+        opening = f'{{"name": "{wire_name(tool.name)}", "arguments": '
         rules.append(f'call_{place}: {json.dumps(opening)} arguments_{place} "}}"')
         rules.append(f"arguments_{place}: {_schema(tool.parameters)}")
     return rules

@@ -18,7 +18,8 @@ from atlas_agents.core.places import home
 from atlas_agents.local.calls import CallFinder
 from atlas_agents.local.fetch import Progress, obtain
 from atlas_agents.local.guide import Form, first_word, form_of, guidance, offered
-from atlas_agents.local.models import DEFAULT, LocalModel, given_file, is_path, known, state_of
+from atlas_agents.local.models import DEFAULT, LocalModel, Manner, given_file, is_path, known, state_of
+from atlas_agents.local.plain import plain
 from atlas_agents.local.server import Endpoint, Setup, let_go, server_for
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ToolCallChunk
 from atlas_agents.providers.http import Clocks, HttpClient
@@ -27,7 +28,6 @@ from atlas_agents.providers.openai_request import encode_request
 from atlas_agents.providers.wire import exchange, header_value
 
 _PATIENT = Clocks(first_byte=300, idle=120, total=1800)  # a long prompt is read at some hundred tokens a second
-_TEMPLATE = Path(__file__).with_name("chatml.jinja")
 _log = logging.getLogger("atlas_agents.local")
 
 
@@ -64,24 +64,22 @@ class LocalProvider:
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         name = request.model or self.model
         endpoint = await self.endpoint(name)
-        model = None if is_path(name) else known(name)
+        manner = Manner() if is_path(name) else known(name).manner
         finder = CallFinder({wire_name(tool.name) for tool in offered(request)})
-        async with aclosing(self._ask(endpoint, name, model, request)) as chunks:
+        async with aclosing(self._ask(endpoint, name, manner, request)) as chunks:
             async for chunk in chunks:
                 if isinstance(chunk, TextChunk):
                     if words := finder.add(chunk.text):
                         yield TextChunk(words)
-                elif isinstance(chunk, DoneChunk):
+                    continue
+                if isinstance(chunk, DoneChunk):
                     words, call = finder.end(cut=chunk.stop_reason == "length")
                     if words:
                         yield TextChunk(words)
                     if call:
                         yield ToolCallChunk(call)
-                        if chunk.stop_reason == "stop":
-                            chunk = msgspec.structs.replace(chunk, stop_reason="tool_calls")
-                    yield chunk
-                else:
-                    yield chunk
+                        chunk = _with_call(chunk)
+                yield chunk
 
     async def endpoint(self, model: str | None = None) -> Endpoint:
         """The server of a model, fetched and started if need be: for other clients that speak OpenAI's or Anthropic's
@@ -93,7 +91,6 @@ class LocalProvider:
         setup = Setup(
             path=str(path),
             alias=path.stem,
-            template="" if is_path(name) else _TEMPLATE.read_text(encoding="utf-8"),
             context=self._context,
             log=str(self._home / "logs" / f"{path.stem}.log"),
         )
@@ -121,24 +118,27 @@ class LocalProvider:
         return await obtain(model, folder, self._progress)
 
     async def _ask(
-        self, endpoint: Endpoint, name: str, model: LocalModel | None, request: Request
+        self, endpoint: Endpoint, name: str, manner: Manner, request: Request
     ) -> AsyncGenerator[Chunk, None]:
-        """A model with a template of ours under a grammar; any other as llama.cpp does it itself."""
-        extra = dict(model.sampling) if model else {}
-        if model and endpoint.guided and offered(request):
-            form = form_of(request, model)
-            if form == "either" and model.lean and not request.output:
-                form = await self._choose(endpoint, name, model, request)
-            extra |= guidance(request, model, form)
-            request = msgspec.structs.replace(request, tools=(), output=None)
-        async with aclosing(self._exchange(endpoint, name, request, extra)) as chunks:
+        """Ask for a reply, held to a form where there are tools."""
+        extra = dict(manner.sampling)
+        tools = offered(request)
+        asked = plain(request, tools)
+        if tools and endpoint.guided:
+            form = form_of(request, manner)
+            if form == "words":
+                asked = plain(request, ())
+            elif form == "either" and manner.lean and not request.output:
+                form = await self._choose(endpoint, name, asked, first_word(request, manner))
+            extra |= guidance(request, manner, form)
+            asked = msgspec.structs.replace(asked, output=None)
+        async with aclosing(self._exchange(endpoint, name, asked, extra)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def _choose(self, endpoint: Endpoint, name: str, model: LocalModel, request: Request) -> Form:
+    async def _choose(self, endpoint: Endpoint, name: str, asked: Request, extra: dict[str, Any]) -> Form:
         """Have the model say its first token, and see whether that opens a call."""
-        extra = first_word(request, model)
-        one_token = msgspec.structs.replace(request, tools=(), max_tokens=1, temperature=None, stop=())
+        one_token = msgspec.structs.replace(asked, max_tokens=1, temperature=None, stop=())
         async with aclosing(self._exchange(endpoint, name, one_token, extra)) as chunks:
             said = "".join([chunk.text async for chunk in chunks if isinstance(chunk, TextChunk)])
         return "call" if said.startswith("{") else "words"
@@ -155,6 +155,10 @@ class LocalProvider:
         }
         url = f"{endpoint.url}/v1/chat/completions"
         return exchange(self._http, url, headers, body, OpenAIReader(), endpoint.key)
+
+
+def _with_call(done: DoneChunk) -> DoneChunk:
+    return msgspec.structs.replace(done, stop_reason="tool_calls") if done.stop_reason == "stop" else done
 
 
 def local_provider(environment: Environment) -> LocalProvider:

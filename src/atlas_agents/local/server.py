@@ -32,7 +32,6 @@ class Setup(msgspec.Struct, frozen=True):
 
     path: str
     alias: str
-    template: str
     context: int
     log: str
     parallel: int = 2
