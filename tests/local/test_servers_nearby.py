@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, ProviderError, RetryPolicy
+from atlas_agents.providers.faults import fault_of_status
 from atlas_agents.testing import Environment, Registry, Scripted, says
 from model_server import Reply, serving
 
@@ -80,3 +81,9 @@ async def test_a_provider_of_ones_own_can_be_registered() -> None:
         assert (await house.ask("hi")).text == "Lora!"
     with pytest.raises(ConfigError, match="cannot be a provider's id"):
         birds.register("par/rot", lambda environment: Scripted())
+
+
+def test_a_reply_that_llama_cpp_could_not_read_is_tried_again() -> None:
+    words = "The model produced output that does not match the expected peg-native format"
+    error = fault_of_status(500, {"error": {"code": 500, "message": words, "type": "server_error"}}, {})
+    assert (error.kind, error.retryable) == ("protocol", True)

@@ -79,7 +79,7 @@ def _calls(tools: tuple[ToolSpec, ...]) -> list[str]:
     for place, tool in enumerate(tools):
         opening = f'{{"name": "{wire_name(tool.name)}", "arguments": '
         rules.append(f'call_{place}: {json.dumps(opening)} arguments_{place} "}}"')
-        rules.append(f"arguments_{place}: {_schema(tool.parameters)}")
+        rules.append(f"arguments_{place}: {_schema({**tool.parameters, 'type': 'object'})}")
     return rules
 
 
