@@ -56,6 +56,7 @@ class Errand(msgspec.Struct, frozen=True):
 
     messages: tuple[msgspec.Raw, ...]
     output: msgspec.Raw = msgspec.Raw(b"null")
+    model: str = ""
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]
@@ -120,10 +121,11 @@ class Journal:
         key: str = "",
         fingerprint: str = "",
         output: bytes | None = None,
+        model: str = "",
     ) -> RunRow:
         """Take the user's message in, the last of these: acknowledged when this returns, and begun if the session is
         idle. With `wait` it queues behind others; else SessionBusy. A key that was seen gives the known run."""
-        errand = Errand(tuple(msgspec.Raw(each.to_json()) for each in messages), msgspec.Raw(output or b"null"))
+        errand = Errand(tuple(msgspec.Raw(each.to_json()) for each in messages), msgspec.Raw(output or b"null"), model)
         accepted = AcceptRun(
             self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), at_once=True
         )
