@@ -101,7 +101,7 @@ def _found_out(is_: Any, was: Any) -> bool:
 def again_changes_nothing(evidence: Evidence) -> Iterator[str]:
     """I11: after all has ended, another start finds nothing to do."""
     again = [note.n for note in evidence.notes if note.what == "recovered again"]
-    if again != [1]:
+    if not again or not all(again):
         yield "another start found something to do, or did not come to its end"
     first: dict[int, set[str]] = {}
     for note in evidence.seen("recovered"):

@@ -26,4 +26,5 @@ def zombie(runner: Runner, case: Case) -> Outcome:
         ends.append(runner.life(setting, Life(2, PEACE)))
         os.kill(first, signal.SIGCONT)
         ends.append(end_of(os.waitpid(first, 0)[1]))
+        runner.again(setting, 3)
     return runner.judged(setting, case, ends)
