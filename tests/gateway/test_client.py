@@ -143,10 +143,13 @@ async def test_something_else_at_the_address_is_told_as_that() -> None:
 
 
 async def test_a_turn_is_heard_from_its_first_event_to_its_last_word(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(says("Hello there."))) as gateway, connected(gateway) as client:
-        async with client.follow("main") as feed:
-            sent = await feed.send("Hi")
-            events = await heard(feed, sent.run_id)
+    async with (
+        opened(tmp_path, kept(says("Hello there."))) as gateway,
+        connected(gateway) as client,
+        client.follow("main") as feed,
+    ):
+        sent = await feed.send("Hi")
+        events = await heard(feed, sent.run_id)
     assert sent.status == "started"
     assert [event.event for event in events if not isinstance(event, RunPosition)][:2] == [
         "chat.message",
@@ -240,10 +243,14 @@ async def test_a_feed_over_a_line_that_breaks_again_and_again_hears_each_event_o
     async with opened(tmp_path, atlas) as gateway, connected(gateway) as steady:
         relay = Relay(gateway.port)
         relay.budget = 6000
-        async with relay.running() as url, steady.follow("main") as whole:
-            async with GatewayClient(url, main_token(gateway)) as client, client.follow("main") as feed:
-                sent = await feed.send("Go")
-                expected, events = await asyncio.gather(heard(whole, sent.run_id), heard(feed, sent.run_id))
+        async with (
+            relay.running() as url,
+            steady.follow("main") as whole,
+            GatewayClient(url, main_token(gateway)) as client,
+            client.follow("main") as feed,
+        ):
+            sent = await feed.send("Go")
+            expected, events = await asyncio.gather(heard(whole, sent.run_id), heard(feed, sent.run_id))
     assert relay.cuts >= 3
     assert events == expected
 
@@ -252,13 +259,17 @@ async def test_a_message_is_said_once_though_its_answer_was_lost(tmp_path: Path)
     atlas = kept(says("Once."), says("Twice!"))
     async with opened(tmp_path, atlas) as gateway, connected(gateway) as steady:
         relay = Relay(gateway.port)
-        async with relay.running() as url, steady.follow("main") as whole:
-            async with GatewayClient(url, main_token(gateway)) as client, client.follow("main") as feed:
-                sending = asyncio.create_task(feed.send("Go"))
-                seen = await anext(whole)  # the gateway has it: now the line breaks, maybe before the answer
-                relay.cut()
-                sent = await sending
-                events = await heard(feed, sent.run_id)
+        async with (
+            relay.running() as url,
+            steady.follow("main") as whole,
+            GatewayClient(url, main_token(gateway)) as client,
+            client.follow("main") as feed,
+        ):
+            sending = asyncio.create_task(feed.send("Go"))
+            seen = await anext(whole)  # the gateway has it: now the line breaks, maybe before the answer
+            relay.cut()
+            sent = await sending
+            events = await heard(feed, sent.run_id)
         assert seen.run_id == sent.run_id
         assert words(events) == "Once."
         history = await steady.call("chat.history", session_key="main")
@@ -281,12 +292,16 @@ async def test_an_act_whose_answer_was_lost_is_not_done_again_by_itself(tmp_path
 async def test_messages_of_turns_that_nobody_heard_are_told_after_the_line_is_back(tmp_path: Path) -> None:
     async with opened(tmp_path, kept(says("One."), says("Two."))) as gateway, connected(gateway) as steady:
         relay = Relay(gateway.port)
-        async with relay.running() as url, GatewayClient(url, main_token(gateway)) as client:
-            async with client.follow("main") as feed, steady.follow("main") as other:
-                await heard(feed, (await feed.send("First")).run_id)
-                relay.cut()
-                await heard(other, (await other.send("Second")).run_id)
-                told = [await anext(feed), await anext(feed)]
+        async with (
+            relay.running() as url,
+            GatewayClient(url, main_token(gateway)) as client,
+            client.follow("main") as feed,
+            steady.follow("main") as other,
+        ):
+            await heard(feed, (await feed.send("First")).run_id)
+            relay.cut()
+            await heard(other, (await other.send("Second")).run_id)
+            told = [await anext(feed), await anext(feed)]
     assert [text_of(event.message) for event in told if isinstance(event, ChatMessage)] == ["Second", "Two."]
 
 
@@ -351,11 +366,14 @@ async def test_a_gateway_that_was_killed_in_the_middle_goes_on_where_a_new_one_t
 
 async def test_a_reader_that_takes_its_time_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atlas_agents.client.feed._MOST_WAITING", 5)
-    async with opened(tmp_path, kept(says(LONG))) as gateway, connected(gateway) as client:
-        async with client.follow("main") as feed:
-            sent = await feed.send("Go")
-            await client.call("chat.wait", run_id=sent.run_id)
-            assert words(await heard(feed, sent.run_id)) == LONG
+    async with (
+        opened(tmp_path, kept(says(LONG))) as gateway,
+        connected(gateway) as client,
+        client.follow("main") as feed,
+    ):
+        sent = await feed.send("Go")
+        await client.call("chat.wait", run_id=sent.run_id)
+        assert words(await heard(feed, sent.run_id)) == LONG
 
 
 # What is told unasked
