@@ -53,20 +53,15 @@ class App:
         if self._hub.stopping:
             await self._refuse(scope, send, 503, "the gateway stops")
             return
+        if not await self._recognise(scope, send):
+            return
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
         await Connection(self._hub, scope["extensions"][KEY], _address(scope)).serve(receive)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shown_token = dict(scope["headers"]).get(b"authorization")
-        scope.setdefault("state", {})["grant"] = None
-        if shown_token is not None:
-            wait, grant = self._hub.admit(_address(scope), _bearer(shown_token))
-            if grant is None:
-                code, words = (429, "too many wrong tokens") if wait else (401, "invalid token")
-                await self._refuse(scope, send, code, words, retry_after=wait)
-                return
-            scope["state"]["grant"] = grant
+        if not await self._recognise(scope, send):
+            return
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -75,6 +70,18 @@ class App:
             await send(message)
 
         await self._http(scope, receive, send_with_headers)
+
+    async def _recognise(self, scope: Scope, send: Send) -> bool:
+        """Whose token is in the headers, if one is; a wrong one is refused wherever it is shown."""
+        header = dict(scope["headers"]).get(b"authorization")
+        scope.setdefault("state", {})["grant"] = None
+        if header is None:
+            return True
+        wait, scope["state"]["grant"] = self._hub.admit(_address(scope), _bearer(header))
+        if scope["state"]["grant"] is None:
+            code, words = (429, "too many wrong tokens") if wait else (401, "invalid token")
+            await self._refuse(scope, send, code, words, retry_after=wait)
+        return scope["state"]["grant"] is not None
 
     async def _refuse(self, scope: Scope, send: Send, code: int, words: str, *, retry_after: float = 0.0) -> None:
         self._hub.metrics.refused.labels(words).inc()

@@ -22,9 +22,9 @@ from atlas_agents.gateway.protocol.chat import (
 )
 from atlas_agents.gateway.protocol.faults import Fault, not_found
 from atlas_agents.gateway.translate import core_part, message_shape, newest, stored_shape
+from atlas_agents.gateway.turns import agent_for, take_in
 
 _PAGE = 500
-_NEW = ("started", "queued")
 
 
 def add_chat_methods(methods: Methods) -> None:
@@ -37,22 +37,19 @@ def add_chat_methods(methods: Methods) -> None:
 async def send(caller: Connection, params: ChatSend) -> Sent:
     """Start a turn; acknowledged when it is on the disk. The words follow as events, to all who hear the session."""
     hub, session = caller.hub, caller.who.prefix + params.session_key
-    if hub.stopping:
-        raise Fault("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
-    agent = await _agent(hub, session, params)
-    stream = hub.atlas.send(
+    agent = await agent_for(hub, session, params.agent_id)
+    _check(hub, agent, params)
+    accepted, stream = await take_in(
+        hub,
+        agent,
         _message(params),
         session=session,
-        agent_id=agent.id,
         user=caller.who.principal.id,
         when_busy=params.when_busy or "queue",
         idempotency_key=params.idempotency_key or "",
     )
-    accepted = await stream.accepted()
     if caller.who.may("read"):
         caller.hear(session)
-    if accepted.run_id == stream.stream_id and hub.runs.get(accepted.run_id) is None and accepted.status in _NEW:
-        hub.runs.follow(stream, model_of(agent, hub.atlas.registry))
     if params.on_disconnect == "cancel":
         caller.on_close.add(stream.cancel)
     return Sent(accepted.run_id, accepted.status if caller.full else None)
@@ -114,17 +111,12 @@ async def visible_run(caller: Connection, run_id: str) -> RunRow:
     return row
 
 
-async def _agent(hub: Hub, session: str, params: ChatSend) -> Agent:
-    """The one that is named, else the one the session talks to, else the default."""
-    wanted = params.agent_id or await hub.assignments.agent_of(session)
-    agent = hub.agent(wanted) if wanted else hub.atlas.get_agent()
-    if agent is None:
-        raise Fault("AGENT_NOT_FOUND", f"there is no agent {wanted!r}" if wanted else "there is no agent")
+def _check(hub: Hub, agent: Agent, params: ChatSend) -> None:
+    """Model and mode are the agent's; a client that counts on others is told."""
     if params.model is not None and params.model != model_of(agent, hub.atlas.registry):
         raise Fault("INVALID_PARAMS", "chat.send: the model is the agent's; name another agent")
     if params.mode is not None and params.mode != agent.mode:
         raise Fault("INVALID_PARAMS", f"chat.send: {agent.id} has the mode {agent.mode}")
-    return agent
 
 
 def _message(params: ChatSend) -> Message:

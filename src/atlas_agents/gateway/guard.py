@@ -15,7 +15,8 @@ _OWN_SITE = (b"same-origin", b"none")
 class Guard:
     """Knows the names of this gateway. Other names are those of somebody who points his own at this address."""
 
-    def __init__(self, hosts: Iterable[str]) -> None:
+    def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
+        self._origins = {origin.strip().lower().rstrip("/").encode() for origin in origins}
         self._hosts = {"localhost", "127.0.0.1", "[::1]"} | {_bracketed(host.strip().lower()) for host in hosts}
 
     def refusal(self, scope: Any) -> Refusal | None:
@@ -26,6 +27,8 @@ class Guard:
         if host is None or name is None or name[1] not in self._hosts:
             return 421, "this gateway has another name"
         origins = [value for key, value in headers if key == b"origin"]
+        if len(origins) == 1 and origins[0].lower() in self._origins:
+            return None
         if origins and (len(origins) > 1 or not _same(origins[0].decode("latin-1"), name)):
             return 403, "another site's page may not come in"
         if _cross_site(scope, headers):

@@ -76,6 +76,7 @@ class RunLog:
         "_begun",
         "_entries",
         "_untold",
+        "began",
         "draft",
         "ended",
         "messages",
@@ -90,7 +91,7 @@ class RunLog:
     def __init__(self, run_id: str, session: str, reserved: int = 0) -> None:
         self.run_id = run_id
         self.session = session
-        self.seq = self.written = self.told = self.reserved = reserved
+        self.began = self.seq = self.written = self.told = self.reserved = reserved
         self.ended = False
         self.draft = Draft()
         self.messages: set[str] = set()

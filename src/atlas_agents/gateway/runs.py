@@ -31,6 +31,8 @@ class Runs:
         """Called with a session whose runs have begun or ended."""
         self.on_call: Callable[[], None] = lambda: None
         """Called when a tool call has its result."""
+        self.notice: Callable[[str], str] = lambda agent_id: ""
+        """Says why an agent speaks with another model than its own."""
         self.stopping = False
         self._store = store
         self._tenant = tenant
@@ -51,7 +53,7 @@ class Runs:
         self._metrics.runs.inc()
         if row is not None and row.events:
             self._say(log, ChatReset(run_id, row.epoch))
-        stream.follow(partial(self._hear, log, Translator(model, self._clock)))
+        stream.follow(partial(self._hear, log, Translator(model, self._clock, self.notice)))
         self.on_change(log.session)
         return log
 
@@ -108,7 +110,7 @@ class Runs:
         said = translator.of(event)
         if said is None:
             return
-        if self.stopping and type(said) is ChatFinal and said.cancelled:
+        if self.stopping and said.event in LAST_WORDS and _how(said) != "done":
             task = asyncio.create_task(self._say_unless_left(log, said))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
@@ -132,7 +134,6 @@ class Runs:
             log.ended = True
             self._metrics.ended.labels(_how(event)).inc()
             self.on_change(log.session)
-        self._metrics.events.inc()
         self._tell(log)
         self.writer.add(log, at_once=at_once)
         if type(event) is ToolSettled:
@@ -148,6 +149,7 @@ class Runs:
         self._tell(log)
         if log.over and self._live.pop(log.run_id, None) is not None:
             self._metrics.runs.dec()
+            self._metrics.events.inc(log.seq - log.began)
             self._ends.pop(log.run_id).set()
 
     async def settle(self, limit: float) -> None:

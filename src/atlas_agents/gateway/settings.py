@@ -22,6 +22,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 18789
     token: Secret | None = None
     hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    """Origins whose pages may come in besides this gateway's own."""
     auth_timeout: float = 10.0
     first_frame: int = 64 * 1024
     max_frame: int = 1024 * 1024

@@ -9,12 +9,13 @@ from atlas_agents.gateway.protocol.shapes import Decision, MessageShape, Session
 
 
 class ChatStarted(Wire, frozen=True):
-    """A turn begins; `model` is the one that will speak."""
+    """A turn begins; `model` is the one that will speak, `notice` says why it is another than the agent names."""
 
     event: ClassVar[str] = "chat.started"
     run_id: str
     agent_id: str
     model: str
+    notice: str = ""
 
 
 class ChatDelta(Wire, frozen=True, gc=False):
