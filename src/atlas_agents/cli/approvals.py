@@ -5,9 +5,8 @@ import time
 
 from atlas_agents.cli import options as given
 from atlas_agents.cli import show
-from atlas_agents.cli.border import run
-from atlas_agents.cli.reach import quiet, within_reach
-from atlas_agents.cli.sessions import one_of
+from atlas_agents.cli.border import one_of, quiet, run
+from atlas_agents.cli.reach import within_reach
 from atlas_agents.cli.words import exact
 
 
@@ -19,8 +18,12 @@ def list_approvals(*, as_json: bool) -> int:
             show.as_json(found)
             return
         rows = [
-            (each["approvalId"], each.get("agentId", ""), f"{max(0, each['expiresAt'] / 1000 - time.time()):.0f} s",
-             f"{each['toolName']}({', '.join(f'{name}={exact(value)}' for name, value in each['details'].items())})")
+            (
+                each["approvalId"],
+                each.get("agentId", ""),
+                f"{max(0, each['expiresAt'] / 1000 - time.time()):.0f} s",
+                f"{each['toolName']}({', '.join(f'{name}={exact(value)}' for name, value in each['details'].items())})",
+            )
             for each in found
         ]
         show.table(("question", "agent", "time left", "call"), rows, "Nobody asks anything.")

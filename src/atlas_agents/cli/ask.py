@@ -7,12 +7,12 @@ from typing import Any, TextIO
 import msgspec
 
 from atlas_agents.cli import options as given
-from atlas_agents.cli.border import DONE, INTERRUPTED, NO_ANSWER, complain, run
+from atlas_agents.cli.border import DONE, INTERRUPTED, NO_ANSWER, complain, quiet, run
 from atlas_agents.cli.options import Talking
-from atlas_agents.cli.reach import Here, for_talking, quiet
+from atlas_agents.cli.reach import Here, for_talking
 from atlas_agents.cli.turn import Asked, Ending, Left, Notes, Screen, remark, take_turn
-from atlas_agents.cli.words import called, one_line, trouble
 from atlas_agents.cli.who import headline
+from atlas_agents.cli.words import called, trouble
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.ids import new_id
 

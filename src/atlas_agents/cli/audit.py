@@ -5,8 +5,8 @@ from typing import Any
 
 from atlas_agents.cli import options as given
 from atlas_agents.cli import show
-from atlas_agents.cli.border import DONE, NO_ANSWER, run
-from atlas_agents.cli.reach import TENANT, Here, quiet, within_reach
+from atlas_agents.cli.border import DONE, NO_ANSWER, quiet, run
+from atlas_agents.cli.reach import TENANT, Here, within_reach
 from atlas_agents.cli.when import moment
 from atlas_agents.cli.words import one_line
 from atlas_agents.config.opening import open_store
@@ -75,7 +75,9 @@ def check(*, as_json: bool) -> int:
         if as_json:
             show.as_json({"lines": len(records), "whole": problem is None, "problem": problem})
         else:
-            print(f"The chain is whole: {len(records)} lines." if problem is None else f"The chain is broken: {problem}.")
+            print(
+                f"The chain is whole: {len(records)} lines." if problem is None else f"The chain is broken: {problem}."
+            )
         return DONE if problem is None else NO_ANSWER
 
     return run(work)
@@ -89,7 +91,11 @@ def compare(path: str, *, as_json: bool) -> int:
             show.as_json(changes)
             return
         rows = [(each.seq, each.agent_id, each.tool, each.before, each.after, each.rule) for each in changes]
-        show.table(("line", "agent", "tool", "was", "would be", "because of"), rows, "Nothing would have been judged otherwise.")
+        show.table(
+            ("line", "agent", "tool", "was", "would be", "because of"),
+            rows,
+            "Nothing would have been judged otherwise.",
+        )
 
     return run(work)
 

@@ -1,9 +1,10 @@
 """The border to a person or a script: what went wrong is said in one line, and the exit code says what kind it was."""
 
 import asyncio
+import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from atlas_agents.cli.words import one_line, sentence
@@ -38,3 +39,28 @@ def guarded(work: Callable[[], int | None]) -> int:
     except Exception as error:  # noqa: BLE001 - whatever broke is said in a sentence
         complain(sentence(error))
         return NO_ANSWER
+
+
+def quiet() -> None:
+    """Keep log lines out of what a person reads: what matters is said in sentences."""
+    logging.basicConfig(handlers=[logging.NullHandler()])
+
+
+def confirmed(question: str) -> bool:
+    """A person's yes; where there is no person it has to be said with --yes."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ConfigError(f"{question} There is nobody here to ask: say --yes")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def one_of(start: str, keys: Iterable[str], what: str) -> str:
+    """The one key that begins so; a whole one counts whatever else begins so."""
+    matching = [key for key in keys if key.startswith(start)]
+    if start in matching:
+        return start
+    if len(matching) > 1:
+        raise ConfigError(f"{len(matching)} {what}s begin with {start!r}: write more of it")
+    if not matching:
+        raise ConfigError(f"there is no {what} {start!r}: atlas {what}s list shows those there are")
+    return matching[0]

@@ -4,10 +4,10 @@ import sys
 
 from atlas_agents.cli import options as given
 from atlas_agents.cli.ask import is_terminal
-from atlas_agents.cli.border import DONE, run
+from atlas_agents.cli.border import DONE, quiet, run
 from atlas_agents.cli.commands import Place
 from atlas_agents.cli.options import Talking
-from atlas_agents.cli.reach import Here, for_talking, quiet
+from atlas_agents.cli.reach import Here, for_talking
 from atlas_agents.cli.talk import Talk
 from atlas_agents.cli.who import agents, pick
 from atlas_agents.core.errors import ConfigError, GatewayError

@@ -10,7 +10,7 @@ from atlas_agents.cli.reach import Here
 from atlas_agents.cli.turn import Ending
 from atlas_agents.cli.when import ago
 from atlas_agents.cli.who import agents, model_name, pick
-from atlas_agents.cli.words import answered, called, one_line, printable
+from atlas_agents.cli.words import answered, called, for_people, one_line, printable
 from atlas_agents.core.ids import new_id
 from atlas_agents.gateway.protocol.chat import History
 from atlas_agents.gateway.protocol.shapes import MessageShape, TextPart, ToolCallPart, ToolResultPart
@@ -89,7 +89,7 @@ async def _agents(_: str, place: Place, here: Here, page: Page) -> None:
         sign = "* " if place.agent == agent["id"] or (place.agent is None and agent.get("default")) else ""
         page.line(f"{sign}{agent['id']}: {model}; tools: {tools}")
         if agent.get("notice"):
-            page.line(f"  {one_line(agent['notice'], 400)}", "yellow")
+            page.line(f"  {one_line(for_people(agent['notice']), 400)}", "yellow")
 
 
 async def _agent(name: str, place: Place, here: Here, page: Page) -> None:

@@ -32,12 +32,21 @@ def explain(*, as_json: bool) -> int:
         if as_json:
             shown.as_json(
                 [
-                    {"key": key, "value": value, "origin": origin, "variable": setting.variable, "takes": setting.takes, "about": setting.description}
+                    {
+                        "key": key,
+                        "value": value,
+                        "origin": origin,
+                        "variable": setting.variable,
+                        "takes": setting.takes,
+                        "about": setting.description,
+                    }
                     for key, value, origin, setting in rows
                 ]
             )
             return
-        lines = [(key, value, origin, f"{setting.description} ({setting.variable})") for key, value, origin, setting in rows]
+        lines = [
+            (key, value, origin, f"{setting.description} ({setting.variable})") for key, value, origin, setting in rows
+        ]
         shown.table(("setting", "value", "said by", "about"), lines, "")
 
     return guarded(work)

@@ -4,9 +4,10 @@ from typing import Any
 
 from atlas_agents.cli import options as given
 from atlas_agents.cli import show
-from atlas_agents.cli.border import run
-from atlas_agents.cli.reach import quiet, within_reach
+from atlas_agents.cli.border import quiet, run
+from atlas_agents.cli.reach import within_reach
 from atlas_agents.cli.who import model_name, pick
+from atlas_agents.cli.words import for_people
 from atlas_agents.core.errors import ConfigError
 
 _NAMES = ("agent", "model", "session", "day")
@@ -25,8 +26,12 @@ def list_agents(*, as_json: bool) -> int:
             show.as_json(found)
             return
         rows = [
-            (f"{agent['id']}{' *' if agent.get('default') else ''}", model_name(agent["model"]), ", ".join(agent["tools"]) or "none",
-             agent.get("notice") or agent["description"])
+            (
+                f"{agent['id']}{' *' if agent.get('default') else ''}",
+                model_name(agent["model"]),
+                ", ".join(agent["tools"]) or "none",
+                for_people(agent.get("notice", "")) or agent["description"],
+            )
             for agent in found
         ]
         show.table(("agent", "model", "tools", "about"), rows, "There are no agents.")
@@ -74,4 +79,11 @@ def sum_usage(since: str | None, until: str | None, by: str, *, as_json: bool) -
 
 def _sum(row: dict[str, Any]) -> tuple[object, ...]:
     cost = f"{row['costMicrocents'] / 1e8:.4f}"
-    return row["name"], row["turns"], f"{row['inputTokens']:,}", f"{row['cachedTokens']:,}", f"{row['outputTokens']:,}", cost
+    return (
+        row["name"],
+        row["turns"],
+        f"{row['inputTokens']:,}",
+        f"{row['cachedTokens']:,}",
+        f"{row['outputTokens']:,}",
+        cost,
+    )

@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable
 
 from atlas_agents.cli import show
-from atlas_agents.cli.border import guarded, run
-from atlas_agents.cli.reach import quiet
-from atlas_agents.cli.sessions import confirmed
+from atlas_agents.cli.border import confirmed, guarded, quiet, run
 from atlas_agents.local.fetch import pull
 from atlas_agents.local.models import ModelState, known, list_models, models_folder, remove_model, state_of
 
@@ -33,7 +31,10 @@ def pull_model(id: str, *, yes: bool) -> int:
         model = known(id)
         state = state_of(model, models_folder())
         if not state.installed:
-            print(f"{model.title}, {model.license}, {model.megabytes} MB into {state.path.parent}: {model.label}.", file=sys.stderr)
+            print(
+                f"{model.title}, {model.license}, {model.megabytes} MB into {state.path.parent}: {model.label}.",
+                file=sys.stderr,
+            )
             if not yes and not model.by_itself and not confirmed("Fetch it?"):
                 print("Nothing was fetched.", file=sys.stderr)
                 return

@@ -39,3 +39,14 @@ def settings(**flags: Any) -> Settings:
     if flags.get("home") is not None:
         os.environ["ATLAS_HOME"] = str(Path(flags["home"]).expanduser().absolute())  # models are looked for there too
     return load(flags)
+
+
+def token_of(settings: Settings) -> str:
+    """The main token: the user's own, or the one in the home folder."""
+    if settings.token is not None:
+        return settings.token.reveal()
+    path = settings.home / "token"
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token file {path} cannot be read: {error}") from error

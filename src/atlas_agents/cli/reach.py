@@ -1,6 +1,5 @@
 """The gateway that a command talks to: the one that runs, or one of its own, in this process."""
 
-import logging
 import secrets
 import tempfile
 from collections.abc import AsyncGenerator
@@ -8,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from atlas_agents.cli.choice import Choice, choose
-from atlas_agents.cli.options import Talking
+from atlas_agents.cli.options import Talking, token_of
 from atlas_agents.cli.toys import TOYS
 from atlas_agents.client.client import Address, GatewayClient
 from atlas_agents.config.opening import open_store
@@ -139,22 +138,6 @@ async def stored(settings: Settings) -> AsyncGenerator[Sessions, None]:
         yield Sessions(store, TENANT)
     finally:
         await store.close()
-
-
-def token_of(settings: Settings) -> str:
-    """The main token: the user's own, or the one in the home folder."""
-    if settings.token is not None:
-        return settings.token.reveal()
-    path = settings.home / "token"
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the token file {path} cannot be read: {error}") from error
-
-
-def quiet() -> None:
-    """Keep log lines out of a conversation: what matters is said in sentences."""
-    logging.basicConfig(handlers=[logging.NullHandler()])
 
 
 def _is_held(home: Path) -> bool:

@@ -8,7 +8,7 @@ from atlas_agents.cli import options as given
 from atlas_agents.cli.border import guarded
 from atlas_agents.cli.models import progress_line
 from atlas_agents.cli.who import model_name
-from atlas_agents.cli.words import one_line
+from atlas_agents.cli.words import for_people, one_line
 from atlas_agents.config.settings import Settings
 from atlas_agents.gateway.logs import set_up
 from atlas_agents.gateway.models import model_of
@@ -35,14 +35,18 @@ def _ready(here: Serving) -> None:
     """Where it listens, how to open the page, and who answers."""
     _say(f"Atlas listens on {here.url}.")
     if here.runtime.settings.token is None:
-        _say(f"Open {here.url}/#token={here.token.reveal()}" if sys.stderr.isatty() else f"Open {here.url} with the token that `atlas token show` prints.")
+        _say(
+            f"Open {here.url}/#token={here.token.reveal()}"
+            if sys.stderr.isatty()
+            else f"Open {here.url} with the token that `atlas token show` prints."
+        )
     else:
         _say(f"Open {here.url} with your token.")
     atlas = here.runtime.atlas
     for agent in atlas.agents:
         notice = here.runtime.crew.notices.get(agent.id)
         words = f"{agent.id} answers with {model_name(model_of(agent, atlas.registry))}"
-        _say(one_line(f"{words} ({notice})" if notice else words, 600))
+        _say(one_line(f"{words} ({for_people(notice)})" if notice else words, 600))
     for finding in here.runtime.workspace.state.findings:
         _say(f"atlas: {finding}")
     _say("Ctrl-C ends it.")

@@ -1,7 +1,6 @@
 """`atlas sessions …`: what was said, listed, read, changed, copied, carried and removed."""
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import msgspec
 
 from atlas_agents.cli import options as given
 from atlas_agents.cli import show as shown
-from atlas_agents.cli.border import run
-from atlas_agents.cli.reach import quiet, stored, within_reach
+from atlas_agents.cli.border import confirmed, one_of, quiet, run
+from atlas_agents.cli.reach import stored, within_reach
 from atlas_agents.cli.when import ago, moment
 from atlas_agents.cli.words import answered, called, printable
 from atlas_agents.client.client import GatewayClient
@@ -29,7 +28,10 @@ def list_sessions(limit: int, *, archived: bool, as_json: bool) -> int:
         if as_json:
             shown.as_json(found["sessions"])
             return
-        rows = [(each["sessionKey"], ago(each["updatedAt"]), each["agentId"] or "-", each["label"]) for each in found["sessions"]]
+        rows = [
+            (each["sessionKey"], ago(each["updatedAt"]), each["agentId"] or "-", each["label"])
+            for each in found["sessions"]
+        ]
         shown.table(("session", "changed", "agent", "name"), rows, "There are no sessions.")
 
     quiet()
@@ -104,14 +106,6 @@ def read_in(file: str, key: str | None) -> int:
     return run(work)
 
 
-def confirmed(question: str) -> bool:
-    """A person's yes; where there is no person it has to be said with --yes."""
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{question} There is nobody here to ask: say --yes")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
 def _lines(file: str) -> list[str]:
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -123,7 +117,6 @@ def _lines(file: str) -> list[str]:
 
 
 async def _whole_key(client: GatewayClient, start: str) -> str:
-    """The key that begins so, if there is only one; a whole one is a key whatever else begins so."""
     found: list[str] = []
     for archived in (False, True):
         page = await client.call("sessions.list", limit=_PAGE, archived=archived)
@@ -133,18 +126,6 @@ async def _whole_key(client: GatewayClient, start: str) -> str:
 
 async def _own_key(sessions: Sessions, start: str) -> str:
     return one_of(start, [each.key for each in await sessions.list(limit=1000)], "session")
-
-
-def one_of(start: str, keys: Iterable[str], what: str) -> str:
-    """The one key that begins so."""
-    matching = [key for key in keys if key.startswith(start)]
-    if start in matching:
-        return start
-    if len(matching) > 1:
-        raise ConfigError(f"{len(matching)} {what}s begin with {start!r}: write more of it")
-    if not matching:
-        raise ConfigError(f"there is no {what} {start!r}: atlas {what}s list shows those there are")
-    return matching[0]
 
 
 async def _all_messages(client: GatewayClient, key: str) -> list[MessageShape]:

@@ -56,4 +56,6 @@ def _padded(text: str, width: int) -> str:
 
 def _width(text: str) -> int:
     """Cells of a terminal."""
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text if unicodedata.combining(char) == 0)
+    return sum(
+        2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text if unicodedata.combining(char) == 0
+    )

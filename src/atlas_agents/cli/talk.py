@@ -43,12 +43,15 @@ class Talk:
             if self._place.known:
                 await self._come_back()
             while (line := await self._line(prompt)) is not None:
-                if is_command(line):
-                    await self._safely(lambda: obey(line, self._place, self._here, self._page))
-                    if self._place.moved:
-                        await self._move()
-                elif line:
-                    await self._safely(lambda: self._say(line))
+                await self._answer(line)
+
+    async def _answer(self, line: str) -> None:
+        if is_command(line):
+            await self._safely(lambda: obey(line, self._place, self._here, self._page))
+            if self._place.moved:
+                await self._move()
+        elif line:
+            await self._safely(lambda: self._say(line))
 
     async def _line(self, prompt: PromptSession[str]) -> str | None:
         """What the person typed; None when they leave."""
@@ -160,5 +163,3 @@ def is_command(line: str) -> bool:
     """`/word`, but not a path: people paste those."""
     word = line.split()[0] if line else ""
     return word.startswith("/") and "/" not in word[1:]
-
-

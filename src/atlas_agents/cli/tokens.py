@@ -10,8 +10,8 @@ import msgspec
 
 from atlas_agents.cli import options as given
 from atlas_agents.cli import show as shown
-from atlas_agents.cli.border import guarded
-from atlas_agents.cli.reach import quiet, token_of
+from atlas_agents.cli.border import guarded, quiet
+from atlas_agents.cli.options import token_of
 from atlas_agents.config.opening import open_home
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError
@@ -120,7 +120,9 @@ def _read(path: Path) -> dict[str, Named]:
 def _write(path: Path, lines: dict[str, Named]) -> None:
     """Whole or not at all, and for its owner only."""
     fresh = path.with_name(f".tokens-{secrets.token_hex(8)}")
-    content = {name: {key: value for key, value in msgspec.to_builtins(line).items() if value} for name, line in lines.items()}
+    content = {
+        name: {key: value for key, value in msgspec.to_builtins(line).items() if value} for name, line in lines.items()
+    }
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
         file.flush()

@@ -8,8 +8,8 @@ import msgspec
 
 from atlas_agents.cli import options as given
 from atlas_agents.cli.ask import is_terminal
-from atlas_agents.cli.border import run
-from atlas_agents.cli.reach import Here, quiet, within_reach
+from atlas_agents.cli.border import quiet, run
+from atlas_agents.cli.reach import Here, within_reach
 from atlas_agents.cli.words import called
 from atlas_agents.gateway.protocol.sessions import ApprovalsFound
 from atlas_agents.gateway.protocol.shapes import ApprovalShape
@@ -68,5 +68,5 @@ async def _handle(here: Here, asked: ApprovalShape) -> None:
 
 async def _gone(here: Here, asked: ApprovalShape) -> None:
     """Returns when the question waits no more."""
-    while any(each.approval_id == asked.approval_id for each in await _waiting(here)):
+    while any(each.approval_id == asked.approval_id for each in await _waiting(here)):  # noqa: ASYNC110 - asks again
         await asyncio.sleep(_EVERY)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from atlas_agents.cli.reach import Here
-from atlas_agents.cli.words import one_line
+from atlas_agents.cli.words import for_people, one_line
 from atlas_agents.core.errors import ConfigError
 
 _LONGEST = 600
@@ -20,7 +20,8 @@ async def headline(here: Here, agent_id: str | None = None) -> str:
         return here.choice.headline
     found = pick(await agents(here), agent_id)
     words = f"{found['id']} answers with {model_name(found['model'])}"
-    return one_line(f"{words} ({found['notice']})" if found.get("notice") else words, _LONGEST)
+    why = for_people(found.get("notice", ""))
+    return one_line(f"{words} ({why})" if why else words, _LONGEST)
 
 
 def pick(found: list[dict[str, Any]], agent_id: str | None) -> dict[str, Any]:

@@ -72,6 +72,11 @@ def answered(name: str, status: str, result: Any, error: str | None, seconds: fl
     return f"{_SIGNS.get(status, '?')} {one_line(f'{name}: {words}')}{took}"
 
 
+def for_people(words: str) -> str:
+    """Without what is only for those who write code."""
+    return words.replace(" or pass api_key=", "")
+
+
 def sentence(error: Exception) -> str:
     """What went wrong and what to do about it."""
     match error:
@@ -82,7 +87,7 @@ def sentence(error: Exception) -> str:
         case GatewayError() if error.kind == "NOT_LET_IN":
             words = f"{error}; set ATLAS_TOKEN to the right one, or take it away so that the token file counts"
         case ConfigError():
-            words = str(error).removesuffix(" or pass api_key=")  # that is for those who write code
+            words = for_people(str(error))
         case AtlasError():
             words = str(error)
         case _:
