@@ -42,6 +42,11 @@ _ENVIRONMENT = """\
 # ATLAS_TOKEN=
 """
 _SET = {"workspace": '"workspace"', "policy": '"policy.toml"'}
+_EXAMPLES = {
+    "database_url": '"sqlite:///atlas.db"',
+    "redis_url": '"redis://127.0.0.1:6379"',
+    "model": '"anthropic/claude-opus-4-6"',
+}
 
 
 def init(folder: str) -> int:
@@ -96,6 +101,8 @@ def _line(setting: Setting) -> str:
 
 
 def _value(setting: Setting) -> str:
+    if setting.key in _EXAMPLES:
+        return _EXAMPLES[setting.key]
     if setting.takes == "a list of texts":
         return "[]"
     if setting.takes.startswith(("a whole number", "a number", "true or false")):
