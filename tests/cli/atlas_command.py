@@ -70,7 +70,11 @@ class Home:
         return self.folder / "home"
 
     def environment(self, **env: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ATLAS_", "OPENAI_", "ANTHROPIC_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("ATLAS_", "OPENAI_", "ANTHROPIC_"))
+        }
         own = {
             "ATLAS_HOME": str(self.path),
             "ATLAS_PORT": "0",
@@ -153,7 +157,7 @@ class Served:
         if self.process.poll() is None:
             self.process.send_signal(how)
         code = self.process.wait(PATIENCE)
-        if self.process.stderr is not None:
+        if self.process.stderr is not None and not self.process.stderr.closed:
             self.said += self.process.stderr.read()
             self.process.stderr.close()
         return code

@@ -52,7 +52,9 @@ def test_tools_can_be_left_out(bare: Home, server: ModelServer) -> None:
 def test_a_tool_that_is_called_wrongly_is_told_to_the_model(bare: Home, server: ModelServer) -> None:
     done = bare.run("ask", "--base-url", server.url, "Roll a die with 1 sides")
     assert done.returncode == 0
-    assert re.search(r"^✗ roll_dice: bad_arguments: sides: 1 is less than the minimum of 2 · \d+ ms$", done.stderr, re.M)
+    assert re.search(
+        r"^✗ roll_dice: bad_arguments: sides: 1 is less than the minimum of 2 · \d+ ms$", done.stderr, re.M
+    )
 
 
 def test_words_that_were_withdrawn_are_not_printed(bare: Home) -> None:
@@ -240,9 +242,7 @@ def test_an_unreachable_server_is_one_sentence_and_code_1(bare: Home, as_json: b
         (400, "HTTP 400: no luck"),
     ],
 )
-def test_a_refused_request_is_one_sentence_and_code_1(
-    bare: Home, server: ModelServer, status: int, words: str
-) -> None:
+def test_a_refused_request_is_one_sentence_and_code_1(bare: Home, server: ModelServer, status: int, words: str) -> None:
     done = bare.run("ask", f"HTTP {status}", "--base-url", server.url)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[1:] == ["atlas: " + words.format(url=server.url)]

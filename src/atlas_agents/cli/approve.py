@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import DummyHistory
+from prompt_toolkit.input.typeahead import clear_typeahead
 
 from atlas_agents.cli.page import Page
 from atlas_agents.cli.turn import Asked
@@ -94,6 +95,7 @@ async def _edit(arguments: dict[str, Any], page: Page, prompt: PromptSession[str
 
 async def _read(prompt: PromptSession[str], words: str, default: str = "") -> str:
     """A line from the person. What was typed before they saw the question is no answer to it."""
+    clear_typeahead(prompt.app.input)
     if sys.stdin is not None and sys.stdin.isatty():
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
     try:
