@@ -17,7 +17,7 @@ from terminal import Terminal
 ATLAS = str(Path(sys.executable).parent / "atlas")
 PATIENCE = 40
 CTRL_C, CTRL_D, ENTER = "\x03", "\x04", "\r"
-STORY = "Once upon a time " + " ".join(f"there was word {number}" for number in range(400))
+STORY = "Once upon a time " + " ".join(f"there was word {number}" for number in range(150))
 AGENTS = """\
 # Agents
 

@@ -23,7 +23,7 @@ def test_an_answer_is_seen_while_it_comes_and_can_be_stopped(bare: Home, server:
         person.see("there was word 9")
         person.type(CTRL_C)
         stopped = person.see(r"stopped(.|\n)*\n>$", after="> a story")
-        assert "word 399" not in stopped
+        assert "word 149" not in stopped
         person.type("still there?" + ENTER)
         person.see(r"You said: still there\?(.|\n)*\n>$")
         person.type("/exit" + ENTER)
@@ -200,7 +200,7 @@ def test_an_answer_goes_on_after_the_gateway_was_killed_in_its_middle(home: Home
         gateway.kill()
         person.see("the line to the gateway broke; trying again")
         with home.gateway("--port", port):
-            told = person.see(r"there was word 399\n\n>$")
+            told = person.see(r"there was word 149\n\n>$")
             assert len(re.findall(r"word 3\b", told)) == 1, "the words of the first try are gone"
             assert "broke" not in told
             person.type("Still there?" + ENTER)
@@ -215,10 +215,10 @@ def test_a_turn_that_was_cut_short_with_its_command_goes_on_at_the_next_start(ho
         person.type("a story" + ENTER)
         person.see("there was word 9")
     with home.terminal("chat", "--continue") as person:
-        told = person.see(r"there was word 399\n\n>$")
+        told = person.see(r"there was word 149\n\n>$")
         assert "you: a story" in told
         person.type("/history" + ENTER)
-        person.see(r"you: a story\nassistant: Once(.|\n)*word 399\n\n>$", after="/history")
+        person.see(r"you: a story\nassistant: Once(.|\n)*word 149\n\n>$", after="/history")
 
 
 def test_it_goes_on_by_itself_when_the_gateway_is_gone_for_good(home: Home) -> None:

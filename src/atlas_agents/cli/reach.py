@@ -2,6 +2,7 @@
 
 import secrets
 import tempfile
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ TENANT = "default"
 _INSTRUCTION = "You talk with a person in a terminal. Be brief. Use a tool when it helps."
 _DEMO_PAUSE = 0.03
 _PATIENCE = 30.0
+_COMES_BACK = 15.0
+"""Seconds that a gateway that ended has to be started again, before a command that talks to it becomes one itself."""
 
 
 class Here:
@@ -40,6 +43,7 @@ class Here:
         self.atlas: Atlas | None = None
         self.hint = _silent
         self._idle = idle
+        self._lost: float | None = None
         self._own: Address | None = None
         self._opened = AsyncExitStack()
 
@@ -86,7 +90,10 @@ class Here:
             return self._own or Address("", "")
         other = running(self.settings.home)
         if other is not None and other.url:
+            self._lost = None
             return Address(other.url, token_of(self.settings))
+        if self._lost is not None and time.monotonic() - self._lost < _COMES_BACK:
+            raise Unreachable("the gateway is gone")
         try:
             serving = private_gateway(self.settings, told=self._told, idle=self._idle)
             here = await self._opened.enter_async_context(serving)
@@ -102,6 +109,7 @@ class Here:
         self.hint("" if ready else f"the local model {model}: {words}, {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
     def _trouble(self, words: str) -> None:
+        self._lost = time.monotonic() if words and self._own is None else None
         self.hint(f"{words}; trying again" if words else "")
 
 
