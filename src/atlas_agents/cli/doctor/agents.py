@@ -12,6 +12,7 @@ from atlas_agents.core.errors import ConfigError, MissingKey
 from atlas_agents.local.models import is_path, known, models_folder, state_of
 from atlas_agents.providers.registry import Registry, parse_model_ref
 from atlas_agents.service.builtin import known_tools
+from atlas_agents.workspace.agents import AgentSpec
 from atlas_agents.workspace.build import build_agent
 from atlas_agents.workspace.models import resolve_models
 from atlas_agents.workspace.workspace import Workspace
@@ -60,9 +61,8 @@ def look_at_models(settings: Settings) -> Iterator[Finding]:
     try:
         yield _keys(environment)
         registry = Registry(environment)
-        workspace = Workspace(settings.workspace)
         refs: list[str] = [settings.model] if settings.model else []
-        for spec in workspace.load().agents if workspace.path.exists() else ():
+        for spec in _specs(settings):
             found, words = resolve_models(spec, registry, settings.model)
             refs += found
             if words:
@@ -76,8 +76,19 @@ def look_at_models(settings: Settings) -> Iterator[Finding]:
         yield broken("models", str(error), "mend that, in the settings or in AGENTS.md")
         return
     local = {parse_model_ref(ref).model for ref in refs if parse_model_ref(ref).provider == "local"}
-    for name in sorted(local or {"smollm2-135m"}):
-        yield _local(name, environment, wanted=bool(local))
+    for name in sorted(local):
+        yield _local(name, environment)
+
+
+def _specs(settings: Settings) -> tuple[AgentSpec, ...]:
+    """The agents, if they can be read; why they cannot is told elsewhere. Where there are none yet, one will be."""
+    workspace = Workspace(settings.workspace)
+    if not workspace.path.exists():
+        return (AgentSpec("assistant"),)
+    try:
+        return workspace.load().agents
+    except ConfigError:
+        return ()
 
 
 def _keys(environment: Environment) -> Finding:
@@ -87,22 +98,21 @@ def _keys(environment: Environment) -> Finding:
     return ok("keys", ", ".join(said) or "none is set, so a model on this machine answers")
 
 
-def _local(name: str, environment: Environment, *, wanted: bool) -> Finding:
-    say = broken if wanted else notice
+def _local(name: str, environment: Environment) -> Finding:
     if importlib.util.find_spec("xllamacpp") is None:
-        return say("local model", "nothing here can run one", "say pip install 'atlas-agents[local]'")
+        return broken("local model", "nothing here can run one", "say pip install 'atlas-agents[local]'")
     if is_path(name):
         there = os.path.isfile(os.path.expanduser(name))
-        return ok("local model", name) if there else say("local model", f"there is no file {name}", "fetch it")
+        return ok("local model", name) if there else broken("local model", f"there is no file {name}", "fetch it")
     try:
         state = state_of(known(name), models_folder(environment))
     except Exception as error:  # noqa: BLE001 - an unknown name
-        return say("local model", str(error), "atlas models list shows those there are")
+        return broken("local model", str(error), "atlas models list shows those there are")
     if state.installed:
         return ok("local model", f"{name} is at {state.path}")
     if state.model.by_itself:
         return notice("local model", f"{name} is not here yet", "it is fetched when it is first needed")
-    return say("local model", f"{name} is not here yet, {state.model.megabytes} MB", f"say atlas models pull {name}")
+    return broken("local model", f"{name} is not here yet, {state.model.megabytes} MB", f"say atlas models pull {name}")
 
 
 def look_at_plugins(settings: Settings) -> Iterator[Finding]:
