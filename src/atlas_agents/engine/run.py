@@ -42,13 +42,28 @@ class Accepted(msgspec.Struct, frozen=True):
     status: Literal["started", "queued", "in_flight", "done"]
 
 
+class Wishes(msgspec.Struct, frozen=True):
+    """What a caller would like of the model. An agent's own settings come first: a temperature counts where it has none,
+    and a limit of tokens only where it is the lower one."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+    def within(self, settings: Settings) -> Settings:
+        """The agent's settings with as much of the wishes as they leave room for."""
+        limits = [limit for limit in (settings.max_tokens, self.max_tokens) if limit is not None]
+        warmth = self.temperature if settings.temperature is None else settings.temperature
+        return msgspec.structs.replace(settings, temperature=warmth, max_tokens=min(limits) if limits else None)
+
+
 class Terms(msgspec.Struct, frozen=True):
     """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
-    and the row of one that was taken in before and goes on."""
+    the row of one that was taken in before and goes on, and whether there is anybody to ask for a yes."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
     row: RunRow | None = None
+    asks: bool = True
 
 
 class Known(Exception):
@@ -131,6 +146,7 @@ class Run:
                 key=self.terms.idempotency_key,
                 fingerprint=self._fingerprint(message) if self.terms.idempotency_key else "",
                 output=self.output.schema.encode() if self.output else None,
+                asks=self.terms.asks,
             )
             if row.id != self.id:
                 raise Known(row)

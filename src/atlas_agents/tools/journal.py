@@ -55,6 +55,7 @@ class Errand(msgspec.Struct, frozen=True):
 
     messages: tuple[msgspec.Raw, ...]
     output: msgspec.Raw | None = None
+    asks: bool = True
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]
@@ -117,12 +118,12 @@ class Journal:
         key: str = "",
         fingerprint: str = "",
         output: bytes | None = None,
+        asks: bool = True,
     ) -> RunRow:
         """Take the user's message in, the last of these: acknowledged when this returns, and begun if the session is
         idle. With `wait` it queues behind others; else SessionBusy. A key that was seen gives the known run."""
-        errand = Errand(
-            tuple(msgspec.Raw(each.to_json()) for each in messages), msgspec.Raw(output) if output else None
-        )
+        wanted = msgspec.Raw(output) if output else None
+        errand = Errand(tuple(msgspec.Raw(each.to_json()) for each in messages), wanted, asks)
         accepted = AcceptRun(
             self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), at_once=True
         )
