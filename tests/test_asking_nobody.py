@@ -1,6 +1,6 @@
 """Turns in which nobody can be asked, and wishes about the model that an agent leaves room for."""
 
-from atlas_agents import Approvals, Tool
+from atlas_agents import Approvals, Question, Tool
 from atlas_agents.engine.run import Wishes
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, house, says
@@ -8,6 +8,10 @@ from atlas_agents.testing import Scripted, calls, house, says
 
 async def _noted(input: str) -> str:
     return f"noted {input}"
+
+
+def _always(question: Question) -> str:
+    return "always"
 
 
 async def test_where_nobody_can_be_asked_the_model_is_told_that_a_call_needs_approval() -> None:
@@ -25,7 +29,7 @@ async def test_where_nobody_can_be_asked_the_model_is_told_that_a_call_needs_app
 async def test_what_was_allowed_for_good_needs_nobody() -> None:
     model = Scripted(calls("note", input="x"), says("One."), calls("note", input="x"), says("Two."))
     tool = Tool("note", _noted, confirm=True)
-    async with house(model, [tool], store=MemoryStore(), approve=lambda question: "always") as atlas:
+    async with house(model, [tool], store=MemoryStore(), approve=_always) as atlas:
         await atlas.ask("Note x.", session="main")
         await atlas.send("Again.", session="main", asks=False).reply()
     (result,) = model.requests[-1].messages[-1].tool_results

@@ -43,8 +43,8 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class Wishes(msgspec.Struct, frozen=True):
-    """What a caller would like of the model. An agent's own settings come first: a temperature counts where it has none,
-    and a limit of tokens only where it is the lower one."""
+    """What a caller would like of the model. The agent's own settings come first: a temperature counts where it has
+    none, and a limit of tokens only where it is the lower one."""
 
     temperature: float | None = None
     max_tokens: int | None = None

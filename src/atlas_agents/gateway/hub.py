@@ -56,7 +56,7 @@ class Hub:
         self.store: Store = atlas.store
         self.settings = settings
         self.tokens = Tokens(settings.home, settings.token, exposed=settings.exposed)
-        self.guard = Guard((*settings.hosts, settings.host))
+        self.guard = Guard((*settings.hosts, settings.host), settings.origins)
         self.metrics = Metrics()
         self.dispatch = Dispatch(methods, self.metrics)
         self.runs = Runs(self.store, atlas.tenant, self.metrics, clock)
@@ -72,6 +72,7 @@ class Hub:
         self.policy = PolicyShape(settings.max_frame, int(settings.ping * 1000))
         self._lockout = Lockout(clock)
         self._begun = time.monotonic()
+        self.began_at = int(time.time())
 
     @property
     def uptime(self) -> float:
