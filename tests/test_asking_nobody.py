@@ -4,6 +4,7 @@ from atlas_agents import Approvals, Question, Tool
 from atlas_agents.engine.run import Wishes
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.tools.journal import errand_of
 
 
 async def _noted(input: str) -> str:
@@ -24,6 +25,14 @@ async def test_where_nobody_can_be_asked_the_model_is_told_that_a_call_needs_app
     (result,) = model.requests[-1].messages[-1].tool_results
     words = "note needs approval, and nobody can be asked from here"
     assert (result.status, result.error, result.result) == ("error", "declined", words)
+
+
+async def test_a_turn_that_goes_on_after_a_sudden_end_still_asks_nobody() -> None:
+    store = MemoryStore()
+    async with house(Scripted(says("Yes.")), store=store) as atlas:
+        run_id = (await atlas.send("Hello", session="main", asks=False).accepted()).run_id
+        row = await store.run("default", run_id)
+    assert row is not None and errand_of(row).asks is False
 
 
 async def test_what_was_allowed_for_good_needs_nobody() -> None:

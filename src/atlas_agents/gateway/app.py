@@ -106,7 +106,8 @@ class App:
         fields |= {"address": _address(scope), "path": shown(scope["path"].encode("utf-8", "replace"))}
         logger.warning("refused with %d: %s", code, words, extra={"fields": fields})
         content_type, body = _words(scope, code, words)
-        headers = [(b"content-type", content_type), (b"connection", b"close"), *HEADERS]
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        headers += HEADERS
         if scope["type"] == "http":
             headers += guests.headers_for(self._hub.guard.guest(scope), scope)
         if code == 401:

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 
 from atlas_agents.core.store import RunRow
 from atlas_agents.engine.atlas import Atlas
+from atlas_agents.gateway.agui.routes import agui_routes
 from atlas_agents.gateway.app import App
 from atlas_agents.gateway.families import all_methods
 from atlas_agents.gateway.http import site
@@ -61,7 +62,7 @@ class Gateway:
         hub.runs.on_change = hub.news.changed
         hub.runs.on_call = hub.audit.look
         self.readiness = Readiness(self._look)
-        self._app = App(hub, site(hub, self.readiness, [*routes, *openai_routes(hub)]))
+        self._app = App(hub, site(hub, self.readiness, [*routes, *openai_routes(hub), *agui_routes(hub)]))
         self._stop = asyncio.Event()
         self._addresses: list[tuple[str, int]] = []
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 from starlette.requests import Request
@@ -115,8 +116,9 @@ class Answering:
         """The answer in many pieces, as events. A failure is the last of them."""
         yield self._piece(Delta("assistant", ""))
         try:
-            async for words in self._words():
-                yield self._piece(Delta(content=words))
+            async with aclosing(self._words()) as told:
+                async for words in told:
+                    yield self._piece(Delta(content=words))
             reply = await self._reply()
         except Exception as failure:  # noqa: BLE001 - the border: the status is told already
             yield data(of_failure(failure).body)
