@@ -9,7 +9,6 @@ from typing import TextIO
 import msgspec
 
 from atlas_agents.cli.choice import Choice, choose
-from atlas_agents.providers.demo import QUESTION
 from atlas_agents.cli.toys import TOYS
 from atlas_agents.cli.turn import Notes, Screen, take_turn
 from atlas_agents.cli.words import one_line, sentence
@@ -17,6 +16,7 @@ from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.atlas import Atlas
+from atlas_agents.providers.demo import QUESTION
 
 DONE, NO_ANSWER, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 _INSTRUCTION = "You talk with a person in a terminal. Be brief. Use a tool when it helps."

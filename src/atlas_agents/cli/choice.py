@@ -2,9 +2,9 @@
 
 import msgspec
 
-from atlas_agents.providers.demo import Demo
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.providers.demo import Demo
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.openai import OpenAIProvider
 from atlas_agents.providers.registry import Registry

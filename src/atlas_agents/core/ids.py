@@ -6,6 +6,7 @@ _VARIANT = "89ab"
 
 
 def new_id() -> str:
-    """A random UUID (version 4) as 32 hexadecimal digits; three times as fast as the standard library's."""
+    """A random UUID (version 4) as it is usually written; three times as fast as the standard library's."""
     digits = os.urandom(16).hex()
-    return f"{digits[:12]}4{digits[13:16]}{_VARIANT[int(digits[16], 16) & 3]}{digits[17:]}"
+    variant = _VARIANT[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"

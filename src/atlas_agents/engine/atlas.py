@@ -86,7 +86,7 @@ class Atlas:
         self._live: dict[str, AtlasStream] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
-        self.sessions = Sessions(store, tenant)
+        self.sessions = Sessions(store, tenant, self._shelf.drop)
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -127,6 +127,10 @@ class Atlas:
     def limits(self) -> Limits:
         """How much its agents' tools may do."""
         return self._house.governance.limiter.limits
+
+    def hide(self, text: str) -> str:
+        """The same text without the secrets that this Atlas knows of, and without what looks like one."""
+        return self._house.governance.redactor.text(text)
 
     @property
     def registry(self) -> Registry:
@@ -278,8 +282,7 @@ class Atlas:
             await store.commit(row.tenant, [SetRun(row.id, epoch, "failed", lost)])
             return None
         stream, errand = AtlasStream(row.id), errand_of(row)
-        output = msgspec.json.decode(errand.output) if errand.output is not None else None
-        terms = Terms(row=row, asks=errand.asks)
+        output, terms = msgspec.json.decode(errand.output), Terms(row=row, asks=errand.asks)
         run = self._open(row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=terms)
         return self._start(stream, run, None)
 

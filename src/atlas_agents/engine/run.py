@@ -10,11 +10,12 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError
+from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost
 from atlas_agents.core.events import Event, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
 from atlas_agents.core.store import RunRow, RunStatus
+from atlas_agents.core.whole import whole
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.draft import Draft
 from atlas_agents.engine.history import History, mended
@@ -137,7 +138,7 @@ class Run:
                 "a turn of this session is under way; wait for it, or send this one with when_busy='queue'"
             )
         if journal is not None:
-            row = await journal.accept(
+            accepting = journal.accept(
                 messages,
                 self.settings.id,
                 self.desk.actor.user,
@@ -148,6 +149,11 @@ class Run:
                 output=self.output.schema.encode() if self.output else None,
                 asks=self.terms.asks,
             )
+            try:
+                row = await whole(accepting)
+            except StoreLost:  # it may have been taken in: the next turn looks who is there
+                journal.forget(self.conversation)
+                raise
             if row.id != self.id:
                 raise Known(row)
             busy = row.status == "queued"
@@ -158,7 +164,7 @@ class Run:
         """It is this run's turn: read the conversation as it is, mended where it was broken; a run that goes on gives
         what it began with."""
         journal = self.desk.journal
-        begun = await journal.begin(self.conversation) if journal is not None else messages
+        begun = await whole(journal.begin(self.conversation)) if journal is not None else messages
         spoken = [message for message in self.prelude if message.role != "system"]
         self.messages = mended([*spoken, *self.conversation.messages] if spoken else self.conversation.messages)
         self._call_ids = {call.id for message in self.messages for call in message.tool_calls}
@@ -239,8 +245,10 @@ class Run:
 
     def unique_id(self, call_id: str) -> str:
         """The id as it came, or one of our own where it is missing or was already used in this conversation."""
-        if not call_id or call_id in self._call_ids:
-            call_id = f"call_{self.id}_{len(self._call_ids) + 1}"
+        number = len(self._call_ids)
+        while not call_id or call_id in self._call_ids:  # of a run that goes on, numbers may be missing in between
+            number += 1
+            call_id = f"call_{self.id}_{number}"
         self._call_ids.add(call_id)
         return call_id
 

@@ -14,7 +14,7 @@ from atlas_agents.engine.run import WhenBusy
 from atlas_agents.gateway.http import grant_of
 from atlas_agents.gateway.protocol.shapes import Scope
 from atlas_agents.gateway.tokens import Grant
-from atlas_agents.gateway.trouble import Trouble, bad, of_failure
+from atlas_agents.gateway.trouble import Hide, Trouble, bad, of_failure
 
 T = TypeVar("T")
 Answer: TypeAlias = Callable[[Request], Awaitable[Any]]
@@ -30,7 +30,7 @@ class Gone(Exception):
     """Nobody waits for the answer any more."""
 
 
-def answered(answer: Answer) -> Answer:
+def answered(answer: Answer, hide: Hide) -> Answer:
     """The same, with whatever is raised told in the shape that programs read; never a trace."""
 
     async def respond(request: Request) -> Any:
@@ -39,7 +39,7 @@ def answered(answer: Answer) -> Answer:
         except (Gone, ClientDisconnect):
             return Response(status_code=499)
         except Exception as failure:  # noqa: BLE001 - the border: the client is told, the log has the rest
-            trouble = of_failure(failure)
+            trouble = of_failure(failure, hide)
             return Response(trouble.body, trouble.status, trouble.headers, "application/json")
 
     return respond

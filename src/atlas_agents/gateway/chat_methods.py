@@ -1,6 +1,7 @@
 """`chat.*`: say something, stop it, read what was said, wait for the end."""
 
 import asyncio
+from functools import partial
 
 from atlas_agents.core.errors import NotStored
 from atlas_agents.core.messages import Message, Text, user
@@ -39,7 +40,7 @@ async def send(caller: Connection, params: ChatSend) -> Sent:
     hub, session = caller.hub, caller.who.prefix + params.session_key
     agent = await agent_for(hub, session, params.agent_id)
     _check(hub, agent, params)
-    accepted, stream = await take_in(
+    accepted, _ = await take_in(
         hub,
         agent,
         _message(params),
@@ -51,8 +52,14 @@ async def send(caller: Connection, params: ChatSend) -> Sent:
     if caller.who.may("read"):
         caller.hear(session)
     if params.on_disconnect == "cancel":
-        caller.on_close.add(stream.cancel)
+        caller.on_close.add(partial(_stop, hub, accepted.run_id))
     return Sent(accepted.run_id, accepted.status if caller.full else None)
+
+
+def _stop(hub: Hub, run_id: str) -> None:
+    stream = hub.atlas.stream(run_id)
+    if stream is not None:
+        stream.cancel()
 
 
 async def abort(caller: Connection, params: ChatAbort) -> Aborted:
@@ -96,7 +103,7 @@ async def wait(caller: Connection, params: ChatWait) -> Waited:
         pass
     row = await visible_run(caller, params.run_id)
     if row.status != "done":
-        return Waited(row.status, error=row.error)
+        return Waited(row.status, error=caller.hub.atlas.hide(row.error) if row.error else None)
     rows = await caller.hub.store.messages(caller.hub.atlas.tenant, row.session)
     mine = [each for each in rows if each.run_id == row.id]
     replies = [message for message in map(_read, mine) if message.role == "assistant"]

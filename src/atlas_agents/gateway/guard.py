@@ -18,7 +18,7 @@ class Guard:
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
         self._hosts = {"localhost", "127.0.0.1", "[::1]"} | {_bracketed(host.strip().lower()) for host in hosts}
-        self._origins = {origin.strip().lower() for origin in origins} - {"*", "null"}
+        self._origins = {origin.strip().lower().rstrip("/") for origin in origins} - {"*", "null"}
 
     def refusal(self, scope: Any) -> Refusal | None:
         """(status, reason) for a request that must not come in, None for one that may."""

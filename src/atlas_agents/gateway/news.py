@@ -37,6 +37,8 @@ class SessionNews:
 
     def tell(self, session: Session, *, deleted: bool = False) -> None:
         """Tell those who may know of this session."""
+        if deleted:
+            self._named.pop(session.key, None)
         running = self._hub.runs.running(session.key)
         made: dict[str, bytes] = {}
         for peer in self._hub.readers():

@@ -127,7 +127,8 @@ def _agent_shape(hub: Hub, agent: Agent, caller: Connection) -> AgentShape:
     tools = tuple([tool.name for tool in agent.tools if hub.atlas.verdict(agent, tool, who).cell != "no"])
     model = model_of(agent, hub.atlas.registry)
     default = agent is hub.atlas.get_agent()
-    return AgentShape(agent.id, agent.name, model, agent.description, agent.role, tools, default)
+    notice = hub.runs.notice(agent.id)
+    return AgentShape(agent.id, agent.name, model, agent.description, agent.role, tools, default, notice)
 
 
 def _tool_shapes(caller: Connection, agent: Agent) -> list[ToolShape]:

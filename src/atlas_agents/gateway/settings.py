@@ -8,6 +8,7 @@ import msgspec
 from atlas_agents.core.secret import Secret
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - addresses to listen on, and no names to be reached by
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +30,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_frame: int = 1024 * 1024
     max_queued: int = 1024 * 1024
     ping: float = 20.0
-    grace: float = 8.0
+    grace: float = 6.0
     """How long turns may go on after the gateway was told to stop."""
     restart_expected: float | None = None
     """How soon it will be back, to be told to clients when it stops."""

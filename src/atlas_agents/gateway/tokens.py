@@ -70,6 +70,11 @@ class Tokens:
                 found = grant
         return found
 
+    @property
+    def main(self) -> Secret:
+        """The one that may do everything."""
+        return self._own or Secret(_read_token(self.path).strip())
+
     def holds(self, grant: Grant) -> bool:
         """Still valid, with the same rights."""
         return grant in self._grants

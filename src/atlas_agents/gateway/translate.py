@@ -1,6 +1,6 @@
 """From the engine's words to the wire's: events, messages, questions, sessions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from atlas_agents.core.clock import Clock
@@ -57,10 +57,14 @@ Shown: TypeAlias = wire.RunEvent | None
 class Translator:
     """One run's events. It remembers when a tool was called, and the usage until the last word."""
 
-    __slots__ = ("_began", "_clock", "_model", "_usage")
+    __slots__ = ("_began", "_clock", "_hide", "_model", "_notice", "_usage")
 
-    def __init__(self, model: str, clock: Clock) -> None:
+    def __init__(
+        self, model: str, clock: Clock, notice: Callable[[str], str], hide: Callable[[str], str] = str
+    ) -> None:
         self._model = model
+        self._notice = notice
+        self._hide = hide
         self._clock = clock
         self._began: dict[str, float] = {}
         self._usage = Usage()
@@ -75,7 +79,7 @@ class Translator:
             case StreamReset(id, attempt):
                 return wire.ChatReset(id, attempt)
             case StreamStart(id, agent_id):
-                return wire.ChatStarted(id, agent_id, self._model)
+                return wire.ChatStarted(id, agent_id, self._model, self._notice(agent_id))
             case MessageKept(id, message):
                 return wire.ChatMessage(id, message_shape(message, id))
             case ToolCalled() | ToolProgress() | ToolAnswered() | ApprovalAsked() | ApprovalAnswered():
@@ -109,7 +113,7 @@ class Translator:
             case MessageReceived(id, message):
                 return wire.ChatFinal(id, usage_shape(self._usage), message_shape(message, id))
             case ErrorRaised(id, message, kind):
-                return wire.ChatError(id, message, kind)
+                return wire.ChatError(id, self._hide(message), kind)
             case _:
                 return None
 

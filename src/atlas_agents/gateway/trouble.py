@@ -1,6 +1,8 @@
 """What a program that asks over HTTP is told instead of an answer: a status, and an error in OpenAI's shape."""
 
 import logging
+from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 
@@ -15,6 +17,7 @@ from atlas_agents.core.errors import (
     Refused,
     SessionBusy,
     StoreError,
+    StoreFull,
 )
 from atlas_agents.gateway.protocol.faults import Fault
 
@@ -30,13 +33,15 @@ _BY_FAULT: dict[ProviderFault, tuple[int, str]] = {
 _BY_ERROR: tuple[tuple[type[AtlasError], int, str], ...] = (
     (SessionBusy, 429, "session_busy"),
     (Conflict, 409, "conflict"),
-    (StoreError, 503, "store_unavailable"),
     (Refused, 400, "content_filter"),
     (Cancelled, 400, "cancelled"),
     (BadOutput, 502, "bad_output"),
     (ConfigError, 503, "agent_unavailable"),
 )
 """The first that fits counts."""
+_STORE_WITHIN = 1.0
+Hide: TypeAlias = Callable[[str], str]
+"""Takes secrets out of a text."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -86,8 +91,14 @@ def bad(message: str, param: str | None = None, code: str = "invalid_value") -> 
     return Trouble(400, code, message, param=param)
 
 
-def of_failure(failure: BaseException) -> Trouble:
-    """What is told of a turn that failed. Of a bug only that there was one; the log has the rest."""
+def of_failure(failure: BaseException, hide: Hide) -> Trouble:
+    """What is told of a turn that failed, without secrets. Of a bug only that there was one; the log has the rest."""
+    found = _of_failure(failure)
+    words = hide(found.message)
+    return Trouble(found.status, found.code, words, param=found.param, retry_after=found.retry_after)
+
+
+def _of_failure(failure: BaseException) -> Trouble:
     if isinstance(failure, Trouble):
         return failure
     if isinstance(failure, Fault):
@@ -98,6 +109,11 @@ def of_failure(failure: BaseException) -> Trouble:
     for kind, status, code in _BY_ERROR:
         if isinstance(failure, kind):
             return Trouble(status, code, str(failure))
+    if isinstance(failure, StoreError):
+        logger.error("the store could not be used: %s", failure)
+        full = isinstance(failure, StoreFull)
+        words = "the store is full: nothing more can be kept" if full else "nothing can be kept at the moment"
+        return Trouble(503, "store_unavailable", words, retry_after=_STORE_WITHIN)
     if isinstance(failure, AtlasError):
         return Trouble(500, "turn_failed", str(failure))
     logger.error("a turn failed", exc_info=failure)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -88,7 +89,7 @@ def _getter(folder: Path, told: Told | None) -> Get:
     """How a local model comes here: the small one by itself, a larger one when a person has fetched it."""
 
     def progress(id: str) -> Progress | None:
-        return None if told is None else lambda done, total, words: told(id, done, total, words)
+        return partial(told, id) if told is not None else None
 
     async def get(id: str) -> None:
         if is_path(id):

@@ -1,11 +1,9 @@
 """The gateway as a program: from settings to the last word."""
 
-import logging
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import TypeAlias
 
 import msgspec
 
@@ -17,9 +15,6 @@ from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.service.place import Running, announce
 from atlas_agents.service.runtime import Runtime, Told, opened
-
-logger = logging.getLogger(__name__)
-OnReady: TypeAlias = Callable[["Serving"], None]
 
 
 class Serving:
@@ -36,6 +31,11 @@ class Serving:
         name = f"[{host}]" if ":" in host else "127.0.0.1" if host in ("localhost", "0.0.0.0") else host  # noqa: S104
         return f"http://{name}:{self.gateway.port}"
 
+    def announce(self) -> None:
+        """Say to other commands of this user where it is."""
+        home = self.runtime.settings.home
+        announce(home, Running(os.getpid(), self.url, version("atlas-agents")))
+
     @property
     def token(self) -> Secret:
         """The token that may do everything here."""
@@ -43,21 +43,14 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(
-    settings: Settings, *, private: bool = False, environment: Environment | None = None, told: Told | None = None
+async def private_gateway(
+    settings: Settings, *, environment: Environment | None = None, told: Told | None = None
 ) -> AsyncGenerator[Serving, None]:
-    """A gateway as long as the block lasts. A `private` one listens on any free port of this machine, for a command
-    that needs one for itself."""
-    if private:
-        settings = msgspec.structs.replace(settings, host="127.0.0.1", port=0)
-    async with opened(settings, environment=environment, told=told) as runtime:
-        gateway = Gateway(runtime.atlas, _of_gateway(settings))
-        gateway.hub.more_settings |= {each.key: each.value for each in settings.explain()}
-        gateway.hub.notices = runtime.crew.notices
-        async with gateway.running():
-            here = Serving(runtime, gateway)
-            announce(settings.home, Running(os.getpid(), here.url, version("atlas-agents")))
-            yield here
+    """A gateway as long as the block lasts, on any free port of this machine: for a command that needs its own."""
+    own = msgspec.structs.replace(settings, host="127.0.0.1", port=0)
+    async with _gateway(own, environment, told) as here, here.gateway.running():
+        here.announce()
+        yield here
 
 
 async def serve(
@@ -65,13 +58,28 @@ async def serve(
     *,
     environment: Environment | None = None,
     told: Told | None = None,
-    on_ready: OnReady | None = None,
+    on_ready: Callable[[Serving], object] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT: then no more connections, turns end or are left for the next start."""
-    async with serving(settings, environment=environment, told=told) as here:
-        if on_ready is not None:
-            on_ready(here)
-        await here.gateway.until_told()
+    async with _gateway(settings, environment, told) as here:
+
+        def ready(_: Gateway) -> None:
+            here.announce()
+            if on_ready is not None:
+                on_ready(here)
+
+        await here.gateway.serve(ready)
+
+
+@asynccontextmanager
+async def _gateway(
+    settings: Settings, environment: Environment | None, told: Told | None
+) -> AsyncGenerator[Serving, None]:
+    async with opened(settings, environment=environment, told=told) as runtime:
+        gateway = Gateway(runtime.atlas, _of_gateway(settings))
+        gateway.hub.more_settings |= {each.key: each.value for each in settings.explain()}
+        gateway.hub.runs.notice = lambda agent_id: runtime.crew.notices.get(agent_id, "")
+        yield Serving(runtime, gateway)
 
 
 def _of_gateway(settings: Settings) -> GatewaySettings:

@@ -38,4 +38,4 @@ def agui_routes(hub: Hub) -> Sequence[BaseRoute]:
                 stack.callback(page.stop)
             return EventStream(request, page.lines(), hub.settings.ping, stack.pop_all().close)
 
-    return (Route("/ag-ui/{agent_id:path}", answered(run), methods=["POST"]),)
+    return (Route("/ag-ui/{agent_id:path}", answered(run, hub.atlas.hide), methods=["POST"]),)

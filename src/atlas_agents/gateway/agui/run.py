@@ -37,7 +37,7 @@ class PageRun:
         self._busy: WhenBusy = when_busy(request)
         self._message = None if asked.resume else last_message(asked)
         model = model_of(agent, hub.atlas.registry)
-        self._words = Words(asked.thread_id, asked.run_id, model, snapshot_of(asked))
+        self._words = Words(asked.thread_id, asked.run_id, model, snapshot_of(asked), hub.atlas.hide)
         self._stream: AtlasStream | None = None
 
     def stop(self) -> None:
@@ -58,7 +58,7 @@ class PageRun:
                         return
             raise Trouble(503, "unavailable", "the gateway stops")
         except Exception as failure:  # noqa: BLE001 - the border: the status is told already
-            trouble = of_failure(failure)
+            trouble = of_failure(failure, self._hub.atlas.hide)
             yield _lines(words.fail(trouble.message, trouble.code))
 
     async def _turn(self, message: Message) -> AsyncGenerator[list[AgUiEvent], None]:
@@ -108,7 +108,7 @@ class PageRun:
         for message in messages[calls[0] + 1 if calls else 0 :]:
             yield self._words.replay(message)
         if row.status == "failed":
-            yield self._words.fail(row.error or "the turn failed", "turn_failed")
+            yield self._words.fail(self._hub.atlas.hide(row.error or "the turn failed"), "turn_failed")
         yield self._words.done(cancelled=row.status == "cancelled")
 
 

@@ -23,6 +23,7 @@ from atlas_agents.core.questions import Question
 from atlas_agents.gateway.agui import events as agui
 from atlas_agents.gateway.agui.asked import PAYLOAD_SCHEMA
 from atlas_agents.gateway.translate import asked as wire_question
+from atlas_agents.gateway.trouble import Hide
 from atlas_agents.providers.base import spoken
 
 
@@ -44,12 +45,13 @@ class Words:
     """One run of a page. `over` once it has said its last word. `page` are the messages that the page has; those of
     this run join them, so that one can be taken back."""
 
-    def __init__(self, thread_id: str, run_id: str, model: str, page: list[Any]) -> None:
+    def __init__(self, thread_id: str, run_id: str, model: str, page: list[Any], hide: Hide = str) -> None:
         self.over = False
         self._thread_id = thread_id
         self._run_id = run_id
         self._model = model
         self._page = page
+        self._hide = hide
         self._numbers = 0
         self._text_id = ""
         self._thought_id = ""
@@ -111,7 +113,7 @@ class Words:
             case ApprovalAsked(_, question):
                 return self.ask((question,))
             case ErrorRaised(_, message, kind):
-                return self.fail(message, kind)
+                return self.fail(self._hide(message), kind)
             case _:
                 return []
 

@@ -24,12 +24,13 @@ _PREFIX = "atlas/"
 def openai_routes(hub: Hub) -> Sequence[BaseRoute]:
     """The family's routes."""
     family = _Family(hub)
-    return (
-        Route("/v1/models", answered(family.models), methods=["GET"]),
-        Route("/v1/models/{id:path}", answered(family.model), methods=["GET"]),
-        Route("/v1/chat/completions", answered(family.complete), methods=["POST"]),
-        Route("/v1/{rest:path}", answered(family.nothing), methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
+    table = (
+        ("/v1/models", family.models, ["GET"]),
+        ("/v1/models/{id:path}", family.model, ["GET"]),
+        ("/v1/chat/completions", family.complete, ["POST"]),
+        ("/v1/{rest:path}", family.nothing, ["GET", "POST", "PUT", "PATCH", "DELETE"]),
     )
+    return [Route(path, answered(answer, hub.atlas.hide), methods=methods) for path, answer, methods in table]
 
 
 class _Family:

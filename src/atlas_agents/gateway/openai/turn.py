@@ -39,10 +39,8 @@ from atlas_agents.gateway.turns import take_in
 OPENING = 2.0
 """Seconds in which a failure is told by the status; after that the answer has begun, and it is told in it."""
 _DONE = data(b"[DONE]")
-_WITHDRAWN = Trouble(
-    502,
-    "answer_withdrawn",
-    "the model took back what it had said and began again, which cannot be shown here; ask again, or without stream",
+_WITHDRAWN = (
+    "the model took back what it had said and began again, which cannot be shown here; ask again, or without stream"
 )
 
 
@@ -121,7 +119,7 @@ class Answering:
                     yield self._piece(Delta(content=words))
             reply = await self._reply()
         except Exception as failure:  # noqa: BLE001 - the border: the status is told already
-            yield data(of_failure(failure).body)
+            yield data(of_failure(failure, self._hub.atlas.hide).body)
             return
         yield self._piece(Delta(), finish_reason(reply))
         if self._counts:
@@ -147,7 +145,7 @@ class Answering:
     def _check_words(self) -> None:
         """Words that were read cannot be taken back. (Those of a turn that fails are; it says why itself.)"""
         if self._speech.withdrawn:
-            raise _WITHDRAWN
+            raise Trouble(502, "answer_withdrawn", _WITHDRAWN)
 
     async def _reply(self) -> Message:
         try:

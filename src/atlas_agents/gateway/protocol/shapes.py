@@ -117,7 +117,7 @@ class ApprovalShape(Wire, frozen=True):
 
 
 class AgentShape(Wire, frozen=True):
-    """An agent, as far as a client needs to know it."""
+    """An agent, as far as a client needs to know it; `notice` says why another model than its own speaks."""
 
     id: str
     name: str
@@ -126,6 +126,7 @@ class AgentShape(Wire, frozen=True):
     role: str
     tools: tuple[str, ...]
     default: bool = False
+    notice: str = ""
 
 
 class ModelShape(Wire, frozen=True):

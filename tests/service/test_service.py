@@ -1,0 +1,146 @@
+"""From settings to a gateway that answers: the home folder, the workspace and its edits, models and their stand-ins."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import websockets
+
+from atlas_agents import ConfigError
+from atlas_agents.config.load import load
+from atlas_agents.config.settings import Settings
+from atlas_agents.core.environment import Environment
+from atlas_agents.service.place import Running, announce, occupied, running
+from atlas_agents.service.serve import Serving, private_gateway
+
+DEMO = "# Agents\n\n## helper\n\nModel: ollama/tiny\nDescription: Helps.\n"
+
+
+def settled(home: Path, **flags: Any) -> tuple[Settings, Environment]:
+    environment = Environment({"ATLAS_HOME": str(home), "HOME": str(home)}, dotenv=None)
+    return load(flags, environment, home.parent), environment
+
+
+@asynccontextmanager
+async def served(home: Path, **flags: Any) -> AsyncGenerator[Serving, None]:
+    settings, environment = settled(home, **flags)
+    async with asyncio.timeout(20), private_gateway(settings, environment=environment) as here:
+        yield here
+
+
+async def said(here: Serving, method: str, **params: Any) -> Any:
+    async with websockets.connect(here.url.replace("http", "ws")) as socket:
+        await socket.send(json.dumps({"type": "auth", "token": here.token.reveal(), "protocol": 1}))
+        await socket.recv()
+        await socket.send(json.dumps({"id": 1, "method": method, "params": params}))
+        while "id" not in (answer := json.loads(await socket.recv())):
+            pass
+        return answer["result"]
+
+
+@pytest.fixture(autouse=True)
+def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model can be fetched here, as on a machine without a network."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+
+
+async def test_a_first_start_makes_a_home_a_token_and_a_workspace(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with served(home) as here:
+        assert (await said(here, "health.check"))["status"] == "ok"
+        assert running(home) == Running(os.getpid(), here.url, running(home).version)  # pyright: ignore[reportOptionalMemberAccess]
+    assert oct(home.stat().st_mode & 0o777) == "0o700"
+    assert oct((home / "token").stat().st_mode & 0o777) == "0o600"
+    assert {path.name for path in (home / "workspace").iterdir()} == {"AGENTS.md", "SOUL.md", "TOOLS.md"}
+    assert running(home) is None
+    assert not (home / "running.json").exists()
+
+
+async def test_an_agent_without_a_key_and_without_a_model_is_spoken_for_and_said_to_be(tmp_path: Path) -> None:
+    async with served(tmp_path / "home") as here:
+        async with asyncio.timeout(15):
+            while here.runtime.crew.trouble is None:  # noqa: ASYNC110 - it changes when the download has failed
+                await asyncio.sleep(0.05)
+        (agent,) = (await said(here, "agents.list"))["agents"]
+        assert agent["model"] == "demo"
+        assert "scripted demo answers instead" in agent["notice"]
+        sent = await said(here, "chat.send", sessionKey="s", message="What time is it?")
+        done = await said(here, "chat.wait", runId=sent["runId"], timeoutMs=10_000)
+        assert done["status"] == "done"
+        assert "scripted demo" in json.dumps(done)
+
+
+async def test_edits_of_the_workspace_are_picked_up_and_broken_ones_are_not(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with served(home) as here:
+        names = here.runtime.workspace.path / "AGENTS.md"
+        names.write_text(DEMO)
+        await until(here, ["helper"])
+        names.write_text("# Agents\n\n## helper\n\nModel: nonsense\n")
+        await asyncio.sleep(2.5)
+        await until(here, ["helper"])
+        names.write_text(DEMO + "\n## other\n\nModel: ollama/tiny\nDescription: Too.\n")
+        await until(here, ["helper", "other"])
+
+
+async def until(here: Serving, ids: list[str]) -> None:
+    async with asyncio.timeout(8):
+        while [agent["id"] for agent in (await said(here, "agents.list"))["agents"]] != ids:  # noqa: ASYNC110 - asks again
+            await asyncio.sleep(0.2)
+
+
+async def test_two_processes_do_not_work_in_one_home(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with served(home) as here:
+        command = "import sys; from pathlib import Path; from atlas_agents.service.place import occupied\n"
+        command += "with occupied(Path(sys.argv[1])): print('in')"
+        other = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", command, str(home)], capture_output=True, text=True, check=False
+        )
+        assert other.returncode == 1
+        assert f"process {os.getpid()} at {here.url}" in other.stderr
+    with occupied(home):
+        pass
+
+
+def test_a_note_that_a_sudden_end_left_behind_is_not_believed(tmp_path: Path) -> None:
+    assert running(tmp_path) is None
+    with occupied(tmp_path):
+        pass
+    announce(tmp_path, Running(1, "http://127.0.0.1:1"))
+    assert running(tmp_path) is None
+    with occupied(tmp_path):
+        announce(tmp_path, Running(1, "http://127.0.0.1:1"))
+        found = running(tmp_path)
+        assert found is not None
+        assert found.url == "http://127.0.0.1:1"
+        (tmp_path / "running.json").write_text("half a no")
+        assert running(tmp_path) is None
+
+
+async def test_a_page_of_every_origin_is_not_let_in_by_a_star(tmp_path: Path) -> None:
+    settings, environment = settled(tmp_path / "home")
+    settings = msgspec.structs.replace(settings, allowed_origins=("*",))
+    with pytest.raises(ConfigError, match="every page"):
+        async with private_gateway(settings, environment=environment):
+            pass
+
+
+async def test_tools_that_act_are_not_granted_until_a_policy_does(tmp_path: Path) -> None:
+    async with served(tmp_path / "home") as here:
+        (tool,) = (await said(here, "tools.list"))["tools"]
+        assert (tool["name"], tool["allowed"]) == ("current_time", True)
+        policy = here.runtime.atlas.policy
+        assert policy is not None
+        from atlas_agents import Actor
+
+        assert policy.verdict("anything", Actor("assistant", "", "", "default")).cell == "no"
