@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from agui_raw import page_of
 from gateway_client import http, joined, main_token, opened
 from openai_client import MODEL, asking, kept, said, upper
 from paced import Paced
@@ -220,6 +221,18 @@ async def test_a_bug_is_told_without_its_trace(tmp_path: Path, caplog: pytest.Lo
         "code": "internal_error",
     }
     assert "secret place" in caplog.text
+
+
+async def test_an_error_tells_no_secret(tmp_path: Path) -> None:
+    secret = "sk-proj-" + "Ab1" * 12
+    broken = fails(ProviderError(f"the key {secret} is wrong", "auth"))
+    async with asking(tmp_path, kept(Scripted(broken, says("So") + broken))) as (gateway, client):
+        with pytest.raises(openai.InternalServerError, match=r"the key .* is wrong") as raised:
+            await client.chat.completions.create(model=MODEL, messages=said("Hi"))
+        async with page_of(gateway) as page:
+            events = await page.run("Hi")
+    assert (raised.value.code, events[-1]["type"]) == ("provider_auth", "RUN_ERROR")
+    assert secret not in raised.value.message and secret not in str(events)
 
 
 async def test_a_failure_in_the_middle_is_the_last_event(tmp_path: Path) -> None:
