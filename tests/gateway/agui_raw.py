@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 from ag_ui.core import Event, RunAgentInput
-from gateway_client import WAIT, main_token
+from gateway_client import WAIT, Listening, main_token
 from pydantic import BaseModel, TypeAdapter
 
 from atlas_agents.gateway.server import Gateway
@@ -70,12 +70,15 @@ def _known(value: Any) -> None:
 
 
 @asynccontextmanager
-async def page_of(gateway: Gateway, token: str | None = None, agent: str = "assistant") -> AsyncGenerator[Page, None]:
+async def page_of(gateway: Listening, token: str | None = None, agent: str = "assistant") -> AsyncGenerator[Page, None]:
     """A page that uses this gateway."""
     timeout = aiohttp.ClientTimeout(total=WAIT)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         url = f"http://127.0.0.1:{gateway.port}/ag-ui/{agent}"
-        yield Page(session, url, main_token(gateway) if token is None else token)
+        if token is None:
+            assert isinstance(gateway, Gateway)
+            token = main_token(gateway)
+        yield Page(session, url, token)
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:

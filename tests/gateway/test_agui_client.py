@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from agui_node import pages
+from agui_raw import kinds, page_of, text_of
 from gateway_client import joined, opened
 from openai_client import Slow, kept, upper
+from processes import living
 
 from atlas_agents import Approvals, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
@@ -67,6 +69,20 @@ async def test_a_page_that_stops_leaves_the_turn_to_its_session(tmp_path: Path) 
         await asyncio.wait_for(slow.begun.wait(), 5)
         slow.go.set()
         assert (await other.until("chat.final"))["message"]["parts"][0]["text"] == "Done."
+
+
+async def test_a_question_outlives_a_kill(tmp_path: Path) -> None:
+    async with living(tmp_path, "?tea") as process:
+        token = (tmp_path / "token").read_text().strip()
+        async with page_of(process, token) as page:
+            (interrupt,) = (await page.run("Order tea."))[-1]["outcome"]["interrupts"]
+        await process.kill()
+    async with living(tmp_path, "It is ordered.") as process, page_of(process, token) as page:
+        answer = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
+        rest = await page.run(runId="after", resume=[answer])
+    assert kinds(rest)[:3] == ["RUN_STARTED", "TOOL_CALL_RESULT", "TEXT_MESSAGE_START"]
+    assert (rest[1]["content"], text_of(rest)) == ("noted", "It is ordered.")
+    assert (tmp_path / "effects").read_text() == "tea\n"
 
 
 async def test_a_page_with_a_wrong_token_is_told(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import openai
 import pytest
 from agui_raw import page_of
 from gateway_client import http, joined, main_token, opened
-from openai_client import MODEL, client_of, kept, said
+from openai_client import MODEL, Slow, client_of, kept, said
 
 from atlas_agents import Approvals, Tool
 from atlas_agents.gateway import asking
@@ -152,6 +152,27 @@ async def test_two_users_never_meet_in_a_session_of_one_name(tmp_path: Path) -> 
                 }
         async with joined(gateway) as owner:
             assert len((await owner.get("approvals.list"))["approvals"]) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_token_that_was_replaced_hears_no_more(stream: bool, tmp_path: Path) -> None:
+    slow = Slow()
+    atlas = kept(Scripted(says("One moment.") + calls("slow", input="x")), (slow.tool,))
+    async with opened(tmp_path, atlas) as gateway, client_of(gateway) as client:
+        asked = asyncio.create_task(heard(client, stream))
+        await asyncio.wait_for(slow.begun.wait(), 5)
+        gateway.hub.tokens.rotate()
+        with pytest.raises(openai.APIError):
+            await asyncio.wait_for(asked, 2)
+        await asyncio.wait_for(slow.stopped.wait(), 2)
+        assert gateway.hub.connections == set()
+
+
+async def heard(client: openai.AsyncOpenAI, stream: bool) -> None:
+    answer = await client.chat.completions.create(model=MODEL, messages=said("Go"), stream=stream)
+    if isinstance(answer, openai.AsyncStream):
+        async for _ in answer:
+            pass
 
 
 async def test_who_may_not_approve_cannot_answer_in_a_run(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from atlas_agents.engine.run import WhenBusy
 from atlas_agents.gateway.http import grant_of
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.protocol.faults import RESTART
 from atlas_agents.gateway.protocol.shapes import Scope
 from atlas_agents.gateway.tokens import Grant
 from atlas_agents.gateway.trouble import Hide, Trouble, bad, of_failure
@@ -95,42 +97,74 @@ def short(request: Request, name: str) -> str:
     return value
 
 
-async def while_waited_for(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do it as long as the client waits; Gone when it has left."""
-    doing, leaving = asyncio.create_task(work), asyncio.create_task(left(request))
-    try:
-        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise Gone
-        return doing.result()
-    finally:
-        for task in (doing, leaving):
-            task.cancel()
-        await asyncio.gather(doing, leaving, return_exceptions=True)
+class Seat:
+    """A request that is waited for. To the hub it is a connection like others, closed when its token is void."""
+
+    full = False
+
+    def __init__(self, request: Request, grant: Grant) -> None:
+        self.grant: Grant | None = grant
+        self.trouble: Trouble | None = None
+        self._request = request
+        self._closed = asyncio.Event()
+
+    def put(self, frame: bytes) -> bool:
+        """Nothing is told here that was not asked for."""
+        return False
+
+    def close(self, code: int, reason: str) -> None:
+        stops = code == RESTART
+        self.trouble = Trouble(503, "unavailable", reason) if stops else Trouble(401, "invalid_api_key", reason)
+        self._closed.set()
+
+    async def left(self) -> None:
+        """Until the client has left, or was sent away."""
+        leaving = asyncio.create_task(self._disconnected())
+        closing = asyncio.create_task(self._closed.wait())
+        try:
+            await asyncio.wait((leaving, closing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (leaving, closing):
+                task.cancel()
+
+    async def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it as long as the client waits; Gone when it has left."""
+        doing, leaving = asyncio.create_task(work), asyncio.create_task(self.left())
+        try:
+            await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                raise self.trouble or Gone
+            return doing.result()
+        finally:
+            for task in (doing, leaving):
+                task.cancel()
+            await asyncio.gather(doing, leaving, return_exceptions=True)
+
+    async def _disconnected(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
 
 
-async def left(request: Request) -> None:
-    """Until the client has left."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+class Seats:
+    """Counts who is waited for, so that one token cannot hold everything."""
 
-
-class Waiting:
-    """Counts the turns that are waited for, so that one token cannot hold everything."""
-
-    def __init__(self) -> None:
-        self._turns: Counter[str] = Counter()
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._taken: Counter[str] = Counter()
 
     @contextmanager
-    def one_more(self, grant: Grant) -> Generator[None, None, None]:
+    def taken(self, request: Request, grant: Grant) -> Generator[Seat, None, None]:
         id = grant.principal.id
-        if self._turns[id] >= AT_ONCE:
+        if self._taken[id] >= AT_ONCE:
             raise Trouble(429, "too_many_requests", f"{AT_ONCE} turns of this token are waited for already")
-        self._turns[id] += 1
+        self._taken[id] += 1
+        seat = Seat(request, grant)
+        self._hub.connections.add(seat)
         try:
-            yield
+            yield seat
         finally:
-            self._turns[id] -= 1
+            self._hub.connections.discard(seat)
+            self._taken[id] -= 1
 
 
 def _one_of(request: Request, name: str, known: tuple[str, ...]) -> str:

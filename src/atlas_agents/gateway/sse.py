@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from atlas_agents.gateway.asking import left
+from atlas_agents.gateway.asking import Seat
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -26,9 +25,9 @@ class EventStream:
     before the first line."""
 
     def __init__(
-        self, request: Request, lines: AsyncGenerator[bytes, None], pause: float, on_end: Callable[[], None]
+        self, seat: Seat, lines: AsyncGenerator[bytes, None], pause: float, on_end: Callable[[], None]
     ) -> None:
-        self._request = request
+        self._seat = seat
         self._lines = lines
         self._pause = pause
         self._on_end = on_end
@@ -44,7 +43,7 @@ class EventStream:
         self._last = asyncio.get_running_loop().time()
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         writing = asyncio.create_task(self._write(send))
-        beside = [asyncio.create_task(self._stay_alive(send)), asyncio.create_task(left(self._request))]
+        beside = [asyncio.create_task(self._stay_alive(send)), asyncio.create_task(self._seat.left())]
         try:
             await asyncio.wait((writing, beside[1]), return_when=asyncio.FIRST_COMPLETED)
         finally:

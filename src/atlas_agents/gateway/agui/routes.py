@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 from atlas_agents.gateway.agui.asked import RunInput
 from atlas_agents.gateway.agui.run import PageRun
-from atlas_agents.gateway.asking import Waiting, answered, body_of, on_disconnect, who_asks
+from atlas_agents.gateway.asking import Seats, answered, body_of, on_disconnect, who_asks
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.faults import Fault
 from atlas_agents.gateway.sse import EventStream
@@ -18,13 +18,13 @@ from atlas_agents.gateway.trouble import Trouble
 
 def agui_routes(hub: Hub) -> Sequence[BaseRoute]:
     """The family's routes."""
-    waiting = Waiting()
+    seats = Seats(hub)
 
     async def run(request: Request) -> Any:
         """Start a run. Who answers a question needs the right to approve."""
         who = who_asks(request, "read", "write")
         with ExitStack() as stack:
-            stack.enter_context(waiting.one_more(who))
+            seat = stack.enter_context(seats.taken(request, who))
             asked = await body_of(request, RunInput, hub.settings.max_frame)
             if asked.resume:
                 who_asks(request, "approve")
@@ -36,6 +36,6 @@ def agui_routes(hub: Hub) -> Sequence[BaseRoute]:
             page = PageRun(hub, who, request, asked, agent)
             if on_disconnect(request) == "cancel":
                 stack.callback(page.stop)
-            return EventStream(request, page.lines(), hub.settings.ping, stack.pop_all().close)
+            return EventStream(seat, page.lines(), hub.settings.ping, stack.pop_all().close)
 
     return (Route("/ag-ui/{agent_id:path}", answered(run, hub.atlas.hide), methods=["POST"]),)

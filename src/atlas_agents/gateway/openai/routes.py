@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from atlas_agents.engine.agent import Agent
-from atlas_agents.gateway.asking import Waiting, answered, body_of, on_disconnect, while_waited_for, who_asks
+from atlas_agents.gateway.asking import Seats, answered, body_of, on_disconnect, who_asks
 from atlas_agents.gateway.http import Json
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.openai.reading import check
@@ -36,7 +36,7 @@ def openai_routes(hub: Hub) -> Sequence[BaseRoute]:
 class _Family:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._waiting = Waiting()
+        self._seats = Seats(hub)
 
     async def models(self, request: Request) -> Response:
         who_asks(request, "read")
@@ -50,7 +50,7 @@ class _Family:
         """Take a turn. A client that has shown no right to it is not even read."""
         who = who_asks(request, "read", "write")
         with ExitStack() as stack:
-            stack.enter_context(self._waiting.one_more(who))
+            seat = stack.enter_context(self._seats.taken(request, who))
             asked = await body_of(request, Asked, self._hub.settings.max_frame)
             check(asked)
             agent, stays = self._agent(asked.model), on_disconnect(request) == "continue"
@@ -59,9 +59,9 @@ class _Family:
                 stack.callback(stream.cancel)
             answering = Answering(self._hub, stream, asked, agent)
             if not asked.stream:
-                return Json(await while_waited_for(request, answering.whole()))
-            await while_waited_for(request, answering.begun())
-            return EventStream(request, answering.lines(), self._hub.settings.ping, stack.pop_all().close)
+                return Json(await seat.wait_for(answering.whole()))
+            await seat.wait_for(answering.begun())
+            return EventStream(seat, answering.lines(), self._hub.settings.ping, stack.pop_all().close)
 
     async def nothing(self, request: Request) -> Response:
         who_asks(request)
