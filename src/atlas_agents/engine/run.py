@@ -59,10 +59,12 @@ class Wishes(msgspec.Struct, frozen=True):
 
 class Terms(msgspec.Struct, frozen=True):
     """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
-    the row of one that was taken in before and goes on, and whether there is anybody to ask for a yes."""
+    the model that speaks in place of the agent's, the row of one that was taken in before and goes on, and whether
+    there is anybody to ask for a yes."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
+    model: str = ""
     row: RunRow | None = None
     asks: bool = True
 
@@ -147,6 +149,7 @@ class Run:
                 key=self.terms.idempotency_key,
                 fingerprint=self._fingerprint(message) if self.terms.idempotency_key else "",
                 output=self.output.schema.encode() if self.output else None,
+                model=self.terms.model,
                 asks=self.terms.asks,
             )
             try:
@@ -191,7 +194,9 @@ class Run:
 
     def _fingerprint(self, message: Message) -> str:
         wanted = self.output.schema if self.output else None
-        return hashlib.sha256(encode([self.settings.id, message.role, message.parts, wanted])).hexdigest()
+        return hashlib.sha256(
+            encode([self.settings.id, message.role, message.parts, wanted, self.terms.model])
+        ).hexdigest()
 
     def join(self, message: Message) -> Message:
         """Put a message into the conversation."""

@@ -32,6 +32,10 @@ class Peer(Protocol):
 
     grant: Grant | None
     full: bool
+    lists: bool
+    """It has asked for the list of sessions, and wants to hear what changes in it."""
+    sessions: set[str]
+    """The sessions that it hears."""
 
     def put(self, frame: bytes) -> bool: ...
 

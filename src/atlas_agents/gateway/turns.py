@@ -20,6 +20,7 @@ async def take_in(
     *,
     session: str,
     user: str,
+    model: str = "",
     when_busy: WhenBusy = "queue",
     idempotency_key: str = "",
     output: Any = None,
@@ -37,6 +38,7 @@ async def take_in(
         session=session,
         agent_id=agent.id,
         user=user,
+        model=model,
         when_busy=when_busy,
         idempotency_key=idempotency_key,
         output=output,
@@ -45,7 +47,7 @@ async def take_in(
     )
     accepted = await stream.accepted()
     if accepted.status in _NEW:
-        hub.runs.follow(stream, model_of(agent, hub.atlas.registry))
+        hub.runs.follow(stream, model or model_of(agent, hub.atlas.registry))
     return accepted, stream
 
 
