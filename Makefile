@@ -41,6 +41,7 @@ docs: $(READY) ## Build the pages into site/, warnings are errors
 
 texts: $(READY) ## Write the help of the command and the table of settings into their pages
 	$(BIN)/python tests/help_texts.py
+	$(BIN)/python tests/protocol_page.py
 	$(BIN)/python tests/settings_table.py
 
 lock: $(UV) ## Resolve the newest versions into requirements.lock

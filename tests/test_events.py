@@ -439,3 +439,15 @@ async def test_streams_that_are_done_leave_nothing_behind() -> None:
         gc.collect()
         others = asyncio.all_tasks() - {asyncio.current_task()}
     assert others == set()
+
+
+async def test_a_follower_hears_every_event_at_once_those_of_the_past_first() -> None:
+    async with house(Scripted(says("one two"))) as atlas:
+        stream, heard = atlas.send("Go"), list[str]()
+        async for event in stream:
+            if event.type == "stream:chunk":
+                break
+        stream.follow(lambda event: heard.append(event.type))
+        assert heard[-1] == "stream:chunk"
+        await stream.reply()
+        assert heard == [event.type async for event in stream]

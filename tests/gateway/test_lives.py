@@ -1,12 +1,15 @@
 """A gateway that is killed, or told to stop, and comes back: nothing acknowledged is lost, and clients can tell."""
 
 import asyncio
+import random
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_client import Client
-from processes import inside, living
+from processes import Process, inside, living
 from websockets.exceptions import ConnectionClosed
 
 pytestmark = pytest.mark.slow
@@ -137,3 +140,48 @@ async def test_while_it_stops_nothing_new_is_begun(tmp_path: Path) -> None:
         assert (refused["error"]["code"], refused["error"]["data"]["kind"]) == (-32004, "UNAVAILABLE")
         assert refused["error"]["data"]["retryable"] is True and refused["error"]["data"]["retryAfterMs"] > 0
         assert await stopping == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_killed_at_random_three_times_a_client_that_comes_back_gets_the_whole_story(
+    seed: int, tmp_path: Path
+) -> None:
+    dice = random.Random(seed)
+    script = ["!one", "!two", WORDS]
+    heard: list[dict[str, Any]] = []
+    run_id = ""
+    for life in range(4):
+        done = (tmp_path / "effects").read_text().count("\n") if (tmp_path / "effects").exists() else 0
+        replies = await asyncio.to_thread(_left_to_say, tmp_path, script) if life else script
+        assert done <= 2
+        async with living(tmp_path, *replies, *[WORDS] * 2, pause=0.004) as process, inside(process) as client:
+            if life == 0:
+                run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+            else:
+                last = heard[-1]["data"]["seq"] if heard else 0
+                await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
+            if life < 3:
+                killing = asyncio.create_task(_kill_later(process, dice.uniform(0.02, 0.35)))
+                await until_cut(client)
+                await killing
+            else:
+                assert (await client.get("chat.wait", runId=run_id))["status"] == "done"
+                await client.get("health.check")
+            heard += client.events(run_id)
+    assert numbers(heard) == sorted(set(numbers(heard)))
+    assert [frame["event"] for frame in heard].count("chat.final") == 1 and heard[-1]["event"] == "chat.final"
+    assert heard[-1]["data"]["message"]["parts"] == [{"type": "text", "text": WORDS}]
+    effects = (tmp_path / "effects").read_text().split()
+    assert sorted(effects) == sorted(set(effects))
+
+
+async def _kill_later(process: Process, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    await process.kill()
+
+
+def _left_to_say(home: Path, script: list[str]) -> list[str]:
+    """What the model has not said yet: a reply that is kept is not asked for again."""
+    with closing(sqlite3.connect(home / "atlas.db")) as database:
+        (said,) = database.execute("select count(*) from journal where kind = 'reply'").fetchone()
+    return script[said:]

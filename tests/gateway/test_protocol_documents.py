@@ -22,6 +22,7 @@ from atlas_agents.gateway.protocol.events import (
 from atlas_agents.gateway.protocol.methods import METHODS
 from atlas_agents.gateway.protocol.schema import json_schema
 from atlas_agents.gateway.protocol.typescript import typescript
+from protocol_page import PAGE, filled
 
 
 def references(value: Any) -> set[str]:
@@ -92,3 +93,8 @@ def test_a_plain_client_hears_only_what_it_knows() -> None:
     assert set(PLAIN) == {"chat.delta", "chat.reset", "chat.final", "chat.error", "exec.approval_request"}
     body = b'{"event":"tool.call","data":{"runId":"r"}}'
     assert plain("tool.call", body) is None
+
+
+def test_the_page_says_what_the_models_say() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == filled(page), "run `make texts`"

@@ -20,6 +20,7 @@ from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, house, says
 
+SHORT = "Pack my box with five dozen jugs."
 LONG = "The quick brown fox jumps over the lazy dog. " * 6
 
 
@@ -27,10 +28,10 @@ async def echo(input: str) -> str:
     return input
 
 
-def talkative(**options: Any) -> Atlas:
+def talkative(words: str = LONG, **options: Any) -> Atlas:
     """Words, a call, a call that needs a yes, and words again."""
     tools = [Tool("echo", echo, effect="pure"), Tool("act", echo, confirm=True)]
-    replies = (says(LONG) + calls("echo", input="a"), calls("act", input="b"), says(LONG))
+    replies = (says(words) + calls("echo", input="a"), calls("act", input="b"), says(words))
     store = options.pop("store", None) or MemoryStore()
     return house(Paced(*replies), tools, store=store, approve=Approvals(wait=True), **options)
 
@@ -67,11 +68,15 @@ async def flaky(gateway: Gateway, run_id: str, cuts: Any, pauses: Any) -> tuple[
         await asyncio.sleep(pauses())
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_a_socket_cut_at_every_frame_hears_what_a_steady_one_hears(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("memory", SHORT), pytest.param("sqlite", LONG, marks=pytest.mark.slow)],
+    ids=["memory", "sqlite"],
+)
+async def test_a_socket_cut_at_every_frame_hears_what_a_steady_one_hears(kind: str, words: str, tmp_path: Path) -> None:
     store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "atlas.db")
     await store.open()
-    async with opened(tmp_path, talkative(store=store)) as gateway, joined(gateway) as client:
+    async with opened(tmp_path, talkative(words, store=store)) as gateway, joined(gateway) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         whole, (pieces, broken) = await asyncio.gather(
             steady(client, run_id), flaky(gateway, run_id, lambda: 1, lambda: 0.0)
@@ -143,7 +148,7 @@ async def test_a_question_that_waits_is_in_the_picture_that_a_late_one_gets(tmp_
             (run,) = (await late.get("sessions.subscribe", sessionKey="main"))["runs"]
             assert run["pendingApproval"]["approvalId"] == asked["approvalId"]
             assert await late.get("exec.approve", approvalId=asked["approvalId"]) == {"ok": True}
-            await steady_listener(client, run_id)
+            await asyncio.gather(steady_listener(client, run_id), steady_listener(late, run_id))
 
 
 async def test_a_run_that_ended_while_nobody_listened_is_replayed_whole(tmp_path: Path) -> None:
@@ -268,3 +273,23 @@ async def test_who_does_not_read_is_closed_and_can_come_back_for_the_rest(tmp_pa
             await back.get("sessions.subscribe", sessionKey="main", runs={last["runId"]: last["seq"]})
             await back.until("chat.final")
             assert missed + back.events(last["runId"]) == told[: len(missed) + len(back.events(last["runId"]))]
+
+
+async def test_a_turn_left_by_one_gateway_is_heard_to_its_end_at_the_next(tmp_path: Path) -> None:
+    store = MemoryStore()
+    first = house(Paced(says(LONG)), store=store)
+    async with opened(tmp_path, first, grace=0.0) as gateway, joined(gateway) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        for _ in range(10):
+            await client.until("chat.delta")
+        before = client.events(run_id)
+        client.socket.transport.abort()
+    async with opened(tmp_path, house(Paced(says(LONG)), store=store)) as gateway, joined(gateway) as client:
+        last = before[-1]["data"]["seq"]
+        await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
+        await client.until("chat.final")
+        after = client.events(run_id)
+        reset = next(place for place, frame in enumerate(after) if frame["event"] == "chat.reset")
+        assert [frame["data"]["seq"] for frame in after[:reset]] == list(range(last + 1, last + 1 + reset))
+        assert [frame["data"]["seq"] for frame in after[reset:]] == list(range(513, 513 + len(after) - reset))
+        assert "".join(f["data"]["text"] for f in after[reset:] if f["event"] == "chat.delta") == LONG

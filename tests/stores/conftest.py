@@ -32,7 +32,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture
 def schema() -> str:
     """Each test has a Postgres schema of its own."""
-    return f"t{new_id()}"
+    return "t" + new_id().replace("-", "")
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ async def stored(settings: Settings) -> AsyncGenerator[Sessions, None]:
     store = open_store(settings)
     await store.open()
     try:
-        yield Sessions(store, TENANT)
+        yield Sessions(store, TENANT, _forgotten)
     finally:
         await store.close()
 
@@ -154,6 +154,10 @@ def _is_held(home: Path) -> bool:
             return False
     except ConfigError:
         return True
+
+
+def _forgotten(session_key: str) -> None:
+    """Nothing is remembered here that would have to be forgotten."""
 
 
 def _silent(words: str) -> None:

@@ -1,6 +1,6 @@
 """The sessions of a store: to list, name, read, fork, carry elsewhere and remove."""
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -34,9 +34,10 @@ class Header(msgspec.Struct, frozen=True):
 class Sessions:
     """What an Atlas keeps, by session. Without a store there is nothing to ask for."""
 
-    def __init__(self, store: Store | None, tenant: str) -> None:
+    def __init__(self, store: Store | None, tenant: str, forget: Callable[[str], None]) -> None:
         self._given = store
         self._tenant = tenant
+        self._forget = forget
 
     @property
     def _store(self) -> Store:
@@ -84,6 +85,7 @@ class Sessions:
     async def delete(self, key: str) -> None:
         """Remove a session and all it said; the audit log and the usage stay. Conflict while a turn is under way."""
         await self._store.commit(self._tenant, [DropSession(key)])
+        self._forget(key)
 
     async def fork(self, key: str, at: str | None = None, *, to: str | None = None) -> Session:
         """A new session with all messages up to and with `at`, a message's id; without one, all of them.

@@ -24,3 +24,8 @@ class Shelf:
         if self._most is not None and len(self._held) > self._most:
             self._held.popitem(last=False)
         return found
+
+    def drop(self, session: str) -> None:
+        """There is no such conversation any more: the next of that name begins anew."""
+        self._held.pop(session, None)
+        self._used.pop(session, None)

@@ -1,15 +1,15 @@
 """`chat.*`: say something, stop it, read what was said, wait for the end."""
 
 import asyncio
+from functools import partial
 
-from atlas_agents.core.errors import NotStored
+from atlas_agents.core.errors import ConfigError, NotStored
 from atlas_agents.core.messages import Message, Text, user
 from atlas_agents.core.store import RunRow, StoredMessage
 from atlas_agents.engine.agent import Agent
 from atlas_agents.gateway.connection import Connection
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.models import model_of
 from atlas_agents.gateway.protocol.chat import (
     Aborted,
     ChatAbort,
@@ -39,20 +39,27 @@ async def send(caller: Connection, params: ChatSend) -> Sent:
     hub, session = caller.hub, caller.who.prefix + params.session_key
     agent = await agent_for(hub, session, params.agent_id)
     _check(hub, agent, params)
-    accepted, stream = await take_in(
+    accepted, _ = await take_in(
         hub,
         agent,
         _message(params),
         session=session,
         user=caller.who.principal.id,
+        model=params.model or "",
         when_busy=params.when_busy or "queue",
         idempotency_key=params.idempotency_key or "",
     )
     if caller.who.may("read"):
         caller.hear(session)
     if params.on_disconnect == "cancel":
-        caller.on_close.add(stream.cancel)
+        caller.on_close.add(partial(_stop, hub, accepted.run_id))
     return Sent(accepted.run_id, accepted.status if caller.full else None)
+
+
+def _stop(hub: Hub, run_id: str) -> None:
+    stream = hub.atlas.stream(run_id)
+    if stream is not None:
+        stream.cancel()
 
 
 async def abort(caller: Connection, params: ChatAbort) -> Aborted:
@@ -96,7 +103,7 @@ async def wait(caller: Connection, params: ChatWait) -> Waited:
         pass
     row = await visible_run(caller, params.run_id)
     if row.status != "done":
-        return Waited(row.status, error=row.error)
+        return Waited(row.status, error=caller.hub.atlas.hide(row.error) if row.error else None)
     rows = await caller.hub.store.messages(caller.hub.atlas.tenant, row.session)
     mine = [each for each in rows if each.run_id == row.id]
     replies = [message for message in map(_read, mine) if message.role == "assistant"]
@@ -112,9 +119,12 @@ async def visible_run(caller: Connection, run_id: str) -> RunRow:
 
 
 def _check(hub: Hub, agent: Agent, params: ChatSend) -> None:
-    """Model and mode are the agent's; a client that counts on others is told."""
-    if params.model is not None and params.model != model_of(agent, hub.atlas.registry):
-        raise Fault("INVALID_PARAMS", "chat.send: the model is the agent's; name another agent")
+    """A model must be one that can be had here; the mode is the agent's, and who counts on another is told."""
+    if params.model is not None:
+        try:
+            hub.atlas.registry.route(params.model)
+        except ConfigError as error:
+            raise Fault("INVALID_PARAMS", f"chat.send: model: {hub.atlas.hide(str(error))}") from error
     if params.mode is not None and params.mode != agent.mode:
         raise Fault("INVALID_PARAMS", f"chat.send: {agent.id} has the mode {agent.mode}")
 

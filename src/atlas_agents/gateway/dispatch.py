@@ -8,7 +8,16 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from atlas_agents.core.errors import ConfigError, Conflict, NotStored, SessionBusy, StoreError
+from atlas_agents.core.errors import (
+    ConfigError,
+    Conflict,
+    NotStored,
+    Refused,
+    SessionBusy,
+    StoreError,
+    StoreFull,
+    ToolFault,
+)
 from atlas_agents.gateway.metrics import Metrics
 from atlas_agents.gateway.protocol.faults import Fault
 from atlas_agents.gateway.protocol.frames import Answer, Failure, Request
@@ -129,11 +138,15 @@ def fault_of(error: Exception) -> Fault:
             return Fault("CONFLICT", "the same key was used before, for something else")
         case NotStored():
             return Fault("INVALID_PARAMS", "there is no such thing")
+        case StoreFull():
+            return Fault("UNAVAILABLE", "the store is full: nothing more can be kept", retry_after_ms=_RETRY_AFTER_MS)
         case StoreError():
             logger.error("the store could not be used: %s", error)
             return Fault("UNAVAILABLE", "nothing can be kept at the moment", retry_after_ms=_RETRY_AFTER_MS)
-        case ConfigError():
+        case ConfigError() | ToolFault():
             return Fault("INVALID_PARAMS", str(error))
+        case Refused():
+            return Fault("FORBIDDEN", f"refused: {error}")
         case _:
             logger.error("a method failed", exc_info=error)
             return Fault("INTERNAL", "something went wrong here; it is in the server's log")

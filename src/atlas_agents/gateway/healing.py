@@ -1,5 +1,7 @@
 """A run that has ended and never said so, because everything stopped in between: its row says how it ended."""
 
+from collections.abc import Callable
+
 from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import Message
 from atlas_agents.core.store import OPEN, AddEvents, ReserveEvents, RunRow, Store
@@ -18,7 +20,7 @@ from atlas_agents.gateway.translate import message_shape, usage_shape
 _ROOM = 8
 
 
-async def heal(store: Store, tenant: str, row: RunRow) -> int:
+async def heal(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str] = str) -> int:
     """The number of the run's last event, which is its last word if it has ended."""
     rows = await store.events(tenant, row.id, after=max(0, row.events - 2 * 512))
     if rows and name_of(rows[-1].body) in LAST_WORDS:
@@ -27,16 +29,16 @@ async def heal(store: Store, tenant: str, row: RunRow) -> int:
         return rows[-1].seq if rows else 0
     (last,) = await store.commit(tenant, [ReserveEvents(row.id, _ROOM)])
     first = last - _ROOM + 1
-    said = [(first + place, body_of(event)) for place, event in enumerate(await _last_words(store, tenant, row))]
+    said = [(first + place, body_of(event)) for place, event in enumerate(await _last_words(store, tenant, row, hide))]
     await store.commit(tenant, [AddEvents(row.id, tuple(said))])
     return said[-1][0]
 
 
-async def _last_words(store: Store, tenant: str, row: RunRow) -> list[RunEvent]:
+async def _last_words(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str]) -> list[RunEvent]:
     """What it said last is withdrawn and said anew, whole; then how it ended."""
     begun: list[RunEvent] = [ChatReset(row.id, row.epoch)] if row.events else []
     if row.status == "failed":
-        return [*begun, ChatError(row.id, row.error or "the turn failed", "failed")]
+        return [*begun, ChatError(row.id, hide(row.error or "the turn failed"), "failed")]
     kept = await store.messages(tenant, row.session)
     replies = [Message.from_json(each.body) for each in kept if each.run_id == row.id]
     replies = [message for message in replies if message.role == "assistant"]

@@ -20,7 +20,7 @@ from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, RUN_EVENTS, House
 from atlas_agents.gateway.protocol.faults import BAD_TOKEN
 from atlas_agents.gateway.protocol.shapes import Features, PolicyShape, ServerShape
 from atlas_agents.gateway.runs import Runs
-from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.gateway.settings import EVERYWHERE, GatewaySettings
 from atlas_agents.gateway.tokens import Grant, Tokens
 
 LOOK_AGAIN = 0.5
@@ -32,6 +32,10 @@ class Peer(Protocol):
 
     grant: Grant | None
     full: bool
+    lists: bool
+    """It has asked for the list of sessions, and wants to hear what changes in it."""
+    sessions: set[str]
+    """The sessions that it hears."""
 
     def put(self, frame: bytes) -> bool: ...
 
@@ -56,10 +60,12 @@ class Hub:
         self.store: Store = atlas.store
         self.settings = settings
         self.tokens = Tokens(settings.home, settings.token, exposed=settings.exposed)
-        self.guard = Guard((*settings.hosts, settings.host), settings.origins)
+        own = () if settings.host in EVERYWHERE else (settings.host,)
+        self.guard = Guard((*settings.hosts, *own), settings.origins)
         self.metrics = Metrics()
         self.dispatch = Dispatch(methods, self.metrics)
         self.runs = Runs(self.store, atlas.tenant, self.metrics, clock)
+        self.runs.hide = atlas.hide
         self.assignments = Assignments(self.store, atlas.tenant)
         self.audit = AuditTail(self.store, atlas.tenant)
         self.news: News
@@ -72,6 +78,7 @@ class Hub:
         self.policy = PolicyShape(settings.max_frame, int(settings.ping * 1000))
         self._lockout = Lockout(clock)
         self._begun = time.monotonic()
+        self.began_at = int(time.time())
 
     @property
     def uptime(self) -> float:

@@ -28,7 +28,7 @@ class Replay:
             while self._wanted:
                 entries = log.after(self._seq) if log is not None else None
                 if entries is None:
-                    entries = await self._page()
+                    entries = await self._written(log)
                     if not entries and log is None:
                         return
                 elif not entries:
@@ -44,9 +44,15 @@ class Replay:
         """Nobody has asked for another replay of the same run since, or gone away."""
         return self._channel.behind.get((self._listener, self._run_id)) is self
 
-    async def _page(self) -> list[Entry]:
+    async def _written(self, log: RunLog | None) -> list[Entry]:
+        """The next ones out of the store. What is on the disk there and was not told yet will be told live."""
+        first = log.first if log is not None else 0
         rows = await self._store.events(self._tenant, self._run_id, after=self._seq, limit=_PAGE)
-        return [Entry(row.seq, name_of(row.body), row.body) for row in rows]
+        last = log.told if log is not None else rows[-1].seq if rows else 0
+        entries = [Entry(row.seq, name_of(row.body), row.body) for row in rows if row.seq <= last]
+        if not entries and log is not None:  # up to what is at hand nothing was said, or it was lost with its process
+            self._seq = max(self._seq, first - 1)
+        return entries
 
     async def _send(self, entries: list[Entry]) -> bool:
         for entry in entries:

@@ -156,9 +156,13 @@ class RunLog:
         self.written = self.seq
         self.reserved = self.seq + RANGE
 
+    @property
+    def first(self) -> int:
+        """The first number that is at hand; everything below is written."""
+        return self._entries[0].seq if self._entries else self.seq + 1
+
     def after(self, seq: int) -> list[Entry] | None:
         """What was told after a number; None if that is not at hand any more."""
-        first = self._entries[0].seq if self._entries else self.seq + 1
-        if seq + 1 < first:
+        if seq + 1 < self.first:
             return None
         return [entry for entry in self._entries if seq < entry.seq <= self.told]

@@ -33,12 +33,15 @@ class Runs:
         """Called when a tool call has its result."""
         self.notice: Callable[[str], str] = lambda agent_id: ""
         """Says why an agent speaks with another model than its own."""
+        self.hide: Callable[[str], str] = str
+        """Takes secrets out of a text."""
         self.stopping = False
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
         self._clock = clock
         self._live: dict[str, RunLog] = {}
+        self._of_session: dict[str, dict[str, RunLog]] = {}
         self._ends: dict[str, asyncio.Event] = {}
         self._channels: dict[str, Channel] = {}
         self._healing: dict[str, asyncio.Lock] = {}
@@ -49,17 +52,18 @@ class Runs:
         and what it was saying then is withdrawn."""
         run_id = stream.stream_id
         log = self._live[run_id] = RunLog(run_id, stream.session, row.events if row else 0)
+        self._of_session.setdefault(log.session, {})[run_id] = log
         self._ends[run_id] = asyncio.Event()
         self._metrics.runs.inc()
         if row is not None and row.events:
             self._say(log, ChatReset(run_id, row.epoch))
-        stream.follow(partial(self._hear, log, Translator(model, self._clock, self.notice)))
+        stream.follow(partial(self._hear, log, Translator(model, self._clock, self.notice, self.hide)))
         self.on_change(log.session)
         return log
 
     def live(self, session: str) -> list[RunLog]:
         """A session's runs that are under way or have just ended, in the order they came."""
-        return [log for log in self._live.values() if log.session == session]
+        return list(self._of_session.get(session, {}).values())
 
     def get(self, run_id: str) -> RunLog | None:
         return self._live.get(run_id)
@@ -101,7 +105,7 @@ class Runs:
         lock = self._healing.setdefault(row.id, asyncio.Lock())
         try:
             async with lock:
-                return await heal(self._store, self._tenant, row)
+                return await heal(self._store, self._tenant, row, self.hide)
         finally:
             if not lock.locked():
                 self._healing.pop(row.id, None)
@@ -148,9 +152,16 @@ class Runs:
     def _wrote(self, log: RunLog) -> None:
         self._tell(log)
         if log.over and self._live.pop(log.run_id, None) is not None:
+            self._forget(log)
             self._metrics.runs.dec()
             self._metrics.events.inc(log.seq - log.began)
             self._ends.pop(log.run_id).set()
+
+    def _forget(self, log: RunLog) -> None:
+        others = self._of_session[log.session]
+        del others[log.run_id]
+        if not others:
+            del self._of_session[log.session]
 
     async def settle(self, limit: float) -> None:
         """Before the end: what was said is written."""

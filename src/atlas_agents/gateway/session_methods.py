@@ -50,7 +50,8 @@ async def create(caller: Connection, params: SessionsCreate) -> Created:
 
 
 async def list_sessions(caller: Connection, params: SessionsList) -> SessionPage:
-    """The latest changed first; others' sessions are passed over."""
+    """The latest changed first; others' sessions are passed over. From now on the caller hears what changes."""
+    caller.lists = True
     before = _cursor(params.cursor)
     found: list[Session] = []
     while len(found) <= params.limit:
@@ -103,8 +104,10 @@ async def subscribe(caller: Connection, params: SessionsSubscribe) -> Subscribed
     session = await hub.store.session(hub.atlas.tenant, key)
     asked = params.runs or {}
     rows = [row for id in asked if (row := await hub.store.run(hub.atlas.tenant, id)) and row.session == key]
-    numbers = {row.id: await hub.runs.last_number(row) for row in rows if hub.runs.get(row.id) is None}
     messages = await _messages(caller, key, params.after_message_id)
+    numbers: dict[str, int] = {}
+    while ended := [row for row in rows if row.id not in numbers and hub.runs.get(row.id) is None]:
+        numbers |= {row.id: await hub.runs.last_number(row) for row in ended}
     channel = caller.hear(key)
     live = hub.runs.live(key)
     here = {log.run_id: log for log in live}

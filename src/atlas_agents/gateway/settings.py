@@ -8,13 +8,15 @@ import msgspec
 from atlas_agents.core.secret import Secret
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - addresses to listen on, and no names to be reached by
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where to listen, where the tokens are, and how much a connection may take.
 
     `token` is the user's own; without one, it is in the file `token` in `home`, made on the first start. `hosts` are
-    further names under which this gateway may be reached. Sizes are in bytes, times in seconds.
+    further names under which this gateway may be reached, `origins` those of other sites whose pages may use it. Sizes
+    are in bytes, times in seconds.
     """
 
     home: Path
@@ -23,13 +25,12 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     token: Secret | None = None
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
-    """Origins whose pages may come in besides this gateway's own."""
     auth_timeout: float = 10.0
     first_frame: int = 64 * 1024
     max_frame: int = 1024 * 1024
     max_queued: int = 1024 * 1024
     ping: float = 20.0
-    grace: float = 8.0
+    grace: float = 6.0
     """How long turns may go on after the gateway was told to stop."""
     restart_expected: float | None = None
     """How soon it will be back, to be told to clients when it stops."""

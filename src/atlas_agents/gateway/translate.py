@@ -57,11 +57,14 @@ Shown: TypeAlias = wire.RunEvent | None
 class Translator:
     """One run's events. It remembers when a tool was called, and the usage until the last word."""
 
-    __slots__ = ("_began", "_clock", "_model", "_notice", "_usage")
+    __slots__ = ("_began", "_clock", "_hide", "_model", "_notice", "_usage")
 
-    def __init__(self, model: str, clock: Clock, notice: Callable[[str], str]) -> None:
+    def __init__(
+        self, model: str, clock: Clock, notice: Callable[[str], str], hide: Callable[[str], str] = str
+    ) -> None:
         self._model = model
         self._notice = notice
+        self._hide = hide
         self._clock = clock
         self._began: dict[str, float] = {}
         self._usage = Usage()
@@ -110,7 +113,7 @@ class Translator:
             case MessageReceived(id, message):
                 return wire.ChatFinal(id, usage_shape(self._usage), message_shape(message, id))
             case ErrorRaised(id, message, kind):
-                return wire.ChatError(id, message, kind)
+                return wire.ChatError(id, self._hide(message), kind)
             case _:
                 return None
 

@@ -6,8 +6,8 @@ from msgspec import Meta
 
 from atlas_agents.gateway.protocol.shapes import FilePart, ImagePart, InputPart, MessageShape, RunState, Wire
 
-Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
-"""The name of a session: any text that is not too long."""
+Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""The name of a session: any text of one line that is not too long."""
 RunId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Page: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 

@@ -1,9 +1,10 @@
 """What the server says unasked. Every event of a run has its `runId`; the full profile adds `sessionKey` and `seq`."""
 
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import msgspec
 
+from atlas_agents.core.text import clean
 from atlas_agents.gateway.protocol.records import AuditShape
 from atlas_agents.gateway.protocol.shapes import Decision, MessageShape, SessionShape, UsageShape, Wire
 
@@ -145,7 +146,7 @@ RunEvent: TypeAlias = (
 
 
 class SessionUpdated(Wire, frozen=True):
-    """A session was made, changed or removed."""
+    """A session was made, changed or removed; for those who hear it, or have asked for the list."""
 
     event: ClassVar[str] = "session.updated"
     session: SessionShape
@@ -202,7 +203,20 @@ _HEAD = {name: b'{"event":' + _encoder.encode(name) + b',"data":' for name in (*
 
 def body_of(event: RunEvent | HouseEvent) -> bytes:
     """The event as a frame of its own; of a run's, as it is stored: without session and number."""
-    return _HEAD[event.event] + _encoder.encode(event) + b"}"
+    try:
+        data = _encoder.encode(event)
+    except (UnicodeEncodeError, TypeError, OverflowError):
+        data = _encoder.encode(_writable(msgspec.to_builtins(event, enc_hook=repr)))
+    return _HEAD[event.event] + data + b"}"
+
+
+def _writable(value: Any) -> Any:
+    """The same data with half characters replaced: a model or a tool may say anything, and it must be told."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {clean(str(key)): _writable(item) for key, item in cast(dict[Any, Any], value).items()}
+    return [_writable(item) for item in cast(list[Any], value)] if isinstance(value, list | tuple) else value
 
 
 def full(body: bytes, session_key: bytes, seq: int) -> bytes:

@@ -136,6 +136,15 @@ async def test_a_session_is_removed_with_all_it_said() -> None:
         assert len(list(await atlas.audit.records("default"))) == 1
 
 
+async def test_a_new_session_of_a_removed_one_s_name_knows_nothing_of_it() -> None:
+    model = Scripted(says("one"), says("two"))
+    async with house(model, store=MemoryStore()) as atlas:
+        await atlas.ask("first", session="s")
+        await atlas.sessions.delete("s")
+        await atlas.ask("second", session="s")
+        assert [message.text for message in model.requests[-1].messages] == ["second"]
+
+
 async def test_without_a_store_there_are_no_sessions_to_ask_for() -> None:
     async with house(Scripted(says("x"))) as atlas:
         with pytest.raises(ConfigError, match=r"Atlas\(store=…\)"):

@@ -1,0 +1,61 @@
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+
+from atlas_agents.gateway.server import Gateway
+from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Scripted, house, says
+
+
+async def main() -> None:
+    home = Path(tempfile.mkdtemp())
+    atlas = house(Scripted(says("One two three four five six seven.")), store=MemoryStore())
+    async with Gateway(atlas, GatewaySettings(home=home, port=0)).running() as gateway:
+        address, token = f"ws://127.0.0.1:{gateway.port}/", (home / "token").read_text().strip()
+
+        socket = await join(address, token)
+        sent = await ask(socket, "chat.send", {"sessionKey": "main", "message": "Count."})
+        heard = [event async for event in events(socket, until=5)]
+        socket.transport.abort()  # the line breaks
+
+        socket = await join(address, token)
+        last = heard[-1]["data"]["seq"]
+        await ask(socket, "sessions.subscribe", {"sessionKey": "main", "runs": {sent["runId"]: last}})
+        heard += [event async for event in events(socket)]
+        await socket.close()
+
+    print([event["data"]["seq"] for event in heard])
+    print("".join(event["data"]["text"] for event in heard if event["event"] == "chat.delta"))
+
+
+async def join(address: str, token: str) -> ClientConnection:
+    socket = await connect(address)
+    await socket.send(json.dumps({"type": "auth", "token": token, "protocol": 1}))
+    await socket.recv()
+    return socket
+
+
+async def ask(socket: ClientConnection, method: str, params: dict[str, Any]) -> Any:
+    await socket.send(json.dumps({"id": "1", "method": method, "params": params}))
+    while "result" not in (frame := json.loads(await socket.recv())):
+        pass
+    return frame["result"]
+
+
+async def events(socket: ClientConnection, until: int | None = None) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of runs, up to a number or to the last word."""
+    async for frame in socket:
+        event = json.loads(frame)
+        if "seq" in event["data"]:
+            yield event
+            if event["data"]["seq"] == until or event["event"] == "chat.final":
+                return
+
+
+asyncio.run(main())

@@ -1,0 +1,53 @@
+"""The tables of the protocol's page, made from its models; run as a script (`make texts`) it writes them there."""
+
+import re
+from pathlib import Path
+
+from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, PLAIN, RUN_EVENTS
+from atlas_agents.gateway.protocol.faults import CODES
+from atlas_agents.gateway.protocol.methods import METHODS
+from atlas_agents.gateway.protocol.schema import components
+
+PAGE = Path(__file__).parent.parent / "docs/reference/protocol.md"
+
+
+def filled(page: str) -> str:
+    """The page with what stands between its marks as the models say."""
+    for name, lines in (("methods", _methods()), ("events", _events()), ("errors", _errors())):
+        mark = re.compile(rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)", re.DOTALL)
+        page = mark.sub(lambda found, lines=lines: found[1] + "\n".join(lines) + "\n" + found[2], page)
+    return page
+
+
+def _methods() -> list[str]:
+    rows = [
+        f"| `{method.name}` | {method.scope} | {method.purpose} | {_fields(method.params.__name__)} "
+        f"| {_fields(method.result.__name__)} |"
+        for method in METHODS.values()
+    ]
+    return ["| method | scope | | params | result |", "|---|---|---|---|---|", *rows]
+
+
+def _events() -> list[str]:
+    rows = [
+        f"| `{name}` | {' '.join((kind.__doc__ or '').split())} | {_fields(kind.__name__)} "
+        f"| {', '.join(f'`{key}`' for key in PLAIN.get(name, ()))} |"
+        for name, kind in {**RUN_EVENTS, **HOUSE_EVENTS}.items()
+    ]
+    return ["| event | | data | in the plain profile |", "|---|---|---|---|", *rows]
+
+
+def _errors() -> list[str]:
+    return ["| kind | code |", "|---|---|", *(f"| `{kind}` | {code} |" for kind, code in CODES.items())]
+
+
+def _fields(shape: str) -> str:
+    """The names of a shape's fields; those that may be left out with a question mark."""
+    _, definitions = components()
+    found = definitions[shape]
+    required = set(found.get("required", ()))
+    return ", ".join(f"`{name}`" if name in required else f"`{name}?`" for name in found.get("properties", {})) or "–"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
