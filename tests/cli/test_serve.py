@@ -112,3 +112,17 @@ def test_a_home_can_be_named(tmp_path_factory: pytest.TempPathFactory, server: M
     home = furnished(tmp_path_factory.mktemp("here"), server)
     with home.gateway("--home", str(folder / "h"), OPENAI_BASE_URL=server.url, ATLAS_MODEL="http/rules-1"):
         assert (folder / "h" / "token").exists()
+
+
+def test_a_stranger_writes_no_lines_into_the_log(home: Home) -> None:
+    with home.gateway() as gateway:
+        words = b"x\x1b[2K\rapproved \xe2\x80\xae" + b"y" * 8000
+        request = b"GET / HTTP/1.1\r\nHost: evil.example\r\nUser-Agent: " + words.replace(b"\r", b"") + b"\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as line:
+            line.sendall(request)
+            line.recv(4096)
+        gateway.kill(signal.SIGTERM)
+    (refused,) = [line for line in gateway.said.splitlines() if "refused" in line]
+    assert "evil.example" in refused
+    assert len(refused) < 1500
+    assert not {"\x1b", "\u202e"} & set(refused)

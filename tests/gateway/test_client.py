@@ -108,6 +108,14 @@ async def test_an_error_has_its_kind_and_says_whether_to_try_again(tmp_path: Pat
         slow.set()
 
 
+async def test_a_request_that_no_gateway_takes_is_not_sent(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept()) as gateway, connected(gateway) as client:
+        with pytest.raises(GatewayError, match="more than the gateway takes") as error:
+            await client.call("chat.send", session_key="main", message="x" * 2_000_000)
+        assert error.value.kind == "TOO_LARGE"
+        assert (await client.call("health.check"))["status"] == "ok"
+
+
 async def test_a_wrong_token_is_told_at_once(tmp_path: Path) -> None:
     async with opened(tmp_path, kept()) as gateway:
         with pytest.raises(NotLetIn, match="refuses the token: invalid token"):

@@ -91,9 +91,15 @@ class Link:
         if self._why is not None:
             raise Lost(self._why, sent=False)
         self._number = id = self._number + 1
+        frame = _encoder.encode({"id": id, "method": method, "params": params})
+        largest = self.welcome.policy.max_frame_bytes if self.welcome.policy else len(frame)
+        if len(frame) > largest:
+            raise GatewayError(
+                f"{method}: {len(frame):,} bytes are more than the gateway takes ({largest:,})", "TOO_LARGE"
+            )
         asked = self._asked[id] = _Asked(asyncio.get_running_loop().create_future(), on_answer)
         try:
-            await self._socket.send_bytes(_encoder.encode({"id": id, "method": method, "params": params}))
+            await self._socket.send_bytes(frame)
             return await asked.future
         except (aiohttp.ClientError, ConnectionError) as error:
             raise Lost(str(error) or "the line broke", sent=True) from error
