@@ -180,4 +180,10 @@ app.add_typer(protocol_commands.app, name="protocol")
 
 def main() -> None:
     """Run the command and exit with its code."""
-    app(prog_name="atlas")
+    try:
+        app(prog_name="atlas")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("atlas_agents"):
+            raise
+        typer.echo(f"atlas: {error.name} is not installed: say pip install 'atlas-agents[gateway]'", err=True)
+        raise SystemExit(2) from None
