@@ -9,12 +9,15 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check crash lint format bench docs texts lock clean
+.PHONY: help run chat test check crash lint format bench docs texts lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(READY) ## Talk to an agent in the terminal
+run: $(READY) ## Start the gateway with its page, and a model that answers
+	$(BIN)/atlas serve
+
+chat: $(READY) ## Talk to an agent in the terminal
 	$(BIN)/atlas chat
 
 test: $(READY) ## Run all tests

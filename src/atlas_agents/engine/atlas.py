@@ -21,7 +21,7 @@ from atlas_agents.engine.house import House
 from atlas_agents.engine.interceptors import Interceptor
 from atlas_agents.engine.loop import rounds, run_turn, shaped
 from atlas_agents.engine.result import RunResult
-from atlas_agents.engine.run import Accepted, Known, Run, Terms, WhenBusy
+from atlas_agents.engine.run import Accepted, Known, Run, Terms, WhenBusy, Wishes
 from atlas_agents.engine.sessions import Sessions
 from atlas_agents.engine.shelf import Shelf
 from atlas_agents.engine.stream import AtlasStream
@@ -201,19 +201,22 @@ class Atlas:
         model: str = "",
         when_busy: WhenBusy = "queue",
         idempotency_key: str = "",
+        asks: bool = True,
+        wishes: Wishes | None = None,
     ) -> AtlasStream:
         """Start one turn and give back its stream; `await stream.accepted()` tells when the message is taken in.
 
         `model` is the ref of one that speaks in this turn in place of the agent's.
         `when_busy` says what to do while a turn of the session is under way: wait in its queue, reject this one, or
         interrupt those that were sent before. The same `idempotency_key` again in a session that is kept gives the turn
-        that it named first.
+        that it named first. With `asks=False` nobody is there to be asked: a call that needs a yes is refused, and the
+        model is told why. `wishes` are what the caller would like of the model, where the agent leaves room.
         """
         if when_busy not in get_args(WhenBusy):
             raise ConfigError(f"when_busy is one of {', '.join(get_args(WhenBusy))}, not {when_busy!r}")
         stream = AtlasStream(new_id())
-        terms = Terms(when_busy, idempotency_key, model)
-        run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms)
+        terms = Terms(when_busy, idempotency_key, model, asks=asks)
+        run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms, wishes=wishes)
         if idempotency_key and run.desk.journal is None:
             raise ConfigError("an idempotency key needs a store, Atlas(store=…), and a session by name")
         before = [other for other in self._live.values() if other.session == run.conversation.id]
@@ -284,7 +287,7 @@ class Atlas:
             await store.commit(row.tenant, [SetRun(row.id, epoch, "failed", lost)])
             return None
         stream, errand = AtlasStream(row.id), errand_of(row)
-        output, terms = msgspec.json.decode(errand.output), Terms(model=errand.model, row=row)
+        output, terms = msgspec.json.decode(errand.output), Terms(model=errand.model, row=row, asks=errand.asks)
         run = self._open(row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=terms)
         return self._start(stream, run, None)
 
@@ -378,13 +381,14 @@ class Atlas:
         max_rounds: int | None = None,
         user: str = "",
         terms: Terms | None = None,
+        wishes: Wishes | None = None,
     ) -> Run:
         agent = self._current if agent_id is None else self._find(agent_id)
         if agent is None:
             raise ConfigError("this Atlas has no agent: Atlas(agents=[…]) or set_agent(…)")
         run = self._house.open_run(
             agent,
-            agent.settings,
+            wishes.within(agent.settings) if wishes else agent.settings,
             agent.context,
             self.conversation(session) if isinstance(session, str) else session,
             sink=stream.push if stream else None,

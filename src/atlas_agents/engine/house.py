@@ -114,6 +114,7 @@ class House:
             metadata=context.metadata,
             emit=emit,
             journal=self._journal(run_id, conversation, emit, terms.row) if kept else None,
+            asks=terms.asks,
         )
         return Run(
             id=run_id,

@@ -43,14 +43,30 @@ class Accepted(msgspec.Struct, frozen=True):
     status: Literal["started", "queued", "in_flight", "done"]
 
 
+class Wishes(msgspec.Struct, frozen=True):
+    """What a caller would like of the model. The agent's own settings come first: a temperature counts where it has
+    none, and a limit of tokens only where it is the lower one."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+    def within(self, settings: Settings) -> Settings:
+        """The agent's settings with as much of the wishes as they leave room for."""
+        limits = [limit for limit in (settings.max_tokens, self.max_tokens) if limit is not None]
+        warmth = self.temperature if settings.temperature is None else settings.temperature
+        return msgspec.structs.replace(settings, temperature=warmth, max_tokens=min(limits) if limits else None)
+
+
 class Terms(msgspec.Struct, frozen=True):
     """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
-    the model that speaks in place of the agent's, and the row of one that was taken in before and goes on."""
+    the model that speaks in place of the agent's, the row of one that was taken in before and goes on, and whether
+    there is anybody to ask for a yes."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
     model: str = ""
     row: RunRow | None = None
+    asks: bool = True
 
 
 class Known(Exception):
@@ -134,6 +150,7 @@ class Run:
                 fingerprint=self._fingerprint(message) if self.terms.idempotency_key else "",
                 output=self.output.schema.encode() if self.output else None,
                 model=self.terms.model,
+                asks=self.terms.asks,
             )
             try:
                 row = await whole(accepting)

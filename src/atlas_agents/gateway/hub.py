@@ -78,6 +78,7 @@ class Hub:
         self.policy = PolicyShape(settings.max_frame, int(settings.ping * 1000))
         self._lockout = Lockout(clock)
         self._begun = time.monotonic()
+        self.began_at = int(time.time())
 
     @property
     def uptime(self) -> float:

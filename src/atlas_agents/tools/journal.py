@@ -57,6 +57,7 @@ class Errand(msgspec.Struct, frozen=True):
     messages: tuple[msgspec.Raw, ...]
     output: msgspec.Raw = msgspec.Raw(b"null")
     model: str = ""
+    asks: bool = True
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]
@@ -122,10 +123,12 @@ class Journal:
         fingerprint: str = "",
         output: bytes | None = None,
         model: str = "",
+        asks: bool = True,
     ) -> RunRow:
         """Take the user's message in, the last of these: acknowledged when this returns, and begun if the session is
         idle. With `wait` it queues behind others; else SessionBusy. A key that was seen gives the known run."""
-        errand = Errand(tuple(msgspec.Raw(each.to_json()) for each in messages), msgspec.Raw(output or b"null"), model)
+        began_with = tuple(msgspec.Raw(each.to_json()) for each in messages)
+        errand = Errand(began_with, msgspec.Raw(output or b"null"), model, asks)
         accepted = AcceptRun(
             self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), at_once=True
         )

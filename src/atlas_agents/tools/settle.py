@@ -172,7 +172,7 @@ class Settling:
     def _faulty(self, error: Exception) -> ToolResult:
         """What a model reads: a fault's own words, sanitised; of a bug only that there was one."""
         call, redactor = self._ticket.call, self._desk.house.redactor
-        if isinstance(error, Declined):
+        if isinstance(error, Declined) and self._desk.asks:
             return ToolResult(call.id, "error", {"cancelled": True}, error.kind)
         if not isinstance(error, ToolFault):
             trace = redactor.trace(error, secrets_in(call.arguments))
