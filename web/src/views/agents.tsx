@@ -1,0 +1,1 @@
+export default function Agents({ id }: { id: string }) { return <p>{id}</p>; }

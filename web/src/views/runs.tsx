@@ -1,0 +1,1 @@
+export default function Runs({ id }: { id: string }) { return <p>{id}</p>; }
