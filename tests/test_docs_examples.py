@@ -13,6 +13,7 @@ import pytest
 
 import atlas_agents
 from atlas_agents import testing
+from local_weights import home_with_weights
 from model_server import Asked, ModelServer, Reply, serving
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -68,7 +69,11 @@ def pages() -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_and_prints_what_its_page_says(example: Path, server: ModelServer, tmp_path: Path) -> None:
+def test_an_example_runs_and_prints_what_its_page_says(
+    example: Path, server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if example.stem.startswith("local_"):
+        monkeypatch.setenv("ATLAS_HOME", str(home_with_weights()))
     done = run(example, server, tmp_path)
     printed = example.with_suffix(".txt").read_text(encoding="utf-8")
     assert (done.returncode, done.stderr) == (0, "")

@@ -117,6 +117,13 @@ async def test_a_call_and_its_result_stay_together() -> None:
     assert roles(await shown(past, History(max_messages=5))) == ["user", "assistant", "tool", "assistant", "user"]
 
 
+async def test_the_question_stays_while_its_answer_is_mended() -> None:
+    model = Scripted(says("seven"), says('{"n": 7}'))
+    async with house(model, history=History(max_messages=2)) as atlas:
+        await atlas.ask("how many?", output={"type": "object", "required": ["n"]})
+    assert model.requests[1].messages[0].text == "how many?"
+
+
 async def test_the_question_stays_while_its_tools_go_on() -> None:
     """In the middle of a long turn the goal is still there, and so is the newest call with its result."""
 

@@ -31,6 +31,7 @@ HEAVY = [
     "redis",
     "uvicorn",
     "starlette",
+    "xllamacpp",
 ]
 
 
@@ -50,6 +51,7 @@ LIGHT = {
         "from atlas_agents.testing import *\n"
         "assert asyncio.run(house(Scripted(says('hi'))).ask('hi')).text == 'hi'"
     ),
+    "local model, not asked yet": "from atlas_agents import *\nAtlas([Agent('a', model='local/smollm2-135m')])",
     "messages": "from atlas_agents import *\nMessage.from_json(user('hi').to_json())",
 }
 

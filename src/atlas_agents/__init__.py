@@ -76,7 +76,7 @@ from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.http import Clocks
 from atlas_agents.providers.openai import OpenAIProvider
 from atlas_agents.providers.prices import Price
-from atlas_agents.providers.registry import ModelRef, Registry, parse_model_ref
+from atlas_agents.providers.registry import ModelRef, built_in, parse_model_ref
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
 from atlas_agents.tools.context import ToolContext
@@ -198,4 +198,4 @@ def _local(environment: Environment) -> Provider:
     return local_provider(environment)
 
 
-Registry.register("local", _local)
+built_in("local", _local)

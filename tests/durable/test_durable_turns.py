@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, tool, verify
+from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, RetryPolicy, tool, verify
+from atlas_agents.core.store import Write
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, house, says
@@ -120,3 +122,148 @@ async def test_a_conversation_of_your_own_and_run_are_not_kept() -> None:
     async with house(Scripted(says("one")), store=store) as atlas:
         await atlas.run("go")
     assert await store.sessions("default") == []
+
+
+async def test_who_sent_a_message_again_can_cancel_its_turn() -> None:
+    store, running = MemoryStore(), asyncio.Event()
+    await store.open()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        running.set()
+        await asyncio.Event().wait()
+
+    async with house(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
+        first = atlas.send("go", session="s", idempotency_key="k")
+        await running.wait()
+        again = atlas.send("go", session="s", idempotency_key="k")
+        assert (await again.accepted()).status == "in_flight"
+        again.cancel()
+        for stream in (first, again):
+            with pytest.raises(Cancelled):
+                await stream.reply()
+    assert [run.status for run in await store.runs("default", "s")] == ["cancelled"]
+
+
+class SlowStore(MemoryStore):
+    """A store whose commits take until they are let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.through = asyncio.Event(), asyncio.Event()
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        self.reached.set()
+        written = asyncio.ensure_future(self._late(tenant, writes))  # cancelled or not, it is on its way
+        return await asyncio.shield(written)
+
+    async def _late(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        await self.through.wait()
+        return await super().commit(tenant, writes)
+
+
+async def test_a_turn_that_is_cancelled_while_it_is_taken_in_ends_and_the_next_one_begins() -> None:
+    store = SlowStore()
+    await store.open()
+    async with house(Scripted(says("Never heard."), says("Fine.")), store=store) as atlas, asyncio.timeout(5):
+        stream = atlas.send("one", session="s")
+        await store.reached.wait()
+        stream.cancel()
+        await asyncio.sleep(0)
+        store.through.set()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+        assert (await atlas.ask("two", session="s")).text == "Fine."
+    assert [run.status for run in await store.runs("default", "s")] == ["cancelled", "done"]
+
+
+async def test_a_turn_that_is_cancelled_as_soon_as_it_goes_on_leaves_no_call_without_its_result(tmp_path: Path) -> None:
+    running = asyncio.Event()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        running.set()
+        await asyncio.Event().wait()
+
+    model = Scripted(calls("forever"))
+    async with opened(tmp_path) as store, house(model, [forever], store=store) as atlas, asyncio.timeout(5):
+        atlas.send("go", session="s")
+        await running.wait()
+    async with opened(tmp_path) as store, house(model, [forever], store=store) as atlas, asyncio.timeout(5):
+        (stream,) = await atlas.recover()
+        stream.cancel()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+        assert [message.role for message in await atlas.sessions.history("s")] == ["user", "assistant", "tool"]
+        (run,) = await store.runs("default", "s")
+        assert run.status == "cancelled"
+        assert (await store.journal("default", run.id))[-1].kind == "ended"
+
+
+async def test_a_turn_that_is_cancelled_while_a_reply_is_kept_leaves_no_call_without_its_result() -> None:
+    store = SlowStore()
+    await store.open()
+    async with house(Scripted(calls("act", n=1)), [act], store=store) as atlas, asyncio.timeout(5):
+        store.through.set()
+        stream = atlas.send("go", session="s")
+        await stream.accepted()
+        store.through.clear()
+        store.reached.clear()
+        await store.reached.wait()
+        stream.cancel()
+        await asyncio.sleep(0)
+        store.through.set()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+        assert [message.role for message in await atlas.sessions.history("s")] == ["user", "assistant", "tool"]
+
+
+async def test_who_listens_when_the_program_ends_hears_no_result_that_is_not_kept() -> None:
+    store, running = MemoryStore(), asyncio.Event()
+    await store.open()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        running.set()
+        await asyncio.Event().wait()
+
+    async with house(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
+        stream = atlas.send("go", session="s")
+        await running.wait()
+    assert "tool:result" not in [event.type async for event in stream]
+
+
+async def test_a_turn_with_a_wanted_shape_goes_on_in_another_process(tmp_path: Path) -> None:
+    shape = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    async with opened(tmp_path) as store, asyncio.timeout(5):
+        atlas = house(Scripted(says("seven"), says("It ") + says("goes on.")), store=store)
+        stream = atlas.send("go", session="s", output=shape)
+        async for event in stream:
+            if event.type == "stream:chunk" and event.text == "It ":
+                break
+        await atlas.close()
+    model = Scripted(says('{"n": 7}'))
+    async with opened(tmp_path) as store, house(model, store=store) as atlas, asyncio.timeout(5):
+        (stream,) = await atlas.recover()
+        await stream.reply()
+        assert stream.output == {"n": 7}
+
+
+async def test_a_turn_that_goes_on_gives_no_call_the_name_of_another(tmp_path: Path) -> None:
+    cut_off = calls("act", n=1) + fails(ProviderError("gone", "network"))
+    model = Scripted(cut_off, calls("act", n=1), says("It ") + says("goes on."))
+    async with opened(tmp_path) as store, asyncio.timeout(5):
+        atlas = house(model, [act], store=store, agent={"retry": RetryPolicy(backoff=0)})
+        async for event in atlas.send("go", session="s"):
+            if event.type == "stream:chunk":
+                break
+        await atlas.close()
+    model = Scripted(calls("act", n=2), says("Done."))
+    async with opened(tmp_path) as store, house(model, [act], store=store) as atlas, asyncio.timeout(5):
+        (stream,) = await atlas.recover()
+        await stream.reply()
+        history = await atlas.sessions.history("s")
+    assert [result.result for message in history for result in message.tool_results] == ["did 1", "did 2"]

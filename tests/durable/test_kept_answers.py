@@ -1,14 +1,15 @@
 """Questions that outlive the process: the same id, the same deadline, one answer, and one act that comes of it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atlas_agents import Agent, Answer, Approvals, Atlas, Conflict, NotStored, Policy, Question, tool
-from atlas_agents.core.store import Store
+from atlas_agents.core.errors import StoreLost
+from atlas_agents.core.store import AnswerApproval, Store, Write
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
@@ -263,3 +264,27 @@ async def test_a_cancelled_turn_takes_its_question_back() -> None:
 
 async def ended(store: Store) -> bool:
     return not await store.open_runs()
+
+
+class Forgetful(MemoryStore):
+    """Writes the next answer, and loses its connection before it can say so."""
+
+    loses = True
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        results = await super().commit(tenant, writes)
+        if self.loses and isinstance(writes[0], AnswerApproval):
+            self.loses = False
+            raise StoreLost("gone", unclear=True)
+        return results
+
+
+async def test_an_answer_that_was_kept_counts_though_the_store_could_not_say_so() -> None:
+    shop, store = Shop(), Forgetful()
+    await store.open()
+    atlas = house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True))
+    async with atlas, asyncio.timeout(5):
+        stream = atlas.send("go", session="s")
+        await atlas.answer((await asked(atlas)).id, "once")
+        assert (await stream.reply()).text == "Done."
+    assert shop.bought == ["tea"]

@@ -116,13 +116,16 @@ async def talking(home: Path, atlas: Atlas, *, full: bool = True) -> AsyncGenera
         yield client
 
 
-async def http(gateway: Gateway, request: str, *, host: str = "127.0.0.1", **headers: str) -> tuple[int, str]:
+async def http(
+    gateway: Gateway, request: str, *, host: str = "127.0.0.1", body: str = "", **headers: str
+) -> tuple[int, str]:
     """(status, whole answer) of one plain HTTP request, written by hand; `Host` is right unless given."""
     told = {"Host": f"127.0.0.1:{gateway.port}", "Connection": "close"}
+    told |= {"Content-Length": str(len(body.encode()))} if body else {}
     told |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
     reader, writer = await asyncio.open_connection(host, gateway.port)
-    writer.write(f"{request} HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
+    writer.write(f"{request} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body.encode())
     try:
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT)
         rest = b"" if b" 101 " in head else await asyncio.wait_for(reader.read(), WAIT)

@@ -31,6 +31,7 @@ def kept(*replies: Any, **options: Any) -> Atlas:
 
 async def test_a_session_is_made_listed_changed_and_removed(tmp_path: Path) -> None:
     async with talking(tmp_path, kept(says("Hi."))) as client:
+        assert (await client.get("sessions.list"))["sessions"] == []
         key = (await client.get("sessions.create", label="Report", metadata={"a": 1}))["sessionKey"]
         (listed,) = (await client.get("sessions.list"))["sessions"]
         assert (listed["sessionKey"], listed["label"], listed["metadata"]) == (key, "Report", {"a": 1})
@@ -69,9 +70,10 @@ async def test_a_session_takes_its_first_words_as_its_name(tmp_path: Path) -> No
         assert label == ("Tell me all about it " + "x" * 100)[:59] + "…"
 
 
-async def test_everybody_hears_that_a_session_works_and_rests(tmp_path: Path) -> None:
+async def test_who_keeps_a_list_hears_that_a_session_works_and_rests(tmp_path: Path) -> None:
     atlas = house(Paced(says("One two three.")), store=MemoryStore())
     async with opened(tmp_path, atlas) as gateway, joined(gateway) as other, joined(gateway) as client:
+        await other.get("sessions.list")
         await client.get("chat.send", sessionKey="main", message="Go")
         states: list[bool] = []
         while states[-1:] != [False]:

@@ -132,6 +132,7 @@ class Tab:
 
 def tabs(browser: Browser, house: House, **options: Any) -> Iterator[Tab]:
     """As many tabs as are asked for, in one browser window."""
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+    chosen: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, **options}
+    context = browser.new_context(**chosen)
     while True:
         yield Tab(context, house)

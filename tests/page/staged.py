@@ -41,7 +41,8 @@ class Staged:
         number = sum(message.role == "assistant" for message in request.messages[place:])
         called = spoken = 0
         pace = self._pace
-        for kind, *rest in rounds[number] if number < len(rounds) else [["say", "Done."]]:
+        for step in rounds[number] if number < len(rounds) else [["say", "Done."]]:
+            kind, rest = step[0], step[1:]
             match kind:
                 case "say" | "think":
                     for word in _WORD.findall(rest[0]):
@@ -56,7 +57,7 @@ class Staged:
                 case "pace":
                     pace = rest[0]
                 case _:
-                    raise ProviderError(rest[0], "broken")
+                    raise ProviderError(rest[0], "bad_request")
         counted = sum(len(message.text) for message in request.messages) // 4 + 200
         yield DoneChunk(Usage(counted, spoken), "tool_calls" if called else "stop", model=self.id)
 

@@ -236,6 +236,17 @@ async def test_a_counter_stops_at_its_limit(store: Store) -> None:
     assert await store.counted(TENANT, "a", "2026-11-16") == 0
 
 
+async def test_a_clock_that_was_put_back_gives_nobody_a_second_day(store: Store) -> None:
+    assert await store.commit(TENANT, [Reserve("a", DAY, 2), Reserve("a", DAY, 2)]) == [1, 2]
+    with pytest.raises(LimitSpent):
+        await store.commit(TENANT, [Reserve("a", "2026-11-14", 2)])
+    assert await store.commit(TENANT, [Release("a", "2026-11-14")]) == [1]
+    assert await store.commit(TENANT, [Reserve("a", "2026-11-16", 2), Reserve("a", DAY, 2)]) == [1, 2]
+    assert await store.commit(TENANT, [Reserve("a", "2026-11-01", 2), Reserve("b", "2026-11-14", 2)]) == [1, 1]
+    days = (DAY, "2026-11-16", "2026-11-01")
+    assert [await store.counted(TENANT, "a", day) for day in days] == [1, 2, 1]
+
+
 async def test_usage_is_summed_per_names_and_found_by_day(store: Store) -> None:
     for day in ("2026-11-01", "2026-11-02", "2026-11-02", "2026-11-03"):
         await store.commit(TENANT, [AddUsage(UsageRow(day, "s", "a", "m", 1, 2, 3, 1 << 40, 1))])

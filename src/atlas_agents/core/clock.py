@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import date, timedelta
 from typing import Protocol
 
 
@@ -50,3 +51,12 @@ SYSTEM_CLOCK = SystemClock()
 def day_of(seconds: float) -> str:
     """The day of a time since 1970, as `2026-11-15`, in UTC."""
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+
+
+def days_ahead(day: str) -> tuple[str, str]:
+    """The two days after it: a clock that was put back may have been there before. What is no day stays as it is."""
+    try:
+        today = date.fromisoformat(day)
+        return str(today + timedelta(days=1)), str(today + timedelta(days=2))
+    except (ValueError, OverflowError):
+        return day, day

@@ -204,7 +204,10 @@ class AddAudit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reserve(msgspec.Struct, frozen=True, tag=True):
-    """Count one more call of an agent on a day; the count is the result. Over the limit it is `LimitSpent`."""
+    """Count one more call of an agent on a day; the count is the result. Over the limit it is `LimitSpent`.
+
+    Where a day or two later was counted already, the clock was put back, and that day goes on.
+    """
 
     agent_id: str
     day: str

@@ -21,7 +21,7 @@ from atlas_agents.engine.house import House
 from atlas_agents.engine.interceptors import Interceptor
 from atlas_agents.engine.loop import rounds, run_turn, shaped
 from atlas_agents.engine.result import RunResult
-from atlas_agents.engine.run import Accepted, Known, Run, Terms, WhenBusy
+from atlas_agents.engine.run import Accepted, Known, Run, Terms, WhenBusy, Wishes
 from atlas_agents.engine.sessions import Sessions
 from atlas_agents.engine.shelf import Shelf
 from atlas_agents.engine.stream import AtlasStream
@@ -168,10 +168,12 @@ class Atlas:
         agent_id: str | None = None,
         output: Any = None,
         user: str = "",
+        model: str = "",
         when_busy: WhenBusy = "queue",
         idempotency_key: str = "",
     ) -> Message:
-        """Take one turn and give back the answer. `output` is the JSON schema or Python type it must fit."""
+        """Take one turn and give back the answer. `output` is the JSON schema or Python type it must fit; the others
+        are as in `send`."""
         if idempotency_key or when_busy == "interrupt":
             return await self._ask_once(
                 self.send(
@@ -180,11 +182,12 @@ class Atlas:
                     agent_id=agent_id,
                     output=output,
                     user=user,
+                    model=model,
                     when_busy=when_busy,
                     idempotency_key=idempotency_key,
                 )
             )
-        run = self._open(session, agent_id, output=output, user=user, terms=Terms(when_busy))
+        run = self._open(session, agent_id, output=output, user=user, terms=Terms(when_busy, model=model))
         return await self._turn(run, _as_message(message))
 
     def send(
@@ -195,20 +198,25 @@ class Atlas:
         agent_id: str | None = None,
         output: Any = None,
         user: str = "",
+        model: str = "",
         when_busy: WhenBusy = "queue",
         idempotency_key: str = "",
+        asks: bool = True,
+        wishes: Wishes | None = None,
     ) -> AtlasStream:
         """Start one turn and give back its stream; `await stream.accepted()` tells when the message is taken in.
 
+        `model` is the ref of one that speaks in this turn in place of the agent's.
         `when_busy` says what to do while a turn of the session is under way: wait in its queue, reject this one, or
         interrupt those that were sent before. The same `idempotency_key` again in a session that is kept gives the turn
-        that it named first.
+        that it named first. With `asks=False` nobody is there to be asked: a call that needs a yes is refused, and the
+        model is told why. `wishes` are what the caller would like of the model, where the agent leaves room.
         """
         if when_busy not in get_args(WhenBusy):
             raise ConfigError(f"when_busy is one of {', '.join(get_args(WhenBusy))}, not {when_busy!r}")
         stream = AtlasStream(new_id())
-        terms = Terms(when_busy, idempotency_key)
-        run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms)
+        terms = Terms(when_busy, idempotency_key, model, asks=asks)
+        run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms, wishes=wishes)
         if idempotency_key and run.desk.journal is None:
             raise ConfigError("an idempotency key needs a store, Atlas(store=…), and a session by name")
         if when_busy == "interrupt":
@@ -278,9 +286,9 @@ class Atlas:
             lost = f"there is no agent {row.agent_id!r} any more"
             await store.commit(row.tenant, [SetRun(row.id, epoch, "failed", lost)])
             return None
-        stream, wanted = AtlasStream(row.id), errand_of(row).output
-        output = msgspec.json.decode(wanted) if wanted is not None else None
-        run = self._open(row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=Terms(row=row))
+        stream, errand = AtlasStream(row.id), errand_of(row)
+        output, terms = msgspec.json.decode(errand.output), Terms(model=errand.model, row=row, asks=errand.asks)
+        run = self._open(row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=terms)
         return self._start(stream, run, None)
 
     async def _take_on_orphans(self, session: str) -> None:
@@ -373,13 +381,14 @@ class Atlas:
         max_rounds: int | None = None,
         user: str = "",
         terms: Terms | None = None,
+        wishes: Wishes | None = None,
     ) -> Run:
         agent = self._current if agent_id is None else self._find(agent_id)
         if agent is None:
             raise ConfigError("this Atlas has no agent: Atlas(agents=[…]) or set_agent(…)")
         run = self._house.open_run(
             agent,
-            agent.settings,
+            wishes.within(agent.settings) if wishes else agent.settings,
             agent.context,
             self.conversation(session) if isinstance(session, str) else session,
             sink=stream.push if stream else None,

@@ -39,7 +39,7 @@ class History(msgspec.Struct, frozen=True):
         if self.max_messages is None and self.max_tokens is None:
             return messages
         found = units(messages)
-        question = next((place for place in reversed(range(len(found))) if found[place][0].role == "user"), -1)
+        question = next((place for place in reversed(range(len(found))) if _asks(found[place][0])), -1)
         must = {question, len(found) - 1} - {-1}
         messages_left = _or_endless(self.max_messages) - sum(len(found[place]) for place in must)
         tokens_left = _or_endless(self.max_tokens) - sum(self._weigh(found[place]) for place in must)
@@ -61,6 +61,11 @@ class History(msgspec.Struct, frozen=True):
 
     def _weigh(self, unit: Sequence[Message]) -> int:
         return sum(self.count(message) for message in unit) if self.max_tokens is not None else 0
+
+
+def _asks(message: Message) -> bool:
+    """A person's words; what the engine itself says in a turn is not what the turn is about."""
+    return message.role == "user" and not message.metadata.get("synthetic")
 
 
 def units(messages: Sequence[Message]) -> list[list[Message]]:

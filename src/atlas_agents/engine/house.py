@@ -114,6 +114,7 @@ class House:
             metadata=context.metadata,
             emit=emit,
             journal=self._journal(run_id, conversation, emit, terms.row) if kept else None,
+            asks=terms.asks,
         )
         return Run(
             id=run_id,
@@ -122,7 +123,7 @@ class House:
             conversation=conversation,
             line=line or line_of(conversation),
             prelude=context.messages if prelude is None else prelude,
-            provider=self._pool(agent, settings).for_turn(self.clock),
+            provider=self._pool(agent, settings, terms.model).for_turn(self.clock),
             desk=desk,
             emit=emit,
             interceptors=self.interceptors,
@@ -182,7 +183,10 @@ class House:
 
         return emit
 
-    def _pool(self, agent: Any, settings: Settings) -> Failover:
+    def _pool(self, agent: Any, settings: Settings, model: str = "") -> Failover:
+        """The models of an agent, or the one that speaks in their place for a turn."""
+        if model:
+            return Failover([self.registry.route(model)], settings.retry)
         pool = self._pools.get(agent)
         if pool is None:
             models = settings.models or (self._default_model(settings.id),)

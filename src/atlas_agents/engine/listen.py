@@ -7,6 +7,7 @@ import msgspec
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import StreamChunk, StreamReset, StreamThinking, Usage
 from atlas_agents.core.messages import Message, Opaque, ToolCall
+from atlas_agents.core.whole import whole
 from atlas_agents.engine.history import approximate_tokens
 from atlas_agents.engine.request import build_request
 from atlas_agents.engine.run import Run
@@ -29,10 +30,11 @@ async def listen(run: Run) -> Message:
     """
     journal = run.desk.journal
     if journal is not None and (heard := journal.next_reply()) is not None:
+        run.said.append(heard.text)
         return heard
     reply = await _intercepted(run, await _ask(run))
     if journal is not None:
-        await journal.reply(reply, run.settings.id, run.heard)
+        await whole(journal.reply(reply, run.settings.id, run.heard))
     return reply
 
 

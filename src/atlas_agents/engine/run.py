@@ -10,11 +10,12 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError
+from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost
 from atlas_agents.core.events import Event, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
 from atlas_agents.core.store import RunRow, RunStatus
+from atlas_agents.core.whole import whole
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.draft import Draft
 from atlas_agents.engine.history import History, mended
@@ -42,13 +43,30 @@ class Accepted(msgspec.Struct, frozen=True):
     status: Literal["started", "queued", "in_flight", "done"]
 
 
+class Wishes(msgspec.Struct, frozen=True):
+    """What a caller would like of the model. The agent's own settings come first: a temperature counts where it has
+    none, and a limit of tokens only where it is the lower one."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+    def within(self, settings: Settings) -> Settings:
+        """The agent's settings with as much of the wishes as they leave room for."""
+        limits = [limit for limit in (settings.max_tokens, self.max_tokens) if limit is not None]
+        warmth = self.temperature if settings.temperature is None else settings.temperature
+        return msgspec.structs.replace(settings, temperature=warmth, max_tokens=min(limits) if limits else None)
+
+
 class Terms(msgspec.Struct, frozen=True):
     """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
-    and the row of one that was taken in before and goes on."""
+    the model that speaks in place of the agent's, the row of one that was taken in before and goes on, and whether there
+    is anybody to ask for a yes."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
+    model: str = ""
     row: RunRow | None = None
+    asks: bool = True
 
 
 class Known(Exception):
@@ -122,7 +140,7 @@ class Run:
                 "a turn of this session is under way; wait for it, or send this one with when_busy='queue'"
             )
         if journal is not None:
-            row = await journal.accept(
+            accepting = journal.accept(
                 messages,
                 self.settings.id,
                 self.desk.actor.user,
@@ -131,7 +149,14 @@ class Run:
                 key=self.terms.idempotency_key,
                 fingerprint=self._fingerprint(message) if self.terms.idempotency_key else "",
                 output=self.output.schema.encode() if self.output else None,
+                model=self.terms.model,
+                asks=self.terms.asks,
             )
+            try:
+                row = await whole(accepting)
+            except StoreLost:  # it may have been taken in: the next turn looks who is there
+                journal.forget(self.conversation)
+                raise
             if row.id != self.id:
                 raise Known(row)
             busy = row.status == "queued"
@@ -142,7 +167,7 @@ class Run:
         """It is this run's turn: read the conversation as it is, mended where it was broken; a run that goes on gives
         what it began with."""
         journal = self.desk.journal
-        begun = await journal.begin(self.conversation) if journal is not None else messages
+        begun = await whole(journal.begin(self.conversation)) if journal is not None else messages
         spoken = [message for message in self.prelude if message.role != "system"]
         self.messages = mended([*spoken, *self.conversation.messages] if spoken else self.conversation.messages)
         self._call_ids = {call.id for message in self.messages for call in message.tool_calls}
@@ -169,7 +194,9 @@ class Run:
 
     def _fingerprint(self, message: Message) -> str:
         wanted = self.output.schema if self.output else None
-        return hashlib.sha256(encode([self.settings.id, message.role, message.parts, wanted])).hexdigest()
+        return hashlib.sha256(
+            encode([self.settings.id, message.role, message.parts, wanted, self.terms.model])
+        ).hexdigest()
 
     def join(self, message: Message) -> Message:
         """Put a message into the conversation."""
@@ -223,8 +250,10 @@ class Run:
 
     def unique_id(self, call_id: str) -> str:
         """The id as it came, or one of our own where it is missing or was already used in this conversation."""
-        if not call_id or call_id in self._call_ids:
-            call_id = f"call_{self.id}_{len(self._call_ids) + 1}"
+        number = len(self._call_ids)
+        while not call_id or call_id in self._call_ids:  # of a run that goes on, numbers may be missing in between
+            number += 1
+            call_id = f"call_{self.id}_{number}"
         self._call_ids.add(call_id)
         return call_id
 

@@ -23,6 +23,7 @@ class AtlasStream:
         self._run: Run | None = None
         self._task: asyncio.Task[None] | None = None
         self._accepted: asyncio.Future[Accepted] | None = None
+        self._echoes: AtlasStream | None = None
         self._followers: list[Callable[[Event], None]] = []
 
     def start(self, run: Run, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
@@ -69,8 +70,8 @@ class AtlasStream:
             self._accepted.set_result(accepted)
 
     async def echo(self, other: "AtlasStream") -> Message:
-        """Say what another stream says, and has said."""
-        self._run = other._run
+        """Say what another stream says, and has said; cancelling this one cancels that turn."""
+        self._run, self._echoes = other._run, other
         async for event in other:
             self.push(event)
         return await other.reply()
@@ -87,6 +88,9 @@ class AtlasStream:
 
     def cancel(self) -> None:
         """Stop the turn. It is let to begin first, so that it can say how it ended."""
+        if self._echoes is not None:
+            self._echoes.cancel()
+            return
         over = self._ended or any(event.type == "stream:end" for event in self._events[-2:])
         if self._task is not None and not over:
             asyncio.get_running_loop().call_soon(self._task.cancel)

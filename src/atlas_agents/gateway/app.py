@@ -4,16 +4,19 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
+from atlas_agents.gateway import guests
 from atlas_agents.gateway.connection import Connection, Receive
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.link import KEY
 from atlas_agents.gateway.logs import shown
+from atlas_agents.gateway.trouble import Trouble
 
 logger = logging.getLogger(__name__)
 Scope: TypeAlias = Any
 Send: TypeAlias = Callable[[Any], Awaitable[None]]
 Http: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 SOCKETS = ("/", "/ws")
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 HEADERS: list[tuple[bytes, bytes]] = [
     (
         b"content-security-policy",
@@ -60,16 +63,29 @@ class App:
         await Connection(self._hub, scope["extensions"][KEY], _address(scope)).serve(receive)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        guest = self._hub.guard.guest(scope)
+        if guests.is_preflight(scope):
+            await self._preflight(scope, send, guest)
+            return
         if not await self._recognise(scope, send):
             return
+        more = [*guests.headers_for(guest, scope), *HEADERS]
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 said = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(each for each in HEADERS if each[0] not in said)]
+                message["headers"] = [*message["headers"], *(each for each in more if each[0] not in said)]
             await send(message)
 
         await self._http(scope, receive, send_with_headers)
+
+    async def _preflight(self, scope: Scope, send: Send, guest: str | None) -> None:
+        headers = guests.preflight_headers(guest, scope) if guest else []
+        if not headers:
+            await self._refuse(scope, send, 403, "pages of other sites may not ask this")
+            return
+        await send({"type": "http.response.start", "status": 204, "headers": [*headers, *HEADERS]})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _recognise(self, scope: Scope, send: Send) -> bool:
         """Whose token is in the headers, if one is; a wrong one is refused wherever it is shown."""
@@ -89,15 +105,25 @@ class App:
         fields = {name: shown(told.get(name.encode())) for name in ("host", "origin", "user-agent")}
         fields |= {"address": _address(scope), "path": shown(scope["path"].encode("utf-8", "replace"))}
         logger.warning("refused with %d: %s", code, words, extra={"fields": fields})
-        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close"), *HEADERS]
+        content_type, body = _words(scope, code, words)
+        headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        headers += HEADERS
+        if scope["type"] == "http":
+            headers += guests.headers_for(self._hub.guard.guest(scope), scope)
         if code == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if retry_after:
             headers.append((b"retry-after", b"%d" % max(1, round(retry_after))))
         kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
-        body = f"{words}\n".encode()
         await send({"type": f"{kind}.start", "status": code, "headers": headers})
         await send({"type": f"{kind}.body", "body": body})
+
+
+def _words(scope: Scope, code: int, words: str) -> tuple[bytes, bytes]:
+    """(content type, body): for programs in the shape that they read, for people as text."""
+    if scope["path"].startswith(guests.PATHS):
+        return b"application/json", Trouble(code, _CODES.get(code, "refused"), words).body
+    return b"text/plain; charset=utf-8", f"{words}\n".encode()
 
 
 def _address(scope: Scope) -> str:

@@ -3,14 +3,13 @@
 import asyncio
 from functools import partial
 
-from atlas_agents.core.errors import NotStored
+from atlas_agents.core.errors import ConfigError, NotStored
 from atlas_agents.core.messages import Message, Text, user
 from atlas_agents.core.store import RunRow, StoredMessage
 from atlas_agents.engine.agent import Agent
 from atlas_agents.gateway.connection import Connection
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.models import model_of
 from atlas_agents.gateway.protocol.chat import (
     Aborted,
     ChatAbort,
@@ -46,6 +45,7 @@ async def send(caller: Connection, params: ChatSend) -> Sent:
         _message(params),
         session=session,
         user=caller.who.principal.id,
+        model=params.model or "",
         when_busy=params.when_busy or "queue",
         idempotency_key=params.idempotency_key or "",
     )
@@ -119,9 +119,12 @@ async def visible_run(caller: Connection, run_id: str) -> RunRow:
 
 
 def _check(hub: Hub, agent: Agent, params: ChatSend) -> None:
-    """Model and mode are the agent's; a client that counts on others is told."""
-    if params.model is not None and params.model != model_of(agent, hub.atlas.registry):
-        raise Fault("INVALID_PARAMS", "chat.send: the model is the agent's; name another agent")
+    """A model must be one that can be had here; the mode is the agent's, and who counts on another is told."""
+    if params.model is not None:
+        try:
+            hub.atlas.registry.route(params.model)
+        except ConfigError as error:
+            raise Fault("INVALID_PARAMS", f"chat.send: model: {hub.atlas.hide(str(error))}") from error
     if params.mode is not None and params.mode != agent.mode:
         raise Fault("INVALID_PARAMS", f"chat.send: {agent.id} has the mode {agent.mode}")
 

@@ -13,11 +13,12 @@ _OWN_SITE = (b"same-origin", b"none")
 
 
 class Guard:
-    """Knows the names of this gateway. Other names are those of somebody who points his own at this address."""
+    """Knows the names of this gateway, and the other sites whose pages may come in. Other names are those of somebody
+    who points his own at this address."""
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
-        self._origins = {origin.strip().lower().rstrip("/").encode() for origin in origins}
         self._hosts = {"localhost", "127.0.0.1", "[::1]"} | {_bracketed(host.strip().lower()) for host in hosts}
+        self._origins = {origin.strip().lower().rstrip("/") for origin in origins} - {"*", "null"}
 
     def refusal(self, scope: Any) -> Refusal | None:
         """(status, reason) for a request that must not come in, None for one that may."""
@@ -26,14 +27,19 @@ class Guard:
         name = _HOST.fullmatch(host.lower()) if host else None
         if host is None or name is None or name[1] not in self._hosts:
             return 421, "this gateway has another name"
-        origins = [value for key, value in headers if key == b"origin"]
-        if len(origins) == 1 and origins[0].lower() in self._origins:
+        if self.guest(scope) is not None:
             return None
+        origins = [value for key, value in headers if key == b"origin"]
         if origins and (len(origins) > 1 or not _same(origins[0].decode("latin-1"), name)):
             return 403, "another site's page may not come in"
         if _cross_site(scope, headers):
             return 403, "another site's page may not come in"
         return None
+
+    def guest(self, scope: Any) -> str | None:
+        """The origin of another site's page that may come in; None for all others."""
+        origin = _only(scope["headers"], b"origin") if self._origins else None
+        return origin if origin is not None and origin.lower() in self._origins else None
 
 
 def _same(origin: str, host: re.Match[str]) -> bool:

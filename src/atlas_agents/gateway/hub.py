@@ -32,6 +32,10 @@ class Peer(Protocol):
 
     grant: Grant | None
     full: bool
+    lists: bool
+    """It has asked for the list of sessions, and wants to hear what changes in it."""
+    sessions: set[str]
+    """The sessions that it hears."""
 
     def put(self, frame: bytes) -> bool: ...
 
@@ -76,6 +80,7 @@ class Hub:
         self.policy = PolicyShape(settings.max_frame, int(settings.ping * 1000))
         self._lockout = Lockout(clock)
         self._begun = time.monotonic()
+        self.began_at = int(time.time())
 
     @property
     def uptime(self) -> float:

@@ -9,7 +9,7 @@ import msgspec
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.messages import Message
 from atlas_agents.core.store import Session
-from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.hub import Hub, Peer
 from atlas_agents.gateway.protocol.events import ApprovalsUpdated, SessionUpdated, body_of
 from atlas_agents.gateway.translate import session_shape
 
@@ -29,7 +29,7 @@ class SessionNews:
 
     def changed(self, session: str) -> None:
         """Something has happened in a session."""
-        if session not in self._due and (session not in self._named or self._hub.readers()):
+        if session not in self._due and (session not in self._named or self._curious(session)):
             self._due.add(session)
             task = asyncio.create_task(self._look(session))
             self._tasks.add(task)
@@ -37,24 +37,30 @@ class SessionNews:
 
     def asked(self, session: str) -> None:
         """A question was put or answered in a session."""
-        for peer in self._hub.readers():
+        for peer in self._curious(session):
             prefix = peer.grant.prefix if peer.grant else ""
-            if session.startswith(prefix):
-                peer.put(body_of(ApprovalsUpdated(session.removeprefix(prefix))))
+            peer.put(body_of(ApprovalsUpdated(session.removeprefix(prefix))))
 
     def tell(self, session: Session, *, deleted: bool = False) -> None:
-        """Tell those who may know of this session."""
+        """Tell those who want to know of this session."""
         if deleted:
             self._named.pop(session.key, None)
         running = self._hub.runs.running(session.key)
         made: dict[str, bytes] = {}
-        for peer in self._hub.readers():
+        for peer in self._curious(session.key):
             prefix = peer.grant.prefix if peer.grant else ""
-            if session.key.startswith(prefix):
-                if prefix not in made:
-                    shape = session_shape(session, session.key.removeprefix(prefix), running=running)
-                    made[prefix] = body_of(SessionUpdated(shape, deleted))
-                peer.put(made[prefix])
+            if prefix not in made:
+                shape = session_shape(session, session.key.removeprefix(prefix), running=running)
+                made[prefix] = body_of(SessionUpdated(shape, deleted))
+            peer.put(made[prefix])
+
+    def _curious(self, key: str) -> list[Peer]:
+        """Those who hear the session, or keep a list that it is on."""
+        return [
+            peer
+            for peer in self._hub.readers()
+            if key in peer.sessions or (peer.lists and peer.grant is not None and key.startswith(peer.grant.prefix))
+        ]
 
     async def _look(self, key: str) -> None:
         await asyncio.sleep(0)  # what else happens in this tick is the same news

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 
 from atlas_agents.core.store import RunRow
 from atlas_agents.engine.atlas import Atlas
+from atlas_agents.gateway.agui.routes import agui_routes
 from atlas_agents.gateway.app import App
 from atlas_agents.gateway.families import all_methods
 from atlas_agents.gateway.http import site
@@ -21,6 +22,7 @@ from atlas_agents.gateway.link import HttpProtocol, Link
 from atlas_agents.gateway.listen import BACKLOG, listeners
 from atlas_agents.gateway.models import model_of
 from atlas_agents.gateway.news import SessionNews
+from atlas_agents.gateway.openai.routes import openai_routes
 from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.faults import RESTART
 from atlas_agents.gateway.ready import Readiness
@@ -61,7 +63,7 @@ class Gateway:
         hub.runs.on_call = hub.audit.look
         hub.runs.on_question = hub.news.asked
         self.readiness = Readiness(self._look)
-        self._app = App(hub, site(hub, self.readiness, routes))
+        self._app = App(hub, site(hub, self.readiness, [*routes, *openai_routes(hub), *agui_routes(hub)]))
         self._stop = asyncio.Event()
         self._addresses: list[tuple[str, int]] = []
 

@@ -60,7 +60,8 @@ async def create(caller: Connection, params: SessionsCreate) -> Created:
 
 
 async def list_sessions(caller: Connection, params: SessionsList) -> SessionPage:
-    """The latest changed first; others' sessions are passed over."""
+    """The latest changed first; others' sessions are passed over. From now on the caller hears what changes."""
+    caller.lists = True
     before = _cursor(params.cursor)
     found: list[Session] = []
     while len(found) <= params.limit:

@@ -15,7 +15,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where to listen, where the tokens are, and how much a connection may take.
 
     `token` is the user's own; without one, it is in the file `token` in `home`, made on the first start. `hosts` are
-    further names under which this gateway may be reached. Sizes are in bytes, times in seconds.
+    further names under which this gateway may be reached, `origins` those of other sites whose pages may use it. Sizes
+    are in bytes, times in seconds.
     """
 
     home: Path
@@ -24,7 +25,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     token: Secret | None = None
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
-    """Origins whose pages may come in besides this gateway's own."""
     auth_timeout: float = 10.0
     first_frame: int = 64 * 1024
     max_frame: int = 1024 * 1024

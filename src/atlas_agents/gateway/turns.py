@@ -1,8 +1,10 @@
 """Taking a message in, from whichever door it comes."""
 
+from typing import Any
+
 from atlas_agents.core.messages import Message
 from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.run import Accepted, WhenBusy
+from atlas_agents.engine.run import Accepted, WhenBusy, Wishes
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.models import model_of
@@ -18,8 +20,12 @@ async def take_in(
     *,
     session: str,
     user: str,
+    model: str = "",
     when_busy: WhenBusy = "queue",
     idempotency_key: str = "",
+    output: Any = None,
+    asks: bool = True,
+    wishes: Wishes | None = None,
 ) -> tuple[Accepted, AtlasStream]:
     """Start a turn; it is on the disk when this returns. What it says is logged, and told to all who hear the session.
 
@@ -32,12 +38,16 @@ async def take_in(
         session=session,
         agent_id=agent.id,
         user=user,
+        model=model,
         when_busy=when_busy,
         idempotency_key=idempotency_key,
+        output=output,
+        asks=asks,
+        wishes=wishes,
     )
     accepted = await stream.accepted()
     if accepted.status in _NEW:
-        hub.runs.follow(stream, model_of(agent, hub.atlas.registry))
+        hub.runs.follow(stream, model or model_of(agent, hub.atlas.registry))
     return accepted, stream
 
 

@@ -34,7 +34,6 @@ def start(wanted: dict[str, Any]) -> tuple[Any, bool]:
     settings = xllamacpp.CommonParams()
     settings.model.path = wanted["path"]
     settings.model_alias = {wanted["alias"]}
-    settings.chat_template = wanted["template"]
     settings.api_keys = [wanted["key"]]
     settings.n_ctx = wanted["context"]
     settings.n_parallel = wanted["parallel"]

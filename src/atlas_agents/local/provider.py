@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,8 +17,9 @@ from atlas_agents.core.names import wire_name
 from atlas_agents.core.places import home
 from atlas_agents.local.calls import CallFinder
 from atlas_agents.local.fetch import Progress, obtain
-from atlas_agents.local.guide import guidance, offered
-from atlas_agents.local.models import DEFAULT, LocalModel, given_file, is_path, known, state_of
+from atlas_agents.local.guide import Form, first_word, form_of, guidance, offered
+from atlas_agents.local.models import DEFAULT, LocalModel, Manner, given_file, is_path, known, state_of
+from atlas_agents.local.plain import plain
 from atlas_agents.local.server import Endpoint, Setup, let_go, server_for
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ToolCallChunk
 from atlas_agents.providers.http import Clocks, HttpClient
@@ -26,7 +28,6 @@ from atlas_agents.providers.openai_request import encode_request
 from atlas_agents.providers.wire import exchange, header_value
 
 _PATIENT = Clocks(first_byte=300, idle=120, total=1800)  # a long prompt is read at some hundred tokens a second
-_TEMPLATE = Path(__file__).with_name("chatml.jinja")
 _log = logging.getLogger("atlas_agents.local")
 
 
@@ -63,24 +64,22 @@ class LocalProvider:
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         name = request.model or self.model
         endpoint = await self.endpoint(name)
-        model = None if is_path(name) else known(name)
+        manner = Manner() if is_path(name) else known(name).manner
         finder = CallFinder({wire_name(tool.name) for tool in offered(request)})
-        async with aclosing(self._exchange(endpoint, name, model, request)) as chunks:
+        async with aclosing(self._ask(endpoint, name, manner, request)) as chunks:
             async for chunk in chunks:
                 if isinstance(chunk, TextChunk):
                     if words := finder.add(chunk.text):
                         yield TextChunk(words)
-                elif isinstance(chunk, DoneChunk):
+                    continue
+                if isinstance(chunk, DoneChunk):
                     words, call = finder.end(cut=chunk.stop_reason == "length")
                     if words:
                         yield TextChunk(words)
                     if call:
                         yield ToolCallChunk(call)
-                        if chunk.stop_reason == "stop":
-                            chunk = msgspec.structs.replace(chunk, stop_reason="tool_calls")
-                    yield chunk
-                else:
-                    yield chunk
+                        chunk = _with_call(chunk)
+                yield chunk
 
     async def endpoint(self, model: str | None = None) -> Endpoint:
         """The server of a model, fetched and started if need be: for other clients that speak OpenAI's or Anthropic's
@@ -92,7 +91,6 @@ class LocalProvider:
         setup = Setup(
             path=str(path),
             alias=path.stem,
-            template="" if is_path(name) else _TEMPLATE.read_text(encoding="utf-8"),
             context=self._context,
             log=str(self._home / "logs" / f"{path.stem}.log"),
         )
@@ -119,23 +117,48 @@ class LocalProvider:
             _log.info("fetching the local model %s (%d MB) into %s", model.id, model.megabytes, folder)
         return await obtain(model, folder, self._progress)
 
-    def _exchange(
-        self, endpoint: Endpoint, name: str, model: LocalModel | None, request: Request
+    async def _ask(
+        self, endpoint: Endpoint, name: str, manner: Manner, request: Request
     ) -> AsyncGenerator[Chunk, None]:
-        """Ask the server: a model with a template of ours under a grammar, another as llama.cpp does it itself."""
-        extra = dict(model.sampling) if model else {}
-        if model and endpoint.guided and (guided := guidance(request, model.lean)):
-            extra |= guided
-            request = msgspec.structs.replace(request, tools=(), output=None)
-        elif model and offered(request) != request.tools:
-            request = msgspec.structs.replace(request, tools=offered(request))
+        """Ask for a reply, held to a form where there are tools."""
+        extra = dict(manner.sampling)
+        tools = offered(request)
+        asked = plain(request, tools)
+        if tools and endpoint.guided:
+            form = form_of(request, manner)
+            if form == "words":
+                asked = plain(request, ())
+            elif form == "either" and manner.lean and not request.output:
+                form = await self._choose(endpoint, name, asked, first_word(request, manner))
+            extra |= guidance(request, manner, form)
+            asked = msgspec.structs.replace(asked, output=None)
+        async with aclosing(self._exchange(endpoint, name, asked, extra)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _choose(self, endpoint: Endpoint, name: str, asked: Request, extra: dict[str, Any]) -> Form:
+        """Have the model say its first token, and see whether that opens a call."""
+        one_token = msgspec.structs.replace(asked, max_tokens=1, temperature=None, stop=())
+        async with aclosing(self._exchange(endpoint, name, one_token, extra)) as chunks:
+            said = "".join([chunk.text async for chunk in chunks if isinstance(chunk, TextChunk)])
+        return "call" if said.startswith("{") else "words"
+
+    def _exchange(
+        self, endpoint: Endpoint, name: str, request: Request, extra: dict[str, Any]
+    ) -> AsyncGenerator[Chunk, None]:
         body = encode_request(request, name, official=False, extra=extra)
         headers = {
             "Content-Type": "application/json",
             "Accept": "text/event-stream",
+            "Connection": "close",  # the server now and then drops a kept one just as the next request comes
             "Authorization": f"Bearer {header_value(endpoint.key, 'the local model')}",
         }
-        return exchange(self._http, f"{endpoint.url}/v1/chat/completions", headers, body, OpenAIReader(), endpoint.key)
+        url = f"{endpoint.url}/v1/chat/completions"
+        return exchange(self._http, url, headers, body, OpenAIReader(), endpoint.key)
+
+
+def _with_call(done: DoneChunk) -> DoneChunk:
+    return msgspec.structs.replace(done, stop_reason="tool_calls") if done.stop_reason == "stop" else done
 
 
 def local_provider(environment: Environment) -> LocalProvider:

@@ -24,6 +24,7 @@ _CHILD = Path(__file__).with_name("child.py")
 _LOADING = 120.0
 _ENDING = 5.0
 _HEALTHY = 60.0  # seconds after which a server that dies is not taken for one that cannot live
+_AGAIN = 2.0  # seconds for which a start that failed is not tried again
 _LOG = 1 << 20
 
 
@@ -32,7 +33,6 @@ class Setup(msgspec.Struct, frozen=True):
 
     path: str
     alias: str
-    template: str
     context: int
     log: str
     parallel: int = 2
@@ -56,7 +56,7 @@ class _Life:
     def __init__(self, setup: Setup) -> None:
         self.ready: Future[Endpoint] = Future()
         self.ended: Future[None] = Future()
-        self.began = time.monotonic()
+        self.began = self.died = time.monotonic()
         self._setup = setup
         self._lock = threading.Lock()
         self._pid: int | None = None
@@ -76,6 +76,7 @@ class _Life:
             self._fail(f"its process cannot be started: {error}.")
         finally:
             self._fail("its process ended.")
+            self.died = time.monotonic()
             self.ended.set_result(None)
 
     def _outlive(self, process: "subprocess.Popen[bytes]") -> None:
@@ -137,12 +138,7 @@ class ModelServer:
 
     async def endpoint(self) -> Endpoint:
         """Where it listens, once it does. One that died young again and again is not started again at once."""
-        with self._lock:
-            life = self._life
-            if life is not None and life.ended.done():
-                self._deaths = self._deaths + 1 if time.monotonic() - life.began < _HEALTHY else 0
-                self._life = life = None
-            pause = min(0.25 * 2**self._deaths, 30.0) if life is None and self._deaths > 1 else 0.0
+        pause = self._pause()
         if pause:
             await asyncio.sleep(pause)
         with self._lock:
@@ -150,6 +146,21 @@ class ModelServer:
                 self._life = _Life(self._setup)
             life = self._life
         return await asyncio.shield(asyncio.wrap_future(life.ready))
+
+    def _pause(self) -> float:
+        """How long to wait before a start; one that could not even begin fails again at once until then."""
+        with self._lock:
+            life = self._life
+            if life is None or not life.ended.done():
+                return 0.0
+            young = life.died - life.began < _HEALTHY
+            pause = min(0.25 * 2 ** (self._deaths + 1), 30.0) if young and self._deaths else 0.0
+            failure = life.ready.exception()
+            if failure is not None and time.monotonic() < life.died + max(pause, _AGAIN):
+                raise failure
+            self._deaths = self._deaths + 1 if young else 0
+            self._life = None
+            return pause
 
     async def stop(self) -> None:
         """End the process, if there is one, and wait until it is gone."""

@@ -45,14 +45,15 @@ class Registry:
 
     def __init__(self, environment: Environment | None = None) -> None:
         self._environment = environment or Environment()
+        self._makers = dict(_MAKERS)
         self._made: dict[str, Provider] = {}
 
-    @staticmethod
-    def register(id: str, maker: Maker) -> None:
-        """Let refs `id/…` lead to what `maker` makes, in every registry; one that is known is replaced."""
+    def register(self, id: str, maker: Maker) -> None:
+        """Let refs `id/…` lead to what `maker` makes; one that is known is replaced."""
         if not id.strip() or "/" in id:
             raise ConfigError(f"{id!r} cannot be a provider's id: it stands before the / of a ref")
-        _MAKERS[id] = maker
+        self._makers[id] = maker
+        self._made.pop(id, None)
 
     def route(self, model: Model) -> Route:
         """The provider behind a ref, a provider or a callable."""
@@ -70,15 +71,15 @@ class Registry:
     def provider(self, id: str) -> Provider:
         """The provider of that id; MissingKey or BadModelRef say what stands in the way."""
         if id not in self._made:
-            if id not in _MAKERS:
-                raise BadModelRef(f"there is no provider {id!r}; there are {', '.join(sorted(_MAKERS))}")
-            self._made[id] = _MAKERS[id](self._environment)
+            if id not in self._makers:
+                raise BadModelRef(f"there is no provider {id!r}; there are {', '.join(sorted(self._makers))}")
+            self._made[id] = self._makers[id](self._environment)
         return self._made[id]
 
     def available(self) -> list[str]:
         """The ids of the providers whose key, or for a server nearby whose address, is set."""
         found: list[str] = []
-        for id in _MAKERS:
+        for id in self._makers:
             if id in NEARBY and not self._environment.get(NEARBY[id].variable):
                 continue
             try:
@@ -92,6 +93,11 @@ class Registry:
     def default_model(self) -> str | None:
         """`ATLAS_MODEL`: the ref for agents that name none."""
         return self._environment.get("ATLAS_MODEL")
+
+
+def built_in(id: str, maker: Maker) -> None:
+    """Let every registry that is made from now on know this provider: for floors above this one."""
+    _MAKERS[id] = maker
 
 
 def _http(environment: Environment) -> Provider:

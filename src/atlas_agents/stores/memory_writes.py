@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from atlas_agents.core.clock import days_ahead
 from atlas_agents.core.errors import Conflict, LimitSpent, NotStored, StoreError
 from atlas_agents.core.json import encode
 from atlas_agents.core.store import (
@@ -184,15 +185,22 @@ def _add_audit(desk: Desk, place: Place, write: AddAudit) -> AuditRow:
 
 
 def _reserve(desk: Desk, place: Place, write: Reserve) -> int:
-    used = desk.counters.get((write.agent_id, write.day), 0)
+    key = _day(desk, write)
+    used = desk.counters.get(key, 0)
     if used >= write.limit:
         raise LimitSpent(f"the agent {write.agent_id!r} has used its {write.limit} calls of {write.day}")
-    return desk.put(desk.counters, (write.agent_id, write.day), used + 1)
+    return desk.put(desk.counters, key, used + 1)
 
 
 def _release(desk: Desk, place: Place, write: Release) -> int:
-    used = desk.counters.get((write.agent_id, write.day), 0)
-    return desk.put(desk.counters, (write.agent_id, write.day), max(used - 1, 0))
+    key = _day(desk, write)
+    return desk.put(desk.counters, key, max(desk.counters.get(key, 0) - 1, 0))
+
+
+def _day(desk: Desk, write: Reserve | Release) -> tuple[str, str]:
+    """Whose day it is: the latest that was counted, should the clock have been put back."""
+    agent, (next_day, last_day) = write.agent_id, days_ahead(write.day)
+    return agent, next((day for day in (last_day, next_day) if (agent, day) in desk.counters), write.day)
 
 
 def _put_approval(desk: Desk, place: Place, write: PutApproval) -> ApprovalRow:

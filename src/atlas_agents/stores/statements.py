@@ -119,12 +119,17 @@ INSERT INTO audit (tenant, seq, entry, previous, hash) VALUES (:tenant, :seq, :e
 AUDIT = """
 SELECT seq, entry, previous, hash FROM audit WHERE tenant = :tenant AND seq > :after ORDER BY seq LIMIT :limit"""
 
-RESERVE = """
-INSERT INTO counters (tenant, agent_id, day, used) VALUES (:tenant, :agent_id, :day, 1)
+# A clock that was put back gives nobody a second day: the latest one that was counted goes on, unless it is far ahead.
+_DAY = (
+    "coalesce((SELECT max(day) FROM counters WHERE tenant = :tenant AND agent_id = :agent_id AND day > :day"
+    " AND day <= :latest), :day)"
+)
+RESERVE = f"""
+INSERT INTO counters (tenant, agent_id, day, used) VALUES (:tenant, :agent_id, {_DAY}, 1)
 ON CONFLICT (tenant, agent_id, day) DO UPDATE SET used = counters.used + 1 WHERE counters.used < :limit
 RETURNING used"""
-RELEASE = """
-UPDATE counters SET used = used - 1 WHERE tenant = :tenant AND agent_id = :agent_id AND day = :day AND used > 0
+RELEASE = f"""
+UPDATE counters SET used = used - 1 WHERE tenant = :tenant AND agent_id = :agent_id AND day = {_DAY} AND used > 0
 RETURNING used"""
 COUNTED = "SELECT used FROM counters WHERE tenant = :tenant AND agent_id = :agent_id AND day = :day"
 

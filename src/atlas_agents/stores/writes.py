@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from atlas_agents.core.clock import days_ahead
 from atlas_agents.core.errors import Conflict, LimitSpent, NotStored, StoreError
 from atlas_agents.core.json import encode
 from atlas_agents.core.store import (
@@ -106,14 +107,15 @@ def _add_audit(place: Place, write: AddAudit) -> Steps[AuditRow]:
 def _reserve(place: Place, write: Reserve) -> Steps[int]:
     rows = []
     if write.limit > 0:
-        rows = yield place.ask(sql.RESERVE, agent_id=write.agent_id, day=write.day, limit=write.limit)
+        latest = days_ahead(write.day)[1]
+        rows = yield place.ask(sql.RESERVE, agent_id=write.agent_id, day=write.day, latest=latest, limit=write.limit)
     if not rows:
         raise LimitSpent(f"the agent {write.agent_id!r} has used its {write.limit} calls of {write.day}")
     return rows[0][0]
 
 
 def _release(place: Place, write: Release) -> Steps[int]:
-    rows = yield place.ask(sql.RELEASE, agent_id=write.agent_id, day=write.day)
+    rows = yield place.ask(sql.RELEASE, agent_id=write.agent_id, day=write.day, latest=days_ahead(write.day)[1])
     return rows[0][0] if rows else 0
 
 

@@ -99,6 +99,8 @@ async def _confirm(ticket: Cleared, desk: Desk) -> Cleared:
         approvals, question = desk.house.approvals, _question(ticket, desk)
         if (by := await approvals.allowed(question, desk.journal)) is not None:
             return msgspec.structs.replace(ticket, bound=question.binding, approved_by=by)
+        if not desk.asks:
+            raise Declined(f"{ticket.tool.name} needs approval, and nobody can be asked from here")
         ticket = _approved(ticket, await _asked(question, desk), question)
     except (ToolFault, asyncio.CancelledError, GeneratorExit):
         raise

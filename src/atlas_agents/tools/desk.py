@@ -79,13 +79,15 @@ _HANDED = Verdict("yes", "it was handed to the agent")
 
 
 class Desk:
-    """One run's calls. `conversation` is also the session that limits and approvals count by."""
+    """One run's calls. `conversation` is also the session that limits and approvals count by; where it does not ask, a
+    call that needs a yes is refused unless it has one already."""
 
     __slots__ = (
         "_shown",
         "_shown_under",
         "actor",
         "agent",
+        "asks",
         "conversation",
         "emit",
         "house",
@@ -109,8 +111,10 @@ class Desk:
         metadata: Metadata,
         emit: Callable[[Event], None],
         journal: Journal | None = None,
+        asks: bool = True,
     ) -> None:
         self.journal = journal
+        self.asks = asks
         self.house = house
         self.run_id = run_id
         self.agent = agent

@@ -34,6 +34,7 @@ from atlas_agents.core.store import (
     RunStatus,
     SetRun,
     Store,
+    StoredMessage,
     UsageRow,
     Write,
 )
@@ -54,7 +55,9 @@ class Errand(msgspec.Struct, frozen=True):
     """What a run has to do: all that a process needs to begin it that has never heard of it."""
 
     messages: tuple[msgspec.Raw, ...]
-    output: msgspec.Raw | None = None
+    output: msgspec.Raw = msgspec.Raw(b"null")
+    model: str = ""
+    asks: bool = True
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]
@@ -105,6 +108,8 @@ class Journal:
         self._outcomes: dict[str, ToolResult] = {}
         self._stored: set[str] = set()
         self._ended = False
+        self.given_up = False
+        """It ended too many lives: it does nothing new, so that what it did so far can be told to its end."""
 
     async def accept(
         self,
@@ -117,18 +122,19 @@ class Journal:
         key: str = "",
         fingerprint: str = "",
         output: bytes | None = None,
+        model: str = "",
+        asks: bool = True,
     ) -> RunRow:
         """Take the user's message in, the last of these: acknowledged when this returns, and begun if the session is
         idle. With `wait` it queues behind others; else SessionBusy. A key that was seen gives the known run."""
-        errand = Errand(
-            tuple(msgspec.Raw(each.to_json()) for each in messages), msgspec.Raw(output) if output else None
-        )
+        began_with = tuple(msgspec.Raw(each.to_json()) for each in messages)
+        errand = Errand(began_with, msgspec.Raw(output or b"null"), model, asks)
         accepted = AcceptRun(
             self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), at_once=True
         )
         self._began_with = list(messages)
         if idle or not wait:
-            begun = [ClaimRun(self._run_id), *self._first_steps(1)]
+            begun = [ClaimRun(self._run_id), *self._adding(self._began_with), self._first_step(1)]
             try:
                 return await self._accept(accepted, begun)
             except SessionBusy:
@@ -150,16 +156,15 @@ class Journal:
                 self._tell(self._began_with)
         return row
 
-    def _first_steps(self, epoch: int) -> list[Write]:
+    def _first_step(self, epoch: int) -> AddJournal:
         """The run begins: its messages join the session."""
-        ids = encode([message.id for message in self._began_with])
-        return [*self._adding(self._began_with), AddJournal(self._run_id, epoch, "accepted", "", ids)]
+        return AddJournal(self._run_id, epoch, "accepted", "", encode([message.id for message in self._began_with]))
 
     async def begin(self, conversation: Conversation) -> list[Message]:
         """It is this run's turn. Read the session as it was before it, become the owner, and give back the messages it
         begins with; of a run that was cut short, remember what it had done."""
         if conversation not in _read:
-            rows = await self._store.messages(self._tenant, self._session)
+            rows = await self._messages()
             conversation.messages[:] = [Message.from_json(row.body) for row in rows if row.run_id != self._run_id]
             _read.add(conversation)
         if self._epoch == 0 and self._row is not None:
@@ -167,27 +172,27 @@ class Journal:
         return self._began_with
 
     async def _begin_anew(self, row: RunRow) -> None:
-        past = await self._store.journal(self._tenant, self._run_id) if row.epoch else []
+        past = await self._patience.read(lambda: self._store.journal(self._tenant, self._run_id)) if row.epoch else []
         epoch, first = row.epoch + 1, not past
         self._began_with = errand_of(row).began_with()
         writes: list[Write] = [ClaimRun(self._run_id), SetRun(self._run_id, epoch, "running")]
         if first:
-            writes += self._first_steps(epoch)
+            writes += self._adding(self._began_with)
+            step = self._first_step(epoch)
         else:
             self._began_with = await self._messages_before(past)
-            writes.append(AddJournal(self._run_id, epoch, "resumed", str(epoch), b"{}"))
-        await self._store.commit(self._tenant, writes)
+            step = AddJournal(self._run_id, epoch, "resumed", str(epoch), b"{}")
+        await self._patience.commit(self._tenant, [*writes, step], step)
         self._epoch = epoch
         if first:
             self._tell(self._began_with)
         for each in past:
             self._remember(each)
-        if len(past) >= MOST_LIVES and all(each.kind == "resumed" for each in past[-MOST_LIVES:]):
-            raise PoisonedRun(f"the process ended {MOST_LIVES} times while it went on with this turn; it is given up")
+        self.given_up = len(past) >= MOST_LIVES and all(each.kind == "resumed" for each in past[-MOST_LIVES:])
 
     async def _messages_before(self, past: Sequence[JournalRow]) -> list[Message]:
         """What the run began with, as it stands in the session."""
-        rows = await self._store.messages(self._tenant, self._session)
+        rows = await self._messages()
         mine = [Message.from_json(row.body) for row in rows if row.run_id == self._run_id]
         self._stored = {message.id for message in mine}
         ids: Any = msgspec.json.decode(past[0].payload)
@@ -195,6 +200,12 @@ class Journal:
             return [message for message in mine if message.id in ids]
         spoken = next((place for place, message in enumerate(mine) if message.role == "assistant"), len(mine))
         return mine[:spoken]
+
+    async def _messages(self) -> list[StoredMessage]:
+        return await self._patience.read(lambda: self._store.messages(self._tenant, self._session))
+
+    async def _approval(self, question: Question) -> ApprovalRow | None:
+        return await self._patience.read(lambda: self._store.approval(self._tenant, question.id))
 
     @property
     def owned(self) -> bool:
@@ -218,10 +229,13 @@ class Journal:
         return call.id in self._outcomes or (call.id in self._intents and not repeatable)
 
     def next_reply(self) -> Message | None:
-        """The reply that was heard in this place before, if one was."""
+        """The reply that was heard in this place before, if one was. PoisonedRun if there was none, and is to be none
+        any more."""
         if self._heard < len(self._replies):
             self._heard += 1
             return self._replies[self._heard - 1]
+        if self.given_up:
+            raise PoisonedRun(f"the process ended {MOST_LIVES} times while it went on with this turn; it is given up")
         return None
 
     def outcome(self, call: ToolCall) -> ToolResult | None:
@@ -280,7 +294,7 @@ class Journal:
             waits = SetRun(self._run_id, self._epoch, "waiting")
             await self._step("asked", question.id, asked.question, PutApproval(asked), waits)
             return question, None
-        row = await self._store.approval(self._tenant, question.id)
+        row = await self._approval(question)
         if row is None:
             raise NotStored(f"the question {question.id!r} is gone")
         answer = _answers.decode(row.answer) if row.answer is not None else None
@@ -296,7 +310,7 @@ class Journal:
         try:
             await self._step("answered", question.id, encode(answer), goes_on, *given)
         except Conflict:
-            row = await self._store.approval(self._tenant, question.id)
+            row = await self._approval(question)
             if row is None or row.answer is None:
                 raise
             first = _answers.decode(row.answer)
@@ -305,16 +319,19 @@ class Journal:
 
     async def granted(self, binding: str) -> list[tuple[Question, Answer]]:
         """What was allowed for longer than once, of this exact thing."""
-        rows = await self._store.grants(self._tenant, binding)
+        rows = await self._patience.read(lambda: self._store.grants(self._tenant, binding))
         return [(_questions.decode(row.question), _answers.decode(row.answer or b"")) for row in rows]
 
     async def end(self, status: RunStatus, error: str | None = None) -> None:
-        """The turn is over; what it added last is kept with that. One that never began just leaves the queue."""
+        """The turn is over; what it added last is kept with that. One that never began just leaves the queue; one that
+        began in an earlier life, and could not go on in this one, is left as it was."""
         if self._ended:
             return
         if self._epoch:
             ended = SetRun(self._run_id, self._epoch, status, error)
             await self._step("ended", "", encode({"status": status, "error": error}), ended)
+        elif self._row is not None and self._row.epoch:
+            self.leave()
         elif self._row is not None:
             epoch = self._row.epoch + 1
             leaving = [ClaimRun(self._run_id), SetRun(self._run_id, epoch, status, error)]

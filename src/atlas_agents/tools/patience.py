@@ -1,9 +1,10 @@
-"""Writing that outlasts a store which is full, locked or gone: what has happened is kept until it can be written."""
+"""Writing and reading that outlast a store which is full, locked or gone: what has happened is kept until it can be
+written."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, TypeVar
 
 from atlas_agents.core.clock import Clock
 from atlas_agents.core.errors import Conflict, Fenced, StoreBusy, StoreError, StoreFull, StoreLost
@@ -12,6 +13,7 @@ from atlas_agents.core.store import AddJournal, Store, Write
 logger = logging.getLogger(__name__)
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
 _LONGEST = 2.0
+T = TypeVar("T")
 
 
 class Left(StoreError):
@@ -42,13 +44,26 @@ class Patience:
                 unclear = unclear or (isinstance(trouble, StoreLost) and trouble.unclear)
                 if tries % 15 == 0:
                     logger.warning("a step waits until it can be written: %s", trouble)
-            except (Conflict, Fenced):
-                if not (unclear and step is not None and await self._written(tenant, step)):
-                    raise
-                return [None] * len(writes)
+            except (Conflict, Fenced) as refused:
+                if unclear and step is not None and await self._written(tenant, step):
+                    return [None] * len(writes)
+                self.ended = self.ended or isinstance(refused, Fenced)  # it is another's now
+                raise
+            await self._clock.sleep(pause)
+        raise AssertionError("unreachable")
+
+    async def read(self, rows: Callable[[], Awaitable[T]]) -> T:
+        """What is there, as soon as it can be read."""
+        for pause in chain(_PAUSES, repeat(_LONGEST)):
+            if self.ended:
+                raise Left("the program is closing; the turn goes on when it is back")
+            try:
+                return await rows()
+            except (StoreBusy, StoreLost) as trouble:
+                logger.warning("a turn waits until it can be read: %s", trouble)
             await self._clock.sleep(pause)
         raise AssertionError("unreachable")
 
     async def _written(self, tenant: str, step: AddJournal) -> bool:
-        rows = await self._store.journal(tenant, step.run_id)
+        rows = await self.read(lambda: self._store.journal(tenant, step.run_id))
         return any((row.kind, row.key, row.payload) == (step.kind, step.key, step.payload) for row in rows)

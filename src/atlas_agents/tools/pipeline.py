@@ -54,6 +54,8 @@ async def _ticket(call: ToolCall, desk: Desk) -> Cleared | Denied:
     """Clear a call, unless a run that was cut short had settled it, or had begun it and nobody knows its end."""
     tool, journal = desk.tools.get(call.name), desk.journal
     repeatable = tool is not None and tool.effect != "unsafe"
+    if journal is not None and journal.given_up:
+        return Denied(call, tool=tool)
     if journal is None or not journal.settled_before(call, repeatable=repeatable):
         return await clear(call, desk)
     found = await find_out(tool, call, desk) if tool is not None and journal.outcome(call) is None else None

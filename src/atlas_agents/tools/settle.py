@@ -90,7 +90,9 @@ class Settling:
         """The result. Of a call that could not be written down or even stopped so far, that it was interrupted."""
         if self.result is None:
             unknown = _interrupted(self._ticket) if self._attempt else self._unbegun()
-            self.result = self._tell(self._written or unknown)
+            self.result = self._written or unknown
+            if self._written is not None or self._desk.journal is None or not self._desk.journal.left:
+                self._tell(self.result)
             if not self._over:
                 self._desk.house.keep(self.over())
         return self.result
@@ -170,7 +172,7 @@ class Settling:
     def _faulty(self, error: Exception) -> ToolResult:
         """What a model reads: a fault's own words, sanitised; of a bug only that there was one."""
         call, redactor = self._ticket.call, self._desk.house.redactor
-        if isinstance(error, Declined):
+        if isinstance(error, Declined) and self._desk.asks:
             return ToolResult(call.id, "error", {"cancelled": True}, error.kind)
         if not isinstance(error, ToolFault):
             trace = redactor.trace(error, secrets_in(call.arguments))

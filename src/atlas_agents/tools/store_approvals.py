@@ -3,13 +3,14 @@
 import msgspec
 
 from atlas_agents.core.clock import Clock
-from atlas_agents.core.errors import Conflict, NotStored
+from atlas_agents.core.errors import Conflict, NotStored, StoreLost
 from atlas_agents.core.json import encode
 from atlas_agents.core.questions import Answer, Question
 from atlas_agents.core.store import OPEN, AnswerApproval, Store
 from atlas_agents.tools.approvals import Approvals, granted_by
 
 _questions = msgspec.json.Decoder(Question)
+_answers = msgspec.json.Decoder(Answer)
 
 
 async def answer_kept(
@@ -23,12 +24,19 @@ async def answer_kept(
     if run is None or run.status not in OPEN:
         raise Conflict(f"the turn that asked {approval_id!r} has ended")
     if row.answer is not None:
+        approvals.give(approval_id, _answers.decode(row.answer))  # should nobody have told who waits for it
         raise Conflict(f"the question {approval_id!r} was answered before")
     if clock.time() * 1000 >= row.expires_at:
         raise Conflict(f"the time to answer {approval_id!r} is over")
     question = _questions.decode(row.question)
     counts = approvals.judged(question, answer)
-    await store.commit(tenant, [AnswerApproval(approval_id, encode(counts), granted_by(question, counts))])
+    given = AnswerApproval(approval_id, encode(counts), granted_by(question, counts))
+    try:
+        await store.commit(tenant, [given])
+    except StoreLost as lost:
+        found = await store.approval(tenant, approval_id) if lost.unclear else None
+        if found is None or found.answer != given.answer:
+            raise
     approvals.give(approval_id, counts)
     return question
 

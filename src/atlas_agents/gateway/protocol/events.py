@@ -146,7 +146,7 @@ RunEvent: TypeAlias = (
 
 
 class SessionUpdated(Wire, frozen=True):
-    """A session was made, changed or removed."""
+    """A session was made, changed or removed; for those who hear it, or have asked for the list."""
 
     event: ClassVar[str] = "session.updated"
     session: SessionShape

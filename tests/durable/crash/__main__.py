@@ -1,0 +1,158 @@
+"""`python -m crash LANE`: runs the cases of a lane, or of a part of it, and prints what came of them as one JSON line."""
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import msgspec
+
+from crash import lanes, special
+from crash.bugs import BUGS
+from crash.random_cases import random_case
+from crash.runner import Case, Runner
+from crash.scripts import SCRIPTS, Script
+from crash.seams import set_points
+from crash.stores import Place
+from crash.tally import Counting
+from crash.zombie import zombies
+
+KEPT = Path(__file__).parent / "kept.jsonl"
+ON_POSTGRES = ("text only", "four calls at once", "approved", "three in a queue", "the day is spent")
+STOPPED = ("one unsafe call", "one keyed call", "one pure call", "approved by a function", "calls one by one")
+
+
+class Lane:
+    """What was asked for, and who counts."""
+
+    def __init__(self, given: argparse.Namespace, counting: Counting) -> None:
+        self._given = given
+        self._counting = counting
+        self._rng = random.Random(given.seed)
+
+    def singles(self) -> None:
+        for script in self._scripts():
+            self._counting.run(lanes.singles(script, self._counting.names(script)))
+
+    def repeated(self) -> None:
+        for script in self._scripts():
+            names = self._counting.names(script)
+            self._counting.run(lanes.repeated(script, names, self._given.count, self._rng))
+
+    def errors(self) -> None:
+        for script in self._scripts():
+            names = self._counting.names(script)
+            self._counting.run(lanes.errors(script, names, self._given.count, self._rng))
+            self._counting.run(lanes.errors_while_recovering(script, names, self._given.count, self._rng))
+
+    def kept(self) -> None:
+        """Random cases that failed once."""
+        self._alone()
+        self._counting.run(msgspec.json.decode(line, type=Case) for line in KEPT.read_bytes().splitlines())
+
+    def random(self) -> None:
+        self._alone()
+        part, parts = self._part()
+        first = self._given.seed
+        for seed in self._given.only or range(first + part - 1, first + self._given.count, parts):
+            self._counting.run([random_case(seed)])
+
+    def zombies(self) -> None:
+        for script in self._scripts(STOPPED):
+            for outcome in zombies(self._counting.runner, script, self._counting.names(script)):
+                self._counting.judge(outcome)
+                if self._counting.over:
+                    return
+
+    def special(self) -> None:
+        for case in special.poisoned():
+            outcome = self._counting.runner.run(case)
+            self._counting.judge(outcome, special.not_given_up(outcome))
+        self._counting.run(special.jumps(self._counting.names, self._given.count, self._rng))
+
+    def on_postgres(self) -> None:
+        """Some of lane A and of lane B."""
+        for script in self._scripts(ON_POSTGRES):
+            names, count = self._counting.names(script), self._given.count
+            cases = list(lanes.singles(script, names))
+            self._counting.run(self._rng.sample(cases, min(count, len(cases))))
+            self._counting.run(lanes.repeated(script, names, count // 2, self._rng))
+
+    def _alone(self) -> None:
+        """What each play comes to by itself, which is what it should come to among others."""
+        for script in SCRIPTS.values():
+            if len(script.sends) == 1:
+                self._counting.names(script)
+
+    def _scripts(self, names: tuple[str, ...] = ()) -> list[Script]:
+        wanted = self._given.script or names or tuple(SCRIPTS)
+        part, parts = self._part()
+        return [SCRIPTS[name] for name in wanted][part - 1 :: parts]
+
+    def _part(self) -> tuple[int, int]:
+        part, parts = map(int, self._given.shard.split("/"))
+        return part, parts
+
+
+LANES: dict[str, Callable[[Lane], None]] = {
+    "A": Lane.singles,
+    "B": Lane.repeated,
+    "C": Lane.errors,
+    "D": Lane.random,
+    "kept": Lane.kept,
+    "zombies": Lane.zombies,
+    "special": Lane.special,
+    "postgres": Lane.on_postgres,
+}
+
+
+def main() -> None:
+    given = arguments()
+    if given.bug:
+        BUGS[given.bug].patch()
+    folder = Path(tempfile.mkdtemp(prefix="atlas-crash-", dir=shared_memory()))
+    set_points()
+    try:
+        with _server() if given.lane == "postgres" else nullcontext() as place:
+            counting = Counting(Runner(folder, place), until=time.monotonic() + given.seconds, most=given.most)
+            LANES[given.lane](Lane(given, counting))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    tally = counting.tally()
+    print("\n\n".join(tally.bad), file=sys.stderr)
+    print(msgspec.json.encode(tally).decode())
+
+
+def _server() -> AbstractContextManager[Callable[[], Place]]:
+    from crash.on_postgres import postgres
+
+    return postgres()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="crash", description=__doc__)
+    parser.add_argument("lane", choices=list(LANES))
+    parser.add_argument("--shard", default="1/1", help="which part of how many")
+    parser.add_argument("--count", type=int, default=10, help="cases for each script, each kind of error, or seeds")
+    parser.add_argument("--seed", type=int, default=1, help="the first one, where cases are drawn")
+    parser.add_argument("--only", type=int, action="append", default=[], help="just this seed of lane D")
+    parser.add_argument("--script", action="append", default=[], help="just this script")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
+    parser.add_argument("--most", type=int, default=5, help="stop after so many bad cases")
+    parser.add_argument("--bug", default="", help="with this promise broken")
+    return parser.parse_args()
+
+
+def shared_memory() -> str | None:
+    """Memory that looks like a disk, where there is some."""
+    place = Path("/dev/shm")
+    return str(place) if place.is_dir() else None
+
+
+if __name__ == "__main__":
+    main()

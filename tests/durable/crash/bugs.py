@@ -1,0 +1,242 @@
+"""Promises broken on purpose, so that it can be seen that the checks would notice."""
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from atlas_agents import Answer, Message, Question, ToolCall, ToolResult
+from atlas_agents.core.errors import Conflict, NotStored, StoreError
+from atlas_agents.core.json import encode
+from atlas_agents.core.store import AddAudit, AnswerApproval, Reserve, RunStatus, Store
+from atlas_agents.engine import house
+from atlas_agents.engine.history import History
+from atlas_agents.engine.run import Accepted, Run
+from atlas_agents.stores import migrations, run_writes, statements, writes
+from atlas_agents.tools.approvals import Approvals
+from atlas_agents.tools.audit import Entry
+from atlas_agents.tools.context import ToolContext
+from atlas_agents.tools.execute import Attempt
+from atlas_agents.tools.journal import Journal
+
+
+class Bug(msgspec.Struct, frozen=True):
+    """How to break it, in which lane and script that shows first, and which invariant does not hold then."""
+
+    patch: Callable[[], None]
+    lane: str
+    script: str
+    breaks: str
+
+
+def run_then_record() -> None:
+    """Nothing is written down before a call acts; what it was about to do is written with its outcome."""
+    settle, held = Journal.settle, dict[str, tuple[Any, ...]]()
+
+    async def intend(self: Journal, call: ToolCall, reserve: Reserve | None = None) -> None:
+        held[call.id] = (reserve,) if reserve else ()
+
+    async def late(self: Journal, call: ToolCall, result: ToolResult, entry: Entry) -> None:
+        if call.id in held:
+            await _step(self)("intent", call.id, encode(call), *held[call.id])
+        await settle(self, call, result, entry)
+
+    _set(Journal, intend=intend, settle=late)
+
+
+def record_then_run() -> None:
+    """What a call should come to is written down, and then it acts."""
+    tries: Any = vars(Attempt)["_tries"]
+
+    async def first(self: Any, context: ToolContext) -> Any:
+        await self._settle(f"did {self._ticket.call.arguments['n']}", None)
+        self._settle = _nothing
+        return await tries(self, context)
+
+    _set(Attempt, _tries=first)
+
+
+def acknowledge_before_commit() -> None:
+    take_in = Run.take_in
+
+    async def early(self: Run, message: Message) -> list[Message]:
+        if self.accepted is not None:
+            self.accepted.set_result(Accepted(self.id, "started"))
+        return await take_in(self, message)
+
+    _set(Run, take_in=early)
+
+
+def split_a_pair() -> None:
+    def last(self: History, messages: Sequence[Message]) -> Sequence[Message]:
+        return messages[-self.max_messages :] if self.max_messages else messages
+
+    _set(History, shown=last)
+
+
+def forget_the_key() -> None:
+    """A message that is sent again is another message."""
+
+    def unknown(*_: object) -> Generator[Any, Any, None]:
+        yield from ()
+
+    _set(writes, known_run=unknown)
+    _schema("CREATE UNIQUE INDEX runs_accepted", "CREATE INDEX runs_accepted")
+
+
+def write_a_step_twice() -> None:
+    _schema(
+        "PRIMARY KEY (tenant, run_id, seq), UNIQUE (tenant, run_id, kind, key)", "PRIMARY KEY (tenant, run_id, seq)"
+    )
+    _set(
+        statements,
+        ADD_JOURNAL=statements.ADD_JOURNAL.replace("ON CONFLICT (tenant, run_id, kind, key) DO NOTHING", ""),
+    )
+
+
+def swallow_audit_errors() -> None:
+    async def settle(self: Any, call: ToolCall, result: ToolResult, entry: Entry) -> None:
+        await _step(self)("outcome", call.id, encode(result))
+        with suppress(StoreError):
+            await self._store.commit(self._tenant, [AddAudit(encode(entry))])
+
+    _set(Journal, settle=settle)
+
+
+def accept_a_stale_yes() -> None:
+    """An answer counts whenever it comes."""
+
+    async def answer(store: Store, tenant: str, approvals: Approvals, id: str, answer: Answer, _: object) -> Question:
+        row = await store.approval(tenant, id)
+        if row is None:
+            raise NotStored(id)
+        await store.commit(tenant, [AnswerApproval(id, encode(answer))])
+        approvals.give(id, answer)
+        return msgspec.json.decode(row.question, type=Question)
+
+    _set(house, answer_kept=answer)
+
+
+def tell_the_end_before_it_is_kept() -> None:
+    end = Run.end
+    going = set[asyncio.Task[None]]()
+
+    async def later(self: Run, status: RunStatus, error: str | None = None) -> None:
+        task = asyncio.create_task(end(self, status, error))
+        going.add(task)
+        task.add_done_callback(going.discard)
+
+    _set(Run, end=later)
+
+
+def tell_a_result_before_it_is_kept() -> None:
+    from atlas_agents.tools.settle import Settling
+
+    record: Any = vars(Settling)["_record"]
+
+    async def told(self: Any, result: ToolResult) -> None:
+        self.result = self._tell(result)
+        await asyncio.sleep(0)
+        await record(self, result)
+
+    _set(Settling, _record=told)
+
+
+def no_intent() -> None:
+    _set(Journal, intend=_nothing)
+
+
+def other_names() -> None:
+    """A run that goes on names its own messages anew."""
+    _set(Run, add_own=Run.add)
+
+
+def try_again() -> None:
+    """A call that was begun and has no outcome is made again, whatever its effect."""
+
+    def settled(self: Journal, call: ToolCall, **_: object) -> bool:
+        return self.outcome(call) is not None
+
+    def never(*_: object) -> bool:
+        return False
+
+    _set(Journal, intended=never, settled_before=settled)
+
+
+def never_end() -> None:
+    _set(Run, end=_nothing)
+
+
+def count_apart() -> None:
+    """The day is counted in a step of its own."""
+    intend = Journal.intend
+
+    async def apart(self: Any, call: ToolCall, reserve: Reserve | None = None) -> None:
+        await intend(self, call)
+        if reserve is not None:
+            await self._store.commit(self._tenant, [reserve])
+
+    _set(Journal, intend=apart)
+
+
+def ask_again() -> None:
+    """An answer that was given in an earlier life is forgotten."""
+    ask = Journal.ask
+
+    async def anew(self: Journal, question: Question) -> tuple[Question, Answer | None]:
+        return (await ask(self, question))[0], None
+
+    _set(Journal, ask=anew)
+
+
+def fence_nobody() -> None:
+    """Who lost its run goes on writing."""
+
+    def check(run_id: str, status: str, *_: object) -> None:
+        if status not in ("queued", "running", "waiting"):
+            raise Conflict(f"the run {run_id!r} has ended")
+
+    _set(run_writes, check_owner=check)
+
+
+BUGS: dict[str, Bug] = {
+    "run, then record": Bug(run_then_record, "A", "one unsafe call", "I2"),
+    "record, then run": Bug(record_then_run, "A", "one unsafe call", "I7"),
+    "acknowledged before the commit": Bug(acknowledge_before_commit, "A", "text only", "I1"),
+    "a pair is split": Bug(split_a_pair, "A", "short memory", "I3"),
+    "the key is not unique": Bug(forget_the_key, "A", "text only", "I1"),
+    "a step may be written twice": Bug(write_a_step_twice, "C", "one unsafe call", "I5"),
+    "an audit error is swallowed": Bug(swallow_audit_errors, "A", "one pure call", "I6"),
+    "a stale yes counts": Bug(accept_a_stale_yes, "A", "answered too late", "I8"),
+    "the end is told before it is kept": Bug(tell_the_end_before_it_is_kept, "A", "text only", "I9"),
+    "a result is told before it is kept": Bug(tell_a_result_before_it_is_kept, "A", "one unsafe call", "I9"),
+    "no intent is written": Bug(no_intent, "A", "one unsafe call", "I8"),
+    "own messages have other names": Bug(other_names, "A", "three rounds", "I3"),
+    "an intent without outcome is tried again": Bug(try_again, "A", "one unsafe call", "I2"),
+    "the end is not written": Bug(never_end, "A", "text only", "I4"),
+    "the day is counted apart": Bug(count_apart, "A", "the day is spent", "I12"),
+    "an answer is forgotten": Bug(ask_again, "A", "approved", "I9"),
+    "nobody is fenced": Bug(fence_nobody, "zombies", "one unsafe call", "I9"),
+}
+
+
+def _set(owner: Any, **broken: Any) -> None:
+    for name, value in broken.items():
+        setattr(owner, name, value)
+
+
+def _schema(old: str, new: str) -> None:
+    steps = tuple(tuple(statement.replace(old, new) for statement in step) for step in migrations.STEPS)
+    if steps == migrations.STEPS:
+        raise AssertionError(f"the schema does not say {old!r}")
+    _set(migrations, STEPS=steps)
+
+
+def _step(journal: Any) -> Callable[..., Any]:
+    return journal._step
+
+
+async def _nothing(*_: object) -> None:
+    """Stands where something should have been done."""

@@ -1,0 +1,75 @@
+"""Judges a case: every invariant in turn, and for one that does not hold the whole story in readable lines."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from crash import checks, more_checks
+from crash.evidence import Evidence, story
+from crash.more_checks import Stories
+from crash.points import Plan
+from crash.runner import Outcome
+from crash.world import Note
+
+CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
+    "I1": checks.taken_in_once,
+    "I2": checks.effects_once,
+    "I3": checks.pairs_are_whole,
+    "I4": checks.every_run_ends,
+    "I5": checks.chains_hold,
+    "I6": checks.audit_is_whole,
+    "I7": checks.results_are_true,
+    "I8": checks.effects_are_allowed,
+    "I9": more_checks.clients_saw_the_truth,
+    "I11": more_checks.again_changes_nothing,
+    "I12": more_checks.counts_are_exact,
+}
+_CALM = ("nothing", "kill", "stop", "busy", "full", "lost", "unclear", "io")
+"""What may strike and still leaves a turn to come to its proper end, also where a new day brings no new rights."""
+
+
+def violations(outcome: Outcome, plain: Stories) -> list[str]:
+    """What does not hold, each line with the name of the invariant."""
+    evidence = Evidence(outcome)
+    found = [f"{name}: {wrong}" for name, check in CHECKS.items() for wrong in check(evidence)]
+    if all(plan.deed in _CALM for plan in outcome.case.plans) and outcome.case.jump <= 0:
+        found += [f"I10: {wrong}" for wrong in more_checks.same_end(evidence, plain)]
+    return found
+
+
+def stories(outcome: Outcome) -> Stories:
+    """How each message of an undisturbed case ended."""
+    evidence = Evidence(outcome)
+    return {(evidence.script.name, t.send.play): story(t) for t in evidence.traces.values() if t.send is not None}
+
+
+def readable(outcome: Outcome, found: Sequence[str]) -> str:
+    """One bad case, for a person: what was planned, what does not hold, the journals, the world."""
+    case = outcome.case
+    lines = [
+        f"CASE {case.script.name}",
+        f"  {msgspec.json.encode(case).decode()}",
+        *(f"  life {n}: {plan}" for n, plan in enumerate(case.plans, 1)),
+    ]
+    lines += [
+        f"  last life: {Plan(jump=case.jump)}" if case.jump else "",
+        f"  lives ended: {' '.join(outcome.ends)}",
+        *(f"  VIOLATED {wrong}" for wrong in found),
+    ]
+    for row in outcome.tables.runs:
+        lines.append(f"  run {row.id} in {row.session}: {row.status}, epoch {row.epoch}, key {row.key}, {row.error}")
+        steps = [step for step in outcome.tables.journal if step.run_id == row.id]
+        lines += [f"    {step.seq:3} {step.kind:9} {step.key:36} {_short(step.payload)}" for step in steps]
+    lines += [f"  audit {row.seq} {_short(row.entry)}" for row in outcome.tables.audit]
+    lines += [f"  message {each.session} {each.seq} {_short(each.body)}" for each in outcome.tables.messages]
+    return "\n".join([*lines, *(f"  {_line(note)}" for note in outcome.notes if note.what != "passed")])
+
+
+def _short(body: bytes) -> str:
+    text = body.decode()
+    return text if len(text) < 160 else f"{text[:157]}…"
+
+
+def _line(note: Note) -> str:
+    more = [note.name, str(note.n or ""), note.key, note.text, note.run[:8], note.call]
+    return f"life {note.life} {note.who:7} {note.what:20} {' '.join(each for each in more if each)}"

@@ -1,0 +1,192 @@
+"""The invariants I1 to I8, each a function that says what does not hold, judged from rows and the world alone."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from atlas_agents import Message
+from atlas_agents.core.store import OPEN
+from atlas_agents.stores.chain import broken_audit, broken_journal
+from crash.evidence import Evidence, Trace, ends
+from crash.plays import CANARY, EFFECTS
+from crash.stores import ApprovalLine
+from crash.world import Note
+
+_HARMLESS = ("declined", "limit", "not_found", "not_permitted", "bad_arguments")
+"""Kinds of errors that promise that nothing has happened."""
+
+
+def taken_in_once(evidence: Evidence) -> Iterator[str]:
+    """I1: each acknowledged message appears exactly once, in order."""
+    for note in evidence.seen("ack"):
+        trace = evidence.traces.get(note.run)
+        if trace is None or trace.row.key != note.key:
+            yield f"the message {note.key} was acknowledged as run {note.run}, and there is no such run"
+    for session, messages in evidence.sessions.items():
+        said = [message.text for message in messages if message.role == "user" and not message.metadata]
+        for text, count in Counter(said).items():
+            if count > 1:
+                yield f"in session {session} there is {text!r} {count} times"
+        for sends in evidence.script.clients:
+            wanted = [send.text for send in sends if send.session == session and send.text in said]
+            if [text for text in said if text in wanted] != wanted:
+                yield f"in session {session} the order is {said}, and {wanted} was sent"
+    said = {message.text for messages in evidence.sessions.values() for message in messages}
+    for send in evidence.script.sends:
+        if send.text not in said and not evidence.cancelled:
+            yield f"the message {send.text!r} is nowhere"
+    places = Counter((line.session, line.seq) for line in evidence.tables.messages)
+    if any(places[session, seq] != 1 for session in evidence.sessions for seq in range(1, _count(evidence, session))):
+        yield "the messages of a session have gaps in their numbers"
+
+
+def _count(evidence: Evidence, session: str) -> int:
+    return len(evidence.sessions[session]) + 1
+
+
+def effects_once(evidence: Evidence) -> Iterator[str]:
+    """I2: an unsafe call has its effect at most once, a keyed one under one key only."""
+    for trace in evidence.traces.values():
+        unsafe = Counter((effect.name, effect.n) for effect in trace.effects if EFFECTS[effect.name] == "unsafe")
+        for (name, n), count in unsafe.items():
+            if count > 1:
+                yield f"{name}({n}) of run {trace.row.id} happened {count} times"
+        keyed = {(effect.name, effect.n, effect.key) for effect in trace.effects if EFFECTS[effect.name] == "keyed"}
+        if len({(name, n) for name, n, _ in keyed}) != len(keyed):
+            yield f"a keyed call of run {trace.row.id} was made under several keys: {sorted(keyed)}"
+        if any(key != f"{trace.row.id}:{effect.call}" for effect in trace.effects for key in [effect.key]):
+            yield f"a call of run {trace.row.id} was made under a foreign key"
+
+
+def pairs_are_whole(evidence: Evidence) -> Iterator[str]:
+    """I3: every call has its one result right after it, in what is kept and in every request that was sent."""
+    for session, messages in evidence.sessions.items():
+        if (place := unpaired(messages)) is not None:
+            yield f"session {session} is broken at message {place + 1}"
+    for number, request in enumerate(evidence.requests, 1):
+        messages = [Message.from_json(bytes(raw)) for raw in request.messages]
+        if (place := unpaired(messages)) is not None:
+            yield f"request {number} (life {request.life}) is broken at message {place + 1}"
+        if messages and messages[0].role not in ("user", "system"):
+            yield f"request {number} (life {request.life}) begins with {messages[0].role}"
+
+
+def unpaired(messages: Sequence[Message]) -> int | None:
+    """Where calls and results do not stand together."""
+    wanted: list[str] = []
+    for place, message in enumerate(messages):
+        answered = [result.call_id for result in message.tool_results]
+        if answered != wanted or (answered and message.role != "tool"):
+            return place
+        wanted = [call.id for call in message.tool_calls]
+        if wanted and message.role != "assistant":
+            return place
+    return len(messages) if wanted else None
+
+
+def every_run_ends(evidence: Evidence) -> Iterator[str]:
+    """I4: each run ends in exactly one way, and none hangs."""
+    for end in evidence.outcome.ends:
+        if end in ("stuck", "broken"):
+            yield f"a life ended {end}: {evidence.outcome.ends}"
+    for note in evidence.notes:
+        if note.who == "runner" and note.what == "stuck":
+            yield f"in life {note.life} somebody waited in vain"
+    for trace in evidence.traces.values():
+        row, found = trace.row, ends(trace)
+        if row.status in OPEN:
+            yield f"run {row.id} has not ended: it is {row.status}"
+        elif len(found) > 1 or (found and trace.steps[-1].kind != "ended"):
+            yield f"run {row.id} goes on after its end"
+        elif [end["status"] for end in found] != [row.status] and trace.steps:
+            yield f"run {row.id} is {row.status}, and its journal says {found}"
+        elif not trace.steps and row.status != "cancelled":
+            yield f"run {row.id} is {row.status} and never began"
+
+
+def chains_hold(evidence: Evidence) -> Iterator[str]:
+    """I5: no journal has a gap or a repeat, and every chain of hashes holds."""
+    for trace in evidence.traces.values():
+        if (place := broken_journal(trace.steps)) is not None:
+            yield f"the journal of run {trace.row.id} is broken at {place}"
+        for (kind, key), count in Counter((step.kind, step.key) for step in trace.steps).items():
+            if count > 1:
+                yield f"the journal of run {trace.row.id} has {kind} {key} {count} times"
+    if (place := broken_audit(evidence.tables.audit)) is not None:
+        yield f"the audit log is broken at {place}"
+
+
+def audit_is_whole(evidence: Evidence) -> Iterator[str]:
+    """I6: one audit record for each outcome, of the same status, without secrets."""
+    audited = Counter((entry["meta"]["run_id"], entry["meta"]["call_id"]) for entry in evidence.audited)
+    settled = Counter((trace.row.id, step.key) for trace in evidence.traces.values() for step in trace.of("outcome"))
+    for run, call in (audited - settled) + (settled - audited):
+        yield f"call {call} of run {run}: {settled[run, call]} outcomes, {audited[run, call]} audit records"
+    said = {(t.row.id, step.key): result.status for t in evidence.traces.values() for step, result in t.outcomes()}
+    for entry in evidence.audited:
+        meta = entry["meta"]
+        if meta["status"] != said.get((meta["run_id"], meta["call_id"])):
+            yield f"call {meta['call_id']} is {meta['status']} in the audit log and not in the journal"
+        if meta["duration_ms"] < 0:
+            yield f"call {meta['call_id']} took {meta['duration_ms']} ms"
+    if CANARY in json.dumps(evidence.audited):
+        yield "the audit log holds a secret"
+
+
+def results_are_true(evidence: Evidence) -> Iterator[str]:
+    """I7: ok is said only of what happened, and what is said not to have happened did not."""
+    for trace in evidence.traces.values():
+        kept = {result.call_id: result for message in trace.messages for result in message.tool_results}
+        for step, result in trace.outcomes():
+            happened = bool(trace.effects_of(step.key))
+            if result.status == "ok" and not happened:
+                yield f"call {step.key} of run {trace.row.id} is called ok, and it had no effect"
+            if result.error in _HARMLESS and happened and result.status != "unknown" and _acts(trace, step.key):
+                yield f"call {step.key} of run {trace.row.id} is called {result.error}, and it had an effect"
+            if step.key in kept and kept[step.key] != result:
+                yield f"call {step.key} of run {trace.row.id} is kept as {kept[step.key].status}, not {result.status}"
+        settled = {step.key for step in trace.of("outcome")}
+        for call in kept.keys() - settled:
+            if not evidence.cancelled:
+                yield f"call {call} of run {trace.row.id} has a result and no outcome"
+
+
+def _acts(trace: Trace, call: str) -> bool:
+    return any(EFFECTS[effect.name] != "pure" for effect in trace.effects_of(call))
+
+
+def effects_are_allowed(evidence: Evidence) -> Iterator[str]:
+    """I8: nothing happened without an intent, nor without a yes to exactly this where one is needed, nor over the
+    limit."""
+    for stray in evidence.strays:
+        yield f"{stray.name}({stray.n}) happened for a run that does not exist"
+    for trace in evidence.traces.values():
+        intents = {step.key: step for step in trace.of("intent")}
+        for effect in trace.effects:
+            intent = intents.get(effect.call)
+            if intent is None:
+                yield f"{effect.name}({effect.n}) of run {trace.row.id} happened without an intent"
+            elif effect.name == "wire":
+                yield from _approved(trace, effect, intent.seq, evidence.tables.approvals)
+    most = evidence.script.per_day
+    counted = Counter(step.at // 86_400_000 for trace in evidence.traces.values() for step in trace.of("intent"))
+    if most and any(n > most for n in counted.values()):
+        yield f"more was done than a day allows: {dict(counted)}"
+
+
+def _approved(trace: Trace, effect: Note, before: int, kept: Sequence[ApprovalLine]) -> Iterator[str]:
+    what = f"{effect.name}({effect.n}) of run {trace.row.id}"
+    rows = {row.id: row for row in kept}
+    questions = {step.key: msgspec.json.decode(step.payload) for step in trace.of("asked")}
+    for step in trace.of("answered"):
+        question, answer, row = questions.get(step.key), msgspec.json.decode(step.payload), rows.get(step.key)
+        if question is None or question["call_id"] != effect.call or answer["decision"] == "no" or step.seq > before:
+            continue
+        if row is None or row.answered_at is None or row.answered_at > question["expires_at"] * 1000:
+            yield f"{what} happened by a yes that came too late"
+        if (answer.get("arguments") or question["arguments"])["n"] != effect.n:
+            yield f"{what} is not what was approved"
+        return
+    yield f"{what} happened without a yes"

@@ -1,0 +1,87 @@
+"""What a case left behind, in order: runs with their steps, messages and effects, and what clients saw of them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from atlas_agents import Message, ToolResult
+from atlas_agents.core.store import JournalRow
+from crash.runner import Outcome
+from crash.scripts import Send
+from crash.stores import RunLine
+from crash.world import Note
+
+_results = msgspec.json.Decoder(ToolResult)
+
+
+class Trace:
+    """One run: its row, its journal, its messages and what its tools did."""
+
+    def __init__(self, row: RunLine, send: Send | None) -> None:
+        self.row = row
+        self.send = send
+        self.steps: list[JournalRow] = []
+        self.messages: list[Message] = []
+        self.effects: list[Note] = []
+
+    def of(self, kind: str) -> list[JournalRow]:
+        return [step for step in self.steps if step.kind == kind]
+
+    def outcomes(self) -> Iterator[tuple[JournalRow, ToolResult]]:
+        return ((step, _results.decode(step.payload)) for step in self.of("outcome"))
+
+    def effects_of(self, call: str) -> list[Note]:
+        return [effect for effect in self.effects if effect.call == call]
+
+
+class Evidence:
+    """All of it, read once."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.script = outcome.case.script
+        self.tables = outcome.tables
+        self.notes = outcome.notes
+        self.client = [note for note in outcome.notes if note.who == "client"]
+        self.requests = [note for note in outcome.notes if note.what == "request"]
+        sends = {send.key: send for send in self.script.sends}
+        self.traces = {row.id: Trace(row, sends.get(row.key)) for row in self.tables.runs}
+        self.sessions: dict[str, list[Message]] = defaultdict(list)
+        for step in self.tables.journal:
+            self.traces[step.run_id].steps.append(step)
+        for line in self.tables.messages:
+            message = Message.from_json(line.body)
+            self.sessions[line.session].append(message)
+            if line.run in self.traces:
+                self.traces[line.run].messages.append(message)
+        self.strays: list[Note] = []
+        for note in outcome.notes:
+            if note.what == "effect":
+                trace = self.traces.get(note.run)
+                trace.effects.append(note) if trace else self.strays.append(note)
+        self.audited: list[dict[str, Any]] = [msgspec.json.decode(row.entry) for row in self.tables.audit]
+
+    def seen(self, *kinds: str) -> Iterable[Note]:
+        """What clients noted of these events."""
+        return (note for note in self.client if note.what in kinds)
+
+    @property
+    def cancelled(self) -> bool:
+        """Somebody has cancelled something: an end before the end is right then."""
+        return any(note.what == "cancel" for note in self.client)
+
+
+def ends(trace: Trace) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(step.payload) for step in trace.of("ended")]
+
+
+def story(trace: Trace) -> list[Any]:
+    """A run as whoever reads the conversation sees it, without names and times."""
+    told: list[Any] = [trace.row.status]
+    for message in trace.messages:
+        told.append((message.role, message.text.split(" #")[0]))
+        told += [("calls", call.name, call.arguments) for call in message.tool_calls]
+        told += [("result", result.status, result.result) for result in message.tool_results]
+    return told

@@ -1,0 +1,54 @@
+"""The lanes: which cases are run. A: every point once. B: again while recovering. C: errors instead of deaths."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+from crash.points import FITS, Deed, Plan
+from crash.runner import Case
+from crash.scripts import Script
+
+STORE: tuple[Deed, ...] = ("busy", "full", "lost", "unclear", "io")
+OTHERS: tuple[Deed, ...] = ("cancel", "timeout", "exception")
+
+
+def fitting(names: Sequence[str], deed: Deed) -> int:
+    """How many of these points a deed can strike at."""
+    return sum(name.startswith(FITS[deed]) for name in names)
+
+
+def singles(script: Script, names: Sequence[str]) -> Iterator[Case]:
+    """Lane A: killed at every point once."""
+    for at in range(1, fitting(names, "kill") + 1):
+        yield Case(script, (Plan("kill", at),))
+
+
+def repeated(script: Script, names: Sequence[str], count: int, rng: random.Random) -> Iterator[Case]:
+    """Lane B: killed again while recovering, and sometimes a third time. Where a later life ends before its point, less
+    has struck than was planned; the later points are near, so that it seldom does."""
+    points = fitting(names, "kill")
+    for number in range(count):
+        first = rng.randint(1, points)
+        left = max(6, points - first + 8)
+        again = [Plan("kill", rng.randint(1, left), sends_first=bool(rng.getrandbits(1)))]
+        if number % 5 == 0:
+            again.append(Plan("kill", rng.randint(1, 8), sends_first=bool(rng.getrandbits(1))))
+        yield Case(script, (Plan("kill", first), *again))
+
+
+def errors(script: Script, names: Sequence[str], each: int, rng: random.Random) -> Iterator[Case]:
+    """Lane C: so many points for each kind of error: once, and from there on for ever, healed by the next start."""
+    for deed in (*STORE, *OTHERS):
+        points = range(1, fitting(names, deed) + 1)
+        for at in sorted(rng.sample(points, min(each, len(points)))):
+            yield Case(script, (Plan(deed, at),))
+        for at in sorted(rng.sample(points, min(max(1, each // 3), len(points)))):
+            if deed != "cancel":
+                yield Case(script, (Plan(deed, at, forever=True),))
+
+
+def errors_while_recovering(script: Script, names: Sequence[str], each: int, rng: random.Random) -> Iterator[Case]:
+    """Lane C again: killed first, and then an error while it recovers."""
+    points = fitting(names, "kill")
+    for deed in (*STORE, "cancel"):
+        for _ in range(each):
+            yield Case(script, (Plan("kill", rng.randint(1, points)), Plan(deed, rng.randint(1, 12))))

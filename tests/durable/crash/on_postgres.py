@@ -1,0 +1,80 @@
+"""The same cases on Postgres: a schema for each, a point before and after each commit and inside of each transaction."""
+
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from atlas_agents.core.clock import Clock
+from atlas_agents.core.ids import new_id
+from atlas_agents.core.store import Store, Write
+from atlas_agents.stores import postgres_writer
+from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.stores.query import Query, Row
+from crash.points import in_store
+from crash.seams import label_of
+from crash.stage import STAGE
+from crash.stores import QUERIES, Place, Tables, tables
+
+_CHANGES = ("INSERT", "UPDATE", "DELETE")
+
+
+class PointedPostgres(PostgresStore):
+    """A real store with a point before and after each commit."""
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        label = label_of(writes)
+        in_store(STAGE.points.here(f"commit before {label}"))
+        results = await super().commit(tenant, writes)
+        in_store(STAGE.points.here(f"commit after {label}"))
+        return results
+
+
+class PostgresPlace:
+    """A schema of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._schema = f"c{new_id()}"
+
+    def store(self, clock: Clock) -> Store:
+        return PointedPostgres(self._url, schema=self._schema, connections=2, clock=clock)
+
+    def rows(self) -> Tables:
+        with psycopg.connect(self._url, options=f"-c search_path={self._schema}") as connection:
+            return tables([connection.execute(query).fetchall() for query in QUERIES])
+
+
+@contextmanager
+def postgres() -> Generator[Callable[[], Place]]:
+    """A server of our own; what is given makes places on it."""
+    sys.path.append(str(Path(__file__).parents[2] / "stores"))
+    from postgres_server import PostgresServer
+
+    _set_points()
+    with PostgresServer() as server:
+        url: str = server.url
+
+        def place() -> Place:
+            return PostgresPlace(url)
+
+        yield place
+
+
+def _set_points() -> None:
+    """Between the statements of the writer, and before its COMMIT."""
+    rows_of = postgres_writer.rows_of
+
+    async def pointed(cursor: Any, query: Query) -> list[Row]:
+        verb = query.sql.split(None, 1)[0]
+        if verb in _CHANGES:
+            STAGE.points.here(f"sql {verb}")
+        rows = await rows_of(cursor, query)
+        if verb in _CHANGES:
+            STAGE.points.here(f"sql after {verb}")
+        return rows
+
+    setattr(postgres_writer, "rows_of", pointed)  # noqa: B010 - it is another module's

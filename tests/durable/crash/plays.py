@@ -1,0 +1,238 @@
+"""What the model says, by the name that the user's message begins with, and the tools that it asks for.
+
+The model is played from the conversation alone: whoever asks with the same messages gets the same reply, in whatever
+life. So a run that was cut short must come to the same end, if what it remembers of itself is true.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from atlas_agents import Happened, Message, NotHappened, ProviderError, ToolContext, ToolFailed, Transient, tool
+from atlas_agents.providers.base import Capabilities, Chunk, Request, TextChunk, ToolCallChunk
+from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
+from crash.points import in_model
+from crash.stage import STAGE
+
+CANARY = "canary-5f0e"
+SHAPE = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+PLAYS: dict[str, tuple[Reply, ...]] = {
+    "text": (says("Just a few words."),),
+    "pure": (calls("look", n=1), says("Seen.")),
+    "unsafe": (thinks("Shall I?", "signed") + calls("pay", n=1, password=CANARY), says("Paid.")),
+    "keyed": (calls("order", n=1), says("Ordered.")),
+    "mixed": (
+        says("All at once. ") + calls("look", n=1) + calls("pay", n=2) + calls("order", n=3) + calls("pay", n=4),
+        says("All done."),
+    ),
+    "three rounds": (
+        calls("pay", n=1),
+        says("And now ") + calls("order", n=2) + calls("pay", n=3),
+        calls("look", n=4),
+        says("Done."),
+    ),
+    "yes": (calls("wire", n=1, says="once"), says("Wired.")),
+    "no": (calls("wire", n=1, says="no"), says("Not wired.")),
+    "edited": (calls("wire", n=1, says="edit"), says("Wired as you said.")),
+    "silent": (calls("wire", n=1, says="nothing"), says("Nobody said yes.")),
+    "late": (calls("wire", n=1, says="late"), says("Nobody said yes in time.")),
+    "both": (calls("pay", n=1) + calls("wire", n=2, says="once") + calls("wire", n=3, says="no"), says("Some of it.")),
+    "fails": (calls("stumble", n=1) + calls("pay", n=2), says("One of them failed.")),
+    "bug": (calls("break", n=1), says("It broke.")),
+    "flaky": (calls("ring", n=1), says("Rung.")),
+    "checked": (calls("ship", n=1) + calls("ship", n=2), says("Shipped.")),
+    "untold": (calls("post", n=1), says("Posted.")),
+    "thread": (calls("press", n=1), says("Pressed.")),
+    "stopped": (calls("wait", n=1), says("Nobody stopped me.")),
+    "stopped later": (calls("pay", n=1), calls("hold", n=2), says("Nobody stopped me.")),
+    "endless": tuple(calls("pay", n=n) for n in range(1, 9)),
+    "shape": (says("seven"), says('{"n": 7}')),
+    "bad call": (calls("pay", n="many") + calls("nothing", n=1), says("Never mind.")),
+    "poison": (calls("die", n=1), says("Alive.")),
+}
+STOPPED = ("stopped", "stopped later")
+"""Plays that the client cancels in the middle."""
+
+
+class Player:
+    """A model that plays its part; one that `breaks` fails after half of its words, or half of its calls."""
+
+    def __init__(self, id: str = "player", *, breaks: bool = False) -> None:
+        self.id = id
+        self._breaks = breaks
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        shown = tuple(msgspec.Raw(message.to_json()) for message in request.messages)
+        STAGE.world.note("model", "request", name=self.id, messages=shown)
+        reply = next_reply(request.messages)
+        if self._breaks:
+            reply = Reply(*reply.items[: max(1, len(reply.items) // 2)]) + fails(ProviderError("cut off", "network"))
+        in_model(STAGE.points.here("model before"))
+        async for chunk in Scripted(reply).stream(request):
+            in_model(STAGE.points.here("model chunk"))
+            yield chunk
+        in_model(STAGE.points.here("model after"))
+
+
+def next_reply(messages: tuple[Message, ...]) -> Reply:
+    """What follows the last thing that the model said since the question."""
+    said: Message | None = None
+    for message in reversed(messages):
+        if message.role == "assistant" and said is None:
+            said = message
+        elif message.role == "user" and not message.metadata.get("synthetic"):
+            replies = PLAYS[message.text.split(" #")[0]]
+            if messages[-1].metadata.get("synthetic"):  # it is told to mend its answer, of which it may see nothing
+                return replies[-1]
+            known = [_words(reply) for reply in replies]
+            return replies[known.index((said.text, _calls(said))) + 1 if said is not None else 0]
+    raise AssertionError("a request without a question")
+
+
+def _words(reply: Reply) -> tuple[str, list[Any]]:
+    called = [item.call for item in reply.items if isinstance(item, ToolCallChunk)]
+    text = "".join(item.text for item in reply.items if isinstance(item, TextChunk))
+    return text, [(call.name, call.arguments) for call in called]
+
+
+def _calls(message: Message) -> list[Any]:
+    return [(call.name, call.arguments) for call in message.tool_calls]
+
+
+async def _act(context: ToolContext, name: str, n: int) -> str:
+    """Change the world, once."""
+    for place in ("before", "in", "after"):
+        if place == "after":
+            _effect(context, name, n)
+        deed = STAGE.points.here(f"tool {place}")
+        if deed == "timeout":
+            await asyncio.sleep(60)
+        elif deed == "exception":
+            raise RuntimeError("a bug in the tool")
+    return f"did {n}"
+
+
+def _effect(context: ToolContext, name: str, n: int) -> None:
+    key = context.idempotency_key
+    STAGE.world.note("tool", "effect", name=name, n=n, run=context.run_id, call=context.call_id, key=key)
+
+
+def _happened(key: str) -> bool:
+    return any(note.what == "effect" and note.key == key for note in STAGE.world.all())
+
+
+async def find(key: str) -> Happened | NotHappened:
+    """The other side keeps a book, and can tell."""
+    if STAGE.points.here("reconcile before") == "exception":
+        raise RuntimeError("a bug in reconcile")
+    found = Happened("found out") if _happened(key) else NotHappened()
+    STAGE.points.here("reconcile after")
+    return found
+
+
+async def shrug(key: str) -> None:
+    """Nobody can tell."""
+    STAGE.points.here("reconcile before")
+
+
+@tool(effect="pure")
+async def look(n: int, context: ToolContext) -> str:
+    """Look."""
+    return await _act(context, "look", n)
+
+
+@tool
+async def pay(n: int, context: ToolContext, password: str = "") -> str:
+    """Pay."""
+    return await _act(context, "pay", n)
+
+
+@tool(effect="keyed")
+async def order(n: int, context: ToolContext) -> str:
+    """Order, under a key."""
+    return await _act(context, "order", n)
+
+
+@tool(confirm=True)
+async def wire(n: int, says: str, context: ToolContext) -> str:
+    """Wire money, if somebody says yes."""
+    return await _act(context, "wire", n)
+
+
+@tool
+async def stumble(n: int, context: ToolContext) -> str:
+    """Fail, and say so."""
+    STAGE.points.here("tool before")
+    raise ToolFailed("there is no such thing")
+
+
+@tool(name="break")
+async def break_(n: int, context: ToolContext) -> str:
+    """Act, and then run into a bug."""
+    await _act(context, "break", n)
+    raise RuntimeError("a bug")
+
+
+@tool
+async def ring(n: int, context: ToolContext) -> str:
+    """Nobody is there the first time."""
+    tried = sum(note.what == "try" and note.key == context.idempotency_key for note in STAGE.world.all())
+    STAGE.world.note("tool", "try", name="ring", key=context.idempotency_key)
+    if not tried:
+        raise Transient("nobody is there")
+    return await _act(context, "ring", n)
+
+
+@tool(reconcile=find)
+async def ship(n: int, context: ToolContext) -> str:
+    """Ship; the other side can tell whether it happened."""
+    return await _act(context, "ship", n)
+
+
+@tool(reconcile=shrug)
+async def post(n: int, context: ToolContext) -> str:
+    """Post; nobody can tell whether it happened."""
+    return await _act(context, "post", n)
+
+
+@tool(in_process=True)
+def press(n: int, context: ToolContext) -> str:
+    """Work in a thread."""
+    STAGE.points.here("tool before")
+    _effect(context, "press", n)
+    STAGE.points.here("tool after")
+    return f"did {n}"
+
+
+@tool(effect="pure")
+async def wait(n: int, context: ToolContext) -> str:
+    """Wait until it is cancelled."""
+    context.progress("waiting")
+    await asyncio.sleep(60)
+    return await _act(context, "wait", n)
+
+
+@tool
+async def hold(n: int, context: ToolContext) -> str:
+    """Act, and then wait until it is cancelled."""
+    done = await _act(context, "hold", n)
+    context.progress("waiting")
+    await asyncio.sleep(60)
+    return done
+
+
+@tool(effect="pure")
+async def die(n: int, context: ToolContext) -> str:
+    """End the process."""
+    STAGE.points.here("tool poison")
+    return await _act(context, "die", n)
+
+
+TOOLS = (look, pay, order, wire, stumble, break_, ring, ship, post, press, wait, hold, die)
+EFFECTS = {each.name: each.effect for each in TOOLS}

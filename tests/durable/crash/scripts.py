@@ -1,0 +1,99 @@
+"""Turn scripts: which messages the clients send, to which sessions, and under which settings."""
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from crash.plays import SHAPE
+
+Asks: TypeAlias = Literal["wait", "function"]
+
+
+class Send(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message. The client goes on to its next one when this one is answered, or with `on` as soon as it is taken
+    in."""
+
+    play: str
+    key: str
+    session: str = "s"
+    on: bool = False
+    shaped: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"{self.play} #{self.key}"
+
+
+class Script(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`clients` each send their messages one after the other; `ends` is what the answers are if nothing goes wrong."""
+
+    name: str
+    clients: tuple[tuple[Send, ...], ...]
+    ends: tuple[str, ...] = ()
+    one_by_one: bool = False
+    """Calls of a round do not run at the same time."""
+    rounds: int = 10
+    memory: int = 0
+    """How many messages a model is shown, if not all."""
+    per_day: int = 0
+    """How many calls a day has, if not any number."""
+    asks: Asks = "wait"
+    deadline: float = 30.0
+    fails_over: bool = False
+    migrates: bool = False
+    like: str = ""
+    """The script that has the same ends, if not this one itself."""
+
+    @property
+    def sends(self) -> tuple[Send, ...]:
+        return tuple(send for client in self.clients for send in client)
+
+    @property
+    def shaped(self) -> dict[str, Any]:
+        return SHAPE
+
+
+def _one(name: str, play: str, end: str, **settings: Any) -> Script:
+    return Script(name, ((Send(play, "1"),),), (end,), **settings)
+
+
+_QUEUED = (Send("unsafe", "1", on=True), Send("keyed", "2", on=True), Send("text", "3"))
+_LONG = (Send("three rounds", "1"), Send("mixed", "2"))
+_DAY = (Send("unsafe", "1"), Send("mixed", "2"), Send("keyed", "3"))
+
+SCRIPTS: dict[str, Script] = {
+    script.name: script
+    for script in (
+        _one("text only", "text", "Just a few words.", migrates=True),
+        _one("one pure call", "pure", "Seen."),
+        _one("one unsafe call", "unsafe", "Paid."),
+        _one("one keyed call", "keyed", "Ordered."),
+        _one("four calls at once", "mixed", "All done."),
+        _one("calls one by one", "mixed", "All done.", one_by_one=True),
+        _one("three rounds", "three rounds", "Done."),
+        _one("approved", "yes", "Wired."),
+        _one("approved by a function", "yes", "Wired.", asks="function"),
+        _one("declined", "no", "Not wired."),
+        _one("nobody answers", "silent", "Nobody said yes.", deadline=0.15),
+        _one("answered too late", "late", "Nobody said yes in time.", deadline=0.15),
+        _one("approved as edited", "edited", "Wired as you said."),
+        _one("some approved", "both", "Some of it."),
+        _one("a call fails", "fails", "One of them failed."),
+        _one("a call runs into a bug", "bug", "It broke."),
+        _one("a call is tried again", "flaky", "Rung."),
+        _one("reconciled", "checked", "Shipped."),
+        _one("nobody can tell", "untold", "Posted."),
+        _one("a call in a thread", "thread", "Pressed."),
+        _one("cancelled in a pure call", "stopped", ""),
+        _one("cancelled in an unsafe call", "stopped later", ""),
+        _one("failover after words", "mixed", "All done.", fails_over=True),
+        _one("failover after a call", "three rounds", "Done.", fails_over=True),
+        Script("short memory", (_LONG,), ("Done.", "All done."), memory=3),
+        _one("rounds spent", "endless", "", rounds=2),
+        Script("three in a queue", (_QUEUED,), ("Paid.", "Ordered.", "Just a few words.")),
+        Script("the day is spent", (_DAY,), ("Paid.", "All done.", "Ordered."), one_by_one=True, per_day=3),
+        Script("a wanted shape", ((Send("shape", "1", shaped=True),),), ('{"n": 7}',), memory=2),
+        _one("calls that cannot be", "bad call", "Never mind."),
+    )
+}
+POISON = Script("poison", ((Send("poison", "1"), Send("text", "2")),))

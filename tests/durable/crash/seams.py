@@ -1,0 +1,61 @@
+"""Where the points stand: around the store's one verb that writes, and inside of the transactions themselves."""
+
+import sqlite3
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from atlas_agents.core.store import AddJournal, Write
+from atlas_agents.stores.query import Query, Row
+from atlas_agents.stores.sqlite import SqliteStore
+from crash.points import in_sql, in_store
+from crash.stage import STAGE
+
+_WRITER = "atlas-sqlite-writer"
+_CHANGES = ("BEGIN", "INSERT", "UPDATE", "DELETE", "COMMIT", "CREATE", "ALTER", "DROP")
+
+
+class PointedStore(SqliteStore):
+    """A real store with a point before and after each commit, and before each read."""
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        label = label_of(writes)
+        in_store(STAGE.points.here(f"commit before {label}"))
+        results = await super().commit(tenant, writes)
+        in_store(STAGE.points.here(f"commit after {label}"))
+        return results
+
+    async def fetch(self, query: Query) -> list[Row]:
+        in_store(STAGE.points.here("read"))
+        return await super().fetch(query)
+
+
+class PointedConnection(sqlite3.Connection):
+    """A connection with a point before each statement of the writer that changes something, and after each COMMIT.
+
+    Before a SELECT or a savepoint the file is as it was at the point before: those have none.
+    """
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        if threading.current_thread().name != _WRITER or STAGE.opening:
+            return super().execute(sql, *values)
+        verb, *words = sql.split(None, 3)
+        if verb in _CHANGES:
+            table = words[verb != "UPDATE"] if len(words) > 1 else ""
+            in_sql(STAGE.points.here(f"sql {verb} {table}".strip()))
+        cursor = super().execute(sql, *values)
+        if verb == "COMMIT":
+            STAGE.points.here("sql after COMMIT")
+        return cursor
+
+
+def label_of(writes: Sequence[Write]) -> str:
+    """What a commit is about: the step of the journal that it carries, or else its last write."""
+    steps = [write.kind for write in writes if isinstance(write, AddJournal)]
+    return steps[0] if steps else type(writes[-1]).__name__
+
+
+def set_points() -> None:
+    """From here on every connection of this process to SQLite is a pointed one."""
+    sqlite3.connect = partial(sqlite3.connect, factory=PointedConnection)

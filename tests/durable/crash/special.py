@@ -1,0 +1,38 @@
+"""Cases of their own: a turn that ends every process that goes on with it (F40), and clocks that jump (F28)."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from crash.lanes import fitting
+from crash.points import Plan
+from crash.runner import Case, Outcome
+from crash.scripts import POISON, SCRIPTS, Script
+
+_LIVES = 6
+"""The first one, and five more that get no step further."""
+_DAY = 86_400
+JUMPING = ("the day is spent", "approved", "approved as edited", "one unsafe call", "three rounds")
+
+
+def poisoned() -> Iterator[Case]:
+    for place in ("tool poison", "model before", "model chunk"):
+        yield Case(POISON, (Plan("kill", 1, only=place),) * _LIVES)
+
+
+def not_given_up(outcome: Outcome) -> list[str]:
+    """What is wrong if the turn was not given up, and visibly so, or the next one does not work."""
+    found = [(run.status, (run.error or "")[:28]) for run in outcome.tables.runs]
+    wanted = [("failed", "the process ended 5 times wh"), ("done", "")]
+    ends = (*("killed",) * _LIVES, "done")
+    return [] if found == wanted and outcome.ends == ends else [f"I4: {outcome.ends} {found} instead of {wanted}"]
+
+
+def jumps(names: Callable[[Script], Sequence[str]], each: int, rng: random.Random) -> Iterator[Case]:
+    """The clock is a day ahead, or behind, when the turn goes on; and a third life has the right time again."""
+    for name in JUMPING:
+        script = SCRIPTS[name]
+        points = range(1, fitting(names(script), "kill") + 1)
+        for at in sorted(rng.sample(points, min(each, len(points)))):
+            yield Case(script, (Plan("kill", at),), jump=-_DAY)
+            yield Case(script, (Plan("kill", at),), jump=_DAY)
+            yield Case(script, (Plan("kill", at), Plan("kill", rng.randint(1, 12), jump=-_DAY)))

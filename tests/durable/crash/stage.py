@@ -1,0 +1,37 @@
+"""What tools, model, store and client of the life under way share; set once in each process, before it begins."""
+
+import time
+
+from atlas_agents.core.clock import SystemClock
+from crash.points import Points
+from crash.world import World
+
+_NOON = 1_789_992_000.0
+"""Every case begins at noon of the same day: none runs over midnight."""
+_HURRY = 0.02
+
+
+class Clock(SystemClock):
+    """Real time from noon on, wrong by the jump of this life; pauses are short."""
+
+    def __init__(self, began: float, jump: int) -> None:
+        self.wrong = _NOON - began + jump
+
+    def time(self) -> float:
+        return time.time() + self.wrong
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds * _HURRY)
+
+
+class Stage:
+    """One life."""
+
+    world: World
+    points: Points
+    clock: Clock
+    opening = True
+    """The store is being opened, and that has no points: one script that has them is enough."""
+
+
+STAGE = Stage()

@@ -1,0 +1,128 @@
+"""The place of one case: a SQLite file or a schema of Postgres, and all its rows as they are found afterwards.
+
+The rows are read here with plain SQL, past the store and the engine: what they say of themselves proves nothing.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from atlas_agents.core.clock import Clock
+from atlas_agents.core.store import AuditRow, JournalKind, JournalRow, RunStatus, Store
+from atlas_agents.stores.sqlite import SqliteStore
+from crash.seams import PointedStore
+
+Rows: TypeAlias = Sequence[Sequence[Any]]
+QUERIES = (
+    "SELECT id, session, status, epoch, idempotency_key, error FROM runs ORDER BY session, place",
+    "SELECT run_id, seq, kind, key, payload, at, previous, hash FROM journal ORDER BY run_id, seq",
+    "SELECT session, seq, id, run_id, body FROM messages ORDER BY session, seq",
+    "SELECT seq, entry, previous, hash FROM audit ORDER BY seq",
+    "SELECT id, run_id, call_id, question, answer, expires_at, answered_at FROM approvals ORDER BY id",
+    "SELECT agent_id, day, used FROM counters ORDER BY agent_id, day",
+    "SELECT session, input_tokens, output_tokens, turns FROM usage_sums ORDER BY session, day, model",
+)
+
+
+class RunLine(msgspec.Struct, frozen=True):
+    """A run, as its row has it."""
+
+    id: str
+    session: str
+    status: RunStatus
+    epoch: int
+    key: str
+    error: str | None
+
+
+class MessageLine(msgspec.Struct, frozen=True):
+    """A message in its place."""
+
+    session: str
+    seq: int
+    id: str
+    run: str
+    body: bytes
+
+
+class ApprovalLine(msgspec.Struct, frozen=True):
+    """A question, and its answer if it has one; both are JSON."""
+
+    id: str
+    run: str
+    call: str
+    question: bytes
+    answer: bytes | None
+    expires_at: int
+    answered_at: int | None
+
+
+class Tables(msgspec.Struct, frozen=True):
+    """All that a store keeps of turns."""
+
+    runs: list[RunLine]
+    journal: list[JournalRow]
+    messages: list[MessageLine]
+    audit: list[AuditRow]
+    approvals: list[ApprovalLine]
+    counters: list[tuple[str, str, int]]
+    usage: list[tuple[str, int, int, int]]
+
+
+class Place(Protocol):
+    """Where a case keeps things."""
+
+    def store(self, clock: Clock) -> Store: ...
+
+    def rows(self) -> Tables: ...
+
+
+class SqlitePlace:
+    """A file, or a copy of one in which the tables are made already."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "atlas.db"
+
+    def begin(self, made: bytes) -> None:
+        self._path.write_bytes(made)
+
+    def store(self, clock: Clock) -> Store:
+        return PointedStore(self._path, clock=clock)
+
+    def rows(self) -> Tables:
+        database = sqlite3.connect(self._path)
+        try:
+            return tables([database.execute(query).fetchall() for query in QUERIES])
+        except sqlite3.OperationalError:  # it died before there was a table
+            return tables([()] * len(QUERIES))
+        finally:
+            database.close()
+
+
+async def make(path: Path) -> None:
+    """A database with all its tables and nothing in them."""
+    store = SqliteStore(path)
+    await store.open()
+    await store.close()
+
+
+def tables(found: Sequence[Rows]) -> Tables:
+    runs, journal, messages, audit, approvals, counters, usage = found
+    return Tables(
+        [RunLine(*row) for row in runs],
+        [_step(*row) for row in journal],
+        [MessageLine(row[0], row[1], row[2], row[3], bytes(row[4])) for row in messages],
+        [AuditRow(row[0], bytes(row[1]), row[2], row[3]) for row in audit],
+        [ApprovalLine(*row[:3], bytes(row[3]), row[4] and bytes(row[4]), *row[5:]) for row in approvals],
+        [(row[0], row[1], row[2]) for row in counters],
+        [(row[0], row[1], row[2], row[3]) for row in usage],
+    )
+
+
+def _step(
+    run: str, seq: int, kind: JournalKind, key: str, payload: bytes, at: int, previous: str, digest: str
+) -> JournalRow:
+    return JournalRow(run, seq, kind, key, bytes(payload), at, previous, digest)

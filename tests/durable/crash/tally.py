@@ -1,0 +1,102 @@
+"""Runs cases and counts: how many, how often something struck, where, and what did not hold."""
+
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from crash.checker import readable, stories, violations
+from crash.more_checks import Stories
+from crash.random_cases import ALONE
+from crash.runner import Case, Outcome, Runner
+from crash.scripts import Script
+
+_LIMITED = ("rounds spent",)
+"""Scripts whose settings change the end of a play."""
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """What came of many cases; printed as one line of JSON."""
+
+    cases: int
+    struck: dict[int, int]
+    """How many cases were struck so many times."""
+    at: dict[str, int]
+    """How often something struck at a point of that name."""
+    bad: list[str]
+    seconds: float
+    cpu: float
+    """Seconds, of this process and all its children."""
+
+
+class Counting:
+    """Runs cases, judges them and keeps the tally. `until` is when to stop, `most` how many bad ones are enough."""
+
+    def __init__(self, runner: Runner, *, until: float = float("inf"), most: int = 5) -> None:
+        self.bad: list[str] = []
+        self.runner = runner
+        self._until = until
+        self._most = most
+        self._plain: Stories = {}
+        self._names: dict[str, list[str]] = {}
+        self._at: Counter[str] = Counter()
+        self._struck: Counter[int] = Counter()
+        self._began = time.monotonic(), _cpu()
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self._until or len(self.bad) >= self._most
+
+    def names(self, script: Script) -> list[str]:
+        """The names of the points of a script that nothing disturbs; the case itself counts, too."""
+        if script.name not in self._names:
+            outcome = self.runner.run(Case(script))
+            told = stories(outcome)
+            self._plain |= told
+            if len(script.sends) == 1 and script.name not in _LIMITED:
+                self._plain |= {(ALONE, play): story for (_, play), story in told.items()}
+            self.judge(outcome, _unexpected(script, told))
+            passed = [note.text for note in outcome.notes if note.what == "passed"]
+            self._names[script.name] = passed[0].split("\n") if passed else []
+        return self._names[script.name]
+
+    def run(self, cases: Iterable[Case]) -> None:
+        for case in cases:
+            if self.over:
+                return
+            self.judge(self.runner.run(case))
+
+    def judge(self, outcome: Outcome, also: Iterable[str] = ()) -> None:
+        self._struck[outcome.struck] += 1
+        self._at.update([note.name for note in outcome.notes if note.who == "points"])
+        if found := [*violations(outcome, self._plain), *also]:
+            self.bad.append(readable(outcome, found))
+
+    def tally(self) -> Tally:
+        seconds, cpu = self._began
+        return Tally(
+            cases=self._struck.total(),
+            struck=dict(sorted(self._struck.items())),
+            at=dict(self._at.most_common()),
+            bad=self.bad,
+            seconds=round(time.monotonic() - seconds, 1),
+            cpu=round(_cpu() - cpu, 1),
+        )
+
+
+def _unexpected(script: Script, told: Stories) -> list[str]:
+    """Answers of an undisturbed case that are not those which the script names."""
+    said = [story[-1][1] for story in told.values()]
+    return (
+        []
+        if not script.ends
+        or [text for text in script.ends if text] == [text for text, end in zip(said, script.ends, strict=True) if end]
+        else [f"the answers are {said}, not {script.ends}"]
+    )
+
+
+def _cpu() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)

@@ -1,0 +1,33 @@
+// A page's agent, without a page: does what it reads on standard input, and writes what came of each step.
+// A step is {say} or {resume}; {stop: name} aborts the run at the first event of that name.
+
+import { text } from "node:stream/consumers";
+import { HttpAgent } from "@ag-ui/client";
+
+const { url, token, threadId, steps } = JSON.parse(await text(process.stdin));
+const agent = new HttpAgent({ url, threadId, headers: { Authorization: `Bearer ${token}` } });
+console.error = () => {}; // the client prints what it also throws
+const told = [];
+
+for (const [number, { say, resume, stop }] of steps.entries()) {
+  const events = [];
+  let failure = null;
+  if (say) agent.addMessage({ id: `said-${number}`, role: "user", content: say });
+  const answers = resume?.map((each) => ({ interruptId: agent.pendingInterrupts[0]?.id, ...each }));
+  try {
+    await agent.runAgent(
+      { runId: `run-${number}`, ...(answers && { resume: answers }) },
+      {
+        onEvent: ({ event }) => {
+          events.push(event);
+          if (event.type === stop) agent.abortRun();
+        },
+      },
+    );
+  } catch (error) {
+    failure = String(error.message ?? error);
+  }
+  told.push(structuredClone({ events, failure, messages: agent.messages, interrupts: agent.pendingInterrupts }));
+}
+
+console.log(JSON.stringify(told));

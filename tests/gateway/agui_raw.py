@@ -1,0 +1,89 @@
+"""A page's requests by hand, each event held against AG-UI's own types."""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from ag_ui.core import Event, RunAgentInput
+from gateway_client import WAIT, Listening, main_token
+from pydantic import BaseModel, TypeAdapter
+
+from atlas_agents.gateway.server import Gateway
+
+_events: TypeAdapter[Any] = TypeAdapter(Event)
+
+
+class Page:
+    """One thread of a page."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, token: str) -> None:
+        self._session = session
+        self._url = url
+        self._token = token
+        self.messages: list[dict[str, Any]] = []
+        self.runs = 0
+
+    async def ask(
+        self, say: str = "", thread: str = "main", headers: dict[str, str] | None = None, **more: Any
+    ) -> "Answer":
+        """The answer to a run, whatever it is."""
+        if say:
+            self.messages.append({"id": f"m{len(self.messages)}", "role": "user", "content": say})
+        self.runs += 1
+        body: dict[str, Any] = {"threadId": thread, "runId": f"r{self.runs}", "messages": self.messages}
+        body |= {"protocolVersion": "1.0", "state": {}, "tools": [], "context": [], "forwardedProps": {}} | more
+        RunAgentInput.model_validate(body)
+        told = {"Authorization": f"Bearer {self._token}", "Accept": "text/event-stream", **(headers or {})}
+        return Answer(await self._session.post(self._url, json=body, headers=told))
+
+    async def run(self, say: str = "", **more: Any) -> list[dict[str, Any]]:
+        """All events of a run."""
+        return [event async for event in (await self.ask(say, **more)).events()]
+
+
+class Answer:
+    """What came back."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        assert self.response.status == 200, await self.response.text()
+        async for line in self.response.content:
+            if line.startswith(b"data: "):
+                event = json.loads(line.removeprefix(b"data: "))
+                _known(_events.validate_python(event))
+                yield event
+
+
+def _known(value: Any) -> None:
+    """Nothing is in it that the protocol does not know; its models would keep it silently."""
+    if isinstance(value, BaseModel):
+        assert not value.model_extra, value
+        for name in type(value).model_fields:
+            _known(getattr(value, name))
+    elif isinstance(value, list):
+        for each in value:  # pyright: ignore[reportUnknownVariableType]
+            _known(each)
+
+
+@asynccontextmanager
+async def page_of(gateway: Listening, token: str | None = None, agent: str = "assistant") -> AsyncGenerator[Page, None]:
+    """A page that uses this gateway."""
+    timeout = aiohttp.ClientTimeout(total=WAIT)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        url = f"http://127.0.0.1:{gateway.port}/ag-ui/{agent}"
+        if token is None:
+            assert isinstance(gateway, Gateway)
+            token = main_token(gateway)
+        yield Page(session, url, token)
+
+
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"] for event in events]
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    return "".join([event["delta"] for event in events if event["type"] == "TEXT_MESSAGE_CONTENT"])

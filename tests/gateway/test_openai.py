@@ -1,0 +1,272 @@
+"""OpenAI's own client talks to an agent as if it were a model."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from agui_raw import page_of
+from gateway_client import http, joined, main_token, opened
+from openai_client import MODEL, asking, kept, said, upper
+from paced import Paced
+
+from atlas_agents import Agent, Atlas, ProviderError, Tool
+from atlas_agents.providers.base import ResetChunk, TextChunk
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
+
+
+async def test_the_agents_are_its_models(tmp_path: Path) -> None:
+    agents = [Agent(id, model=Scripted(says("Hi."))) for id in ("ana", "team/bo")]
+    async with asking(tmp_path, Atlas(agents, store=MemoryStore())) as (_, client):
+        found = await client.models.list()
+        assert [model.id for model in found.data] == ["atlas/ana", "atlas/team/bo"]
+        assert (await client.models.retrieve("atlas/ana")).owned_by == "atlas"
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.models.retrieve("gpt-4o")
+        assert missing.value.code == "model_not_found"
+
+
+async def test_an_answer_in_one_piece(tmp_path: Path) -> None:
+    model = Scripted(thinks("Hm.") + says("Two and two is four."), says("Again."))
+    async with asking(tmp_path, kept(model)) as (_, client):
+        answer = await client.chat.completions.create(model=MODEL, messages=said("2+2?"))
+        bare = await client.chat.completions.create(model="assistant", messages=said("2+2?"))
+    assert answer.id.startswith("chatcmpl-") and answer.object == "chat.completion" and answer.model == MODEL
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", "Two and two is four.")
+    assert (choice.finish_reason, bare.model) == ("stop", MODEL)
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (1, 5, 6)
+
+
+async def test_an_answer_in_many_pieces(tmp_path: Path) -> None:
+    async with asking(tmp_path, kept(Scripted(says("One two three."), says("Four.")))) as (_, client):
+        stream = await client.chat.completions.create(model=MODEL, messages=said("Count."), stream=True)
+        first, *pieces, last = [chunk async for chunk in stream]
+        counted = await client.chat.completions.create(
+            model=MODEL, messages=said("Go on."), stream=True, stream_options={"include_usage": True}
+        )
+        *middle, usage = [chunk async for chunk in counted]
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert [piece.choices[0].delta.content for piece in pieces] == ["One ", "two ", "three."]
+    assert (last.choices[0].finish_reason, last.choices[0].delta.content) == ("stop", None)
+    assert len({chunk.id for chunk in (first, *pieces, last)}) == 1
+    assert all(chunk.usage is None for chunk in (first, *pieces, last, *middle))
+    assert usage.choices == [] and usage.usage is not None and usage.usage.total_tokens == 2
+
+
+async def test_the_lines_of_a_stream_are_those_of_the_vendor(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept(Scripted(says("Hi.")))) as gateway:
+        body = json.dumps({"model": MODEL, "messages": said("Hello"), "stream": True})
+        told = {"Authorization": f"Bearer {main_token(gateway)}", "Content_Type": "application/json"}
+        code, answer = await http(gateway, "POST /v1/chat/completions", body=body, **told)
+    head, _, lines = answer.partition("\r\n\r\n")
+    assert code == 200 and "content-type: text/event-stream" in head.lower()
+    events = [line.removeprefix("data: ") for line in lines.replace("\r\n", "\n").split("\n") if "data: " in line]
+    assert events[-1] == "[DONE]"
+    shapes = [json.loads(event) for event in events[:-1]]
+    assert [shape["choices"][0] for shape in shapes] == [
+        {"delta": {"role": "assistant", "content": ""}, "finish_reason": None, "index": 0, "logprobs": None},
+        {"delta": {"content": "Hi."}, "finish_reason": None, "index": 0, "logprobs": None},
+        {"delta": {}, "finish_reason": "stop", "index": 0, "logprobs": None},
+    ]
+    assert all("usage" not in shape for shape in shapes)
+
+
+async def test_the_agents_own_tools_run_inside_and_are_not_told(tmp_path: Path) -> None:
+    script = (says("Let me see.") + calls("upper", input="hey"), says("It is HEY."))
+    model = Scripted(*script, *script)
+    async with asking(tmp_path, kept(model, (Tool("upper", upper, in_process=True),))) as (_, client):
+        answer = await client.chat.completions.create(model=MODEL, messages=said("Shout hey."))
+        stream = await client.chat.completions.create(model=MODEL, messages=said("Shout hey."), stream=True)
+        chunks = [chunk async for chunk in stream]
+    assert answer.choices[0].message.content == "Let me see.\n\nIt is HEY."
+    assert answer.choices[0].message.tool_calls is None
+    assert "".join([chunk.choices[0].delta.content or "" for chunk in chunks]) == "Let me see.\n\nIt is HEY."
+    assert all(chunk.choices[0].delta.tool_calls is None for chunk in chunks)
+    (result,) = model.requests[1].messages[-1].tool_results
+    assert result.result == "HEY"
+
+
+async def test_without_a_session_the_history_is_the_requests_and_nothing_is_kept(tmp_path: Path) -> None:
+    model = Scripted(says("Ana."))
+    atlas = kept(model)
+    history: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "I am Ana."},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "a", "arguments": "{}"}},
+                {"id": "c2", "type": "function", "function": {"name": "b", "arguments": '{"x":1}'}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "one"},
+        {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": "Hello Ana."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Who am I?"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+            ],
+        },
+    ]
+    async with asking(tmp_path, atlas) as (gateway, client):
+        answer = await client.chat.completions.create(model=MODEL, messages=history)
+        async with joined(gateway) as page:
+            assert (await page.get("sessions.list"))["sessions"] == []
+    assert answer.choices[0].message.content == "Ana."
+    (request,) = model.requests
+    roles = [message.role for message in request.messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+    assert [result.result for result in request.messages[3].tool_results] == ["one", "two"]
+    assert [part.type for part in request.messages[-1].parts] == ["text", "image"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("stop", "reason"), [("length", "length"), ("refusal", "content_filter"), ("stop", "stop")])
+async def test_why_an_answer_ends(stop: Any, reason: str, stream: bool, tmp_path: Path) -> None:
+    async with asking(tmp_path, kept(Scripted(says("So", stop=stop)))) as (_, client):
+        if stream:
+            chunks = await client.chat.completions.create(model=MODEL, messages=said("?"), stream=True)
+            found = [chunk.choices[0].finish_reason async for chunk in chunks][-1]
+        else:
+            answer = await client.chat.completions.create(model=MODEL, messages=said("?"))
+            found = answer.choices[0].finish_reason
+    assert found == reason
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_of_a_wanted_shape_is_mended_before_anybody_sees_it(stream: bool, tmp_path: Path) -> None:
+    model = Scripted(says("It is Lima."), says('```json\n{"city": "Lima"}\n```'))
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
+    async with asking(tmp_path, kept(model)) as (_, client):
+        if stream:
+            chunks = await client.chat.completions.create(
+                model=MODEL, messages=said("Where?"), response_format=wanted, stream=True
+            )
+            content = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+        else:
+            answer = await client.chat.completions.create(model=MODEL, messages=said("Where?"), response_format=wanted)
+            content = answer.choices[0].message.content or ""
+    assert json.loads(content) == {"city": "Lima"}
+
+
+async def test_the_agents_settings_come_before_the_clients_wishes(tmp_path: Path) -> None:
+    model = Scripted(says("A."), says("B."))
+    async with asking(tmp_path, kept(model, agent={"temperature": 0.1, "max_tokens": 50})) as (_, client):
+        await client.chat.completions.create(model=MODEL, messages=said("?"), temperature=1.5, max_tokens=20)
+        await client.chat.completions.create(
+            model=MODEL, messages=said("?"), max_completion_tokens=500, seed=1, extra_body={"of_next_year": True}
+        )
+    assert [(request.temperature, request.max_tokens) for request in model.requests] == [(0.1, 20), (0.1, 50)]
+
+
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"tools": [TOOL]}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "king", "content": "Hi"}]}, "messages[0].role"),
+        ({"temperature": 9}, "temperature"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},
+            "response_format",
+        ),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_in_the_vendors_shape(
+    wrong: dict[str, Any], param: str, tmp_path: Path
+) -> None:
+    async with asking(tmp_path, kept(Scripted())) as (_, client):
+        with pytest.raises(openai.BadRequestError) as refused:
+            body = {"model": MODEL, "messages": said("Hi"), **wrong}
+            await client.post("/chat/completions", cast_to=object, body=body)
+    error: Any = refused.value.body
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+async def test_empty_tools_are_none(tmp_path: Path) -> None:
+    async with asking(tmp_path, kept(Scripted(says("Hi.")))) as (_, client):
+        answer = await client.chat.completions.create(model=MODEL, messages=said("Hi"), tools=[], n=1)
+    assert answer.choices[0].message.content == "Hi."
+
+
+async def test_a_bug_is_told_without_its_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with asking(tmp_path, kept(Scripted(fails(ZeroDivisionError("secret place"))))) as (_, client):
+        with pytest.raises(openai.InternalServerError) as raised:
+            await client.chat.completions.create(model=MODEL, messages=said("Hi"))
+    assert raised.value.body == {
+        "message": "the turn failed",
+        "type": "server_error",
+        "param": None,
+        "code": "internal_error",
+    }
+    assert "secret place" in caplog.text
+
+
+async def test_an_error_tells_no_secret(tmp_path: Path) -> None:
+    secret = "sk-proj-" + "Ab1" * 12
+    broken = fails(ProviderError(f"the key {secret} is wrong", "auth"))
+    async with asking(tmp_path, kept(Scripted(broken, says("So") + broken))) as (gateway, client):
+        with pytest.raises(openai.InternalServerError, match=r"the key .* is wrong") as raised:
+            await client.chat.completions.create(model=MODEL, messages=said("Hi"))
+        async with page_of(gateway) as page:
+            events = await page.run("Hi")
+    assert (raised.value.code, events[-1]["type"]) == ("provider_auth", "RUN_ERROR")
+    assert secret not in raised.value.message and secret not in str(events)
+
+
+async def test_a_failure_in_the_middle_is_the_last_event(tmp_path: Path) -> None:
+    broken = says("Half an") + fails(ProviderError("gone", "auth"))
+    async with asking(tmp_path, kept(Scripted(broken))) as (_, client):
+        stream = await client.chat.completions.create(model=MODEL, messages=said("Hi"), stream=True)
+        heard: list[str] = []
+        with pytest.raises(openai.APIError, match="gone") as raised:
+            async for chunk in stream:
+                heard.append(chunk.choices[0].delta.content or "")
+    assert ("".join(heard), raised.value.code) == ("Half an", "provider_auth")
+
+
+async def test_words_that_were_read_and_are_taken_back_end_the_stream(tmp_path: Path) -> None:
+    again = Reply(TextChunk("It is 5."), ResetChunk(1), TextChunk("It is 4."))
+    async with asking(tmp_path, kept(Scripted(again, again, Reply(ResetChunk(1), TextChunk("Fine."))))) as (_, client):
+        stream = await client.chat.completions.create(model=MODEL, messages=said("2+2?"), stream=True)
+        heard: list[str] = []
+        with pytest.raises(openai.APIError) as raised:
+            async for chunk in stream:
+                heard.append(chunk.choices[0].delta.content or "")
+        whole = await client.chat.completions.create(model=MODEL, messages=said("2+2?"))
+        unread = await client.chat.completions.create(model=MODEL, messages=said("2+2?"), stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in unread]) == "Fine."
+    assert ("".join(heard), raised.value.code) == ("It is 5.", "answer_withdrawn")
+    assert whole.choices[0].message.content == "It is 4."
+
+
+async def test_words_come_as_they_are_said(tmp_path: Path) -> None:
+    model = Paced(says("one two three four five"), pause=0.05)
+    async with asking(tmp_path, kept(model)) as (_, client):
+        stream = await client.chat.completions.create(model=MODEL, messages=said("Count"), stream=True)
+        loop, times = asyncio.get_running_loop(), list[float]()
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                times.append(loop.time())
+    assert len(times) == 5 and times[-1] - times[0] > 0.1

@@ -1,0 +1,66 @@
+"""How often the tiny default model calls the right tool: the figures of the local model's page, measured again.
+
+Without chance (temperature 0), so that a change of prompt, grammar or weights shows.
+"""
+
+from typing import Any
+
+import pytest
+
+from atlas_agents import Request, ToolCallChunk, ToolSpec, user
+from atlas_agents.providers.base import complete
+from local_weights import Make
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def spec(name: str, description: str, **parameters: str) -> ToolSpec:
+    properties = {key: {"type": kind} for key, kind in parameters.items()}
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "required": list(properties)}
+    return ToolSpec(name, description, schema | {"additionalProperties": False})
+
+
+TOOLS = (
+    spec("get_weather", "Tell the weather in a city right now.", city="string"),
+    spec("get_time", "Tell the current time in a city.", city="string"),
+    spec("add", "Add two numbers.", a="number", b="number"),
+    spec("send_email", "Send an email to a person.", to="string", subject="string"),
+)
+TASKS: list[tuple[str, str, dict[str, Any]]] = [
+    ("What is the weather like in Madrid?", "get_weather", {"city": "Madrid"}),
+    ("Tell me the weather in Cairo.", "get_weather", {"city": "Cairo"}),
+    ("Does it snow in Helsinki now?", "get_weather", {"city": "Helsinki"}),
+    ("What time is it in London?", "get_time", {"city": "London"}),
+    ("Give me the time in Sydney, please.", "get_time", {"city": "Sydney"}),
+    ("What is 12 plus 30?", "add", {"a": 12, "b": 30}),
+    ("Add 8 and 9.", "add", {"a": 8, "b": 9}),
+    ("Add the numbers 250 and 13.", "add", {"a": 250, "b": 13}),
+    ("Send an email to Carol with the subject Hello.", "send_email", {"to": "Carol", "subject": "Hello"}),
+    ("Write an email to Dave. The subject is Holiday.", "send_email", {"to": "Dave", "subject": "Holiday"}),
+]
+SMALL_TALK = [
+    "Hi there!",
+    "How are you?",
+    "Tell me a short story.",
+    "Write a line about the moon.",
+    "Thanks a lot.",
+    "What is the capital of Spain?",
+    "Who painted the Mona Lisa?",
+    "Name two fruits.",
+    "What is a cat?",
+    "Goodbye.",
+]
+
+
+async def test_most_of_ten_simple_tasks_end_in_the_right_call_and_small_talk_in_none(make: Make) -> None:
+    provider = make()
+
+    async def called(text: str) -> list[tuple[str, dict[str, Any]]]:
+        chunks = await complete(provider, Request([user(text)], tools=TOOLS))
+        return [(chunk.call.name, chunk.call.arguments) for chunk in chunks if isinstance(chunk, ToolCallChunk)]
+
+    right = [text for text, name, arguments in TASKS if await called(text) == [(name, arguments)]]
+    silent = [text for text in SMALL_TALK if await called(text) == []]
+    print(f"{len(right)} of 10 calls right, {len(silent)} of 10 without need for a call left alone")
+    assert len(right) >= 6, right
+    assert len(silent) >= 8, silent
