@@ -40,9 +40,10 @@ class Staged:
         rounds = self._rounds(request.messages[place].text)
         number = sum(message.role == "assistant" for message in request.messages[place:])
         called = spoken = 0
-        pace = self._pace
+        pace: float = self._pace
         for step in rounds[number] if number < len(rounds) else [["say", "Done."]]:
-            kind, rest = step[0], step[1:]
+            kind = str(step[0])
+            rest: Any = step[1:]
             match kind:
                 case "say" | "think":
                     for word in _WORD.findall(rest[0]):
