@@ -2,15 +2,19 @@
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
-from staged import Staged
+from staged import Rounds, Staged
 
 from atlas_agents import Agent, Approvals, Atlas, ToolContext, ToolFailed, tool
 from atlas_agents.gateway.logs import set_up
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.stores.sqlite import SqliteStore
+
+__all__ = ["Rounds", "Staged", "serve"]
 
 
 @tool
@@ -48,15 +52,25 @@ def agents() -> list[Agent]:
     ]
 
 
-async def main(home: Path, port: int) -> None:
+async def serve(
+    home: Path,
+    port: int,
+    agents: list[Agent],
+    *,
+    before: Callable[[SqliteStore], Awaitable[None]] | None = None,
+    **atlas: Any,
+) -> None:
+    """Serve these agents until it is told to stop."""
+    set_up()
     store = SqliteStore(home / "atlas.db")
     await store.open()
-    atlas = Atlas(agents(), store=store, approve=Approvals(wait=True))
-    gateway = Gateway(atlas, GatewaySettings(home=home, port=port, grace=0.5))
+    if before is not None:
+        await before(store)
+    house = Atlas(agents, store=store, approve=Approvals(wait=True), **atlas)
+    gateway = Gateway(house, GatewaySettings(home=home, port=port, grace=0.5))
     await gateway.serve(lambda ready: print(ready.port, flush=True))
     await store.close()
 
 
 if __name__ == "__main__":
-    set_up()
-    run(main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+    run(serve(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, agents()))

@@ -21,7 +21,7 @@ export function themeOf(dark: boolean, still: boolean): ThemeConfig {
     hashed: false,
     token: { ...(dark ? DARK : LIGHT), fontFamily: FONT, fontFamilyCode: CODE, fontSize: 14, borderRadius: 8, wireframe: false, motion: !still },
     components: {
-      Button: { primaryShadow: "none", defaultShadow: "none", dangerShadow: "none" },
+      Button: { primaryShadow: "none", defaultShadow: "none", dangerShadow: "none", ...(dark ? { primaryColor: "#0d1411" } : {}) },
       Table: { headerBg: "transparent", headerSplitColor: "transparent", cellPaddingBlockSM: 9 },
       Layout: { bodyBg: "transparent", siderBg: "transparent" },
       Segmented: { trackPadding: 3 },

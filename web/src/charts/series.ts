@@ -41,5 +41,6 @@ export function lastDays(count: number, now = Date.now()): string[] {
 export function roundUp(value: number): number {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return ([1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= value) ?? value);
+  const steps = power === 1 ? [2, 4, 6, 8, 10] : [1, 2, 3, 4, 5, 6, 8, 10]; // half of it is shown too: a whole number
+  return steps.map((each) => each * power).find((each) => each >= value) ?? value;
 }

@@ -45,7 +45,7 @@ export function timelineOf({ run, steps }: RunFound, now: number): Timeline {
       const failed = step.status !== "ok";
       finish(`call ${step.callId}`, step.at, { state: failed ? "failed" : "done", words: failed ? (step.error ?? step.status ?? "") : "" });
     } else if (step.kind === "asked") begin(`ask ${step.key}`, step, "wait", "");
-    else if (step.kind === "answered") finish(`ask ${step.key}`, step.at, { state: step.status === "deny" ? "refused" : "done", words: `${step.status ?? ""}${step.by ? ` by ${step.by}` : ""}` });
+    else if (step.kind === "answered") finish(`ask ${step.key}`, step.at, { state: step.status === "deny" ? "refused" : "done", words: `${step.status ?? ""}${step.by ? ` by ${step.by}` : ""}${step.reason ? `: ${step.reason}` : ""}` });
     else if (step.kind === "resumed") {
       spans.push({ kind: "away", name: "gateway away", from: since, to: step.at, state: "failed", words: "the turn went on after a restart" });
     }

@@ -67,12 +67,12 @@ function Foot({ item, acts }: { item: Answered; acts: AnswerActs }) {
         {words && <CopyButton text={words} what="Copy answer" />}
         <Dropdown trigger={["click"]} menu={{ items: others, onClick: ({ key }) => acts.retry(item, key) }}>
           <Tooltip title="Try again, with any agent">
-            <Button type="text" size="small" icon={<RedoOutlined />} aria-label="Try again" />
+            <Button type="text" size="small" icon={<RedoOutlined aria-hidden />} aria-label="Try again" />
           </Tooltip>
         </Dropdown>
         {last && (
           <Tooltip title="Go on from here in a new session">
-            <Button type="text" size="small" icon={<BranchesOutlined />} aria-label="Fork from here" onClick={() => acts.fork(last.id)} />
+            <Button type="text" size="small" icon={<BranchesOutlined aria-hidden />} aria-label="Fork from here" onClick={() => acts.fork(last.id)} />
           </Tooltip>
         )}
         {item.runId && (

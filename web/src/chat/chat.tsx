@@ -36,8 +36,8 @@ export default function Chat({ id }: { id: string }) {
   return (
     <div className="chat">
       <ChatHead talk={talk} />
-      {empty ? talk.loaded || link !== "connecting" ? <WelcomeView agentId={agentId} /> : <Spin className="middle" /> : <Messages key={id} talk={talk} acts={acts} />}
-      <Composer key={id} sessionKey={id} running={running} agentId={agentId} onAgent={setChosen} />
+      {empty ? talk.loaded || link !== "connecting" ? <WelcomeView agentId={agentId} /> : <Spin className="middle" /> : <Messages key={`said ${id}`} talk={talk} acts={acts} />}
+      <Composer key={`write ${id}`} sessionKey={id} running={running} agentId={agentId} onAgent={setChosen} />
     </div>
   );
 }

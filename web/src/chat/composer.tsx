@@ -64,11 +64,11 @@ export function Composer({ sessionKey, running, agentId, onAgent }: Props) {
         footer={
           <div className="row">
             <Tooltip title="Add a picture or a file">
-              <Button type="text" icon={<PaperClipOutlined />} aria-label="Add a picture or a file" onClick={() => picker.current?.click()} />
+              <Button type="text" icon={<PaperClipOutlined aria-hidden />} aria-label="Add a picture or a file" onClick={() => picker.current?.click()} />
             </Tooltip>
             <input ref={picker} type="file" multiple hidden onChange={(event) => { void attach(event.target.files); event.target.value = ""; }} />
             {agents.length > 1 && (
-              <Select aria-label="Agent" variant="borderless" size="small" popupMatchSelectWidth={false} prefix={<RobotOutlined />} value={agentId || agents.find((each) => each.default)?.id} onChange={onAgent}
+              <Select aria-label="Agent" variant="borderless" size="small" popupMatchSelectWidth={false} prefix={<RobotOutlined aria-hidden />} value={agentId || agents.find((each) => each.default)?.id} onChange={onAgent}
                 options={agents.map((agent) => ({ value: agent.id, label: agent.name || agent.id }))} />
             )}
             <span className="spread" />
@@ -77,7 +77,7 @@ export function Composer({ sessionKey, running, agentId, onAgent }: Props) {
                 <Button shape="circle" aria-label="Stop" icon={<span className="stop" aria-hidden />} onClick={() => atlas.stop()} />
               </Tooltip>
             )}
-            <Button type="primary" shape="circle" aria-label="Send" icon={<ArrowUpOutlined />} disabled={!ready || !may} onClick={submit} />
+            <Button type="primary" shape="circle" aria-label="Send" icon={<ArrowUpOutlined aria-hidden />} disabled={!ready || !may} onClick={submit} />
           </div>
         }
       />
@@ -92,7 +92,7 @@ function Chips({ files, onDrop }: { files: Attachment[]; onDrop: (id: string) =>
         <li key={file.id}>
           {file.part.type === "image" ? <img src={`data:${file.part.mediaType};base64,${file.part.data}`} alt="" /> : <FileOutlined aria-hidden />}
           <span>{file.name}</span>
-          <Button type="text" size="small" icon={<CloseOutlined />} aria-label={`Remove ${file.name}`} onClick={() => onDrop(file.id)} />
+          <Button type="text" size="small" icon={<CloseOutlined aria-hidden />} aria-label={`Remove ${file.name}`} onClick={() => onDrop(file.id)} />
         </li>
       ))}
     </ul>

@@ -41,15 +41,15 @@ export function ChatHead({ talk }: { talk: Talk }) {
       )}
       <Dropdown trigger={["click"]} menu={{
           items: [
-            { key: "rename", icon: <EditOutlined />, label: "Rename", onClick: () => setName(session.label) },
-            { key: "markdown", icon: <FileMarkdownOutlined />, label: "Export as Markdown", onClick: () => void told(exportSession(atlas, key, session.label, "markdown")) },
-            { key: "json", icon: <DownloadOutlined />, label: "Export as JSON", onClick: () => void told(exportSession(atlas, key, session.label, "json")) },
-            { key: "archive", icon: <InboxOutlined />, label: session.archived ? "Take out of the archive" : "Archive", onClick: archive },
+            { key: "rename", icon: <EditOutlined aria-hidden />, label: "Rename", onClick: () => setName(session.label) },
+            { key: "markdown", icon: <FileMarkdownOutlined aria-hidden />, label: "Export as Markdown", onClick: () => void told(exportSession(atlas, key, session.label, "markdown")) },
+            { key: "json", icon: <DownloadOutlined aria-hidden />, label: "Export as JSON", onClick: () => void told(exportSession(atlas, key, session.label, "json")) },
+            { key: "archive", icon: <InboxOutlined aria-hidden />, label: session.archived ? "Take out of the archive" : "Archive", onClick: archive },
             { type: "divider" },
-            { key: "delete", icon: <DeleteOutlined />, label: "Remove…", danger: true, onClick: remove },
+            { key: "delete", icon: <DeleteOutlined aria-hidden />, label: "Remove…", danger: true, onClick: remove },
           ],
         }}>
-        <Button type="text" icon={<EllipsisOutlined />} aria-label="More for this session" />
+        <Button type="text" icon={<EllipsisOutlined aria-hidden />} aria-label="More for this session" />
       </Dropdown>
     </header>
   );

@@ -27,7 +27,7 @@ export function Messages({ talk, acts }: { talk: Talk; acts: Acts }) {
         alignToBottom={false} atBottomThreshold={80} atBottomStateChange={(bottom) => setAway(!bottom)} followOutput={(bottom) => (bottom ? "auto" : false)} startReached={() => void atlas.older()}
         itemContent={(_, item) => <Row item={item} acts={acts} />} components={talk.older ? WITH_OLDER : WHOLE} aria-label="Conversation" role="log" />
       {away && (
-        <Button className="to-end" shape="round" icon={<ArrowDownOutlined />} aria-label="To the latest" onClick={() => list.current?.scrollToIndex({ index: "LAST", align: "end", behavior: "auto" })}>
+        <Button className="to-end" shape="round" icon={<ArrowDownOutlined aria-hidden />} aria-label="To the latest" onClick={() => list.current?.scrollToIndex({ index: "LAST", align: "end", behavior: "auto" })}>
           Latest
         </Button>
       )}

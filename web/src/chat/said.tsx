@@ -27,10 +27,10 @@ export const SaidItem = memo(
           <time dateTime={new Date(item.message.createdAt).toISOString()}>{timeOf(item.message.createdAt)}</time>
           <span className="acts">
             <Tooltip title="Edit and send again; this session stays as it is">
-              <Button type="text" size="small" icon={<EditOutlined />} aria-label="Edit and send again" onClick={() => setEditing(true)} />
+              <Button type="text" size="small" icon={<EditOutlined aria-hidden />} aria-label="Edit and send again" onClick={() => setEditing(true)} />
             </Tooltip>
             <Tooltip title="Go on from here in a new session">
-              <Button type="text" size="small" icon={<BranchesOutlined />} aria-label="Fork from here" onClick={() => acts.fork(item.message.id)} />
+              <Button type="text" size="small" icon={<BranchesOutlined aria-hidden />} aria-label="Fork from here" onClick={() => acts.fork(item.message.id)} />
             </Tooltip>
             <CopyButton text={words} what="Copy message" />
           </span>
@@ -74,15 +74,15 @@ export const LeavingItem = memo(function LeavingItem({ outgoing, offline, again,
         {outgoing.state === "queued" && (
           <>
             <ClockCircleOutlined aria-hidden /> Waits for its turn
-            <Button type="text" size="small" icon={<CloseOutlined />} onClick={drop}>Take back</Button>
+            <Button type="text" size="small" icon={<CloseOutlined aria-hidden />} onClick={drop}>Take back</Button>
           </>
         )}
         {outgoing.state === "sending" && (offline ? <>Goes out when the gateway is back</> : <LoadingOutlined aria-label="On its way" />)}
         {outgoing.state === "failed" && (
           <>
             <span className="bad" role="alert">Not sent: {outgoing.error}</span>
-            <Button type="text" size="small" icon={<RedoOutlined />} onClick={again}>Try again</Button>
-            <Button type="text" size="small" icon={<CloseOutlined />} onClick={drop}>Drop</Button>
+            <Button type="text" size="small" icon={<RedoOutlined aria-hidden />} onClick={again}>Try again</Button>
+            <Button type="text" size="small" icon={<CloseOutlined aria-hidden />} onClick={drop}>Drop</Button>
           </>
         )}
       </footer>

@@ -7,10 +7,10 @@ import { useAtlas, useHouse } from "../state/use";
 import { Mark } from "../shell/mark";
 
 const IDEAS = [
-  { key: "time", icon: <ClockCircleOutlined />, label: "What time is it?", description: "See a tool at work" },
-  { key: "can", icon: <ToolOutlined />, label: "What can you do?", description: "The agent tells about itself" },
-  { key: "think", icon: <BulbOutlined />, label: "Think, then answer in one sentence", description: "Thoughts come folded away" },
-  { key: "code", icon: <CodeOutlined />, label: "Show me a small Python function", description: "Code, ready to be copied" },
+  { key: "time", icon: <ClockCircleOutlined aria-hidden />, label: "What time is it?", description: "See a tool at work" },
+  { key: "can", icon: <ToolOutlined aria-hidden />, label: "What can you do?", description: "The agent tells about itself" },
+  { key: "think", icon: <BulbOutlined aria-hidden />, label: "Think, then answer in one sentence", description: "Thoughts come folded away" },
+  { key: "code", icon: <CodeOutlined aria-hidden />, label: "Show me a small Python function", description: "Code, ready to be copied" },
 ];
 
 export function WelcomeView({ agentId }: { agentId: string }) {
@@ -25,7 +25,7 @@ export function WelcomeView({ agentId }: { agentId: string }) {
       <p className="lead">
         {first ? "Your agents run on this machine. Whatever they do is checked, counted and written down, and what is risky asks you first." : agent?.description || "Every tool call is checked, counted and written down; what is risky asks first."}
       </p>
-      {agent?.notice && <Alert type="info" showIcon icon={<InfoCircleOutlined />} title={sentence(agent.notice)} />}
+      {agent?.notice && <Alert type="info" showIcon icon={<InfoCircleOutlined aria-hidden />} title={sentence(agent.notice)} />}
       <Prompts wrap items={IDEAS} onItemClick={({ data }) => atlas.say(String(data.label), [], agentId || undefined)} className="ideas" />
       {agent && (
         <p className="quiet">

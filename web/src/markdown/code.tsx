@@ -54,7 +54,7 @@ export function CopyButton({ text, what }: { text: string; what: string }) {
   };
   return (
     <Tooltip title={copied ? "Copied" : what}>
-      <Button type="text" size="small" aria-label={what} icon={copied ? <CheckOutlined /> : <CopyOutlined />} onClick={() => void copy()} />
+      <Button type="text" size="small" aria-label={what} icon={copied ? <CheckOutlined aria-hidden /> : <CopyOutlined aria-hidden />} onClick={() => void copy()} />
     </Tooltip>
   );
 }

@@ -43,7 +43,7 @@ export default function Search({ onClose }: { onClose: () => void }) {
   };
   return (
     <Modal open footer={null} closable={false} onCancel={onClose} width={560} className="search" aria-label="Search" style={{ top: 80 }}>
-      <Input size="large" variant="borderless" prefix={<SearchOutlined />} placeholder="Search in names and messages" aria-label="Search in names and messages" value={query} autoFocus onChange={(event) => setQuery(event.target.value)} onKeyDown={keys} />
+      <Input size="large" variant="borderless" prefix={<SearchOutlined aria-hidden />} placeholder="Search in names and messages" aria-label="Search in names and messages" value={query} autoFocus onChange={(event) => setQuery(event.target.value)} onKeyDown={keys} />
       <ul>
         {hits.map((hit, number) => (
           <li key={hit.session.sessionKey}>

@@ -75,7 +75,7 @@ function TopBar({ onMenu }: { onMenu: () => void }) {
   return (
     <header className="topbar">
       <Badge dot={approvals.length > 0} color="var(--amber)" offset={[-6, 6]}>
-        <Button type="text" icon={<MenuOutlined />} aria-label="Menu" onClick={onMenu} />
+        <Button type="text" icon={<MenuOutlined aria-hidden />} aria-label="Menu" onClick={onMenu} />
       </Badge>
       <Inside to={{ view: "chat", id: "" }} className="home">
         <Mark size={22} /> Atlas

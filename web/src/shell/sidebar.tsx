@@ -11,16 +11,16 @@ import { go, newChat, useRoute, type View } from "./route";
 import { SessionList } from "./sessions";
 
 const PLACES: { view: View; name: string; icon: ReactNode }[] = [
-  { view: "approvals", name: "Approvals", icon: <SafetyCertificateOutlined /> },
-  { view: "agents", name: "Agents and tools", icon: <RobotOutlined /> },
-  { view: "audit", name: "Audit", icon: <AuditOutlined /> },
-  { view: "runs", name: "Runs", icon: <FieldTimeOutlined /> },
-  { view: "usage", name: "Usage", icon: <BarChartOutlined /> },
+  { view: "approvals", name: "Approvals", icon: <SafetyCertificateOutlined aria-hidden /> },
+  { view: "agents", name: "Agents and tools", icon: <RobotOutlined aria-hidden /> },
+  { view: "audit", name: "Audit", icon: <AuditOutlined aria-hidden /> },
+  { view: "runs", name: "Runs", icon: <FieldTimeOutlined aria-hidden /> },
+  { view: "usage", name: "Usage", icon: <BarChartOutlined aria-hidden /> },
 ];
 const LOOKS: Record<Look, { next: Look; icon: ReactNode; name: string }> = {
-  system: { next: "light", icon: <SyncOutlined />, name: "Colours: as the system" },
-  light: { next: "dark", icon: <SunOutlined />, name: "Colours: light" },
-  dark: { next: "system", icon: <MoonOutlined />, name: "Colours: dark" },
+  system: { next: "light", icon: <SyncOutlined aria-hidden />, name: "Colours: as the system" },
+  light: { next: "dark", icon: <SunOutlined aria-hidden />, name: "Colours: light" },
+  dark: { next: "system", icon: <MoonOutlined aria-hidden />, name: "Colours: dark" },
 };
 
 export interface SidebarProps {
@@ -41,10 +41,10 @@ export function Sidebar({ look, onLook, onSearch, onHelp, onPick }: SidebarProps
         <strong>Atlas</strong>
         <span className="spread" />
         <Tooltip title="Search (Ctrl K)">
-          <Button type="text" icon={<SearchOutlined />} aria-label="Search" onClick={() => { onPick?.(); onSearch(); }} />
+          <Button type="text" icon={<SearchOutlined aria-hidden />} aria-label="Search" onClick={() => { onPick?.(); onSearch(); }} />
         </Tooltip>
       </header>
-      <Button icon={<EditOutlined />} block className="new" onClick={() => { go(newChat()); onPick?.(); }}>
+      <Button icon={<EditOutlined aria-hidden />} block className="new" onClick={() => { go(newChat()); onPick?.(); }}>
         New chat
       </Button>
       <nav className="places" aria-label="Views">
@@ -65,7 +65,7 @@ export function Sidebar({ look, onLook, onSearch, onHelp, onPick }: SidebarProps
         <Connected />
         <span className="spread" />
         <Tooltip title="Keys">
-          <Button type="text" size="small" icon={<QuestionOutlined />} aria-label="Keyboard shortcuts" onClick={onHelp} />
+          <Button type="text" size="small" icon={<QuestionOutlined aria-hidden />} aria-label="Keyboard shortcuts" onClick={onHelp} />
         </Tooltip>
         <Tooltip title={LOOKS[look].name}>
           <Button type="text" size="small" icon={LOOKS[look].icon} aria-label={LOOKS[look].name} onClick={() => onLook(LOOKS[look].next)} />

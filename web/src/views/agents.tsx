@@ -13,10 +13,11 @@ export default function Agents({ id }: { id: string }) {
   const matrix = useAsked("tools.matrix", {});
   const tools = useAsked("tools.list", {});
   const [open, setOpen] = useState<string>(id);
+  const asks = useMemo(() => new Set((tools.answer?.tools ?? []).filter((tool) => tool.requiresApproval).map((tool) => `${tool.agentId} ${tool.name}`)), [tools.answer]);
   const known = useMemo(() => new Map((tools.answer?.tools ?? []).map((tool) => [tool.name, tool])), [tools.answer]);
   return (
     <Frame title="Agents and tools" about="Who works here, with which model, and what each may do. The files in your workspace say so; edit them and this view follows.">
-      {agents.length === 0 && <Nothing icon={<RobotOutlined />} title="No agent yet">An agent is a file in the workspace that says who it is.</Nothing>}
+      {agents.length === 0 && <Nothing icon={<RobotOutlined aria-hidden />} title="No agent yet">An agent is a file in the workspace that says who it is.</Nothing>}
       <ul className="cards">
         {agents.map((agent) => (
           <li key={agent.id} className="card">
@@ -33,7 +34,7 @@ export default function Agents({ id }: { id: string }) {
         ))}
       </ul>
       <h2 className="section">Who may do what</h2>
-      <Shown asked={matrix}>{(answer) => (answer.tools.length ? <Grid matrix={answer} onTool={setOpen} /> : <p className="quiet">No agent has a tool yet.</p>)}</Shown>
+      <Shown asked={matrix}>{(answer) => (answer.tools.length ? <Grid matrix={answer} asks={asks} onTool={setOpen} /> : <p className="quiet">No agent has a tool yet.</p>)}</Shown>
       <ToolDrawer tool={known.get(open)} onClose={() => setOpen("")} />
     </Frame>
   );
@@ -45,7 +46,7 @@ const CELLS = {
   no: { icon: <CloseOutlined className="faint" />, words: "may not" },
 };
 
-function Grid({ matrix, onTool }: { matrix: Matrix; onTool: (name: string) => void }) {
+function Grid({ matrix, asks, onTool }: { matrix: Matrix; asks: Set<string>; onTool: (name: string) => void }) {
   const rows = matrix.tools.map((tool) => ({ tool, cells: Object.fromEntries(matrix.rows.map((row) => [row.agentId, row.cells[tool]])) }));
   return (
     <Table size="small" rowKey="tool" dataSource={rows} pagination={false} scroll={{ x: "max-content" }} onRow={({ tool }) => ({ onClick: () => onTool(tool), className: "pickable" })}
@@ -55,7 +56,7 @@ function Grid({ matrix, onTool }: { matrix: Matrix; onTool: (name: string) => vo
           title: row.agentId,
           key: row.agentId,
           align: "center" as const,
-          render: (_: unknown, { cells }: (typeof rows)[number]) => <Cell verdict={cells[row.agentId]} />,
+          render: (_: unknown, { tool, cells }: (typeof rows)[number]) => <Cell verdict={cells[row.agentId] === "yes" && asks.has(`${row.agentId} ${tool}`) ? "ask" : cells[row.agentId]} />,
         })),
       ]} />
   );
@@ -78,7 +79,7 @@ function ToolDrawer({ tool, onClose }: { tool: ToolShape | undefined; onClose: (
           <p>{tool.description}</p>
           <p>
             <Tag>{tool.source}</Tag>
-            {tool.requiresApproval && <Tag color="gold">asks first</Tag>}
+            {tool.requiresApproval && <Tag color="warning">asks first</Tag>}
           </p>
           <CodeBlock code={JSON.stringify(tool.inputSchema, null, 2)} language="json" growing={false} />
         </div>

@@ -19,7 +19,7 @@ export default function Approvals() {
           } />
       ))}
       {sessionsLoaded && approvals.length === 0 && (
-        <Nothing icon={<SafetyCertificateOutlined />} title="Nothing waits for you">
+        <Nothing icon={<SafetyCertificateOutlined aria-hidden />} title="Nothing waits for you">
           When a tool that needs your word is called, the question appears here, in its chat, and as a number beside “Approvals” in every view.
         </Nothing>
       )}

@@ -41,9 +41,9 @@ export default function Audit() {
       </Space>
       {error && <Alert type="warning" showIcon title={error} />}
       {!busy && !error && rows.length === 0 ? (
-        <Nothing icon={<AuditOutlined />} title={filtered ? "No line fits" : "Nothing was done yet"}>{filtered ? "Take a filter away." : "As soon as an agent calls a tool, a line appears here."}</Nothing>
+        <Nothing icon={<AuditOutlined aria-hidden />} title={filtered ? "No line fits" : "Nothing was done yet"}>{filtered ? "Take a filter away." : "As soon as an agent calls a tool, a line appears here."}</Nothing>
       ) : (
-        <Table size="small" rowKey="seq" loading={busy && rows.length === 0} dataSource={rows} pagination={false} scroll={{ x: "max-content" }} expandable={{ expandedRowRender: (row) => <Details row={row} />, expandRowByClick: true }} columns={COLUMNS} />
+        <Table size="small" rowKey="seq" loading={busy && rows.length === 0} dataSource={rows} pagination={false} scroll={{ x: 820 }} tableLayout="fixed" expandable={{ expandedRowRender: (row) => <Details row={row} />, expandRowByClick: true }} columns={COLUMNS} />
       )}
       {more && <Button block type="text" onClick={older}>Older</Button>}
     </Frame>
@@ -51,17 +51,17 @@ export default function Audit() {
 }
 
 const COLUMNS = [
-  { title: "Line", dataIndex: "seq", width: 64, className: "number" },
-  { title: "When", key: "when", width: 180, render: (_: unknown, row: AuditShape) => momentOf(lineOf(row).timestamp) },
-  { title: "Agent", key: "agent", width: 120, render: (_: unknown, row: AuditShape) => lineOf(row).actorExternalId },
+  { title: "Line", dataIndex: "seq", width: 62, className: "number" },
+  { title: "When", key: "when", width: 150, render: (_: unknown, row: AuditShape) => momentOf(lineOf(row).timestamp) },
+  { title: "Agent", key: "agent", ellipsis: true, width: 110, render: (_: unknown, row: AuditShape) => lineOf(row).actorExternalId },
   { title: "Tool", key: "tool", width: 150, render: (_: unknown, row: AuditShape) => <code>{lineOf(row).entityId}</code> },
-  { title: "Arguments", key: "arguments", ellipsis: true, width: 300, render: (_: unknown, row: AuditShape) => <code className="cut">{inOneLine(JSON.stringify(lineOf(row).meta.arguments ?? {}), 90)}</code> },
-  { title: "Outcome", key: "outcome", width: 130, render: (_: unknown, row: AuditShape) => <Outcome line={lineOf(row)} /> },
+  { title: "Arguments", key: "arguments", ellipsis: true, render: (_: unknown, row: AuditShape) => <code className="cut">{inOneLine(JSON.stringify(lineOf(row).meta.arguments ?? {}), 90)}</code> },
+  { title: "Outcome", key: "outcome", width: 120, render: (_: unknown, row: AuditShape) => <Outcome line={lineOf(row)} /> },
   { title: "Took", key: "took", width: 90, className: "number", render: (_: unknown, row: AuditShape) => spanOf(lineOf(row).meta.duration_ms ?? 0) },
 ];
 
 function Outcome({ line }: { line: Line }) {
-  const color = { info: "green", warn: "gold", error: "red" }[line.level];
+  const color = { info: "success", warn: "warning", error: "error" }[line.level];
   return <Tag color={color}>{line.success ? "done" : (line.meta.error ?? "failed").replaceAll("_", " ")}</Tag>;
 }
 
@@ -91,10 +91,10 @@ function Verify() {
   };
   return (
     <Space wrap>
-      {state.error && <Tag color="red">{state.error}</Tag>}
-      {state.broken !== undefined && <Tag color="red">Line {state.broken} does not follow from the one before it</Tag>}
-      {state.rows !== undefined && state.broken === undefined && <Tag color="green">{state.rows === 1 ? "The one line is" : `All ${state.rows} lines are`} as written</Tag>}
-      <Button icon={<SafetyOutlined />} loading={state.busy} onClick={verify}>Verify the chain</Button>
+      {state.error && <Tag color="error">{state.error}</Tag>}
+      {state.broken !== undefined && <Tag color="error">Line {state.broken} does not follow from the one before it</Tag>}
+      {state.rows !== undefined && state.broken === undefined && <Tag color="success">{state.rows === 1 ? "The one line is" : `All ${state.rows} lines are`} as written</Tag>}
+      <Button icon={<SafetyOutlined aria-hidden />} loading={state.busy} onClick={verify}>Verify the chain</Button>
     </Space>
   );
 }

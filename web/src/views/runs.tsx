@@ -12,7 +12,7 @@ import { useAsked, useHouse, useNow } from "../state/use";
 import { momentOf, spanOf } from "../state/words";
 import { Frame, Nothing, Shown } from "./frame";
 
-const COLOURS: Record<RunShape["status"], string> = { queued: "default", running: "processing", waiting: "gold", done: "green", failed: "red", cancelled: "default" };
+const COLOURS: Record<RunShape["status"], string> = { queued: "default", running: "processing", waiting: "warning", done: "success", failed: "error", cancelled: "default" };
 const WORDS: Record<RunShape["status"], string> = { queued: "waits", running: "under way", waiting: "asks", done: "done", failed: "failed", cancelled: "stopped" };
 
 export default function Runs({ id }: { id: string }) {
@@ -36,12 +36,12 @@ function AllRuns() {
       <Shown asked={asked}>
         {({ runs }) =>
           runs.length === 0 ? (
-            <Nothing icon={<FieldTimeOutlined />} title="No turn yet">Say something to an agent: its turn appears here.</Nothing>
+            <Nothing icon={<FieldTimeOutlined aria-hidden />} title="No turn yet">Say something to an agent: its turn appears here.</Nothing>
           ) : (
-            <Table size="small" rowKey="runId" dataSource={runs} pagination={{ pageSize: 25, hideOnSinglePage: true, showSizeChanger: false }} scroll={{ x: "max-content" }} onRow={(run) => ({ onClick: () => go({ view: "runs", id: run.runId }), className: "pickable" })}
+            <Table size="small" rowKey="runId" dataSource={runs} pagination={{ pageSize: 25, hideOnSinglePage: true, showSizeChanger: false }} scroll={{ x: 640 }} tableLayout="fixed" onRow={(run) => ({ onClick: () => go({ view: "runs", id: run.runId }), className: "pickable" })}
               columns={[
-                { title: "Begun", dataIndex: "createdAt", width: 190, render: (at: number, run) => <Inside to={{ view: "runs", id: run.runId }}>{momentOf(at)}</Inside> },
-                { title: "Session", dataIndex: "sessionKey", ellipsis: true, width: 340, render: nameOf },
+                { title: "Begun", dataIndex: "createdAt", width: 160, render: (at: number, run) => <Inside to={{ view: "runs", id: run.runId }}>{momentOf(at)}</Inside> },
+                { title: "Session", dataIndex: "sessionKey", ellipsis: true, render: nameOf },
                 { title: "Agent", dataIndex: "agentId", width: 140 },
                 { title: "State", dataIndex: "status", width: 120, render: (status: RunShape["status"]) => <State status={status} /> },
                 { title: "Took", key: "took", width: 110, className: "number", render: (_, run) => (run.endedAt ? spanOf(run.endedAt - run.createdAt) : "…") },
@@ -63,7 +63,7 @@ function OneRun({ id }: { id: string }) {
     if (open) asked.again();
   }, [open, now, asked.again]);
   return (
-    <Frame title="One turn" about={run ? `${momentOf(run.createdAt)}, ${run.agentId}${run.user ? `, asked by ${run.user}` : ""}` : "What happened, from the first word to the last."} extra={<Button icon={<ArrowLeftOutlined />} onClick={() => go({ view: "runs", id: "" })}>All runs</Button>}>
+    <Frame title="One turn" about={run ? `${momentOf(run.createdAt)}, ${run.agentId}${run.user ? `, asked by ${run.user}` : ""}` : "What happened, from the first word to the last."} extra={<Button icon={<ArrowLeftOutlined aria-hidden />} onClick={() => go({ view: "runs", id: "" })}>All runs</Button>}>
       <Shown asked={asked}>
         {(found) => {
           const timeline = timelineOf(found, now);

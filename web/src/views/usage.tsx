@@ -26,7 +26,7 @@ export default function Usage() {
       extra={<Segmented aria-label="How far back" value={span} onChange={setSpan} options={[{ value: 7, label: "7 days" }, { value: 14, label: "14 days" }, { value: 30, label: "30 days" }]} />}>
       <Shown asked={usage}>
         {({ rows }) => {
-          if (rows.length === 0) return <Nothing icon={<BarChartOutlined />} title="Nothing was used yet">Every turn adds to this: its tokens, what they cost where that is known, and the tools it called.</Nothing>;
+          if (rows.length === 0) return <Nothing icon={<BarChartOutlined aria-hidden />} title="Nothing was used yet">Every turn adds to this: its tokens, what they cost where that is known, and the tools it called.</Nothing>;
           const sum = (read: (row: (typeof rows)[number]) => number) => rows.reduce((total, row) => total + read(row), 0);
           const value = (row: (typeof rows)[number]) => (what === "tokens" ? row.inputTokens + row.outputTokens : what === "turns" ? row.turns : row.costMicrocents / MICROCENTS);
           return (

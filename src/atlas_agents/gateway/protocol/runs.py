@@ -23,7 +23,7 @@ class RunShape(Wire, frozen=True):
 
 class RunStep(Wire, frozen=True):
     """One step of a turn, as its journal has it: `key` names what it is about, a call's id or a question's; `name` is
-    the tool's or the model's, `status` what came of it, `by` who answered."""
+    the tool's or the model's, `status` what came of it, `by` who answered, and for what `reason`."""
 
     seq: int
     kind: StepKind
@@ -34,6 +34,7 @@ class RunStep(Wire, frozen=True):
     status: str = ""
     error: str | None = None
     by: str = ""
+    reason: str = ""
     usage: UsageShape | None = None
 
 
