@@ -9,7 +9,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run page browser test check lint format bench docs texts lock clean
+.PHONY: help run page browser pictures test check lint format bench docs texts lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ bench: $(READY) ## Measure CPU per turn beside the floor
 
 docs: $(READY) ## Build the pages into site/, warnings are errors
 	$(BIN)/zensical build --clean --strict
+
+pictures: page browser ## Make the pictures of the page for README and docs
+	$(BIN)/python tests/page/pictures.py
 
 texts: $(READY) ## Write the help of the command and the table of settings into their pages
 	$(BIN)/python tests/help_texts.py
