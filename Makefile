@@ -9,12 +9,15 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run page browser pictures test check lint format bench docs texts lock clean
+.PHONY: help run chat page browser pictures test check crash lint format bench docs texts lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: page ## Talk to an agent in the terminal
+run: page ## Start the gateway with its page, and a model that answers
+	$(BIN)/atlas serve
+
+chat: $(READY) ## Talk to an agent in the terminal
 	$(BIN)/atlas chat
 
 page: $(READY) ## Build the page, if its sources have changed
@@ -25,6 +28,9 @@ test: page browser ## Run all tests
 
 check: lint ## Check format, lint, types and floors, then run the quick tests
 	$(BIN)/pytest -n 2 -q -m "not slow"
+
+crash: $(READY) ## Kill, fail and stop turns 20,000 times and more; CRASH="--minutes 30 --seed 7" for less, or others
+	cd tests/durable && ../../$(BIN)/python -m crash.long $(CRASH)
 
 lint: $(READY) ## Check format, lint, types and floors
 	$(BIN)/ruff format --check

@@ -6,6 +6,8 @@ import socket
 import sys
 from typing import Any
 
+import pytest
+
 _SETTINGS = ("OPENAI_", "ANTHROPIC_", "ATLAS_")
 
 
@@ -54,3 +56,13 @@ sys.addaudithook(_refuse_beyond_loopback)
 def pytest_runtest_setup() -> None:
     for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
         del os.environ[name]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many crash cases were run, in all the processes that ran them."""
+    reports: list[pytest.TestReport] = [
+        report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)
+    ]
+    counts = [int(str(value)) for report in reports for name, value in report.user_properties if name == "crash_cases"]
+    if counts:
+        terminalreporter.write_line(f"{sum(counts)} crash cases")

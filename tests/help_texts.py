@@ -4,10 +4,27 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 PAGE = Path(__file__).parent.parent / "docs/reference/cli.md"
 _BLOCK = re.compile(r'(^```text title="(atlas.*?--help)"\n).*?(^```$)', re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Every command there is: `atlas`, `atlas chat`, `atlas sessions`, `atlas sessions list` …"""
+    import typer
+
+    from atlas_agents.cli.main import app
+
+    return list(_named("atlas", typer.main.get_command(app)))
+
+
+def _named(name: str, command: Any) -> Iterator[str]:
+    yield name
+    for each, inner in getattr(command, "commands", {}).items():
+        yield from _named(f"{name} {each}", inner)
 
 
 def filled(page: str) -> str:

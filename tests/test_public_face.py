@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import importlib
 import inspect
 import json
 import types
@@ -253,3 +254,18 @@ async def test_nothing_is_sent_anywhere_when_an_atlas_is_made_and_closed() -> No
         assert isinstance(atlas.conversation().messages, list)
         message: list[Message] = atlas.conversation().messages
         assert message == []
+
+
+def test_what_a_type_checker_reads_is_what_is_loaded() -> None:
+    source = ast.parse(inspect.getsource(atlas_agents))
+    (declared,) = [node for node in source.body if isinstance(node, ast.If)]
+    names = [
+        (alias.asname or alias.name, f"{node.module}.{alias.name}")
+        for node in declared.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert sorted(name for name, _ in names) == sorted(atlas_agents.__all__)
+    for name, path in names:
+        module, _, there = path.rpartition(".")
+        assert getattr(atlas_agents, name) is getattr(importlib.import_module(module), there)

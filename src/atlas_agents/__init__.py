@@ -1,93 +1,92 @@
 """Atlas Agents: build, govern and run LLM agents. What is listed here is the public face; the rest may move."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.environment import Environment
-from atlas_agents.core.errors import (
-    AtlasError,
-    BadArguments,
-    BadModelRef,
-    BadOutput,
-    BadTool,
-    BrokenHistory,
-    Cancelled,
-    ConfigError,
-    Conflict,
-    ContextCycle,
-    Declined,
-    DuplicateTool,
-    MissingKey,
-    ModelUnavailable,
-    NotPermitted,
-    NotStored,
-    PoisonedRun,
-    ProviderError,
-    Refused,
-    SessionBusy,
-    StoreError,
-    ToolFailed,
-    ToolFault,
-    Transient,
-    UnknownAgent,
-)
-from atlas_agents.core.events import Event, Usage
-from atlas_agents.core.messages import (
-    File,
-    Image,
-    Message,
-    Opaque,
-    Part,
-    Text,
-    Thinking,
-    ToolCall,
-    ToolResult,
-    assistant,
-    system,
-    user,
-)
-from atlas_agents.core.messages import tool as tool_message
-from atlas_agents.core.metadata import Metadata
-from atlas_agents.core.questions import Answer, Question
-from atlas_agents.core.rules import Rule
-from atlas_agents.core.specs import ToolSpec
-from atlas_agents.engine.agent import Agent, agent
-from atlas_agents.engine.atlas import Atlas
-from atlas_agents.engine.context import Context
-from atlas_agents.engine.history import History
-from atlas_agents.engine.interceptors import Interceptor
-from atlas_agents.engine.result import CallResult, RunResult, Step
-from atlas_agents.engine.run import Accepted
-from atlas_agents.engine.sessions import Sessions
-from atlas_agents.engine.stream import AtlasStream
-from atlas_agents.providers.anthropic import AnthropicProvider
-from atlas_agents.providers.base import (
-    Capabilities,
-    Chunk,
-    DoneChunk,
-    Provider,
-    Request,
-    TextChunk,
-    ThinkingChunk,
-    ToolCallChunk,
-)
-from atlas_agents.providers.cassette import Cassette
-from atlas_agents.providers.failover import RetryPolicy
-from atlas_agents.providers.http import Clocks
-from atlas_agents.providers.openai import OpenAIProvider
-from atlas_agents.providers.prices import Price
-from atlas_agents.providers.registry import ModelRef, built_in, parse_model_ref
-from atlas_agents.tools.approvals import Approvals
-from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
-from atlas_agents.tools.context import ToolContext
-from atlas_agents.tools.limits import Limits
-from atlas_agents.tools.permissions import Actor, Policy, Verdict
-from atlas_agents.tools.reconcile import Happened, NotHappened
-from atlas_agents.tools.registry import ToolRegistry
-from atlas_agents.tools.tool import Tool, tool
-
 if TYPE_CHECKING:
+    from atlas_agents.core.conversation import Conversation
+    from atlas_agents.core.errors import (
+        AtlasError,
+        BadArguments,
+        BadModelRef,
+        BadOutput,
+        BadTool,
+        BrokenHistory,
+        Cancelled,
+        ConfigError,
+        Conflict,
+        ContextCycle,
+        Declined,
+        DuplicateTool,
+        MissingKey,
+        ModelUnavailable,
+        NotPermitted,
+        NotStored,
+        PoisonedRun,
+        ProviderError,
+        Refused,
+        SessionBusy,
+        StoreError,
+        ToolFailed,
+        ToolFault,
+        Transient,
+        UnknownAgent,
+    )
+    from atlas_agents.core.events import Event, Usage
+    from atlas_agents.core.messages import (
+        File,
+        Image,
+        Message,
+        Opaque,
+        Part,
+        Text,
+        Thinking,
+        ToolCall,
+        ToolResult,
+        assistant,
+        system,
+        user,
+    )
+    from atlas_agents.core.messages import tool as tool_message
+    from atlas_agents.core.metadata import Metadata
+    from atlas_agents.core.questions import Answer, Question
+    from atlas_agents.core.rules import Rule
+    from atlas_agents.core.specs import ToolSpec
+    from atlas_agents.engine.agent import Agent, agent
+    from atlas_agents.engine.atlas import Atlas
+    from atlas_agents.engine.context import Context
+    from atlas_agents.engine.history import History
+    from atlas_agents.engine.interceptors import Interceptor
+    from atlas_agents.engine.result import CallResult, RunResult, Step
+    from atlas_agents.engine.run import Accepted
+    from atlas_agents.engine.sessions import Sessions
+    from atlas_agents.engine.stream import AtlasStream
     from atlas_agents.local.provider import LocalProvider
+    from atlas_agents.providers.anthropic import AnthropicProvider
+    from atlas_agents.providers.base import (
+        Capabilities,
+        Chunk,
+        DoneChunk,
+        Provider,
+        Request,
+        TextChunk,
+        ThinkingChunk,
+        ToolCallChunk,
+    )
+    from atlas_agents.providers.cassette import Cassette
+    from atlas_agents.providers.failover import RetryPolicy
+    from atlas_agents.providers.http import Clocks
+    from atlas_agents.providers.openai import OpenAIProvider
+    from atlas_agents.providers.prices import Price
+    from atlas_agents.providers.registry import ModelRef, parse_model_ref
+    from atlas_agents.tools.approvals import Approvals
+    from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
+    from atlas_agents.tools.context import ToolContext
+    from atlas_agents.tools.limits import Limits
+    from atlas_agents.tools.permissions import Actor, Policy, Verdict
+    from atlas_agents.tools.reconcile import Happened, NotHappened
+    from atlas_agents.tools.registry import ToolRegistry
+    from atlas_agents.tools.tool import Tool, tool
 
 __all__ = [
     "Accepted",
@@ -182,20 +181,61 @@ __all__ = [
     "what_if",
 ]
 
+_HOMES = {
+    "core.conversation": "Conversation",
+    "core.errors": (
+        "AtlasError BadArguments BadModelRef BadOutput BadTool BrokenHistory Cancelled ConfigError Conflict "
+        "ContextCycle Declined DuplicateTool MissingKey ModelUnavailable NotPermitted NotStored PoisonedRun "
+        "ProviderError Refused SessionBusy StoreError ToolFailed ToolFault Transient UnknownAgent"
+    ),
+    "core.events": "Event Usage",
+    "core.messages": (
+        "File Image Message Opaque Part Text Thinking ToolCall ToolResult assistant system tool:tool_message user"
+    ),
+    "core.metadata": "Metadata",
+    "core.questions": "Answer Question",
+    "core.rules": "Rule",
+    "core.specs": "ToolSpec",
+    "engine.agent": "Agent agent",
+    "engine.atlas": "Atlas",
+    "engine.context": "Context",
+    "engine.history": "History",
+    "engine.interceptors": "Interceptor",
+    "engine.result": "CallResult RunResult Step",
+    "engine.run": "Accepted",
+    "engine.sessions": "Sessions",
+    "engine.stream": "AtlasStream",
+    "local.provider": "LocalProvider",
+    "providers.anthropic": "AnthropicProvider",
+    "providers.base": "Capabilities Chunk DoneChunk Provider Request TextChunk ThinkingChunk ToolCallChunk",
+    "providers.cassette": "Cassette",
+    "providers.failover": "RetryPolicy",
+    "providers.http": "Clocks",
+    "providers.openai": "OpenAIProvider",
+    "providers.prices": "Price",
+    "providers.registry": "ModelRef parse_model_ref",
+    "tools.approvals": "Approvals",
+    "tools.audit": "AuditLog MemoryAudit verify what_if",
+    "tools.context": "ToolContext",
+    "tools.limits": "Limits",
+    "tools.permissions": "Actor Policy Verdict",
+    "tools.reconcile": "Happened NotHappened",
+    "tools.registry": "ToolRegistry",
+    "tools.tool": "Tool tool",
+}
+"""Where each name lives. A module is loaded when one of its names is first used: the command, a client or a worker that
+needs a little of the package does not pay for all of it."""
+
 
 def __getattr__(name: str) -> Any:
-    """What only some need is loaded when it is first named."""
-    if name == "LocalProvider":
-        from atlas_agents.local.provider import LocalProvider
-
-        return LocalProvider
+    for home, names in _HOMES.items():
+        for each in names.split():
+            there, _, here = each.partition(":")
+            if name == (here or there):
+                found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), there)
+                return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _local(environment: Environment) -> Provider:
-    from atlas_agents.local.provider import local_provider
-
-    return local_provider(environment)
-
-
-built_in("local", _local)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

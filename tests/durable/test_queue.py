@@ -144,6 +144,17 @@ async def test_a_message_may_interrupt_those_before_it() -> None:
     assert [run.status for run in await store.runs("default", "s")] == ["cancelled", "cancelled", "done"]
 
 
+async def test_a_message_that_is_sent_again_interrupts_nobody_again() -> None:
+    gate, store = Gate(), await kept()
+    async with house(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        atlas.send("1", session="s", when_busy="interrupt", idempotency_key="k")
+        await gate.reached.wait()
+        again = atlas.send("1", session="s", when_busy="interrupt", idempotency_key="k")
+        assert (await again.accepted()).status == "in_flight"
+        gate.open.set()
+        assert (await again.reply()).text == "one."
+
+
 async def test_a_message_cancelled_while_it_waits_is_never_said() -> None:
     gate, store = Gate(), await kept()
     async with house(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):

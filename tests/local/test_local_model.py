@@ -172,7 +172,7 @@ async def test_a_model_that_cannot_be_had_is_said_in_one_sentence(
     for _ in range(2):  # the second time it is no slower
         with pytest.raises(ModelUnavailable) as caught:
             await complete(make(model.format(tmp=tmp_path)), Request([user("Hello!")]))
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+        assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 async def test_a_large_model_is_not_fetched_without_being_asked_for(tmp_path: Path) -> None:

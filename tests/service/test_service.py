@@ -1,10 +1,12 @@
 """From settings to a gateway that answers: the home folder, the workspace and its edits, models and their stand-ins."""
 
 import asyncio
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +18,10 @@ import websockets
 
 from atlas_agents import ConfigError
 from atlas_agents.config.load import load
+from atlas_agents.config.opening import open_store
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
+from atlas_agents.core.store import AcceptRun
 from atlas_agents.service.place import Running, announce, occupied, running
 from atlas_agents.service.serve import Serving, private_gateway
 
@@ -144,3 +148,33 @@ async def test_tools_that_act_are_not_granted_until_a_policy_does(tmp_path: Path
         from atlas_agents import Actor
 
         assert policy.verdict("anything", Actor("assistant", "", "", "default")).cell == "no"
+
+
+async def test_an_idle_one_fetches_nothing_goes_on_with_nothing_and_is_not_found(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    settings, environment = settled(home)
+    told: list[str] = []
+    async with private_gateway(settings, environment=environment) as here:
+        key = (await said(here, "chat.send", sessionKey="s", message="What time is it?"))["runId"]
+        await said(here, "chat.wait", runId=key, timeoutMs=15_000)
+    store = open_store(settings)
+    await store.open()
+    await store.commit("default", [AcceptRun("cut-short", "s", "assistant")])
+    await store.close()
+    async with private_gateway(
+        settings, environment=environment, told=lambda model, done, total, words: told.append(words), idle=True
+    ) as here:
+        await asyncio.sleep(0.2)
+        assert running(home) is None, "no address"
+        assert (await said(here, "sessions.list"))["sessions"][0]["sessionKey"] == "s"
+        row = await here.runtime.store.run("default", "cut-short")
+        assert row is not None and (row.status, row.epoch) == ("running", 0)
+    assert told == []
+
+
+def test_who_only_looks_whether_a_home_is_free_is_in_nobodys_way(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("a") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.05, looking.close).start()
+        with occupied(tmp_path):
+            pass

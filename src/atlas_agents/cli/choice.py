@@ -1,4 +1,4 @@
-"""Which model answers, and why this one."""
+"""Which model answers where a person says so on the command line, and why this one."""
 
 import msgspec
 
@@ -8,6 +8,7 @@ from atlas_agents.providers.demo import Demo
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.openai import OpenAIProvider
 from atlas_agents.providers.registry import Registry
+from atlas_agents.workspace.models import LOCAL_MODEL
 
 ANTHROPIC = "anthropic/claude-opus-4-6"
 OPENAI = "openai/gpt-5.2"
@@ -44,7 +45,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose(model: str | None, base_url: str | None, environment: Environment, *, pause: float) -> Choice:
-    """What the options say, else what the settings say, else the demo. ConfigError when that cannot work."""
+    """What the options say, else what the settings say, else the local model. ConfigError when that cannot work."""
     if base_url:
         return _server(base_url, model, "--base-url", environment)
     if model == "demo":
@@ -59,7 +60,7 @@ def choose(model: str | None, base_url: str | None, environment: Environment, *,
         return _server(address.strip(), None, "OPENAI_BASE_URL is set", environment)
     if environment.secret("OPENAI_API_KEY"):
         return _named(OPENAI, "OPENAI_API_KEY is set", environment)
-    return Choice(Route(Demo(pause=pause)), "no key is set")
+    return _named(LOCAL_MODEL, "no key is set", environment)
 
 
 def _named(ref: str, why: str, environment: Environment) -> Choice:

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.markdown import Markdown
 from rich.text import Text
 
-from atlas_agents.cli.words import printable
+from atlas_agents.cli.words import one_line, printable
 
 Voice: TypeAlias = Literal["text", "thinking"]
 _FRAME = 0.06
@@ -32,6 +32,7 @@ class Page:
         self._rows = 0
         self._live = 0
         self._follows = False
+        self._hint = ""
         self._since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -61,6 +62,14 @@ class Page:
         self._ready += self._render(Text(words, style=style))
         self.settle()
 
+    def hint(self, words: str) -> None:
+        """How things stand, below all else, until it is said otherwise; an empty text takes it away."""
+        if words and not self._moves:
+            self.line(words)
+        elif words != self._hint:
+            self._hint = words
+            self._draw()
+
     def settle(self) -> None:
         """The message under way is complete: what it said stays."""
         self._finish_blocks(all=True)
@@ -78,6 +87,7 @@ class Page:
     def end(self) -> None:
         """The turn is over: nothing moves any more."""
         self._since = None
+        self._hint = ""
         self.settle()
         if self._timer:
             self._timer.cancel()
@@ -100,7 +110,7 @@ class Page:
     def _draw(self) -> None:
         """Replace the tail by what has been finished meanwhile and by the tail as it is now."""
         self._finish_blocks()
-        tail = self._live_lines() if self._moves else []
+        tail = [*self._live_lines(), *self._hint_lines()] if self._moves else []
         self._write(self._up(self._live) + self._ready + "".join(tail))
         self._rows += self._ready.count("\n")
         self._live, self._ready = len(tail), ""
@@ -132,6 +142,9 @@ class Page:
         if self._since is None or (waited := int(time.monotonic() - self._since)) < 1:
             return []
         return [self._render(Text(f"… {waited} s (Ctrl-C stops)", style="dim"))]
+
+    def _hint_lines(self) -> list[str]:
+        return [self._render(Text(one_line(self._hint, self._console.width - 1), style="dim"))] if self._hint else []
 
     def _render(self, renderable: RenderableType) -> str:
         with self._console.capture() as captured:

@@ -1,25 +1,28 @@
-"""What the command says: calls, results and errors, each in one line."""
+"""What the command says: calls, results and errors, each in one line, and nothing that could hide in them."""
 
 import json
 import re
+import unicodedata
 from typing import Any
 
-from atlas_agents.core.errors import AtlasError, ProviderError
-from atlas_agents.core.events import ToolAnswered, ToolCalled
-from atlas_agents.core.messages import ToolCall, ToolResult
+from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError, ProviderError
 
 _LONGEST_ERROR = 400
-_CONTROLS: dict[int, int | None] = {
+_TURNS_TEXT = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)
+_CONTROLS: dict[int, int | str | None] = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+    **{code: f"\\u{code:04x}" for code in _TURNS_TEXT},
     0x0D: None,
     0x7F: 0x2421,
 }
+_NO_INK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
 _SIGNS = {"ok": "✓", "error": "✗", "unknown": "?"}
 
 
 def printable(text: str) -> str:
-    """The text with control characters made visible: a model's words must not steer the terminal."""
+    """The text with control characters made visible: a model's words must not steer the terminal, nor turn its lines
+    around."""
     return text.translate(_CONTROLS)
 
 
@@ -29,53 +32,89 @@ def one_line(text: str, longest: int = 160) -> str:
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
-def called(call: ToolCalled | ToolCall) -> str:
+def exact(value: Any) -> str:
+    """A value as JSON in which every character that is not seen, or not seen as what it is, stands as its escape.
+
+    It is still JSON for the same value, so that it can be edited and read back.
+    """
+    return "".join(map(_seen, json.dumps(value, ensure_ascii=False, default=str)))
+
+
+def _seen(char: str) -> str:
+    if char.isprintable() and char not in _NO_INK and not _varies(char):
+        return char
+    return "".join(f"\\u{unit:04x}" for unit in _units(char))
+
+
+def _varies(char: str) -> bool:
+    """Chooses another look for the character before it; a model reads it, a person does not see it."""
+    return 0xFE00 <= ord(char) <= 0xFE0F or 0xE0100 <= ord(char) <= 0xE01EF or unicodedata.category(char) == "Me"
+
+
+def _units(char: str) -> list[int]:
+    code = ord(char)
+    if code < 0x10000:
+        return [code]
+    return [0xD800 + ((code - 0x10000) >> 10), 0xDC00 + ((code - 0x10000) & 0x3FF)]
+
+
+def called(name: str, arguments: dict[str, Any]) -> str:
     """The line of a call."""
-    arguments = ", ".join(f"{name}={_brief(value)}" for name, value in call.arguments.items())
-    return one_line(f"→ {call.name}({arguments})")
+    inside = ", ".join(f"{key}={exact(value)}" for key, value in arguments.items())
+    return one_line(f"→ {name}({inside})")
 
 
-def answered(name: str, answer: ToolAnswered | ToolResult, seconds: float | None = None) -> str:
+def answered(name: str, status: str, result: Any, error: str | None, seconds: float | None = None) -> str:
     """The line of a result, and how long it took."""
-    result = answer.result if isinstance(answer.result, str) else _brief(answer.result)
-    words = result if answer.status == "ok" else f"{answer.error}: {result}"
-    took = "" if seconds is None else f" · {_duration(seconds)}"
-    return f"{_SIGNS[answer.status]} {one_line(f'{name}: {words}')}{took}"
+    told = result if isinstance(result, str) else exact(result)
+    words = told if status == "ok" else f"{error}: {told}"
+    took = "" if seconds is None else f" · {duration(seconds)}"
+    return f"{_SIGNS.get(status, '?')} {one_line(f'{name}: {words}')}{took}"
 
 
-def sentence(error: Exception, address: str = "") -> str:
-    """What went wrong and what to do about it; `address` is where the provider was asked."""
-    if isinstance(error, ProviderError):
-        words = _provider_trouble(error, f" at {address}" if address else "")
-    elif isinstance(error, AtlasError):
-        words = str(error).removesuffix(" or pass api_key=")  # that is for those who write code
-    else:
-        words = f"something broke inside atlas: {type(error).__name__}: {error}"
+def for_people(words: str) -> str:
+    """Without what is only for those who write code."""
+    return words.replace(" or pass api_key=", "")
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong and what to do about it."""
+    match error:
+        case ProviderError():
+            return trouble(str(error), error.kind)
+        case GatewayError() if error.kind == "UNREACHABLE":
+            words = f"{error}: is it running? atlas doctor looks"
+        case GatewayError() if error.kind == "NOT_LET_IN":
+            words = f"{error}; set ATLAS_TOKEN to the right one, or take it away so that the token file counts"
+        case ConfigError():
+            words = for_people(str(error))
+        case AtlasError():
+            words = str(error)
+        case _:
+            words = f"something broke inside atlas: {type(error).__name__}: {error}"
     return one_line(words, _LONGEST_ERROR)
 
 
-def _provider_trouble(error: ProviderError, where: str) -> str:
-    words = str(error)
-    match error.kind:
+def trouble(words: str, kind: str, address: str = "") -> str:
+    """Why a model gave no answer; `address` is where it was asked."""
+    where = f" at {address}" if address else ""
+    match kind:
         case "network" if "Cannot connect" in words:
-            return f"no server answers{where}: is it running, and is the address right?"
+            told = f"no server answers{where}: is it running, and is the address right?"
         case "network":
-            return f"the connection{where} broke: {words}"
+            told = f"the connection{where} broke: {words}"
         case "timeout":
-            return f"the server{where} took too long: {words}"
+            told = f"the server{where} took too long: {words}"
         case "auth":
-            return f"the key was refused{where}: {words}"
-        case "bad_request" if error.status == 404:
-            return f"no such model or address{where}; most addresses end with /v1 ({words})"
+            told = f"the key was refused{where}: {words}"
+        case "bad_request" if words.startswith("HTTP 404"):
+            told = f"no such model or address{where}; most addresses end with /v1 ({words})"
         case "bad_request" if "tool" in words.lower():
-            return f"{words} (a model without tools can be asked with --no-tools)"
+            told = f"{words} (a model without tools can be asked with --no-tools)"
         case _:
-            return words
+            told = words
+    return one_line(told, _LONGEST_ERROR)
 
 
-def _brief(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

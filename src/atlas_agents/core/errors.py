@@ -25,6 +25,9 @@ AtlasError
 │   │   └── SessionBusy  the caller: the session has a turn under way, and this one was not to wait
 │   ├── LimitSpent       the limiter: the day's count is used up
 │   └── NotStored        the caller: there is no such row
+├── GatewayError         who asked a gateway: it answered with an error, of which `kind` is the kind
+│   ├── Unreachable      the same: no gateway answers there, or the line broke and stayed so
+│   └── NotLetIn         the same: the token is wrong
 └── ToolFault            the model, as a tool result; the caller never sees it
     ├── ToolNotFound     no such name among this agent's tools
     ├── BadArguments     the arguments do not fit the schema
@@ -202,6 +205,33 @@ class LimitSpent(StoreError):
 
 class NotStored(StoreError):
     """There is no such row for this tenant."""
+
+
+class GatewayError(AtlasError):
+    """A gateway said no. `kind` is the protocol's word for why; `retryable` if the same may succeed later."""
+
+    def __init__(
+        self, message: str, kind: str = "INTERNAL", *, retryable: bool = False, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retryable = retryable
+        self.retry_after = retry_after
+
+
+class Unreachable(GatewayError):
+    """There is no line to the gateway. `unclear` if it broke when a request that acts was on its way."""
+
+    def __init__(self, message: str, *, retryable: bool = True, unclear: bool = False) -> None:
+        super().__init__(message, "UNREACHABLE", retryable=retryable)
+        self.unclear = unclear
+
+
+class NotLetIn(GatewayError):
+    """The gateway refuses the token."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "NOT_LET_IN")
 
 
 class ToolFault(AtlasError):

@@ -219,11 +219,11 @@ class Atlas:
         run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms, wishes=wishes)
         if idempotency_key and run.desk.journal is None:
             raise ConfigError("an idempotency key needs a store, Atlas(store=…), and a session by name")
+        before = [other for other in self._live.values() if other.session == run.conversation.id]
+        self._start(stream, run, _as_message(message))
         if when_busy == "interrupt":
-            for other in list(self._live.values()):
-                if other.session == run.conversation.id:
-                    other.cancel()
-        return self._start(stream, run, _as_message(message))
+            stream.interrupt(before)
+        return stream
 
     def stream(self, run_id: str) -> AtlasStream | None:
         """The stream of a turn that is under way, or waits for its turn, in this process."""

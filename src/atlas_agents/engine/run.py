@@ -59,8 +59,8 @@ class Wishes(msgspec.Struct, frozen=True):
 
 class Terms(msgspec.Struct, frozen=True):
     """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
-    the model that speaks in place of the agent's, the row of one that was taken in before and goes on, and whether there
-    is anybody to ask for a yes."""
+    the model that speaks in place of the agent's, the row of one that was taken in before and goes on, and whether
+    there is anybody to ask for a yes."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""

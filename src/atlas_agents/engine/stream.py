@@ -1,7 +1,7 @@
 """A turn being listened to: iterate for its events, await its reply, cancel it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from atlas_agents.core.errors import Cancelled
@@ -68,6 +68,17 @@ class AtlasStream:
         self.stream_id = accepted.run_id
         if self._accepted is not None and not self._accepted.done():
             self._accepted.set_result(accepted)
+
+    def interrupt(self, others: "Sequence[AtlasStream]") -> None:
+        """Cancel these once the message is taken in; one that was accepted before interrupts nobody again."""
+
+        def cancel(accepted: "asyncio.Future[Accepted]") -> None:
+            if not accepted.cancelled() and accepted.result().status in ("started", "queued"):
+                for other in others:
+                    other.cancel()
+
+        if self._accepted is not None:
+            self._accepted.add_done_callback(cancel)
 
     async def echo(self, other: "AtlasStream") -> Message:
         """Say what another stream says, and has said; cancelling this one cancels that turn."""

@@ -100,9 +100,10 @@ def short(request: Request, name: str) -> str:
 class Seat:
     """A request that is waited for. To the hub it is a connection like others, closed when its token is void."""
 
-    full = False
+    full = lists = False
 
     def __init__(self, request: Request, grant: Grant) -> None:
+        self.sessions: set[str] = set()
         self.grant: Grant | None = grant
         self.trouble: Trouble | None = None
         self._request = request

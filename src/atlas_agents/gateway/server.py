@@ -91,15 +91,18 @@ class Gateway:
                 loop.remove_signal_handler(each)
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator["Gateway", None]:
-        """Serve as long as the block lasts; inside it, the gateway is ready."""
+    async def running(self, *, recover: bool = True) -> AsyncGenerator["Gateway", None]:
+        """Serve as long as the block lasts; inside it, the gateway is ready. Turns that a sudden end cut short go on,
+        unless they are not to `recover`."""
         sockets = listeners(self.settings)
         self._addresses = [each.getsockname()[:2] for each in sockets]
         server = _Server(self._config())
         serving = asyncio.create_task(server.serve(sockets))
         beside = [asyncio.create_task(work) for work in (self.hub.watch_tokens(), self.hub.runs.writer.run())]
         try:
-            await self._begin()
+            if recover:
+                await self._recover()
+            self.readiness.started = True
             logger.info(
                 "listening", extra={"fields": {"at": [f"{host} port {port}" for host, port in self._addresses]}}
             )
@@ -111,8 +114,8 @@ class Gateway:
             server.should_exit = True
             await serving
 
-    async def _begin(self) -> None:
-        """Go on with what a sudden end cut short; then the gateway is ready."""
+    async def _recover(self) -> None:
+        """Go on with what a sudden end cut short."""
         hub, atlas = self.hub, self.atlas
         rows = {row.id: row for row in await hub.store.open_runs() if row.tenant == atlas.tenant}
         told = {row.id: await self._said(row) for row in rows.values() if row.epoch}
@@ -121,7 +124,6 @@ class Gateway:
             agent = hub.agent(row.agent_id)
             log = hub.runs.follow(stream, model_of(agent, atlas.registry) if agent else "", row)
             log.messages |= told.get(row.id, set())
-        self.readiness.started = True
 
     async def _said(self, row: RunRow) -> set[str]:
         """The messages of a run that joined its session in an earlier life."""

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,10 +31,8 @@ def occupied(home: Path) -> Generator[None, None, None]:
     Two would each take the other's open turns for ones that a sudden end cut short.
     """
     with (home / _LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(_taken(home)) from None
+        if not _take(file):
+            raise ConfigError(_taken(home))
         try:
             yield
         finally:
@@ -58,6 +57,19 @@ def running(home: Path) -> Running | None:
         return msgspec.json.decode((home / _NOTE).read_bytes(), type=Running)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def _take(file: IO[str]) -> bool:
+    """Who only looks whether it is free holds it for a moment; that moment is waited for."""
+    for pause in (0.02, 0.05, 0.1, None):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if pause is not None:
+                time.sleep(pause)
+        else:
+            return True
+    return False
 
 
 def _free(file: IO[str]) -> bool:

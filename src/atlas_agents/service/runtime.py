@@ -46,11 +46,12 @@ class Runtime:
 
 @asynccontextmanager
 async def opened(
-    settings: Settings, *, environment: Environment | None = None, told: Told | None = None
+    settings: Settings, *, environment: Environment | None = None, told: Told | None = None, fetch: bool = True
 ) -> AsyncGenerator[Runtime, None]:
     """Everything open, in the order in which it needs each other; closed the other way round.
 
-    The workspace is followed and a local model fetched beside: whoever asks before it is there waits for it.
+    The workspace is followed and, with `fetch`, a local model fetched beside: whoever asks before it is there waits for
+    it.
     """
     environment = environment or Environment()
     async with AsyncExitStack() as opening:
@@ -60,10 +61,10 @@ async def opened(
         opening.push_async_callback(store.close)
         runtime = _wired(settings, store, environment)
         opening.push_async_callback(runtime.atlas.close)
-        beside = [
-            asyncio.create_task(runtime.crew.follow(runtime.atlas)),
-            asyncio.create_task(runtime.crew.fetch(runtime.atlas, _getter(models_folder(environment), told))),
-        ]
+        beside = [asyncio.create_task(runtime.crew.follow(runtime.atlas))]
+        if fetch:
+            get = _getter(models_folder(environment), told)
+            beside.append(asyncio.create_task(runtime.crew.fetch(runtime.atlas, get)))
         opening.push_async_callback(_end, beside)
         yield runtime
 

@@ -44,12 +44,17 @@ class Serving:
 
 @asynccontextmanager
 async def private_gateway(
-    settings: Settings, *, environment: Environment | None = None, told: Told | None = None
+    settings: Settings, *, environment: Environment | None = None, told: Told | None = None, idle: bool = False
 ) -> AsyncGenerator[Serving, None]:
-    """A gateway as long as the block lasts, on any free port of this machine: for a command that needs its own."""
+    """A gateway as long as the block lasts, on any free port of this machine: for a command that needs its own.
+
+    An `idle` one is for a command that only looks something up: it fetches no model, goes on with no turn that was cut
+    short, and says nobody where it is.
+    """
     own = msgspec.structs.replace(settings, host="127.0.0.1", port=0)
-    async with _gateway(own, environment, told) as here, here.gateway.running():
-        here.announce()
+    async with _gateway(own, environment, told, idle=idle) as here, here.gateway.running(recover=not idle):
+        if not idle:
+            here.announce()
         yield here
 
 
@@ -73,9 +78,9 @@ async def serve(
 
 @asynccontextmanager
 async def _gateway(
-    settings: Settings, environment: Environment | None, told: Told | None
+    settings: Settings, environment: Environment | None, told: Told | None, *, idle: bool = False
 ) -> AsyncGenerator[Serving, None]:
-    async with opened(settings, environment=environment, told=told) as runtime:
+    async with opened(settings, environment=environment, told=told, fetch=not idle) as runtime:
         gateway = Gateway(runtime.atlas, _of_gateway(settings))
         gateway.hub.more_settings |= {each.key: each.value for each in settings.explain()}
         gateway.hub.runs.notice = lambda agent_id: runtime.crew.notices.get(agent_id, "")

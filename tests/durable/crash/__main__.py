@@ -1,4 +1,4 @@
-"""`python -m crash LANE`: runs the cases of a lane, or of a part of it, and prints what came of them as one JSON line."""
+"""`python -m crash LANE`: runs the cases of a lane, or a part of them, and prints what came of it as one JSON line."""
 
 import argparse
 import random

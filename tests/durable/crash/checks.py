@@ -24,6 +24,14 @@ def taken_in_once(evidence: Evidence) -> Iterator[str]:
         trace = evidence.traces.get(note.run)
         if trace is None or trace.row.key != note.key:
             yield f"the message {note.key} was acknowledged as run {note.run}, and there is no such run"
+    said = {message.text for messages in evidence.sessions.values() for message in messages}
+    for send in evidence.script.sends:
+        if send.text not in said and not evidence.cancelled:
+            yield f"the message {send.text!r} is nowhere"
+    yield from _in_order(evidence)
+
+
+def _in_order(evidence: Evidence) -> Iterator[str]:
     for session, messages in evidence.sessions.items():
         said = [message.text for message in messages if message.role == "user" and not message.metadata]
         for text, count in Counter(said).items():
@@ -33,10 +41,6 @@ def taken_in_once(evidence: Evidence) -> Iterator[str]:
             wanted = [send.text for send in sends if send.session == session and send.text in said]
             if [text for text in said if text in wanted] != wanted:
                 yield f"in session {session} the order is {said}, and {wanted} was sent"
-    said = {message.text for messages in evidence.sessions.values() for message in messages}
-    for send in evidence.script.sends:
-        if send.text not in said and not evidence.cancelled:
-            yield f"the message {send.text!r} is nowhere"
     places = Counter((line.session, line.seq) for line in evidence.tables.messages)
     if any(places[session, seq] != 1 for session in evidence.sessions for seq in range(1, _count(evidence, session))):
         yield "the messages of a session have gaps in their numbers"

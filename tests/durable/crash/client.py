@@ -133,30 +133,9 @@ class Client:
         STAGE.world.note("client", "over", run=stream.stream_id, stream=number, text=over)
 
     def _note(self, event: Event, number: int) -> None:
-        """What a client would remember of an event."""
-        more: dict[str, Any] = {}
-        match event.type:
-            case "stream:chunk" | "stream:thinking" | "stream:start" | "message:sent" | "tool:progress":
-                more = {"text": getattr(event, "text", "")}
-            case "message:kept" | "message:received":
-                STAGE.points.here(f"client {event.type} before")
-                more = {"messages": (msgspec.Raw(event.message.to_json()),)}
-            case "tool:called":
-                more = {"call": event.call_id}
-            case "tool:result":
-                STAGE.points.here("client tool:result")
-                more = {"call": event.call_id, "text": event.status}
-            case "approval:asked":
-                more = {"key": event.question.id, "call": event.question.call_id}
-            case "approval:answered":
-                more = {"key": event.approval_id, "text": event.decision}
-            case "stream:end":
-                more = {"text": "cancelled" if event.cancelled else event.error or ""}
-            case "error":
-                more = {"text": event.kind}
-            case "stream:reset":
-                pass
-        STAGE.world.note("client", event.type, run=event.stream_id, stream=number, **more)
+        if event.type in ("message:kept", "message:received", "tool:result"):
+            STAGE.points.here(f"client {event.type} before")
+        STAGE.world.note("client", event.type, run=event.stream_id, stream=number, **remembered(event))
         if event.type == "message:received":
             STAGE.points.here("client message:received after")
 
@@ -211,6 +190,27 @@ class Client:
         for stream in self._streams:
             STAGE.world.note("client", "cancel", run=stream.stream_id)
             stream.cancel()
+
+
+def remembered(event: Event) -> dict[str, Any]:
+    """What a client would remember of an event."""
+    match event.type:
+        case "stream:chunk" | "stream:thinking":
+            return {"text": event.text}
+        case "message:kept" | "message:received":
+            return {"messages": (msgspec.Raw(event.message.to_json()),)}
+        case "tool:called" | "tool:result":
+            return {"call": event.call_id, "text": getattr(event, "status", "")}
+        case "approval:asked":
+            return {"key": event.question.id, "call": event.question.call_id}
+        case "approval:answered":
+            return {"key": event.approval_id, "text": event.decision}
+        case "stream:end":
+            return {"text": "cancelled" if event.cancelled else event.error or ""}
+        case "error":
+            return {"text": event.kind}
+        case _:
+            return {}
 
 
 def answer_to(question: Question) -> Answer:

@@ -12,7 +12,7 @@ from atlas_agents.core.store import Store
 from atlas_agents.testing import Environment, Registry
 from crash.client import Client, answer_to
 from crash.plays import TOOLS, Player
-from crash.points import Plan, Points
+from crash.points import PEACE, Plan, Points
 from crash.scripts import Script
 from crash.stage import STAGE, Clock
 from crash.stores import Place
@@ -68,25 +68,32 @@ async def live(setting: Setting, life: Life) -> None:
     except TimeoutError:
         STAGE.world.note("runner", "gave up" if plan.forever else "stuck")
     await atlas.close()
-    await store.close()
     STAGE.world.note("runner", "passed", n=STAGE.points.passed, text="\n".join(STAGE.points.names))
+    if plan.deed in ("nothing", "kill"):  # and still alive: nothing has struck
+        STAGE.points = Points(PEACE, STAGE.world)
+        await _recover_again(setting, store)
+    await store.close()
 
 
-async def recover_again(setting: Setting, life: Life) -> None:
-    """Another start, when all is done: it must find nothing to do, and change nothing."""
+async def start_again(setting: Setting, life: Life) -> None:
+    """Another start, when all is done."""
     prepare(setting, life)
-    place = setting.place
-    store = place.store(STAGE.clock)
+    store = setting.place.store(STAGE.clock)
     await store.open()
-    before = place.rows()
+    await _recover_again(setting, store)
+    await store.close()
+
+
+async def _recover_again(setting: Setting, store: Store) -> None:
+    """It must find nothing to do, and change nothing."""
+    before = setting.place.rows()
     atlas = build(setting.script, store)
     streams = await atlas.recover()
     for stream in streams:
         await asyncio.wait([asyncio.ensure_future(stream.reply())])
-    same = not streams and place.rows() == before
+    same = not streams and setting.place.rows() == before
     STAGE.world.note("runner", "recovered again", n=int(same))
     await atlas.close()
-    await store.close()
 
 
 def prepare(setting: Setting, life: Life) -> None:

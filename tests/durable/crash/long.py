@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ def main() -> None:
     given = arguments()
     began = time.monotonic()
     with ThreadPoolExecutor(given.processes) as pool:
-        tallies = list(pool.map(lambda job: run(job, began + 60 * given.minutes), jobs(given)))
+        tallies = list(pool.map(partial(run, until=began + 60 * given.minutes), jobs(given)))
     cases, bad = sum(tally.cases for tally in tallies), [each for tally in tallies for each in tally.bad]
     cpu = sum(tally.cpu for tally in tallies)
     for each in bad:

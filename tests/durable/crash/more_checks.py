@@ -45,26 +45,17 @@ def _nothing_after_the_end(evidence: Evidence) -> Iterator[str]:
 
 
 def _heard(note: Note, trace: Trace, evidence: Evidence) -> Iterator[str]:
-    run = trace.row.id
-    match note.what:
-        case "message:received":
-            if trace.row.status != "done":
-                yield f"the answer of run {run} was heard, and it is {trace.row.status}"
-            elif Message.from_json(bytes(note.messages[0])) not in trace.messages:
-                yield f"the answer of run {run} was heard, and it is not kept"
-        case "tool:result":
-            said = [result.status for step, result in trace.outcomes() if step.key == note.call]
-            if said != [note.text] and not evidence.cancelled:
-                yield f"call {note.call} was heard to be {note.text}, and the journal says {said}"
-        case "approval:asked":
-            if note.key not in {step.key for step in trace.of("asked")}:
-                yield f"the question {note.key} was heard, and it is not kept"
-        case "approval:answered":
-            if note.key not in {step.key for step in trace.of("answered")} and not evidence.cancelled:
-                yield f"an answer to {note.key} was heard, and it is not kept"
-        case _:
-            if Message.from_json(bytes(note.messages[0])).id not in {message.id for message in trace.messages}:
-                yield f"a message of run {run} was heard to be kept, and it is not"
+    if note.messages and Message.from_json(bytes(note.messages[0])) not in trace.messages:
+        yield f"a message of run {trace.row.id} was heard ({note.what}), and it is not kept"
+    if note.what == "message:received" and trace.row.status != "done":
+        yield f"the answer of run {trace.row.id} was heard, and it is {trace.row.status}"
+    if note.what == "tool:result" and not evidence.cancelled:
+        said = [result.status for step, result in trace.outcomes() if step.key == note.call]
+        if said != [note.text]:
+            yield f"call {note.call} was heard to be {note.text}, and the journal says {said}"
+    kept = {step.key for step in trace.of(note.what.removeprefix("approval:"))}
+    if note.what.startswith("approval:") and not evidence.cancelled and note.key not in kept:
+        yield f"{note.what} was heard of {note.key}, and it is not kept"
 
 
 def _words_are_whole(evidence: Evidence) -> Iterator[str]:
@@ -110,7 +101,7 @@ def _found_out(is_: Any, was: Any) -> bool:
 def again_changes_nothing(evidence: Evidence) -> Iterator[str]:
     """I11: after all has ended, another start finds nothing to do."""
     again = [note.n for note in evidence.notes if note.what == "recovered again"]
-    if again != [1]:
+    if not again or not all(again):
         yield "another start found something to do, or did not come to its end"
     first: dict[int, set[str]] = {}
     for note in evidence.seen("recovered"):

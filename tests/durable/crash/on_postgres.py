@@ -1,5 +1,6 @@
-"""The same cases on Postgres: a schema for each, a point before and after each commit and inside of each transaction."""
+"""The same cases on Postgres: a schema for each, points around each commit and inside of each transaction."""
 
+import os
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ from typing import Any
 import psycopg
 
 from atlas_agents.core.clock import Clock
-from atlas_agents.core.ids import new_id
 from atlas_agents.core.store import Store, Write
 from atlas_agents.stores import postgres_writer
 from atlas_agents.stores.postgres import PostgresStore
@@ -38,7 +38,7 @@ class PostgresPlace:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._schema = f"c{new_id()}"
+        self._schema = f"c{os.urandom(8).hex()}"
 
     def store(self, clock: Clock) -> Store:
         return PointedPostgres(self._url, schema=self._schema, connections=2, clock=clock)
@@ -51,17 +51,12 @@ class PostgresPlace:
 @contextmanager
 def postgres() -> Generator[Callable[[], Place]]:
     """A server of our own; what is given makes places on it."""
-    sys.path.append(str(Path(__file__).parents[2] / "stores"))
-    from postgres_server import PostgresServer
+    sys.path.append(str(Path(__file__).parents[2]))
+    from stores.postgres_server import PostgresServer
 
     _set_points()
     with PostgresServer() as server:
-        url: str = server.url
-
-        def place() -> Place:
-            return PostgresPlace(url)
-
-        yield place
+        yield lambda: PostgresPlace(server.url)
 
 
 def _set_points() -> None:

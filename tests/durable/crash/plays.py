@@ -5,7 +5,7 @@ life. So a run that was cut short must come to the same end, if what it remember
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -80,7 +80,7 @@ class Player:
         in_model(STAGE.points.here("model after"))
 
 
-def next_reply(messages: tuple[Message, ...]) -> Reply:
+def next_reply(messages: Sequence[Message]) -> Reply:
     """What follows the last thing that the model said since the question."""
     said: Message | None = None
     for message in reversed(messages):

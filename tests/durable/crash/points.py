@@ -19,10 +19,11 @@ from crash.world import World
 Deed: TypeAlias = Literal[
     "nothing", "kill", "stop", "cancel", "busy", "full", "lost", "unclear", "io", "timeout", "exception"
 ]
-_EVERYWHERE = ("commit", "sql", "model", "tool", "approval", "reconcile", "client")
+_CHANGES = ("sql INSERT", "sql UPDATE", "sql DELETE", "sql COMMIT", "sql CREATE", "sql ALTER", "sql DROP")
+_EVERYWHERE = ("commit", *_CHANGES, "model", "tool", "approval", "reconcile", "client")
 _OUTSIDE = ("model", "tool", "reconcile", "approval function")
 FITS: dict[Deed, tuple[str, ...]] = {
-    "nothing": (*_EVERYWHERE, "read"),
+    "nothing": (*_EVERYWHERE, "sql BEGIN", "read"),
     "kill": _EVERYWHERE,
     "stop": ("commit", "model", "tool", "client"),  # in a transaction it would hold the lock of the file as well
     "cancel": _EVERYWHERE,
@@ -30,12 +31,12 @@ FITS: dict[Deed, tuple[str, ...]] = {
     "full": ("commit before",),
     "lost": ("commit before", "read"),
     "unclear": ("commit",),
-    "io": ("sql BEGIN", "sql INSERT", "sql UPDATE", "sql DELETE", "sql COMMIT"),
+    "io": ("sql BEGIN", *_CHANGES),
     "timeout": _OUTSIDE,
     "exception": _OUTSIDE,
 }
-"""The points at which a deed can strike, by how their names begin. A read changes nothing, so dying there is nothing
-that the points around it do not show."""
+"""The points at which a deed can strike, by how their names begin. Nothing has changed between a read, or a BEGIN, and
+the point before it: dying there shows nothing new."""
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):

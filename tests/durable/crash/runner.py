@@ -10,14 +10,14 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from crash.life import Life, Setting, live, recover_again
-from crash.points import Plan
+from crash.life import Life, Setting, live, start_again
+from crash.points import PEACE, Plan
 from crash.scripts import Script
 from crash.stores import Place, SqlitePlace, Tables, make
 from crash.world import Note, read
@@ -93,10 +93,11 @@ class Runner:
             os.kill(child, signal.SIGKILL)
         return end_of(os.waitpid(child, 0)[1])
 
-    def judged(self, setting: Setting, case: Case, ends: list[End]) -> Outcome:
-        """What is left, after one more start that should find nothing to do."""
-        again = Life(len(ends) + 1, Plan(jump=case.jump))
-        os.waitpid(_fork(lambda: recover_again(setting, again)), 0)
+    def again(self, setting: Setting, number: int) -> None:
+        """One more start, that should find nothing to do; a life in peace sees to that by itself."""
+        os.waitpid(_fork(lambda: start_again(setting, Life(number, PEACE))), 0)
+
+    def judged(self, setting: Setting, case: Case, ends: Sequence[End]) -> Outcome:
         return Outcome(case, setting.place.rows(), read(setting.folder / "world"), tuple(ends))
 
     def _file(self, folder: Path, script: Script) -> Place:

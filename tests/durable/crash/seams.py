@@ -32,7 +32,7 @@ class PointedStore(SqliteStore):
 
 
 class PointedConnection(sqlite3.Connection):
-    """A connection with a point before each statement of the writer that changes something, and after each COMMIT.
+    """A connection with a point before each statement of the writer that changes something, and before each COMMIT.
 
     Before a SELECT or a savepoint the file is as it was at the point before: those have none.
     """
@@ -44,10 +44,7 @@ class PointedConnection(sqlite3.Connection):
         if verb in _CHANGES:
             table = words[verb != "UPDATE"] if len(words) > 1 else ""
             in_sql(STAGE.points.here(f"sql {verb} {table}".strip()))
-        cursor = super().execute(sql, *values)
-        if verb == "COMMIT":
-            STAGE.points.here("sql after COMMIT")
-        return cursor
+        return super().execute(sql, *values)
 
 
 def label_of(writes: Sequence[Write]) -> str:

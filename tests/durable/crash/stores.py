@@ -116,7 +116,7 @@ def tables(found: Sequence[Rows]) -> Tables:
         [_step(*row) for row in journal],
         [MessageLine(row[0], row[1], row[2], row[3], bytes(row[4])) for row in messages],
         [AuditRow(row[0], bytes(row[1]), row[2], row[3]) for row in audit],
-        [ApprovalLine(*row[:3], bytes(row[3]), row[4] and bytes(row[4]), *row[5:]) for row in approvals],
+        [_approval(*row) for row in approvals],
         [(row[0], row[1], row[2]) for row in counters],
         [(row[0], row[1], row[2], row[3]) for row in usage],
     )
@@ -126,3 +126,9 @@ def _step(
     run: str, seq: int, kind: JournalKind, key: str, payload: bytes, at: int, previous: str, digest: str
 ) -> JournalRow:
     return JournalRow(run, seq, kind, key, bytes(payload), at, previous, digest)
+
+
+def _approval(
+    id: str, run: str, call: str, question: bytes, answer: bytes | None, expires_at: int, answered_at: int | None
+) -> ApprovalLine:
+    return ApprovalLine(id, run, call, bytes(question), answer and bytes(answer), expires_at, answered_at)

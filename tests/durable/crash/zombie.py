@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from crash.lanes import fitting
 from crash.life import Life
 from crash.points import PEACE, Plan
-from crash.runner import Case, Outcome, Runner, end_of
+from crash.runner import Case, End, Outcome, Runner, end_of
 from crash.scripts import Script
 
 
@@ -21,9 +21,10 @@ def zombie(runner: Runner, case: Case) -> Outcome:
     """The first process is stopped, the second goes on and ends the turn, and then the first one wakes up."""
     setting = runner.set_up(case.script)
     first = runner.start(setting, Life(1, case.plans[0]))
-    ends = [end_of(os.waitpid(first, os.WUNTRACED)[1])]
-    if ends == ["stopped"]:
+    ends: list[End] = [end_of(os.waitpid(first, os.WUNTRACED)[1])]
+    if ends[0] == "stopped":
         ends.append(runner.life(setting, Life(2, PEACE)))
         os.kill(first, signal.SIGCONT)
         ends.append(end_of(os.waitpid(first, 0)[1]))
+        runner.again(setting, 3)
     return runner.judged(setting, case, ends)

@@ -1,0 +1,226 @@
+"""`atlas doctor` on installations that are broken in one way each."""
+
+import json
+import os
+import socket
+import sqlite3
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atlas_command import Home, furnished, install_plugin
+
+from model_server import ModelServer
+
+pytestmark = pytest.mark.slow  # each starts a process of its own
+
+
+def examined(home: Home, **env: str) -> tuple[int, list[dict[str, Any]]]:
+    done = home.run("doctor", "--json", **env)
+    found = json.loads(done.stdout)
+    assert found["healthy"] is (done.returncode == 0)
+    assert "Traceback" not in done.stderr
+    return done.returncode, found["findings"]
+
+
+def test_a_healthy_one_is_told_so(home: Home) -> None:
+    assert home.run("ask", "Hello").returncode == 0
+    code, findings = examined(home)
+    assert (code, [each for each in findings if each["state"] != "ok"]) == (0, [])
+    assert {each["what"] for each in findings} >= {
+        "python", "clock", "settings", "home", "disk", "token", "workspace", "policy", "keys", "models", "plugins",
+        "database", "gateway",
+    }  # fmt: skip
+    told = home.run("doctor")
+    assert told.returncode == 0
+    assert told.stdout.endswith("0 things broken, 0 notices.\n")
+    assert "\x1b" not in told.stdout
+
+
+def test_a_new_one_has_notices_and_nothing_broken(bare: Home) -> None:
+    code, findings = examined(bare)
+    assert code == 0
+    assert {each["what"] for each in findings if each["state"] == "notice"} >= {"home", "token", "workspace"}
+    assert not bare.path.exists(), "a doctor changes nothing"
+
+
+def test_a_gateway_that_runs_is_found_and_well(home: Home) -> None:
+    with home.gateway() as gateway:
+        code, findings = examined(home)
+        (found,) = [each for each in findings if each["what"] == "gateway"]
+        assert (code, found["state"]) == (0, "ok")
+        assert f"it runs at {gateway.url}" in found["words"]
+
+
+def _open_home(home: Home) -> None:
+    home.path.chmod(0o755)
+
+
+def _home_is_a_file(home: Home) -> None:
+    home.env["ATLAS_HOME"] = str(home.folder / "policy.toml")
+    home.env["ATLAS_WORKSPACE"] = str(home.path / "workspace")
+
+
+def _open_token(home: Home) -> None:
+    (home.path / "token").write_text("x" * 8 + "abcdefghijklmnopqrstuvwxyz0123456789\n")
+    (home.path / "token").chmod(0o644)
+
+
+def _blank_token(home: Home) -> None:
+    (home.path / "token").write_text(" \n")
+    (home.path / "token").chmod(0o600)
+
+
+def _broken_tokens(home: Home) -> None:
+    (home.path / "token").write_text("abcdefghijklmnopqrstuvwxyz0123456789ABCDEF\n")
+    (home.path / "token").chmod(0o600)
+    (home.path / "tokens.json").write_text("{not json")
+    (home.path / "tokens.json").chmod(0o600)
+
+
+def _weak_and_exposed(home: Home) -> None:
+    home.env |= {"ATLAS_TOKEN": "secret", "ATLAS_HOST": "0.0.0.0"}
+
+
+def _bad_setting(home: Home) -> None:
+    (home.folder / "atlas.toml").write_text("prot = 1\n")
+
+
+def _bad_agents(home: Home) -> None:
+    (home.path / "workspace" / "AGENTS.md").write_text("## a\nModel: nonsense\n")
+
+
+def _unknown_tool(home: Home) -> None:
+    (home.path / "workspace" / "AGENTS.md").write_text("## a\nModel: http/x\nTools: hammer\n")
+
+
+def _hidden(home: Home) -> None:
+    (home.path / "workspace" / "SOUL.md").write_text("Be kind.\u200b\u202e\n")
+
+
+def _bad_policy(home: Home) -> None:
+    (home.folder / "policy.toml").write_text("[tools.x]\nyes = 'everyone'\n")
+
+
+def _unknown_provider(home: Home) -> None:
+    (home.path / "workspace" / "AGENTS.md").write_text("## a\nModel: acme/x\n")
+
+
+def _damaged_database(home: Home) -> None:
+    (home.path / "atlas.db").write_bytes(b"SQLite format 3\0" + os.urandom(8192))
+
+
+def _foreign_database(home: Home) -> None:
+    with sqlite3.connect(home.path / "atlas.db") as database:
+        database.execute("CREATE TABLE mine (x)")
+    database.close()
+
+
+def _newer_database(home: Home) -> None:
+    with sqlite3.connect(home.path / "atlas.db") as database:
+        database.execute("PRAGMA application_id = 0x41544C53")
+        database.execute("PRAGMA user_version = 900")
+        database.execute("CREATE TABLE x (x)")
+    database.close()
+
+
+def _folder_for_database(home: Home) -> None:
+    (home.path / "atlas.db").mkdir()
+
+
+def _no_postgres(home: Home) -> None:
+    home.env["ATLAS_DATABASE_URL"] = "postgresql://ana:hush@127.0.0.1:1/atlas"
+
+
+def _no_redis(home: Home) -> None:
+    home.env["ATLAS_REDIS_URL"] = "redis://:hush@127.0.0.1:1/0"
+
+
+def _bad_plugin(home: Home) -> None:
+    install_plugin(home.folder / "more", "raise RuntimeError('the plugin is ill')")
+    home.env["PYTHONPATH"] = f"{home.folder / 'more'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+
+
+def _larger_model(home: Home) -> None:
+    (home.path / "workspace" / "AGENTS.md").write_text("## a\nModel: local/qwen2.5-coder-1.5b\n")
+
+
+@pytest.mark.parametrize(
+    ("harm", "what", "words", "remedy"),
+    [
+        (_open_home, "home", "can be entered by other users (mode 755)", "say chmod 700"),
+        (_home_is_a_file, "home", "is no folder", "set ATLAS_HOME to a folder"),
+        (_open_token, "token", "can be read by other users (mode 644)", "say chmod 600"),
+        (_blank_token, "token", "is blank", "say atlas token rotate"),
+        (_broken_tokens, "token", "tokens.json", "mend the file"),
+        (_weak_and_exposed, "token", "too weak to listen on 0.0.0.0", "22 random letters"),
+        (_bad_setting, "settings", "prot: there is no such setting; did you mean port?", "mend that first"),
+        (_bad_agents, "workspace", "AGENTS.md:2: Model: 'nonsense' is no model ref", "mend that line"),
+        (_unknown_tool, "workspace", "there is no tool 'hammer'", "mend that line"),
+        (_hidden, "workspace", "SOUL.md:1:9: hidden character U+200B ZERO WIDTH SPACE and 1 more", "take it out"),
+        (_bad_policy, "policy", "tools.x", "mend it"),
+        (_unknown_provider, "models", "there is no provider 'acme'", "mend that"),
+        (_damaged_database, "database", "damaged or no database", "restore a backup"),
+        (_foreign_database, "database", "is a database of another program", "set ATLAS_DATABASE_URL elsewhere"),
+        (_newer_database, "database", "was written by a newer version (schema 900", "install the newer version"),
+        (_folder_for_database, "database", "is no file", "set ATLAS_DATABASE_URL"),
+        (_no_postgres, "database", "postgresql://ana:…@127.0.0.1:1/atlas", "is it running"),
+        (_no_redis, "redis", "redis://:…@127.0.0.1:1/0 does not answer", "is it running"),
+        (_bad_plugin, "plugins", "demo is disabled: RuntimeError: the plugin is ill", "mend or remove"),
+        (_larger_model, "local model", "qwen2.5-coder-1.5b is not here yet, 1117 MB", "say atlas models pull qwen"),
+    ],
+)
+def test_what_is_broken_is_found_with_its_remedy(
+    home: Home, harm: Callable[[Home], None], what: str, words: str, remedy: str
+) -> None:
+    harm(home)
+    code, findings = examined(home)
+    broken = [each for each in findings if each["state"] == "broken"]
+    assert code == 1
+    assert {each["what"] for each in broken} == {what}
+    assert any(words in each["words"] and remedy in each.get("remedy", "") for each in broken), broken
+    assert "hush" not in json.dumps(findings)
+
+
+def test_a_port_that_is_taken_is_found(home: Home) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, findings = examined(home, ATLAS_PORT=str(taken.getsockname()[1]))
+    (found,) = [each for each in findings if each["what"] == "gateway"]
+    assert (code, found["state"]) == (1, "broken")
+    assert "Address already in use" in found["words"] and "atlas serve --port 0" in found["remedy"]
+
+
+def test_a_gateway_that_hangs_is_found(home: Home) -> None:
+    with home.gateway() as gateway:
+        assert gateway.process is not None
+        gateway.process.send_signal(19)
+        try:
+            code, findings = examined(home)
+        finally:
+            gateway.process.send_signal(18)
+    (found,) = [each for each in findings if each["what"] == "gateway"]
+    assert (code, found["state"]) == (1, "broken")
+    assert f"process {gateway.process.pid}" in found["words"]
+
+
+def test_keys_are_looked_for_and_never_shown(tmp_path: Path, server: ModelServer) -> None:
+    home = furnished(tmp_path, server, agents="## a\nModel: openai/gpt-5.2\n")
+    key = "sk-this-must-not-be-seen"
+    code, findings = examined(home, OPENAI_API_KEY=key, ANTHROPIC_API_KEY=key)
+    assert code == 0
+    (keys,) = [each for each in findings if each["what"] == "keys"]
+    assert "ANTHROPIC_API_KEY is set, OPENAI_API_KEY is set" in keys["words"]
+    assert key not in json.dumps(findings)
+
+
+def test_what_is_read_only_is_found(home: Home) -> None:
+    if os.getuid() == 0:
+        pytest.skip("root may write everywhere")
+    home.path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    code, findings = examined(home)
+    assert code == 1
+    assert any(each["what"] == "home" and each["state"] == "broken" for each in findings)

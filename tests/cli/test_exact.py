@@ -1,0 +1,60 @@
+"""What is shown of a call: everything that is in it, and nothing that could pass for something else."""
+
+import json
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atlas_agents.cli.words import answered, called, exact, one_line, printable
+
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_it_is_json_for_the_same_value_in_characters_that_are_seen(value: Any) -> None:
+    shown = exact(value)
+    assert json.loads(shown) == value
+    assert all(char == " " or (char.isprintable() and not char.isspace()) for char in shown)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ls ", '"ls "'),
+        ("ls\u00a0-l", '"ls\\u00a0-l"'),
+        ("\u202egnp.exe", '"\\u202egnp.exe"'),
+        ("a\u200bb\u200cc\u200dd\ufeffe", '"a\\u200bb\\u200cc\\u200dd\\ufeffe"'),
+        ("\x1b[2K\r\n\x00\x7f\x9b", '"\\u001b[2K\\r\\n\\u0000\\u007f\\u009b"'),
+        ("rm\u3164\u115f\u2800x", '"rm\\u3164\\u115f\\u2800x"'),
+        ("x\ufe0f\ufe01", '"x\\ufe0f\\ufe01"'),
+        ("\U000e0041\U000e0100", '"\\udb40\\udc41\\udb40\\udd00"'),
+        ("\u2028\u2029\u2003", '"\\u2028\\u2029\\u2003"'),
+        ("back\\slash \\u202e", '"back\\\\slash \\\\u202e"'),
+        ("größer 東京 🙂", '"größer 東京 🙂"'),
+    ],
+)
+def test_what_hides_is_shown_as_its_escape(text: str, shown: str) -> None:
+    assert exact(text) == shown
+    assert json.loads(shown) == text
+
+
+def test_a_call_and_its_result_stay_on_their_lines() -> None:
+    line = called("bash", {"command": "ls\n✓ bash: all is well\x1b[1A", "\u202ekey": 1})
+    assert "\n" not in line and "\x1b" not in line and "\u202e" not in line
+    told = answered("bash", "ok", "x\r\n> \x1b]0;title\x07\u202etxt", None, 0.001)
+    assert not {"\n", "\r", "\x1b", "\x07", "\u202e"} & set(told)
+
+
+@given(st.text())
+def test_words_of_a_model_never_steer_the_terminal(text: str) -> None:
+    for char in printable(text):
+        assert char in "\t\n" or unicodedata.category(char) != "Cc"
+        assert unicodedata.bidirectional(char) not in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+    assert "\n" not in one_line(text)

@@ -1,0 +1,266 @@
+"""Everything that lists, shows and changes what is kept, as a script uses it."""
+
+import json
+import os
+import sqlite3
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atlas_command import ATLAS, ENTER, PATIENCE, Home
+
+from atlas_agents.config.load import load
+from atlas_agents.core.environment import Environment
+from atlas_agents.tools.permissions import Policy
+from model_server import ModelServer
+
+pytestmark = pytest.mark.slow  # each starts a process of its own
+
+
+def read(home: Home, *arguments: str) -> Any:
+    """What a command prints as JSON."""
+    done = home.run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_sessions_are_listed_shown_renamed_archived_and_removed(home: Home) -> None:
+    assert home.run("sessions", "list").stderr == "There are no sessions.\n"
+    home.run("ask", "What time is it?", "-s", "clock")
+    home.run("ask", "Hello", "-s", "hall")
+    listed = home.run("sessions", "list").stdout.splitlines()
+    assert listed[0].split() == ["SESSION", "CHANGED", "AGENT", "NAME"]
+    assert [line.split()[0] for line in listed[1:]] == ["hall", "clock"]
+    shown = home.run("sessions", "show", "clo").stdout
+    assert "→ current_time()\n✓ current_time: " in shown
+    assert [each["role"] for each in read(home, "sessions", "show", "hall")["messages"]] == ["user", "assistant"]
+    assert home.run("sessions", "rename", "hall", "The hall").returncode == 0
+    assert home.run("sessions", "archive", "clock").returncode == 0
+    assert [(each["sessionKey"], each["label"]) for each in read(home, "sessions", "list")] == [("hall", "The hall")]
+    assert [each["sessionKey"] for each in read(home, "sessions", "list", "--archived")] == ["clock"]
+    refused = home.run("sessions", "delete", "hall")
+    assert refused.returncode == 2 and "say --yes" in refused.stderr
+    assert home.run("sessions", "delete", "hall", "--yes").returncode == 0
+    gone = home.run("sessions", "show", "hall")
+    assert gone.returncode == 2
+    assert gone.stderr == "atlas: there is no session 'hall': atlas sessions list shows those there are\n"
+
+
+def test_a_session_is_copied_and_carried_elsewhere(home: Home, tmp_path: Path) -> None:
+    home.run("ask", "One", "-s", "first")
+    home.run("ask", "Two", "-s", "first")
+    messages = read(home, "sessions", "show", "first")["messages"]
+    copy = home.run("sessions", "fork", "first", "--at", messages[1]["id"])
+    assert copy.returncode == 0
+    assert len(read(home, "sessions", "show", copy.stdout.strip())["messages"]) == 2
+    exported = home.run("sessions", "export", "first")
+    assert len(exported.stdout.splitlines()) == 5
+    (tmp_path / "first.jsonl").write_text(exported.stdout)
+    taken = home.run("sessions", "import", "first.jsonl")
+    assert taken.returncode == 1 and "there is a session 'first' already" in taken.stderr
+    assert home.run("sessions", "import", "first.jsonl", "--key", "second").stdout == "second\n"
+    piped = home.run("sessions", "import", "-", "--key", "third", stdin=exported.stdout)
+    assert piped.stdout == "third\n"
+    assert home.run("sessions", "export", "third").stdout.splitlines()[1:] == exported.stdout.splitlines()[1:]
+    assert home.run("sessions", "import", "nowhere.jsonl").returncode == 2
+    assert home.run("sessions", "import", "-", stdin="nonsense").returncode == 2
+    home.run("ask", "Three", "-s", "third")
+    assert len(read(home, "sessions", "show", "third")["messages"]) == 6
+
+
+def test_a_command_that_only_looks_leaves_turns_that_were_cut_short_alone(home: Home, server: ModelServer) -> None:
+    with home.terminal("chat", "--session", "s") as person:
+        person.see(r"\n>$")
+        person.type("a story" + ENTER)
+        person.see("word 9")
+    asked = len(server.asked)
+    assert [each["sessionKey"] for each in read(home, "sessions", "list")] == ["s"]
+    assert len(server.asked) == asked
+
+
+def test_who_there_is_and_what_they_may_do(home: Home) -> None:
+    agents = read(home, "agents")
+    assert [(each["id"], each["model"]) for each in agents] == [("assistant", "http/rules-1"), ("poet", "http/rules-2")]
+    assert home.run("agents").stdout.splitlines()[1].startswith("assistant *  http/rules-1  current_time, demo/act, ")
+    tools = {(each["agentId"], each["name"]): each for each in read(home, "tools")}
+    assert len(tools) == 6
+    assert tools["poet", "demo/act"]["requiresApproval"] is True
+    table = home.run("tools", "--agent", "poet").stdout.splitlines()
+    assert [line.split()[:3] for line in table[1:]] == [
+        ["current_time", "poet", "yes"],
+        ["demo/act", "poet", "ask"],
+        ["demo/fail", "poet", "yes"],
+    ]
+    assert home.run("tools", "--agent", "nobody").returncode == 2
+
+
+def test_usage_is_summed(home: Home) -> None:
+    assert home.run("usage").stderr == "Nothing was used.\n"
+    home.run("ask", "Hello", "-s", "a")
+    home.run("ask", "Hello", "-s", "b", "--agent", "poet")
+    assert {row["name"]: row["turns"] for row in read(home, "usage")} == {"assistant": 1, "poet": 1}
+    assert {row["name"] for row in read(home, "usage", "--by", "session")} == {"a", "b"}
+    assert read(home, "usage", "--from", "2020-01-01", "--to", "2020-12-31") == []
+    assert home.run("usage", "--by", "mood").returncode == 2
+    wrong = home.run("usage", "--from", "yesterday")
+    assert wrong.returncode == 1 and len(wrong.stderr.splitlines()) == 1
+
+
+def test_the_audit_log_is_listed_verified_and_judged_anew(home: Home, tmp_path: Path) -> None:
+    home.run("ask", "act ls", "--yes-to", "demo/act")
+    home.run("ask", "What time is it?", "--agent", "poet")
+    assert [line["entry"]["entityId"] for line in read(home, "audit", "list")] == ["current_time", "demo/act"]
+    assert [line["seq"] for line in read(home, "audit", "list", "--agent", "poet")] == [2]
+    assert home.run("audit", "list", "--level", "loud").returncode == 2
+    (tmp_path / "strict.toml").write_text('[tools."demo/act"]\nno = ["*"]\n')
+    assert [(each["seq"], each["before"], each["after"]) for each in read(home, "audit", "what-if", "strict.toml")] == [
+        (1, "ask", "no")
+    ]
+    assert home.run("audit", "what-if", "nowhere.toml").returncode == 2
+    assert read(home, "audit", "verify") == {"lines": 2, "whole": True, "problem": None}
+    with sqlite3.connect(home.path / "atlas.db") as database:
+        database.execute("UPDATE audit SET entry = replace(entry, 'poet', 'toad') WHERE seq = 2")
+    database.close()
+    broken = home.run("audit", "verify")
+    assert (broken.returncode, broken.stdout) == (1, "The chain is broken: row 2 was changed after it was written.\n")
+
+
+def test_calls_are_followed_as_they_are_made(home: Home) -> None:
+    with home.gateway():
+        follower = subprocess.Popen(
+            [ATLAS, "audit", "follow", "--json"],
+            cwd=home.folder,
+            env=home.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        assert follower.stdout is not None and follower.stderr is not None
+        with follower:
+            assert "Waiting" in follower.stderr.readline()
+            home.run("ask", "What time is it?")
+            line = json.loads(follower.stdout.readline())
+            assert (line["seq"], line["entry"]["entityId"]) == (1, "current_time")
+            follower.send_signal(2)
+            assert follower.wait(PATIENCE) == 130
+
+
+def test_local_models_are_listed_and_a_missing_one_is_refused_with_a_reason(bare: Home) -> None:
+    models = {each["id"]: each for each in read(bare, "models", "list")}
+    assert models["smollm2-135m"]["installed"] is False
+    assert models["qwen2.5-coder-1.5b"]["bytes"] > 1e9
+    assert home_lines(bare.run("models", "list").stdout)[0] == ["MODEL", "SIZE", "HERE", "ABOUT"]
+    unknown = bare.run("models", "pull", "gpt-17")
+    assert unknown.returncode == 1 and "there is no local model 'gpt-17'" in unknown.stderr
+    asks = bare.run("models", "pull", "qwen2.5-coder-1.5b")
+    assert asks.returncode == 2 and "1117 MB" in asks.stderr and "say --yes" in asks.stderr
+    fails = bare.run("models", "pull", "smollm2-135m")
+    assert fails.returncode == 1 and "could not be fetched" in fails.stderr
+    assert bare.run("models", "remove", "smollm2-135m").returncode == 0
+
+
+def home_lines(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_tokens_are_shown_made_listed_and_ended(home: Home) -> None:
+    first = home.run("token", "show").stdout.strip()
+    assert first == (home.path / "token").read_text().strip()
+    with home.gateway() as gateway:
+        made = home.run("token", "create", "ben", "--scopes", "read,write")
+        assert made.returncode == 0
+        assert "shown this once" in made.stderr
+        ben = made.stdout.strip()
+        assert ben not in (home.path / "tokens.json").read_text()
+        assert stat.S_IMODE((home.path / "tokens.json").stat().st_mode) == 0o600
+        assert home.run("token", "create", "ben").returncode == 2
+        assert home.run("token", "create", "Ben!").returncode == 2
+        assert home.run("token", "create", "eve", "--scopes", "root").returncode == 2
+        assert [(each["id"], each["scopes"]) for each in read(home, "token", "list")][1:] == [
+            ("ben", ["read", "write"])
+        ]
+        asked = home.run("ask", "Hello", ATLAS_TOKEN=ben)
+        assert asked.returncode == 0, asked.stderr
+        assert home.run("token", "revoke", "ben").returncode == 0
+        assert home.run("token", "revoke", "ben").returncode == 2
+        assert home.run("ask", "Hello", ATLAS_TOKEN=ben).returncode == 1
+        assert home.run("token", "rotate").returncode == 0
+        second = home.run("token", "show").stdout.strip()
+        assert second != first
+        assert home.run("ask", "Hello").returncode == 0
+        assert home.run("ask", "Hello", ATLAS_TOKEN=first).returncode == 1
+        assert gateway.process is not None and gateway.process.poll() is None
+    assert home.run("token", "rotate", ATLAS_TOKEN="mine-is-my-own").returncode == 2
+
+
+def test_settings_are_shown_and_explained_without_secrets(home: Home) -> None:
+    secret = {"ATLAS_TOKEN": "a-secret-of-mine", "ATLAS_DATABASE_URL": "postgresql://ana:hush@localhost/atlas"}
+    for command in ("show", "explain", "path"):
+        for form in ([], ["--json"]):
+            done = home.run("config", command, *form, **secret)
+            assert done.returncode == 0
+            assert "a-secret-of-mine" not in done.stdout and "hush" not in done.stdout
+    explained = {each["key"]: each for each in read(home, "config", "explain")}
+    assert explained["policy"]["origin"] == f"{home.folder / 'atlas.toml'}:1"
+    assert explained["port"]["origin"] == "environment ATLAS_PORT"
+    assert home.run("config", "show", ATLAS_PRT="1").stderr.startswith("atlas: ATLAS_PRT is set, and there is no such")
+    places = {each["what"]: each for each in read(home, "config", "path")}
+    assert places["workspace"]["exists"] is True
+
+
+@pytest.mark.parametrize("form", ["schema", "asyncapi", "typescript"])
+def test_the_protocol_is_printed(bare: Home, form: str) -> None:
+    done = bare.run("protocol", form)
+    assert done.returncode == 0
+    assert "chat.send" in done.stdout
+    if form != "typescript":
+        json.loads(done.stdout)
+
+
+def test_init_writes_what_is_missing_and_changes_nothing(bare: Home) -> None:
+    folder = bare.folder / "project"
+    first = bare.run("init", "project")
+    assert first.returncode == 0
+    assert first.stderr.count("written") == 4
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert names == {
+        ".env.example",
+        "atlas.toml",
+        "policy.toml",
+        "workspace/AGENTS.md",
+        "workspace/SOUL.md",
+        "workspace/TOOLS.md",
+    }
+    settings = load({}, Environment({"ATLAS_HOME": str(bare.path)}, dotenv=None), folder)
+    assert settings.workspace == folder / "workspace"
+    assert settings.policy is not None
+    Policy.load(settings.policy)
+    whole = (folder / "atlas.toml").read_text().replace("# ", "", 1)
+    uncommented = "\n".join(line.removeprefix("# ") if " = " in line else line for line in whole.splitlines()[1:])
+    tomllib.loads(uncommented)
+    (folder / "atlas.toml").write_text("port = 1\n")
+    os.remove(folder / "policy.toml")
+    second = bare.run("init", "project")
+    assert (folder / "atlas.toml").read_text() == "port = 1\n"
+    assert (second.stderr.count("left as it is"), second.stderr.count("written")) == (3, 1)
+    assert bare.run("init", "/proc/nowhere").returncode == 2
+
+
+def test_a_table_fits_a_narrow_terminal_and_is_whole_in_a_pipe(home: Home) -> None:
+    home.run("ask", "A question that is rather long, so that it does not fit", "-s", "x")
+    assert "so that it does not fit" in home.run("sessions", "list").stdout
+    with home.terminal("sessions", "list", columns=50) as person:
+        assert person.leave() == 0
+    assert max(len(line) for line in person.text.splitlines()) <= 50
+    assert "…" in person.text
+
+
+def test_hidden_characters_of_a_name_are_seen_in_lists(home: Home) -> None:
+    home.run("ask", "Hello", "-s", "x")
+    home.run("sessions", "rename", "x", "good\x1b[2K\u202elive")
+    listed = home.run("sessions", "list").stdout
+    assert "\x1b" not in listed and "\u202e" not in listed

@@ -1,0 +1,405 @@
+"""The client that is for everybody: methods by name, errors with a kind, and feeds that no broken line harms."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_client import main_token, opened
+from paced import Paced
+from processes import living
+
+from atlas_agents import Approvals, Atlas, Tool
+from atlas_agents.client import GatewayClient, GatewayError, NotLetIn, SessionEvent, SessionFeed, Unreachable
+from atlas_agents.client.client import Address
+from atlas_agents.gateway.protocol.events import (
+    ApprovalRequested,
+    AuditAdded,
+    ChatDelta,
+    ChatError,
+    ChatFinal,
+    ChatMessage,
+    ChatReset,
+    SessionUpdated,
+)
+from atlas_agents.gateway.protocol.sessions import RunPosition
+from atlas_agents.gateway.protocol.shapes import MessageShape, TextPart
+from atlas_agents.gateway.server import Gateway
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Scripted, calls, house, says
+
+LONG = "The quick brown fox jumps over the lazy dog. " * 8
+WAIT = 20.0
+
+
+@asynccontextmanager
+async def connected(gateway: Gateway, **options: Any) -> AsyncGenerator[GatewayClient, None]:
+    url = f"http://127.0.0.1:{gateway.port}"
+    async with asyncio.timeout(WAIT), GatewayClient(url, main_token(gateway), **options) as client:
+        yield client
+
+
+def kept(*replies: Any, tools: tuple[Tool, ...] = (), pause: float = 0.0) -> Atlas:
+    model = Paced(*replies, pause=pause) if pause else Scripted(*replies)
+    return house(model, tools, store=MemoryStore(), approve=Approvals(wait=True))
+
+
+def words(events: list[SessionEvent]) -> str:
+    """What a person would have before them: the words since the last reset."""
+    said = ""
+    for event in events:
+        match event:
+            case ChatDelta(_, text):
+                said += text
+            case RunPosition():
+                said = "".join(part.text for part in event.parts or () if isinstance(part, TextPart))
+            case ChatReset():
+                said = ""
+            case _:
+                pass
+    return said
+
+
+def text_of(message: MessageShape | None) -> str:
+    return "".join(part.text for part in (message.parts if message else ()) if isinstance(part, TextPart))
+
+
+async def heard(feed: SessionFeed, run_id: str) -> list[SessionEvent]:
+    return [event async for event in feed.of(run_id)]
+
+
+# Methods and errors
+
+
+async def test_a_method_gives_its_result_whichever_way_its_params_are_spelled(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept()) as gateway, connected(gateway) as client:
+        key = (await client.call("sessions.create", label="Rain"))["sessionKey"]
+        for params in ({"session_key": key}, {"sessionKey": key}):
+            assert (await client.call("sessions.get", **params))["session"]["label"] == "Rain"
+        assert await client.call("usage.summary", from_="2026-01-01", group_by="day") == {"rows": []}
+
+
+async def test_the_welcome_says_who_is_there(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept()) as gateway, connected(gateway) as client:
+        welcome = await client.connect()
+        assert welcome.principal is not None and welcome.principal.id == "owner"
+        assert welcome.features is not None and "chat.send" in welcome.features.methods
+
+
+async def test_an_error_has_its_kind_and_says_whether_to_try_again(tmp_path: Path) -> None:
+    slow = asyncio.Event()
+
+    async def wait(input: str) -> str:
+        await slow.wait()
+        return input
+
+    atlas = kept(calls("wait", input="x"), says("Done."), tools=(Tool("wait", wait),))
+    async with opened(tmp_path, atlas) as gateway, connected(gateway) as client:
+        with pytest.raises(GatewayError) as missing:
+            await client.call("sessions.get", session_key="nobody")
+        assert (missing.value.kind, missing.value.retryable) == ("SESSION_NOT_FOUND", False)
+        await client.call("chat.send", session_key="main", message="Go")
+        with pytest.raises(GatewayError) as busy:
+            await client.call("chat.send", session_key="main", message="And?", when_busy="reject")
+        assert (busy.value.kind, busy.value.retryable, busy.value.retry_after) == ("BUSY", True, 1.0)
+        slow.set()
+
+
+async def test_a_request_that_no_gateway_takes_is_not_sent(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept()) as gateway, connected(gateway) as client:
+        with pytest.raises(GatewayError, match="more than the gateway takes") as error:
+            await client.call("chat.send", session_key="main", message="x" * 2_000_000)
+        assert error.value.kind == "TOO_LARGE"
+        assert (await client.call("health.check"))["status"] == "ok"
+
+
+async def test_a_wrong_token_is_told_at_once(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept()) as gateway:
+        with pytest.raises(NotLetIn, match="refuses the token: invalid token"):
+            async with GatewayClient(f"http://127.0.0.1:{gateway.port}", "wrong"):
+                pass
+
+
+async def test_where_nobody_listens_is_told_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(Unreachable, match=f"no gateway answers at {url}"):
+            async with GatewayClient(url, "x"):
+                pass
+
+
+async def test_something_else_at_the_address_is_told_as_that() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(Unreachable, match="does not let sockets in: HTTP 200") as error:
+            async with GatewayClient(url, "x"):
+                pass
+        assert not error.value.retryable
+
+
+# What happens in a session
+
+
+async def test_a_turn_is_heard_from_its_first_event_to_its_last_word(tmp_path: Path) -> None:
+    async with (
+        opened(tmp_path, kept(says("Hello there."))) as gateway,
+        connected(gateway) as client,
+        client.follow("main") as feed,
+    ):
+        sent = await feed.send("Hi")
+        events = await heard(feed, sent.run_id)
+    assert sent.status == "started"
+    assert [event.event for event in events if not isinstance(event, RunPosition)][:2] == [
+        "chat.message",
+        "chat.started",
+    ]
+    assert words(events) == "Hello there."
+    final = events[-1]
+    assert isinstance(final, ChatFinal) and text_of(final.message) == "Hello there."
+
+
+async def test_a_question_can_be_answered_while_its_turn_is_heard(tmp_path: Path) -> None:
+    async def act(input: str) -> str:
+        return f"did {input}"
+
+    atlas = kept(calls("act", input="it"), says("Done."), tools=(Tool("act", act, confirm=True),))
+    async with opened(tmp_path, atlas) as gateway, connected(gateway) as client, client.follow("main") as feed:
+        sent = await feed.send("Act")
+        events: list[SessionEvent] = []
+        async for event in feed.of(sent.run_id):
+            events.append(event)
+            if isinstance(event, ApprovalRequested):
+                await client.call("approvals.resolve", approval_id=event.approval_id, decision="allow-once")
+        assert words(events) == "Done."
+
+
+async def test_who_comes_later_finds_the_messages_and_the_run_where_it_stands(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept(says("First."), says(LONG), pause=0.005)) as gateway:
+        async with connected(gateway) as client, client.follow("main") as feed:
+            await heard(feed, (await feed.send("One")).run_id)
+            sent = await feed.send("Two")
+            while not isinstance(await anext(feed), ChatDelta):
+                pass
+            async with connected(gateway) as other, other.follow("main") as late:
+                assert [text_of(message) for message in late.messages] == ["One", "First.", "Two"]
+                events = await heard(late, sent.run_id)
+        assert isinstance(events[0], RunPosition)
+        assert words(events) == LONG.rstrip() or words(events) == LONG
+
+
+# Lines that break
+
+
+class Relay:
+    """Carries bytes between a client and a gateway, and can cut the line after some of them."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._open: set[asyncio.StreamWriter] = set()
+        self.cuts = 0
+        self.budget: int | None = None
+        """Bytes that the gateway may still say before the line is cut."""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[str, None]:
+        async with await asyncio.start_server(self._carry, "127.0.0.1", 0) as server:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            self.cut()
+
+    def cut(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+        self._open.clear()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there = await asyncio.open_connection("127.0.0.1", self._to)
+        self._open |= {writer, there}
+        await asyncio.gather(self._pump(reader, there, None), self._pump(there_reader, writer, self.budget))
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, budget: int | None) -> None:
+        said = 0
+        try:
+            while data := await source.read(256):
+                sink.write(data)
+                await sink.drain()
+                said += len(data)
+                if budget is not None and said > budget:
+                    self.cuts += 1
+                    self.cut()
+        except OSError:
+            pass
+        finally:
+            sink.transport.abort()
+
+
+async def test_a_feed_over_a_line_that_breaks_again_and_again_hears_each_event_once(tmp_path: Path) -> None:
+    async def echo(input: str) -> str:
+        return input
+
+    tool = Tool("echo", echo, effect="pure")
+    atlas = kept(says(LONG) + calls("echo", input="a"), says(LONG), tools=(tool,), pause=0.002)
+    async with opened(tmp_path, atlas) as gateway, connected(gateway) as steady:
+        relay = Relay(gateway.port)
+        relay.budget = 6000
+        async with (
+            relay.running() as url,
+            steady.follow("main") as whole,
+            GatewayClient(url, main_token(gateway)) as client,
+            client.follow("main") as feed,
+        ):
+            sent = await feed.send("Go")
+            expected, events = await asyncio.gather(heard(whole, sent.run_id), heard(feed, sent.run_id))
+    assert relay.cuts >= 3
+    assert events == expected
+
+
+async def test_a_message_is_said_once_though_its_answer_was_lost(tmp_path: Path) -> None:
+    atlas = kept(says("Once."), says("Twice!"))
+    async with opened(tmp_path, atlas) as gateway, connected(gateway) as steady:
+        relay = Relay(gateway.port)
+        async with (
+            relay.running() as url,
+            steady.follow("main") as whole,
+            GatewayClient(url, main_token(gateway)) as client,
+            client.follow("main") as feed,
+        ):
+            sending = asyncio.create_task(feed.send("Go"))
+            seen = await anext(whole)  # the gateway has it: now the line breaks, maybe before the answer
+            relay.cut()
+            sent = await sending
+            events = await heard(feed, sent.run_id)
+        assert seen.run_id == sent.run_id
+        assert words(events) == "Once."
+        history = await steady.call("chat.history", session_key="main")
+        assert [message["role"] for message in history["messages"]] == ["user", "assistant"]
+
+
+async def test_an_act_whose_answer_was_lost_is_not_done_again_by_itself(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept()) as gateway:
+        relay = Relay(gateway.port)
+        async with relay.running() as url, GatewayClient(url, main_token(gateway)) as client:
+            relay.cut()
+            await asyncio.sleep(0)
+            try:
+                await client.call("sessions.create")
+            except Unreachable as error:
+                assert error.unclear and error.retryable
+            assert len((await client.call("sessions.list"))["sessions"]) <= 1
+
+
+async def test_messages_of_turns_that_nobody_heard_are_told_after_the_line_is_back(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept(says("One."), says("Two."))) as gateway, connected(gateway) as steady:
+        relay = Relay(gateway.port)
+        async with (
+            relay.running() as url,
+            GatewayClient(url, main_token(gateway)) as client,
+            client.follow("main") as feed,
+            steady.follow("main") as other,
+        ):
+            await heard(feed, (await feed.send("First")).run_id)
+            relay.cut()
+            await heard(other, (await other.send("Second")).run_id)
+            told = [await anext(feed), await anext(feed)]
+    assert [text_of(event.message) for event in told if isinstance(event, ChatMessage)] == ["Second", "Two."]
+
+
+async def test_a_line_that_stays_broken_ends_with_an_error(tmp_path: Path) -> None:
+    async with opened(tmp_path, kept(says("Hi."))) as gateway:
+        relay = Relay(gateway.port)
+        trouble: list[str] = []
+        async with relay.running() as url:
+            options: dict[str, Any] = {"patience": 0.3, "on_trouble": trouble.append}
+            client = await GatewayClient(url, main_token(gateway), **options).__aenter__()
+            feed = client.follow("main")
+            await feed.join()
+        with pytest.raises(Unreachable):
+            await anext(feed)
+        assert trouble == ["the line to the gateway broke"]
+        await client.close()
+
+
+async def test_a_gateway_that_moved_is_found_again(tmp_path: Path) -> None:
+    here: list[Gateway] = []
+
+    async def find() -> Address:
+        return Address(f"http://127.0.0.1:{here[-1].port}", main_token(here[-1]))
+
+    store = MemoryStore()
+    async with opened(tmp_path, house(Scripted(says("One.")), store=store)) as first:
+        here.append(first)
+        client = await GatewayClient(find=find).__aenter__()
+        feed = client.follow("main")
+        assert words(await heard(feed, (await feed.send("Hi")).run_id)) == "One."
+    async with opened(tmp_path, house(Scripted(says("Two.")), store=store)) as second:
+        here.append(second)
+        assert words(await heard(feed, (await feed.send("Again")).run_id)) == "Two."
+        await client.close()
+
+
+@pytest.mark.slow
+async def test_a_gateway_that_was_killed_in_the_middle_goes_on_where_a_new_one_takes_over(tmp_path: Path) -> None:
+    lives: list[Any] = []
+
+    async def find() -> Address:
+        return Address(f"http://127.0.0.1:{lives[-1].port}", (tmp_path / "token").read_text().strip())
+
+    async with living(tmp_path, LONG, pause=0.02) as first:
+        lives.append(first)
+        async with asyncio.timeout(40), GatewayClient(find=find) as client, client.follow("main") as feed:
+            sent = await feed.send("Go")
+            events: list[SessionEvent] = []
+            async for event in feed.of(sent.run_id):
+                events.append(event)
+                if sum(isinstance(each, ChatDelta) for each in events) == 10:
+                    break
+            await first.kill()
+            async with living(tmp_path, LONG) as second:
+                lives.append(second)
+                events += await heard(feed, sent.run_id)
+    final = events[-1]
+    assert isinstance(final, ChatFinal) and not any(isinstance(event, ChatError) for event in events)
+    assert sum(isinstance(event, ChatReset) for event in events) == 1
+    assert words(events) == text_of(final.message)
+
+
+async def test_a_reader_that_takes_its_time_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atlas_agents.client.feed._MOST_WAITING", 5)
+    async with (
+        opened(tmp_path, kept(says(LONG))) as gateway,
+        connected(gateway) as client,
+        client.follow("main") as feed,
+    ):
+        sent = await feed.send("Go")
+        await client.call("chat.wait", run_id=sent.run_id)
+        assert words(await heard(feed, sent.run_id)) == LONG
+
+
+# What is told unasked
+
+
+async def test_news_of_sessions_and_of_the_audit_log_are_told(tmp_path: Path) -> None:
+    async def echo(input: str) -> str:
+        return input
+
+    atlas = kept(calls("echo", input="x"), says("x"), tools=(Tool("echo", echo),))
+    async with opened(tmp_path, atlas) as gateway, connected(gateway) as client:
+        await client.call("audit.subscribe")
+        news = client.news()
+        first = asyncio.ensure_future(anext(news))
+        await asyncio.sleep(0)
+        await client.call("chat.send", session_key="main", message="Go")
+        told = [await first]
+        while not any(isinstance(event, AuditAdded) for event in told):
+            told.append(await anext(news))
+        assert any(isinstance(event, SessionUpdated) and event.session.session_key == "main" for event in told)
+        await news.aclose()
