@@ -67,7 +67,8 @@ clean: ## Remove all that make made
 
 # The tests of the page need a browser; where it can be installed, it is.
 browser:
-	@command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null 2>&1 || \
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+		command -v $$name >/dev/null 2>&1 && exit 0; done; \
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 		echo "Installing Chromium for the tests of the page." && \
 		{ apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \
