@@ -9,7 +9,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat page browser test check crash lint format bench docs texts lock clean
+.PHONY: help run chat page browser pictures test check crash lint format bench docs texts lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench: $(READY) ## Measure CPU per turn beside the floor
 docs: $(READY) ## Build the pages into site/, warnings are errors
 	$(BIN)/zensical build --clean --strict
 
+pictures: page browser ## Make the pictures of the page for README and docs
+	$(BIN)/python tests/page/pictures.py
+
 texts: $(READY) ## Write the help of the command and the table of settings into their pages
 	$(BIN)/python tests/help_texts.py
 	$(BIN)/python tests/protocol_page.py
@@ -64,7 +67,8 @@ clean: ## Remove all that make made
 
 # The tests of the page need a browser; where it can be installed, it is.
 browser:
-	@command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null 2>&1 || \
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+		command -v $$name >/dev/null 2>&1 && exit 0; done; \
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 		echo "Installing Chromium for the tests of the page." && \
 		{ apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \

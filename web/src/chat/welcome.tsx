@@ -26,7 +26,7 @@ export function WelcomeView({ agentId }: { agentId: string }) {
         {first ? "Your agents run on this machine. Whatever they do is checked, counted and written down, and what is risky asks you first." : agent?.description || "Every tool call is checked, counted and written down; what is risky asks first."}
       </p>
       {agent?.notice && <Alert type="info" showIcon icon={<InfoCircleOutlined aria-hidden />} title={sentence(agent.notice)} />}
-      <Prompts wrap items={IDEAS} onItemClick={({ data }) => atlas.say(String(data.label), [], agentId || undefined)} className="ideas" />
+      <Prompts wrap items={IDEAS} onItemClick={({ data }) => atlas.say(String(data.label), [], { agentId })} className="ideas" />
       {agent && (
         <p className="quiet">
           {agent.name || agent.id} speaks with <code>{agent.model || "no model"}</code>

@@ -74,7 +74,7 @@ function TopBar({ onMenu }: { onMenu: () => void }) {
   const { approvals } = useHouse();
   return (
     <header className="topbar">
-      <Badge dot={approvals.length > 0} color="var(--amber)" offset={[-6, 6]}>
+      <Badge dot={approvals.length > 0} color="var(--amber-dot)" offset={[-6, 6]}>
         <Button type="text" icon={<MenuOutlined aria-hidden />} aria-label="Menu" onClick={onMenu} />
       </Badge>
       <Inside to={{ view: "chat", id: "" }} className="home">

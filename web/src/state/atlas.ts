@@ -1,6 +1,6 @@
 // The page's model: who is there, which sessions there are, what waits for an answer, and the session that is open.
 
-import type { AgentShape, ApprovalShape, AuditShape, FilePart, ImagePart, Methods, Principal, ServerShape, SessionShape, Welcome } from "../wire";
+import type { AgentShape, ApprovalShape, AuditShape, FilePart, ImagePart, Methods, ModelShape, Principal, ServerShape, SessionShape, Welcome } from "../wire";
 import { Connection, Offline, type EventFrame, type Link } from "../net/connection";
 import type { Decision, Part } from "./kinds";
 import { keepOutgoing, keptOutgoing } from "./drafts";
@@ -21,10 +21,11 @@ export interface House {
   moreSessions?: string;
   approvals: ApprovalShape[];
   agents: AgentShape[];
+  models: ModelShape[];
 }
 
 const NOBODY: House = {
-  link: "connecting", everOnline: false, restarting: false, maxFrame: 1 << 20, sessions: [], sessionsLoaded: false, approvals: [], agents: [],
+  link: "connecting", everOnline: false, restarting: false, maxFrame: 1 << 20, sessions: [], sessionsLoaded: false, approvals: [], agents: [], models: [],
 };
 
 export class Atlas {
@@ -62,9 +63,9 @@ export class Atlas {
   }
 
   /** Say something in the open session. It is shown at once, and sent until the gateway has it. */
-  say(text: string, attachments: (ImagePart | FilePart)[] = [], agentId?: string): void {
+  say(text: string, attachments: (ImagePart | FilePart)[] = [], { agentId, model }: { agentId?: string; model?: string } = {}): void {
     const parts: Part[] = [...(text ? [{ type: "text", text } as const] : []), ...attachments];
-    const outgoing: Outgoing = { key: newId(), parts, at: Date.now(), state: "sending", ...(agentId ? { agentId } : {}) };
+    const outgoing: Outgoing = { key: newId(), parts, at: Date.now(), state: "sending", ...(agentId ? { agentId } : {}), ...(model ? { model } : {}) };
     this.change(talks.said(this.talk.current, outgoing));
     this.talk.flush();
     void this.send(this.talk.current.key, outgoing);
@@ -137,8 +138,8 @@ export class Atlas {
   private async refresh(): Promise<void> {
     try {
       void this.follow();
-      const [sessions, agents] = await Promise.all([this.ask("sessions.list", { limit: 60 }), this.ask("agents.list", {})]);
-      this.house.change({ sessions: sessions.sessions, sessionsLoaded: true, moreSessions: sessions.nextCursor ?? undefined, agents: agents.agents });
+      const [sessions, agents, models] = await Promise.all([this.ask("sessions.list", { limit: 60 }), this.ask("agents.list", {}), this.ask("models.list", {})]);
+      this.house.change({ sessions: sessions.sessions, sessionsLoaded: true, moreSessions: sessions.nextCursor ?? undefined, agents: agents.agents, models: models.models });
       await this.lookForApprovals();
       if (this.audit.size) await this.ask("audit.subscribe", {});
       for (const [key, kept] of Object.entries(keptOutgoing())) for (const each of kept) void this.send(key, each);
@@ -164,10 +165,10 @@ export class Atlas {
   }
 
   private async send(key: string, outgoing: Outgoing): Promise<void> {
-    const { parts, agentId } = outgoing;
+    const { parts, agentId, model } = outgoing;
     const message = parts.filter((part) => part.type === "text" || part.type === "image" || part.type === "file");
     try {
-      const sent = await this.ask("chat.send", { sessionKey: key, message, idempotencyKey: outgoing.key, whenBusy: "queue", ...(agentId ? { agentId } : {}) });
+      const sent = await this.ask("chat.send", { sessionKey: key, message, idempotencyKey: outgoing.key, whenBusy: "queue", ...(agentId ? { agentId } : {}), ...(model ? { model } : {}) });
       if (this.talk.current.key === key) this.change(talks.accepted(this.talk.current, outgoing.key, sent.runId, sent.status === "queued"));
       else keepOutgoing(key, (keptOutgoing()[key] ?? []).filter((each) => each.key !== outgoing.key));
     } catch (error) {

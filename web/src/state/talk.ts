@@ -42,6 +42,7 @@ export interface Outgoing {
   key: string;
   parts: Part[];
   agentId?: string;
+  model?: string;
   at: number;
   runId?: string;
   state: "sending" | "queued" | "failed";

@@ -41,9 +41,9 @@ export default function Agents({ id }: { id: string }) {
 }
 
 const CELLS = {
-  yes: { icon: <CheckOutlined className="good" />, words: "may, without asking" },
-  ask: { icon: <QuestionOutlined className="wait" />, words: "asks a person first" },
-  no: { icon: <CloseOutlined className="faint" />, words: "may not" },
+  yes: { icon: <CheckOutlined className="good" aria-hidden />, words: "may, without asking" },
+  ask: { icon: <QuestionOutlined className="wait" aria-hidden />, words: "asks a person first" },
+  no: { icon: <CloseOutlined className="faint" aria-hidden />, words: "may not" },
 };
 
 function Grid({ matrix, asks, onTool }: { matrix: Matrix; asks: Set<string>; onTool: (name: string) => void }) {

@@ -1,0 +1,131 @@
+"""How light the page is, and how it keeps up."""
+
+import asyncio
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import HERE, House, Tab, tabs
+from playwright.sync_api import Browser, expect
+
+from atlas_agents.core.messages import Message, Text, user
+from atlas_agents.core.store import AddMessage, PutSession, Write
+from atlas_agents.stores.sqlite import SqliteStore
+
+pytestmark = pytest.mark.slow
+PAGE = HERE.parent.parent / "src" / "atlas_agents" / "gateway" / "page"
+LOAD = 2.0
+"""Other tests run beside these on the same cores: figures that depend on that are given this much room."""
+
+
+def first_view() -> list[Path]:
+    """The files without which nothing is shown: the index, and what it names."""
+    index = (PAGE / "index.html").read_text()
+    names = re.findall(r'(?:src|href)="/([^"]+)"', index)
+    return [PAGE / "index.html", *(PAGE / name for name in names)]
+
+
+def test_the_first_view_is_at_most_500_kb_packed() -> None:
+    files = first_view()
+    assert any(file.suffix == ".js" for file in files) and any(file.suffix == ".css" for file in files)
+    size = sum(Path(f"{file}.gz").stat().st_size for file in files)
+    assert 50_000 < size <= 500_000, size
+
+
+def test_the_page_can_be_used_within_a_second_and_a_half(browser: Browser, house: House) -> None:
+    next(tabs(browser, house)).open().context.close()  # the browser itself is warm
+    tab = next(tabs(browser, house))
+    took = min(usable_after(next(tabs(browser, house))) for _ in range(4))
+    print(f"usable after {took:.2f} s")
+    assert took < 1.5
+    tab.open()
+    received = sum(request.sizes()["responseBodySize"] for request in tab_requests(tab))
+    assert received <= 500_000, received
+
+
+def usable_after(tab: Tab) -> float:
+    """Seconds until one can write and the gateway listens, with nothing in the cache."""
+    began = time.perf_counter()
+    tab.page.goto(f"{tab.house.url}/#token={tab.house.token}")
+    tab.page.locator(".composer textarea").fill("hello")
+    tab.page.locator(".connected.is-online").wait_for()
+    took = time.perf_counter() - began
+    tab.context.close()
+    return took
+
+
+def tab_requests(tab: Tab) -> list[Any]:
+    found: list[Any] = []
+    tab.page.on("requestfinished", lambda request: found.append(request))
+    tab.page.reload()
+    tab.page.locator(".connected.is-online").wait_for()
+    return found
+
+
+def test_a_long_answer_keeps_pace_and_leaves_the_page_free(tab: Tab) -> None:
+    """2,000 pieces, 1.5 ms apart: the page is done when the stream is, and most of the time it was idle."""
+    words = [f"word{number} " + ("\n\n" if number % 40 == 39 else "") for number in range(2000)]
+    session = tab.context.new_cdp_session(tab.page)
+    session.send("Performance.enable")
+    busy, began = busy_seconds(session), time.perf_counter()
+    tab.say(json.dumps([[["pace", 0.0015], ["say", "".join(words)]]]))
+    tab.shows("word1999")
+    tab.quiet()
+    took, worked = time.perf_counter() - began, busy_seconds(session) - busy
+    print(f"{took:.2f} s, {worked:.2f} s of them busy: {worked / took:.0%}")
+    assert tab.answers.last.inner_text().count("word") == 2000
+    assert worked / took < 0.6
+    tab.page.get_by_label("Timeline of this turn").click()
+    streamed = float(tab.page.locator(".facts dd").nth(1).inner_text().removesuffix(" s"))
+    assert took - streamed < 1.0 * LOAD, (took, streamed)
+
+
+def busy_seconds(session: Any) -> float:
+    metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+    return float(metrics["TaskDuration"])
+
+
+async def fill(home: Path, count: int) -> None:
+    store = SqliteStore(home / "atlas.db")
+    await store.open()
+    writes: list[Write] = [PutSession("long", label="A long session")]
+    for number in range(count):
+        text = f"message {number} " + "with some more words " * (number % 7)
+        message = user(text) if number % 2 == 0 else Message("assistant", (Text(f"**{text}**\n\n- one\n- two"),))
+        writes.append(AddMessage("long", message.id, message.to_json()))
+    await store.commit("default", writes)
+    await store.close()
+
+
+def test_a_session_of_two_thousand_messages_scrolls(browser: Browser, house: House) -> None:
+    with ThreadPoolExecutor() as aside:  # the browser has an event loop of its own on this thread
+        aside.submit(asyncio.run, fill(house.home, 2000)).result()
+    tab = next(tabs(browser, house)).open("/c/long")
+    expect(tab.answers.last).to_contain_text("message 1999")
+    assert tab.page.locator(".item").count() < 60
+    tab.page.mouse.move(700, 300)
+    seen: set[str] = set()
+    longest = 0.0
+    for _ in range(400):
+        tab.page.mouse.wheel(0, -1600)
+        longest = max(longest, tab.page.evaluate(FRAME))
+        seen |= set(re.findall(r"message (\d+) ", tab.page.locator(".messages").inner_text()))
+        if "0" in seen:
+            break
+    assert "0" in seen and len(seen) > 1000
+    print(f"the longest frame took {longest:.0f} ms")
+    assert longest < 400 * LOAD
+    assert tab.page.locator(".item").count() < 60
+    assert tab.page.evaluate("document.querySelectorAll('*').length") < 4000
+    tab.page.get_by_role("button", name="To the latest").click()
+    expect(tab.answers.last).to_contain_text("message 1999")
+
+
+FRAME = """() => new Promise((done) => {
+  const began = performance.now();
+  requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - began)));
+})"""
