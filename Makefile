@@ -9,18 +9,21 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat test check crash lint format bench docs texts lock clean
+.PHONY: help run chat page browser test check crash lint format bench docs texts lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(READY) ## Start the gateway with its page, and a model that answers
+run: page ## Start the gateway with its page, and a model that answers
 	$(BIN)/atlas serve
 
 chat: $(READY) ## Talk to an agent in the terminal
 	$(BIN)/atlas chat
 
-test: $(READY) ## Run all tests
+page: $(READY) ## Build the page, if its sources have changed
+	$(BIN)/python hatch_build.py
+
+test: page browser ## Run all tests
 	$(BIN)/pytest -n 2
 
 check: lint ## Check format, lint, types and floors, then run the quick tests
@@ -55,8 +58,18 @@ lock: $(UV) ## Resolve the newest versions into requirements.lock
 		--no-annotate --no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
 
 clean: ## Remove all that make made
+	rm -rf web/node_modules web/dist web/src/wire.ts src/atlas_agents/gateway/page
 	rm -rf .venv .tools .cache .hypothesis .import_linter_cache .pytest_cache .ruff_cache dist site
 	find src tests docs bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The tests of the page need a browser; where it can be installed, it is.
+browser:
+	@command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null 2>&1 || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		echo "Installing Chromium for the tests of the page." && \
+		{ apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \
+			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }; }; } || \
+	{ echo "The tests of the page need Chromium: install it (Debian: apt install chromium) and say make test again." >&2; exit 1; }
 
 define NEED_PYTHON
 $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 Crash: TypeAlias = Callable[..., Tally]
 A, B, C, D = 8, 5, 6, 3
 """How many parts each lane is in: none takes long, so that two workers end at about the same time."""
-LEAST = {"A": 270, "B": 110, "C": 140, "D": 66, "zombies": 180, "special": 100, "postgres": 70}
+LEAST = {"A": 270, "B": 90, "C": 140, "D": 66, "zombies": 180, "special": 100, "postgres": 70}
 """Fewer cases than these in a part, and something is wrong with the harness itself."""
 EVERYWHERE = {
     *("commit before", "commit after", "sql INSERT", "sql UPDATE", "sql COMMIT", "model before", "model chunk"),
@@ -71,7 +71,7 @@ def test_a_turn_survives_being_killed_at_every_point(shard: str, holds: Crash) -
 
 @pytest.mark.parametrize("shard", of(B))
 def test_a_turn_survives_being_killed_again_while_it_recovers(shard: str, holds: Crash) -> None:
-    tally = holds("B", "--shard", shard, "--count", "20")
+    tally = holds("B", "--shard", shard, "--count", "15")
     assert tally.struck[2] > 0.5 * tally.cases
     assert tally.struck[3] > 0.05 * tally.cases
 
@@ -106,7 +106,7 @@ def test_the_same_holds_on_postgres(holds: Crash) -> None:
 def test_the_checks_notice_a_broken_promise(name: str, crash: Crash) -> None:
     bug = BUGS[name]
     (found,) = crash(bug.lane, "--script", bug.script, "--bug", name, "--most", "1", "--count", "6").bad
-    assert f"VIOLATED {bug.breaks}:" in found
+    assert any(f"VIOLATED {invariant}:" in found for invariant in bug.breaks)
 
 
 def test_there_are_points_at_all_seams(crash: Crash) -> None:

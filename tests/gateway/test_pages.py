@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from gateway_client import http, opened
 
 from atlas_agents.core.secret import Secret
+from atlas_agents.gateway import http as http_routes
+from atlas_agents.gateway.page import BuiltPage
 
 
 def body(answer: str) -> str:
@@ -42,16 +45,40 @@ async def test_beyond_this_machine_the_metrics_need_a_token(tmp_path: Path) -> N
         assert (await http(gateway, "GET /health", **told))[0] == 200
 
 
-async def test_the_page_asks_nobody_else_for_anything(tmp_path: Path) -> None:
+async def test_where_no_page_was_built_another_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_routes, "BuiltPage", lambda: BuiltPage(tmp_path / "nothing"))
     async with opened(tmp_path) as gateway:
         code, answer = await http(gateway, "GET /")
-        assert code == 200 and "atlas chat" in answer
+        assert code == 200 and "atlas chat" in answer and "make page" in answer
         assert "://" not in body(answer).replace("ws://localhost:18789", "")
         head = answer.lower()
         assert "content-security-policy: default-src 'none'; script-src 'self';" in head
         for header in ("x-content-type-options: nosniff", "referrer-policy: no-referrer", "x-frame-options: deny"):
             assert header in head
         assert (await http(gateway, "GET /welcome.js"))[0] == 200
+
+
+async def test_the_built_page_is_sent_as_it_was_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "built"
+    (folder / "assets").mkdir(parents=True)
+    (folder / "index.html").write_text("<title>page</title>")
+    (folder / "assets" / "a-1.js").write_text("plain()")
+    (folder / "assets" / "a-1.js.gz").write_text("packed()")
+    monkeypatch.setattr(http_routes, "BuiltPage", lambda: BuiltPage(folder))
+    async with opened(tmp_path) as gateway:
+        code, answer = await http(gateway, "GET /")
+        assert (code, body(answer)) == (200, "<title>page</title>") and "cache-control: no-cache" in answer.lower()
+        assert "content-security-policy: default-src 'none'; script-src 'self';" in answer.lower()
+        _, script = await http(gateway, "GET /assets/a-1.js")
+        assert body(script) == "plain()" and "max-age=31536000, immutable" in script
+        assert "content-type: text/javascript" in script.lower()
+        _, script = await http(gateway, "GET /assets/a-1.js", Accept_Encoding="br, gzip;q=0.9")
+        assert body(script) == "packed()" and "content-encoding: gzip" in script.lower()
+        assert body((await http(gateway, "GET /c/some-session", Accept="text/html"))[1]) == "<title>page</title>"
+        for path in ("/c/some-session", "/assets/gone.js", "/assets/a-1.js.gz", "/assets/../index.html"):
+            assert (await http(gateway, f"GET {path}"))[0] == 404, path
+        assert (await http(gateway, "POST /", Accept="text/html"))[0] == 405
+        assert json.loads(body((await http(gateway, "GET /health"))[1]))["status"] == "ok"
 
 
 async def test_the_protocol_is_described_at_its_own_address(tmp_path: Path) -> None:

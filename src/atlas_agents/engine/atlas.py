@@ -12,9 +12,10 @@ from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict, UnknownAgent
 from atlas_agents.core.events import EventName
 from atlas_agents.core.ids import new_id
+from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, user
 from atlas_agents.core.questions import Answer, Decision, Question
-from atlas_agents.core.store import OPEN, ClaimRun, RunRow, SetRun, Store, UsageRow
+from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, Store, UsageRow
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
@@ -282,9 +283,9 @@ class Atlas:
             return None
         store = cast(Store, self._house.store)
         if row.agent_id not in self._agents:
-            (epoch,) = await store.commit(row.tenant, [ClaimRun(row.id)])
-            lost = f"there is no agent {row.agent_id!r} any more"
-            await store.commit(row.tenant, [SetRun(row.id, epoch, "failed", lost)])
+            lost, epoch = f"there is no agent {row.agent_id!r} any more", row.epoch + 1
+            ended = AddJournal(row.id, epoch, "ended", "", encode({"status": "failed", "error": lost}))
+            await store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", lost)])
             return None
         stream, errand = AtlasStream(row.id), errand_of(row)
         output, terms = msgspec.json.decode(errand.output), Terms(model=errand.model, row=row, asks=errand.asks)

@@ -6,15 +6,30 @@ from typing import Any
 
 import msgspec
 
+from atlas_agents.core.clock import day_of
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import AuditRow, Store
 from atlas_agents.gateway.channel import Listener
 from atlas_agents.gateway.protocol.events import AuditAdded, body_of
 from atlas_agents.gateway.protocol.faults import Fault
-from atlas_agents.gateway.protocol.records import AuditList, AuditPage, AuditShape
+from atlas_agents.gateway.protocol.records import AuditList, AuditPage, AuditShape, AuditVerified, ToolUse
+from atlas_agents.stores.chain import START, audit_row
 
 logger = logging.getLogger(__name__)
 _STEP = 500
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    duration_ms: float | None = None
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """What is counted of a line; its names are the log's."""
+
+    timestamp: int
+    entityId: str = ""
+    success: bool = True
+    meta: _Meta = _Meta()
 
 
 class AuditTail:
@@ -46,6 +61,32 @@ class AuditTail:
             if not rows:
                 break
         return AuditPage(tuple(found), str(before) if before > 1 else None)
+
+    async def verify(self) -> AuditVerified:
+        """Read the whole chain, page by page; the first line that does not follow ends it."""
+        seq, previous = 0, START
+        while rows := await self._store.audit(self._tenant, after=seq, limit=_STEP):
+            for row in rows:
+                seq += 1
+                if row != audit_row(seq, previous, row.entry):
+                    return AuditVerified(await self._newest(), seq)
+                previous = row.hash
+        return AuditVerified(seq)
+
+    async def used(self, since: str, until: str) -> tuple[ToolUse, ...]:
+        """Calls by tool and day, up to and with the last one."""
+        sums: dict[tuple[str, str], list[float]] = {}
+        seq = 0
+        while rows := await self._store.audit(self._tenant, after=seq, limit=_STEP):
+            seq = rows[-1].seq
+            for entry in [msgspec.json.decode(row.entry, type=_Call) for row in rows]:
+                day = day_of(entry.timestamp / 1000)
+                if since <= day <= until:
+                    sum = sums.setdefault((entry.entityId, day), [0, 0, 0.0])
+                    sum[0] += 1
+                    sum[1] += not entry.success
+                    sum[2] += entry.meta.duration_ms or 0.0
+        return tuple([ToolUse(name, day, int(n), int(bad), round(ms, 3)) for (name, day), (n, bad, ms) in sums.items()])
 
     async def listen(self, listener: Listener) -> None:
         """Hear new lines from now on."""

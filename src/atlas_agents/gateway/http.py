@@ -1,4 +1,4 @@
-"""The few plain HTTP answers: health, metrics, the protocol's description, and the page that says where to go."""
+"""The few plain HTTP answers: health, metrics, the protocol's description, and the page."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.page import BuiltPage
 from atlas_agents.gateway.protocol.asyncapi import asyncapi
 from atlas_agents.gateway.protocol.schema import json_schema
 from atlas_agents.gateway.ready import Readiness
@@ -36,6 +37,7 @@ def grant_of(request: Request) -> Grant | None:
 def site(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = ()) -> Starlette:
     """All HTTP routes; `more` are those of other families."""
     folder = files("atlas_agents.gateway")
+    built = BuiltPage()
     page, script = [folder.joinpath(name).read_text(encoding="utf-8") for name in ("welcome.html", "welcome.js")]
 
     async def health(_: Request) -> Response:
@@ -63,8 +65,6 @@ def site(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = ()) -> Star
         return Response(script, media_type="text/javascript")
 
     routes: list[BaseRoute] = [
-        Route("/", welcome),
-        Route("/welcome.js", welcome_script),
         Route("/health", health),
         Route("/healthz", health),
         Route("/readyz", ready),
@@ -72,4 +72,8 @@ def site(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = ()) -> Star
         Route("/asyncapi.json", described),
         Route("/protocol.json", described),
     ]
+    if built:
+        routes.append(Route("/{path:path}", built.answer))
+    else:
+        routes += [Route("/", welcome), Route("/welcome.js", welcome_script)]
     return Starlette(routes=[*more, *routes])

@@ -10,7 +10,7 @@ from atlas_agents.core.errors import StoreError
 from atlas_agents.core.messages import Message
 from atlas_agents.core.store import Session
 from atlas_agents.gateway.hub import Hub, Peer
-from atlas_agents.gateway.protocol.events import SessionUpdated, body_of
+from atlas_agents.gateway.protocol.events import ApprovalsUpdated, SessionUpdated, body_of
 from atlas_agents.gateway.translate import session_shape
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,12 @@ class SessionNews:
             task = asyncio.create_task(self._look(session))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def asked(self, session: str) -> None:
+        """A question was put or answered in a session."""
+        for peer in self._curious(session):
+            prefix = peer.grant.prefix if peer.grant else ""
+            peer.put(body_of(ApprovalsUpdated(session.removeprefix(prefix))))
 
     def tell(self, session: Session, *, deleted: bool = False) -> None:
         """Tell those who want to know of this session."""

@@ -17,6 +17,7 @@ from atlas_agents.gateway.protocol.records import (
     AgentsFound,
     AuditList,
     AuditPage,
+    AuditVerified,
     LimitsFound,
     Matrix,
     MatrixRow,
@@ -24,9 +25,11 @@ from atlas_agents.gateway.protocol.records import (
     OneAgent,
     ToolsFound,
     ToolsList,
+    ToolsUsed,
     UsageFound,
     UsageSum,
     UsageSummary,
+    UsageTools,
 )
 from atlas_agents.gateway.protocol.shapes import AgentShape, Done, ModelShape, Nothing, ToolShape
 from atlas_agents.providers.registry import parse_model_ref
@@ -40,7 +43,9 @@ def add_record_methods(methods: Methods) -> None:
     methods.add("tools.matrix")(matrix)
     methods.add("audit.list")(list_audit)
     methods.add("audit.subscribe")(hear_audit)
+    methods.add("audit.verify")(verify_audit)
     methods.add("usage.summary")(usage)
+    methods.add("usage.tools")(tools_used)
     methods.add("limits.get")(limits)
 
 
@@ -100,15 +105,25 @@ async def hear_audit(caller: Connection, _: Nothing) -> Done:
     return Done(True)
 
 
+async def verify_audit(caller: Connection, _: Nothing) -> AuditVerified:
+    _sees_all(caller)
+    return await caller.hub.audit.verify()
+
+
+async def tools_used(caller: Connection, params: UsageTools) -> ToolsUsed:
+    _sees_all(caller)
+    return ToolsUsed(await caller.hub.audit.used(params.since or "", params.to or "9999"))
+
+
 async def usage(caller: Connection, params: UsageSummary) -> UsageFound:
     """Sums of the caller's own sessions, by one name."""
     until = (date.fromisoformat(params.to) + timedelta(days=1)).isoformat() if params.to else "9999"
-    sums: dict[str, UsageSum] = {}
+    sums: dict[tuple[str, str], UsageSum] = {}
     prefix = caller.who.prefix
     for row in await caller.hub.atlas.usage(params.since or "", until):
         if row.session.startswith(prefix):
-            name = _name(row, params.group_by, prefix)
-            sums[name] = _added(sums.get(name) or UsageSum(name, 0, 0, 0, 0, 0), row)
+            name, day = _name(row, params.group_by, prefix), row.day if params.by_day else ""
+            sums[name, day] = _added(sums.get((name, day)) or UsageSum(name, 0, 0, 0, 0, 0, day), row)
     return UsageFound(tuple(sums.values()))
 
 
@@ -179,4 +194,5 @@ def _added(to: UsageSum, row: UsageRow) -> UsageSum:
         to.output_tokens + row.output_tokens,
         to.cached_tokens + row.cached_tokens,
         to.cost_microcents + row.cost_microcents,
+        to.day,
     )

@@ -13,7 +13,15 @@ from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.channel import Channel, Listener
 from atlas_agents.gateway.healing import heal
 from atlas_agents.gateway.metrics import Metrics
-from atlas_agents.gateway.protocol.events import LAST_WORDS, ChatFinal, ChatReset, RunEvent, ToolSettled
+from atlas_agents.gateway.protocol.events import (
+    LAST_WORDS,
+    ApprovalRequested,
+    ApprovalResolved,
+    ChatFinal,
+    ChatReset,
+    RunEvent,
+    ToolSettled,
+)
 from atlas_agents.gateway.replay import Replay
 from atlas_agents.gateway.runlog import RunLog
 from atlas_agents.gateway.translate import Translator
@@ -29,6 +37,8 @@ class Runs:
         self.writer = LogWriter(store, tenant, self._wrote, clock)
         self.on_change: Callable[[str], None] = lambda session: None
         """Called with a session whose runs have begun or ended."""
+        self.on_question: Callable[[str], None] = lambda session: None
+        """Called with a session in which a question was put or answered."""
         self.on_call: Callable[[], None] = lambda: None
         """Called when a tool call has its result."""
         self.notice: Callable[[str], str] = lambda agent_id: ""
@@ -142,6 +152,8 @@ class Runs:
         self.writer.add(log, at_once=at_once)
         if type(event) is ToolSettled:
             self.on_call()
+        elif type(event) in (ApprovalRequested, ApprovalResolved):
+            self.on_question(log.session)
 
     def _tell(self, log: RunLog) -> None:
         entries = log.tell()

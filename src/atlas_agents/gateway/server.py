@@ -61,6 +61,7 @@ class Gateway:
         hub.news = SessionNews(hub)
         hub.runs.on_change = hub.news.changed
         hub.runs.on_call = hub.audit.look
+        hub.runs.on_question = hub.news.asked
         self.readiness = Readiness(self._look)
         self._app = App(hub, site(hub, self.readiness, [*routes, *openai_routes(hub), *agui_routes(hub)]))
         self._stop = asyncio.Event()

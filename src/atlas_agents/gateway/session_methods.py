@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from atlas_agents.core.errors import Conflict, NotStored
 from atlas_agents.core.ids import new_id
-from atlas_agents.core.store import Session, StoredMessage
+from atlas_agents.core.messages import Message
+from atlas_agents.core.store import RunRow, Session, StoredMessage
 from atlas_agents.gateway.connection import Connection
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.protocol.faults import Fault, not_found
 from atlas_agents.gateway.protocol.sessions import (
     Created,
     OneSession,
+    RunOutcome,
     RunPosition,
     SessionChanged,
     SessionFound,
@@ -21,12 +25,18 @@ from atlas_agents.gateway.protocol.sessions import (
     SessionsUpdate,
     Subscribed,
 )
-from atlas_agents.gateway.protocol.shapes import ApprovalShape, Done, SessionShape
+from atlas_agents.gateway.protocol.shapes import ApprovalShape, Done, MessageShape, SessionShape
 from atlas_agents.gateway.runlog import RunLog
-from atlas_agents.gateway.translate import newest, session_shape, stored_shape
+from atlas_agents.gateway.translate import message_shape, newest, session_shape, stored_shape
 
 _SHOWN = 200
 _PAGE = 200
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """What a turn was accepted with, as far as it is read here."""
+
+    messages: list[msgspec.Raw] = []
 
 
 def add_session_methods(methods: Methods) -> None:
@@ -108,6 +118,8 @@ async def subscribe(caller: Connection, params: SessionsSubscribe) -> Subscribed
     numbers: dict[str, int] = {}
     while ended := [row for row in rows if row.id not in numbers and hub.runs.get(row.id) is None]:
         numbers |= {row.id: await hub.runs.last_number(row) for row in ended}
+    turns = await hub.store.runs(hub.atlas.tenant, key)
+    waiting = tuple([said for row in turns if row.status == "queued" for said in _waiting(row)])
     channel = caller.hear(key)
     live = hub.runs.live(key)
     here = {log.run_id: log for log in live}
@@ -117,7 +129,8 @@ async def subscribe(caller: Connection, params: SessionsSubscribe) -> Subscribed
         positions.append(RunPosition(row.id, "replay", log.told if log else numbers.get(row.id, 0)))
         hub.runs.replay(channel, caller, row.id, asked[row.id])
     shown = tuple([stored_shape(row) for row in messages if _is_told(row, here)])
-    return Subscribed(shape(caller, session or Session(key)), shown, tuple(positions))
+    told = _outcomes(turns, shown)
+    return Subscribed(shape(caller, session or Session(key)), shown, tuple(positions), told, waiting)
 
 
 async def unsubscribe(caller: Connection, params: OneSession) -> Done:
@@ -149,6 +162,24 @@ def _is_told(row: StoredMessage, here: dict[str, RunLog]) -> bool:
     """A message of a run under way belongs to the answer only if its event is past; else the event brings it."""
     log = here.get(row.run_id)
     return log is None or row.id in log.messages
+
+
+def _outcomes(turns: Sequence[RunRow], shown: Sequence[MessageShape]) -> tuple[RunOutcome, ...]:
+    """How the turns ended that gave no answer, of those that have a message here."""
+    here = {message.run_id for message in shown}
+    return tuple(
+        [
+            RunOutcome(row.id, row.status, row.error)
+            for row in turns
+            if row.id in here and (row.status == "failed" or row.status == "cancelled")
+        ]
+    )
+
+
+def _waiting(row: RunRow) -> list[MessageShape]:
+    """What a turn that has not begun is to be told."""
+    said = msgspec.json.decode(row.request, type=_Request).messages if row.request else []
+    return [message_shape(Message.from_json(bytes(each)), row.id) for each in said]
 
 
 def _snapshot(caller: Connection, log: RunLog) -> RunPosition:

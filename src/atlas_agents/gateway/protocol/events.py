@@ -160,6 +160,13 @@ class AuditAdded(Wire, frozen=True):
     entry: AuditShape
 
 
+class ApprovalsUpdated(Wire, frozen=True):
+    """A question was put or answered in a session: `approvals.list` has those that are open now."""
+
+    event: ClassVar[str] = "approvals.updated"
+    session_key: str
+
+
 class ServerShutdown(Wire, frozen=True):
     """The server stops; with a figure, it expects to be back."""
 
@@ -167,7 +174,7 @@ class ServerShutdown(Wire, frozen=True):
     restart_expected_ms: int | None = None
 
 
-HouseEvent: TypeAlias = SessionUpdated | AuditAdded | ServerShutdown
+HouseEvent: TypeAlias = SessionUpdated | AuditAdded | ApprovalsUpdated | ServerShutdown
 RUN_EVENTS: dict[str, type[RunEvent]] = {
     kind.event: kind
     for kind in (
@@ -185,7 +192,9 @@ RUN_EVENTS: dict[str, type[RunEvent]] = {
         ChatError,
     )
 }
-HOUSE_EVENTS: dict[str, type[HouseEvent]] = {kind.event: kind for kind in (SessionUpdated, AuditAdded, ServerShutdown)}
+HOUSE_EVENTS: dict[str, type[HouseEvent]] = {
+    kind.event: kind for kind in (SessionUpdated, AuditAdded, ApprovalsUpdated, ServerShutdown)
+}
 LAST_WORDS = frozenset(("chat.final", "chat.error"))
 """Every run ends with exactly one of these."""
 PLAIN: dict[str, tuple[str, ...]] = {

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from atlas_agents.gateway.protocol import chat, records, sessions
+from atlas_agents.gateway.protocol import chat, records, runs, sessions
 from atlas_agents.gateway.protocol.shapes import Done, Nothing, Scope, Wire
 
 
@@ -31,6 +31,14 @@ _ALL = (
     Method("sessions.delete", "write", sessions.OneSession, Done, "Remove a session and all it holds."),
     Method("sessions.subscribe", "read", sessions.SessionsSubscribe, sessions.Subscribed, "Hear a session."),
     Method("sessions.unsubscribe", "read", sessions.OneSession, Done, "Hear a session no more."),
+    Method(
+        "sessions.fork", "write", sessions.SessionsFork, sessions.Created, "A new session that begins like another."
+    ),
+    Method(
+        "sessions.search", "read", sessions.SessionsSearch, sessions.Hits, "Sessions where words were said.", waits=True
+    ),
+    Method("runs.list", "read", runs.RunsList, runs.RunsFound, "Turns, the latest first."),
+    Method("runs.get", "read", runs.OneRun, runs.RunFound, "A turn, step by step."),
     Method("approvals.list", "read", Nothing, sessions.ApprovalsFound, "Questions that wait for an answer."),
     Method("approvals.resolve", "approve", sessions.ApprovalsResolve, Done, "Answer a question."),
     Method("exec.approve", "approve", sessions.ExecAnswer, Done, "Say yes to a question, once."),
@@ -42,7 +50,9 @@ _ALL = (
     Method("tools.matrix", "read", Nothing, records.Matrix, "Agents and tools: yes, no or ask."),
     Method("audit.list", "read", records.AuditList, records.AuditPage, "Lines of the audit log, the latest first."),
     Method("audit.subscribe", "read", Nothing, Done, "Hear new lines of the audit log."),
+    Method("audit.verify", "read", Nothing, records.AuditVerified, "Is the audit log's chain whole?", waits=True),
     Method("usage.summary", "read", records.UsageSummary, records.UsageFound, "Tokens and cost, summed."),
+    Method("usage.tools", "read", records.UsageTools, records.ToolsUsed, "Calls of tools, counted.", waits=True),
     Method("limits.get", "read", Nothing, records.LimitsFound, "The limits of tool calls, and what is used."),
     Method("config.get", "admin", Nothing, records.ConfigFound, "The settings in force, without secrets."),
     Method("tokens.rotate", "admin", Nothing, records.TokenMade, "Make a new token; the old one ends at once."),

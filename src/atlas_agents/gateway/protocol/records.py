@@ -111,16 +111,24 @@ class AuditPage(Wire, frozen=True):
     next_cursor: str | None = None
 
 
+class AuditVerified(Wire, frozen=True):
+    """How many lines there are; `broken` is the first one that does not follow from the one before it."""
+
+    rows: int
+    broken: int | None = None
+
+
 class UsageSummary(Wire, frozen=True):
-    """Sums over the days from one up to, and with, another."""
+    """Sums over the days from one up to, and with, another; with `byDay`, one of each day."""
 
     since: Day | None = field(default=None, name="from")
     to: Day | None = None
     group_by: Literal["agent", "model", "session", "day"] = "agent"
+    by_day: bool = False
 
 
 class UsageSum(Wire, frozen=True):
-    """The sum of all that share a name."""
+    """The sum of all that share a name, and a day if asked so."""
 
     name: str
     turns: int
@@ -128,10 +136,32 @@ class UsageSum(Wire, frozen=True):
     output_tokens: int
     cached_tokens: int
     cost_microcents: int
+    day: str = ""
 
 
 class UsageFound(Wire, frozen=True):
     rows: tuple[UsageSum, ...]
+
+
+class UsageTools(Wire, frozen=True):
+    """Calls of the days from one up to, and with, another, as the audit log has them."""
+
+    since: Day | None = field(default=None, name="from")
+    to: Day | None = None
+
+
+class ToolUse(Wire, frozen=True):
+    """The calls of one tool on one day."""
+
+    name: str
+    day: str
+    calls: int
+    failed: int
+    duration_ms: float
+
+
+class ToolsUsed(Wire, frozen=True):
+    rows: tuple[ToolUse, ...]
 
 
 class ConfigFound(Wire, frozen=True):

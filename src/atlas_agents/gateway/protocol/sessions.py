@@ -1,6 +1,6 @@
 """Params and results of `sessions.*` and of approvals."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -64,6 +64,37 @@ class SessionChanged(Wire, frozen=True):
     session: SessionShape
 
 
+class SessionsFork(Wire, frozen=True):
+    """Begin a session with the messages of another, up to and with one of them; without one, all."""
+
+    session_key: Key
+    message_id: str | None = None
+    label: Label | None = None
+    agent_id: str | None = None
+
+
+class SessionsSearch(Wire, frozen=True):
+    """Look for words in names and messages; of a session, the latest place counts."""
+
+    query: Annotated[str, Meta(min_length=1, max_length=200)]
+    limit: Page = 30
+
+
+class Hit(Wire, frozen=True):
+    """A session, and the words around the place; without a message, it is the name that fits."""
+
+    session: SessionShape
+    excerpt: str = ""
+    message_id: str = ""
+
+
+class Hits(Wire, frozen=True):
+    """The latest changed first; `complete` is false if there was more to look through than there was time."""
+
+    hits: tuple[Hit, ...]
+    complete: bool = True
+
+
 class SessionsSubscribe(Wire, frozen=True):
     """Hear all that happens in a session from now on; of the runs named, also what was missed after that number."""
 
@@ -82,12 +113,23 @@ class RunPosition(Wire, frozen=True):
     pending_approval: ApprovalShape | None = None
 
 
+class RunOutcome(Wire, frozen=True):
+    """A turn that gave no answer, and why."""
+
+    run_id: str
+    status: Literal["failed", "cancelled"]
+    error: str | None = None
+
+
 class Subscribed(Wire, frozen=True):
-    """The session as it is now; the next frames go on from here."""
+    """The session as it is now; the next frames go on from here. `outcomes` are those of turns without an answer,
+    `waiting` are messages whose turn has not come."""
 
     session: SessionShape
     messages: tuple[MessageShape, ...]
     runs: tuple[RunPosition, ...]
+    outcomes: tuple[RunOutcome, ...] = ()
+    waiting: tuple[MessageShape, ...] = ()
 
 
 class ApprovalsFound(Wire, frozen=True):

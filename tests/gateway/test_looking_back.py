@@ -1,0 +1,151 @@
+"""What can be looked up about the past: turns step by step, words that were said, the audit log's chain, tools used."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+from gateway_client import Client, talking
+
+from atlas_agents import Approvals, Atlas, ToolFailed, tool
+from atlas_agents.core.store import AuditRow
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Reply, Scripted, calls, fails, house, says
+
+
+@tool(confirm=True)
+async def note(text: str) -> str:
+    """Write something down."""
+    if text == "no":
+        raise ToolFailed("not that")
+    return text
+
+
+def atlas(*replies: Reply, store: MemoryStore | None = None) -> Atlas:
+    return house(Scripted(*replies), [note], store=store or MemoryStore(), approve=Approvals(wait=True))
+
+
+async def turn(client: Client, message: str, session: str = "s") -> str:
+    run_id: str = (await client.get("chat.send", sessionKey=session, message=message))["runId"]
+    while (await client.until("chat.final", "chat.error"))["runId"] != run_id:
+        pass
+    return run_id
+
+
+async def noted(client: Client, text: str) -> str:
+    """A turn in which the tool was allowed once."""
+    run_id: str = (await client.get("chat.send", sessionKey="s", message=text))["runId"]
+    asked = await client.until("exec.approval_request")
+    await client.get("approvals.resolve", approvalId=asked["approvalId"], decision="allow-once")
+    await client.until("chat.final")
+    return run_id
+
+
+async def test_a_turn_is_told_step_by_step(tmp_path: Path) -> None:
+    async with talking(tmp_path, atlas(calls("note", text="a"), says("Noted."))) as client:
+        run_id = await noted(client, "note it")
+        found = await client.get("runs.get", runId=run_id)
+        assert found["run"] | {"createdAt": 0, "endedAt": 0} == {
+            "runId": run_id,
+            "sessionKey": "s",
+            "agentId": "assistant",
+            "status": "done",
+            "createdAt": 0,
+            "endedAt": 0,
+            "user": "owner",
+        }
+        steps = [(step["kind"], step.get("name", ""), step.get("status", "")) for step in found["steps"]]
+        assert steps == [
+            ("accepted", "", ""),
+            ("reply", "scripted", "tool_calls"),
+            ("asked", "note", ""),
+            ("answered", "", "allow-once"),
+            ("intent", "note", ""),
+            ("outcome", "", "ok"),
+            ("reply", "scripted", "stop"),
+            ("ended", "", "done"),
+        ]
+        call = [step["callId"] for step in found["steps"] if step["kind"] in ("asked", "intent", "outcome")]
+        assert len(set(call)) == 1
+        assert "Noted." not in str(found)
+
+
+async def test_turns_are_listed_the_latest_first(tmp_path: Path) -> None:
+    async with talking(tmp_path, atlas(says("1"), says("2"))) as client:
+        first = await turn(client, "one", "a")
+        await asyncio.sleep(0.002)
+        second = await turn(client, "two", "b")
+        runs = (await client.get("runs.list"))["runs"]
+        assert [run["runId"] for run in runs] == [second, first]
+        assert [run["runId"] for run in (await client.get("runs.list", sessionKey="a"))["runs"]] == [first]
+
+
+async def test_words_are_found_in_names_and_messages(tmp_path: Path) -> None:
+    async with talking(tmp_path, atlas(says("The Fjord is deep. " * 20), says("ok"))) as client:
+        await turn(client, "tell me of water", "a")
+        await turn(client, "hello", "b")
+        hits = (await client.get("sessions.search", query="fjORD"))["hits"]
+        assert [hit["session"]["sessionKey"] for hit in hits] == ["a"]
+        assert "Fjord" in hits[0]["excerpt"] and len(hits[0]["excerpt"]) < 200
+        named = (await client.get("sessions.search", query="HELLO"))["hits"]
+        assert [(hit["session"]["sessionKey"], "excerpt" in hit) for hit in named] == [("b", False)]
+        assert (await client.get("sessions.search", query="nowhere"))["hits"] == []
+
+
+async def test_a_fork_begins_with_the_same_messages(tmp_path: Path) -> None:
+    async with talking(tmp_path, atlas(says("1"), says("2"))) as client:
+        await turn(client, "one")
+        await turn(client, "two")
+        messages = (await client.get("chat.history", sessionKey="s"))["messages"]
+        forked = await client.get("sessions.fork", sessionKey="s", messageId=messages[1]["id"], label="branch")
+        found = await client.get("sessions.get", sessionKey=forked["sessionKey"])
+        assert found["session"]["label"] == "branch"
+        assert [message["id"] for message in found["messages"]] == [message["id"] for message in messages[:2]]
+        unknown = await client.ask("sessions.fork", sessionKey="s", messageId="nothing")
+        assert unknown["error"]["data"]["kind"] == "SESSION_NOT_FOUND"
+
+
+async def test_who_comes_later_hears_how_turns_ended_and_what_waits(tmp_path: Path) -> None:
+    replies = [calls("note", text="a"), says("ok")]
+    async with talking(tmp_path, atlas(fails("gone"), fails("gone"), fails("gone"), *replies)) as client:
+        failed = await turn(client, "fail")
+        await client.get("chat.send", sessionKey="s", message="ask")
+        await client.until("exec.approval_request")
+        waiting = await client.get("chat.send", sessionKey="s", message="later")
+        heard = await client.get("sessions.subscribe", sessionKey="s")
+        assert heard["outcomes"] == [{"runId": failed, "status": "failed", "error": "gone"}]
+        assert [(each["runId"], each["parts"][0]["text"]) for each in heard["waiting"]] == [(waiting["runId"], "later")]
+
+
+async def test_all_who_read_hear_of_questions_in_any_session(tmp_path: Path) -> None:
+    async with talking(tmp_path, atlas(calls("note", text="a"), says("Noted."))) as client:
+        await noted(client, "note it")
+        told = [frame["data"] for frame in client.events() if frame["event"] == "approvals.updated"]
+        assert told == [{"sessionKey": "s"}] * 2
+
+
+async def test_the_chain_is_verified_and_a_changed_line_is_named(tmp_path: Path) -> None:
+    store = MemoryStore()
+    replies = [calls("note", text="a"), says("1"), calls("note", text="no"), says("2")]
+    async with talking(tmp_path, atlas(*replies, store=store)) as client:
+        await noted(client, "one")
+        await noted(client, "two")
+        assert await client.get("audit.verify") == {"rows": 2}
+        used = (await client.get("usage.tools"))["rows"]
+        assert [(row["name"], row["calls"], row["failed"]) for row in used] == [("note", 2, 1)]
+        assert (await client.get("usage.tools", to="2001-01-01"))["rows"] == []
+        change_line(store, 2)
+        assert await client.get("audit.verify") == {"rows": 2, "broken": 2}
+
+
+def change_line(store: MemoryStore, seq: int) -> None:
+    rows: dict[int, AuditRow] = next(desk for desk in store.__dict__["_desks"].values() if desk.audit).audit
+    rows[seq] = msgspec.structs.replace(rows[seq], entry=rows[seq].entry.replace(b"not that", b"all well"))
+
+
+async def test_usage_is_summed_by_day_if_asked(tmp_path: Path) -> None:
+    async with talking(tmp_path, atlas(says("1"))) as client:
+        await turn(client, "one")
+        (row,) = (await client.get("usage.summary", groupBy="model", byDay=True))["rows"]
+        assert row["name"] == "scripted" and len(row["day"]) == 10
+        (row,) = (await client.get("usage.summary", groupBy="model"))["rows"]
+        assert "day" not in row

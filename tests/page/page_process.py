@@ -1,0 +1,76 @@
+"""A gateway with a staged model, in a process of its own: `page_process.py HOME [PORT]`; the port is its first line."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from staged import Rounds, Staged
+
+from atlas_agents import Agent, Approvals, Atlas, ToolContext, ToolFailed, tool
+from atlas_agents.gateway.logs import set_up
+from atlas_agents.gateway.server import Gateway, run
+from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.stores.sqlite import SqliteStore
+
+__all__ = ["Rounds", "Staged", "serve"]
+
+
+@tool
+async def look_up(city: str) -> dict[str, object]:
+    """Tell the weather of a city."""
+    return {"city": city, "sky": "clear", "degrees": 21}
+
+
+@tool
+async def count(to: int, context: ToolContext) -> str:
+    """Count slowly and say how far it is."""
+    for number in range(1, to + 1):
+        context.progress(f"{number} of {to}")
+        await asyncio.sleep(0.05)
+    return f"counted to {to}"
+
+
+@tool(confirm=True)
+async def run_command(command: str) -> str:
+    """Run a command on this machine."""
+    return f"ran {command}"
+
+
+@tool
+async def break_down() -> str:
+    """Fail, always."""
+    raise ToolFailed("it always does")
+
+
+def agents() -> list[Agent]:
+    tools = [look_up, count, run_command, break_down]
+    return [
+        Agent("helper", model=Staged(), tools=tools, name="Helper"),
+        Agent("writer", model=Staged(id="staged-writer"), name="Writer", description="Writes letters."),
+    ]
+
+
+async def serve(
+    home: Path,
+    port: int,
+    agents: list[Agent],
+    *,
+    before: Callable[[SqliteStore], Awaitable[None]] | None = None,
+    **atlas: Any,
+) -> None:
+    """Serve these agents until it is told to stop."""
+    set_up()
+    store = SqliteStore(home / "atlas.db")
+    await store.open()
+    if before is not None:
+        await before(store)
+    house = Atlas(agents, store=store, approve=Approvals(wait=True), **atlas)
+    gateway = Gateway(house, GatewaySettings(home=home, port=port, grace=0.5))
+    await gateway.serve(lambda ready: print(ready.port, flush=True))
+    await store.close()
+
+
+if __name__ == "__main__":
+    run(serve(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, agents()))

@@ -1,0 +1,79 @@
+// A call of a tool as a card: what was asked, how far it is, what came of it.
+
+import { CheckCircleFilled, CloseCircleFilled, LoadingOutlined, PauseCircleFilled, QuestionCircleFilled, RightOutlined } from "@ant-design/icons";
+import { memo, useState, type ReactNode } from "react";
+import type { CallView } from "../state/turns";
+import { inOneLine, spanOf, textOf } from "../state/words";
+import { CopyButton } from "../markdown/code";
+import { Approval } from "./approval";
+
+const ICONS: Record<CallView["state"], ReactNode> = {
+  called: <LoadingOutlined />,
+  running: <LoadingOutlined />,
+  asking: <PauseCircleFilled className="wait" />,
+  ok: <CheckCircleFilled className="good" />,
+  error: <CloseCircleFilled className="bad" />,
+  unknown: <QuestionCircleFilled className="wait" />,
+};
+
+const FAULTS: Record<string, string> = {
+  declined: "declined", not_permitted: "not permitted", bad_arguments: "wrong arguments", timeout: "took too long", limited: "over a limit", cancelled: "stopped",
+};
+
+export const ToolCard = memo(function ToolCard({ call }: { call: CallView }) {
+  const [open, setOpen] = useState(false);
+  return (
+    <div className={`tool is-${call.state}`} data-call={call.id} data-state={call.state}>
+      <button type="button" aria-expanded={open} onClick={() => setOpen(!open)}>
+        <span className="icon" aria-hidden>{ICONS[call.state]}</span>
+        <code className="name">{call.name}</code>
+        <span className="gist">{gistOf(call.arguments)}</span>
+        <span className="state">{stateOf(call)}</span>
+        <RightOutlined className="fold" rotate={open ? 90 : 0} aria-hidden />
+      </button>
+      {call.state === "running" && call.progress.length > 0 && <p className="progress" aria-live="polite">{call.progress.at(-1)}</p>}
+      {open && (
+        <div className="inside">
+          <Labelled label="Arguments" value={call.arguments} />
+          {call.progress.length > 0 && <Labelled label="On the way" value={call.progress.join("\n")} />}
+          {call.result !== undefined && <Labelled label={call.state === "ok" ? "Result" : "What went wrong"} value={call.result} />}
+          {call.decision && <p className="quiet">{call.decision === "deny" ? "Denied" : "Allowed"}{call.by ? ` by ${call.by}` : ""}</p>}
+        </div>
+      )}
+      {call.approval && <Approval approval={call.approval} />}
+    </div>
+  );
+});
+
+function stateOf(call: CallView): string {
+  if (call.state === "asking") return "waits for you";
+  if (call.state === "called" || call.state === "running") return "running";
+  if (call.state === "unknown") return "outcome unknown";
+  const took = call.durationMs === undefined ? "" : spanOf(call.durationMs);
+  if (call.state === "ok") return took;
+  const fault = call.error ? (FAULTS[call.error] ?? call.error.replaceAll("_", " ")) : "failed";
+  return took ? `${fault} · ${took}` : fault;
+}
+
+/** The arguments in one line, as far as they fit. */
+function gistOf(values: Record<string, unknown>): string {
+  const entries = Object.entries(values);
+  const only = entries[0];
+  if (entries.length === 1 && only && typeof only[1] === "string") return inOneLine(only[1]);
+  return inOneLine(entries.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", "));
+}
+
+const LONGEST = 20_000;
+
+function Labelled({ label, value }: { label: string; value: unknown }) {
+  const text = textOf(value);
+  return (
+    <div className="labelled">
+      <div className="label">
+        <span>{label}</span>
+        <CopyButton text={text} what={`Copy: ${label}`} />
+      </div>
+      <pre tabIndex={0}>{text.length > LONGEST ? `${text.slice(0, LONGEST)}\n… ${text.length - LONGEST} more characters` : text || "nothing"}</pre>
+    </div>
+  );
+}

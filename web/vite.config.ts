@@ -1,0 +1,14 @@
+/// <reference types="vitest/config" />
+import react from "@vitejs/plugin-react";
+import { defineConfig } from "vite";
+import { pack } from "./pack.ts";
+
+// `ATLAS` says where a gateway runs that the development server should speak to.
+const gateway = process.env.ATLAS ?? "http://127.0.0.1:18789";
+
+export default defineConfig({
+  plugins: [react(), pack()],
+  build: { outDir: "dist", assetsInlineLimit: 0, chunkSizeWarningLimit: 1200, modulePreload: { polyfill: false } },
+  server: { proxy: { "/ws": { target: gateway, ws: true, changeOrigin: true, headers: { origin: gateway } } } },
+  test: { environment: "node", include: ["src/**/*.test.ts"] },
+});
