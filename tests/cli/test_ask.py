@@ -13,7 +13,7 @@ from atlas_command import ATLAS, PATIENCE, Home
 
 from model_server import ModelServer, Reply, serving
 
-pytestmark = pytest.mark.slow  # each starts a process of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
 
 
 # A model alone

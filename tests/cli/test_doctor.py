@@ -14,7 +14,7 @@ from atlas_command import Home, furnished, install_plugin
 
 from model_server import ModelServer
 
-pytestmark = pytest.mark.slow  # each starts a process of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
 
 
 def examined(home: Home, **env: str) -> tuple[int, list[dict[str, Any]]]:

@@ -14,7 +14,7 @@ from atlas_command import ATLAS, PATIENCE, Home
 
 from help_texts import PAGE, commands, filled
 
-pytestmark = pytest.mark.slow  # each starts a process of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
 
 LOOK = """
 import json, sys

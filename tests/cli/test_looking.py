@@ -17,7 +17,7 @@ from atlas_agents.core.environment import Environment
 from atlas_agents.tools.permissions import Policy
 from model_server import ModelServer
 
-pytestmark = pytest.mark.slow  # each starts a process of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
 
 
 def read(home: Home, *arguments: str) -> Any:

@@ -10,7 +10,7 @@ from atlas_command import Home, furnished
 
 from model_server import ModelServer
 
-pytestmark = pytest.mark.slow  # each starts a process of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
 
 
 def test_it_says_where_it_listens_who_answers_and_ends_when_told(home: Home) -> None:
