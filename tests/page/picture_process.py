@@ -1,5 +1,6 @@
 """A house with something to show, for pictures: `picture_process.py HOME [PORT]`."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import asyncio
 import math
 import sys

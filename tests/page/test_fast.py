@@ -1,5 +1,6 @@
 """How light the page is, and how it keeps up."""
 
+# pyright: reportUnknownMemberType=false
 import asyncio
 import json
 import re

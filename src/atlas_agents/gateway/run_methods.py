@@ -68,7 +68,11 @@ def _step(row: JournalRow) -> RunStep:
         case "asked":
             more = {"name": found["tool"], "call_id": found["call_id"]}
         case "answered":
-            more = {"status": DECISIONS[found["decision"]], "by": found.get("by", ""), "reason": found.get("reason", "")}
+            more = {
+                "status": DECISIONS[found["decision"]],
+                "by": found.get("by", ""),
+                "reason": found.get("reason", ""),
+            }
         case "ended":
             more = {"status": found["status"], "error": found.get("error")}
         case _:
