@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
 
 HERE = Path(__file__).parent
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -125,7 +125,7 @@ class Tab:
         box.press("Enter")
 
     @property
-    def answers(self) -> Any:
+    def answers(self) -> Locator:
         return self.page.locator(".answer")
 
     def shows(self, words: str) -> None:

@@ -1,6 +1,5 @@
 """A house with something to show, for pictures: `picture_process.py HOME [PORT]`."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import asyncio
 import math
 import sys
@@ -111,8 +110,17 @@ async def before(store: SqliteStore) -> None:
         for name, calls in (("query_orders", 9), ("find_list", 4), ("run_command", 3)):
             for number in range(int(calls * busy)):
                 fails = name == "run_command" and number == 2
-                meta = {"arguments": {}, "duration_ms": 180.0 + 40 * number, "error": "declined" if fails else None}
-                line = {"tenantId": "default", "actorExternalId": "analyst", "entityId": name, "meta": meta}
+                meta: dict[str, Any] = {
+                    "arguments": {},
+                    "duration_ms": 180.0 + 40 * number,
+                    "error": "declined" if fails else None,
+                }
+                line: dict[str, Any] = {
+                    "tenantId": "default",
+                    "actorExternalId": "analyst",
+                    "entityId": name,
+                    "meta": meta,
+                }
                 line |= {"level": "warn" if fails else "info", "message": f"Agent analyst called {name}"}
                 line |= {"success": not fails, "timestamp": int(at * 1000), "action": "TOOL_CALL"}
                 writes.append(AddAudit(encode(line)))

@@ -1,6 +1,5 @@
 """The page and the gateway part, in every way that happens, and nothing is lost or doubled."""
 
-# pyright: reportUnknownMemberType=false
 import json
 from typing import Any
 

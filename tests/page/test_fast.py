@@ -1,6 +1,5 @@
 """How light the page is, and how it keeps up."""
 
-# pyright: reportUnknownMemberType=false
 import asyncio
 import json
 import re
@@ -70,7 +69,7 @@ def tab_requests(tab: Tab) -> list[Any]:
 def test_a_long_answer_keeps_pace_and_leaves_the_page_free(tab: Tab) -> None:
     """2,000 pieces, 1.5 ms apart: the page is done when the stream is, and most of the time it was idle."""
     words = [f"word{number} " + ("\n\n" if number % 40 == 39 else "") for number in range(2000)]
-    session = tab.context.new_cdp_session(tab.page)
+    session: Any = tab.context.new_cdp_session(tab.page)
     session.send("Performance.enable")
     busy, began = busy_seconds(session), time.perf_counter()
     tab.say(json.dumps([[["pace", 0.0015], ["say", "".join(words)]]]))

@@ -1,6 +1,5 @@
 """A person talks to an agent in a real browser: words, tools, questions, stopping, queues, forks."""
 
-# pyright: reportUnknownMemberType=false
 import json
 from typing import Any
 

@@ -97,15 +97,11 @@ export function subscribed(talk: Talk, answer: Subscribed): Talk {
   const known = new Set(talk.messages.map((message) => message.id));
   const overlaps = talk.messages.length > 0 && (answer.messages.length < PAGE || answer.messages.some((m) => known.has(m.id)));
   if (overlaps) next.messages = [...talk.messages, ...answer.messages.filter((message) => !known.has(message.id))];
-  else next = { ...next, messages: [...answer.messages], older: hasOlder(answer.messages) };
+  else next = { ...next, messages: [...answer.messages], older: (answer.messages[0]?.seq ?? 1) > 1 };
   const waiting = answer.waiting ?? [];
   next.runs = runs;
   for (const message of waiting) if (message.runId) runs[message.runId] = { ...(runs[message.runId] ?? freshRun(message.runId)), end: "queued" };
   return settle({ ...next, outgoing: withWaiting(next.outgoing, waiting) });
-}
-
-function hasOlder(messages: readonly MessageShape[]): boolean {
-  return (messages[0]?.seq ?? 1) > 1;
 }
 
 /** Messages that wait for their turn are shown as this page's own are. */
