@@ -24,10 +24,10 @@ page: $(READY) ## Build the page, if its sources have changed
 	$(BIN)/python hatch_build.py
 
 test: page browser ## Run all tests
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 check: lint ## Check format, lint, types and floors, then run the quick tests
-	$(BIN)/pytest -n 2 -q -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -q -m "not slow"
 
 crash: $(READY) ## Kill, fail and stop turns 20,000 times and more; CRASH="--minutes 30 --seed 7" for less, or others
 	cd tests/durable && ../../$(BIN)/python -m crash.long $(CRASH)
