@@ -81,6 +81,8 @@ async def test_an_agent_without_a_key_and_without_a_model_is_spoken_for_and_said
         done = await said(here, "chat.wait", runId=sent["runId"], timeoutMs=10_000)
         assert done["status"] == "done"
         assert "scripted demo" in json.dumps(done)
+        history = json.dumps(await said(here, "chat.history", sessionKey="s"))
+        assert "The clock says" in history
 
 
 async def test_edits_of_the_workspace_are_picked_up_and_broken_ones_are_not(tmp_path: Path) -> None:

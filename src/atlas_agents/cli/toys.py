@@ -1,18 +1,12 @@
 """Three harmless tools, so that a conversation has something to call."""
 
 import random
-from datetime import datetime
 from typing import Annotated
 
 from pydantic import Field
 
+from atlas_agents.service.builtin import current_time
 from atlas_agents.tools.tool import tool
-
-
-@tool(effect="pure")
-async def now() -> str:
-    """Tell the date and the time of this machine."""
-    return datetime.now().astimezone().strftime("%A, %d %B %Y, %H:%M:%S %Z")
 
 
 @tool(effect="pure")
@@ -31,4 +25,4 @@ async def add(a: float, b: float) -> float:
     return a + b
 
 
-TOYS = (now, roll_dice, add)
+TOYS = (current_time.named("now"), roll_dice, add)

@@ -5,6 +5,8 @@ import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeAlias
 
+import msgspec
+
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.messages import Message, ToolCall, ToolResult
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ThinkingChunk, ToolCallChunk
@@ -25,6 +27,8 @@ Ollama `http://localhost:11434/v1`), and start `atlas chat` again.
 """
 _WORDS = re.compile(r"\s*\S+\s*|\s+")
 _NUMBER = r"-?\d+(?:\.\d+)?"
+_ALSO = {"now": ("current_time",)}
+"""Other names under which a tool may stand in a house."""
 _NUMBER_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5}
 
 Answer: TypeAlias = Callable[[re.Match[str]], list[Chunk]]
@@ -44,7 +48,8 @@ class Demo:
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         last = request.messages[-1]
-        chunks = _tell_results(request.messages) if last.role == "tool" else _answer(last.text)
+        answer = _tell_results(request.messages) if last.role == "tool" else _answer(last.text)
+        chunks = _with_tools(answer, {tool.name for tool in request.tools})
         calls = any(isinstance(chunk, ToolCallChunk) for chunk in chunks)
         if not calls and not any(message.role == "assistant" and message.text for message in request.messages):
             chunks = [*_say(_HONEST), *chunks]
@@ -64,6 +69,21 @@ def _answer(text: str) -> list[Chunk]:
         if found := re.search(pattern, text, re.IGNORECASE):
             return answer(found)
     return _say(_ABOUT)
+
+
+def _with_tools(chunks: Sequence[Chunk], offered: set[str]) -> list[Chunk]:
+    """The same, where a tool is called by the name it has here, and one that is not here is only spoken of."""
+    found: list[Chunk] = []
+    for chunk in chunks:
+        if not isinstance(chunk, ToolCallChunk):
+            found.append(chunk)
+            continue
+        names = [name for name in (chunk.call.name, *_ALSO.get(chunk.call.name, ())) if name in offered]
+        if names:
+            found.append(ToolCallChunk(msgspec.structs.replace(chunk.call, name=names[0])))
+        else:
+            found += _say(f"I would call `{chunk.call.name}` now, but there is no such tool here.")
+    return found
 
 
 def _say(text: str) -> list[Chunk]:
