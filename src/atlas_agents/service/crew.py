@@ -11,8 +11,7 @@ from atlas_agents.engine.atlas import Atlas
 from atlas_agents.providers.demo import Demo
 from atlas_agents.providers.registry import Model, Registry, parse_model_ref
 from atlas_agents.tools.tool import Tool
-from atlas_agents.workspace.build import build_agent
-from atlas_agents.workspace.models import resolve_models
+from atlas_agents.workspace.build import build_agents
 from atlas_agents.workspace.workspace import Workspace, WorkspaceState
 
 logger = logging.getLogger(__name__)
@@ -38,31 +37,18 @@ class Crew:
         self.local: tuple[str, ...] = ()
         """Local models that agents speak with."""
 
-    def agents(self, state: WorkspaceState | None = None) -> list[Agent]:
+    def agents(self, state: WorkspaceState | None = None) -> tuple[Agent, ...]:
         """All of them, each told the workspace's prompt and then its own; ConfigError if any cannot be made."""
         state = state or self._workspace.state
-        made: list[Agent] = []
-        notices: dict[str, str] = {}
-        local: list[str] = []
-        for spec in state.agents:
-            refs, notice = resolve_models(spec, self._registry, self._default)
-            local += [ref for ref in refs if parse_model_ref(ref).provider == "local"]
-            models = [self._stand_in(ref) for ref in refs]
-            if self.trouble and refs and models[0] is not refs[0]:
-                notice = f"agent {spec.id!r}: {refs[0]} cannot answer ({self.trouble}); a scripted demo answers instead"
-            made.append(build_agent(spec, self._tools, models=models, prompt=state.prompt))
-            if notice:
-                notices[spec.id] = notice
-        for id, notice in notices.items():
-            if self.notices.get(id) != notice:
-                logger.warning("%s", notice)
-        self.notices, self.local = notices, tuple(dict.fromkeys(local))
-        return made
+        built = build_agents(state, self._tools, self._registry, self._default, self._stand_in)
+        self.notices, self.local = built.notices, tuple(ref for ref in built.refs if _is_local(ref))
+        return built.agents
 
-    def _stand_in(self, ref: str) -> Model:
-        if self.trouble and parse_model_ref(ref).provider == "local":
-            return Demo(pause=_DEMO_PAUSE)
-        return ref
+    def _stand_in(self, ref: str) -> tuple[Model, str] | None:
+        """A demo, where there should be a local model and is none."""
+        if self.trouble is None or not _is_local(ref):
+            return None
+        return Demo(pause=_DEMO_PAUSE), f"{ref} cannot answer ({self.trouble}); a scripted demo answers instead"
 
     async def follow(self, atlas: Atlas) -> None:
         """Give an Atlas new agents whenever the workspace is edited; an edit that cannot be used changes nothing."""
@@ -92,3 +78,7 @@ class Crew:
             except AtlasError as error:
                 return str(error)
         return None
+
+
+def _is_local(ref: str) -> bool:
+    return parse_model_ref(ref).provider == "local"

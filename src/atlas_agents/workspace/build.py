@@ -2,7 +2,8 @@
 
 import difflib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -16,29 +17,46 @@ from atlas_agents.workspace.models import Providers, resolve_models
 from atlas_agents.workspace.workspace import WorkspaceState
 
 logger = logging.getLogger(__name__)
+StandIn: TypeAlias = Callable[[str], tuple[Model, str] | None]
+"""For a ref that cannot answer: who does instead, and a sentence that says so."""
 
 
 class Built(msgspec.Struct, frozen=True):
-    """Agents in the order of the file, and by their ids the sentences about models that others stand in for."""
+    """Agents in the order of the file, by their ids the sentences about models that others stand in for, and the refs
+    of all models that are to speak."""
 
     agents: tuple[Agent, ...]
     notices: dict[str, str]
+    refs: tuple[str, ...] = ()
 
 
 def build_agents(
-    state: WorkspaceState, tools: Iterable[Tool | Function], providers: Providers, default: str | None = None
+    state: WorkspaceState,
+    tools: Iterable[Tool | Function],
+    providers: Providers,
+    default: str | None = None,
+    stand_in: StandIn | None = None,
 ) -> Built:
-    """All agents of a workspace, each told the workspace's prompt and then its own; all or, with ConfigError, none."""
+    """All agents of a workspace, each told the workspace's prompt and then its own; all or, with ConfigError, none.
+
+    `stand_in` may put another in the place of a model that cannot answer.
+    """
     known = [as_tool(tool) for tool in tools]
     agents: list[Agent] = []
     notices: dict[str, str] = {}
+    refs: list[str] = []
     for spec in state.agents:
-        models, notice = resolve_models(spec, providers, default)
+        found, notice = resolve_models(spec, providers, default)
+        refs += found
+        others = {ref: other for ref in found if stand_in is not None and (other := stand_in(ref)) is not None}
+        if found and found[0] in others:
+            notice = f"agent {spec.id!r}: {others[found[0]][1]}"
+        models = [others[ref][0] if ref in others else ref for ref in found]
         agents.append(build_agent(spec, known, models=models, prompt=state.prompt))
         if notice:
             notices[spec.id] = notice
             logger.warning("%s", notice)
-    return Built(tuple(agents), notices)
+    return Built(tuple(agents), notices, tuple(dict.fromkeys(refs)))
 
 
 def build_agent(
