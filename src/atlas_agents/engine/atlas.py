@@ -9,7 +9,7 @@ import msgspec
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict, UnknownAgent
+from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict
 from atlas_agents.core.events import EventName
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.json import encode
@@ -22,6 +22,7 @@ from atlas_agents.engine.house import House
 from atlas_agents.engine.interceptors import Interceptor
 from atlas_agents.engine.loop import rounds, run_turn, shaped
 from atlas_agents.engine.result import RunResult
+from atlas_agents.engine.roster import Roster
 from atlas_agents.engine.run import Accepted, Known, Run, Terms, WhenBusy, Wishes
 from atlas_agents.engine.sessions import Sessions
 from atlas_agents.engine.shelf import Shelf
@@ -30,7 +31,8 @@ from atlas_agents.providers.prices import Price
 from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
-from atlas_agents.tools.journal import errand_of, in_step
+from atlas_agents.tools.errand import errand_of
+from atlas_agents.tools.journal import in_step
 from atlas_agents.tools.limits import Limits
 from atlas_agents.tools.permissions import Actor, Policy, Verdict
 from atlas_agents.tools.tool import Tool
@@ -64,10 +66,7 @@ class Atlas:
         prices: Mapping[str, Price] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._agents = self._named(agents)
-        self._current: Agent | None = next(iter(self._agents.values()), None)
-        if default_agent is not None:
-            self._current = self._find(default_agent) if isinstance(default_agent, str) else self._adopt(default_agent)
+        self._roster = Roster(agents, default_agent)
         self._house = House(
             system_prompt=system_prompt,
             history=history,
@@ -91,28 +90,25 @@ class Atlas:
 
     @property
     def agents(self) -> tuple[Agent, ...]:
-        return tuple(self._agents.values())
+        return self._roster.all
 
     def get_agent(self) -> Agent | None:
         """The agent that answers when none is named."""
-        return self._current
+        return self._roster.current
 
     def set_agent(self, agent: Agent) -> Self:
         """Let this agent answer from now on; a new one of a known id takes the old one's place."""
-        self._current = self._adopt(agent)
+        self._roster.current = self._roster.adopt(agent)
         return self
 
     def set_agents(self, agents: Iterable[Agent]) -> Self:
         """Let these be the agents from now on; turns under way keep theirs. The one that answers when none is named
         stays the one of that id, if there still is one, else it is the first."""
-        found = self._named(agents)
-        current = self._current.id if self._current else None
-        self._agents = found
-        self._current = found.get(current or "") or next(iter(found.values()), None)
+        self._roster.replace(agents)
         return self
 
     def set_agent_by_id(self, agent_id: str) -> Self:
-        self._current = self._find(agent_id)
+        self._roster.current = self._roster.find(agent_id)
         return self
 
     @property
@@ -282,7 +278,7 @@ class Atlas:
         if row.id in self._live:
             return None
         store = cast(Store, self._house.store)
-        if row.agent_id not in self._agents:
+        if row.agent_id not in self._roster:
             lost, epoch = f"there is no agent {row.agent_id!r} any more", row.epoch + 1
             ended = AddJournal(row.id, epoch, "ended", "", encode({"status": "failed", "error": lost}))
             await store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", lost)])
@@ -384,9 +380,7 @@ class Atlas:
         terms: Terms | None = None,
         wishes: Wishes | None = None,
     ) -> Run:
-        agent = self._current if agent_id is None else self._find(agent_id)
-        if agent is None:
-            raise ConfigError("this Atlas has no agent: Atlas(agents=[…]) or set_agent(…)")
+        agent = self._roster.chosen(agent_id)
         run = self._house.open_run(
             agent,
             wishes.within(agent.settings) if wishes else agent.settings,
@@ -402,26 +396,6 @@ class Atlas:
         )
         self._runs.add(run)
         return run
-
-    @staticmethod
-    def _named(agents: Iterable[Agent]) -> dict[str, Agent]:
-        found: dict[str, Agent] = {}
-        for each in agents:
-            if each.id in found:
-                raise ConfigError(f"two agents have the id {each.id!r}")
-            found[each.id] = each
-        return found
-
-    def _find(self, agent_id: str) -> Agent:
-        agent = self._agents.get(agent_id)
-        if agent is None:
-            known = ", ".join(sorted(self._agents)) or "none"
-            raise UnknownAgent(f"there is no agent {agent_id!r}; there are: {known}")
-        return agent
-
-    def _adopt(self, agent: Agent) -> Agent:
-        self._agents[agent.id] = agent
-        return agent
 
 
 def _as_message(message: str | Message) -> Message:
