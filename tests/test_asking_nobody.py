@@ -4,7 +4,7 @@ from atlas_agents import Approvals, Question, Tool
 from atlas_agents.engine.run import Wishes
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.tools.journal import errand_of
+from atlas_agents.tools.errand import errand_of
 
 
 async def _noted(input: str) -> str:

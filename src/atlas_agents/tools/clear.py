@@ -97,7 +97,7 @@ async def _confirm(ticket: Cleared, desk: Desk) -> Cleared:
         if not await _must_ask(ticket):
             return ticket
         approvals, question = desk.house.approvals, _question(ticket, desk)
-        if (by := await approvals.allowed(question, desk.journal)) is not None:
+        if (by := await approvals.allowed(question, desk.book)) is not None:
             return msgspec.structs.replace(ticket, bound=question.binding, approved_by=by)
         if not desk.asks:
             raise Declined(f"{ticket.tool.name} needs approval, and nobody can be asked from here")
@@ -121,12 +121,10 @@ async def _must_ask(ticket: Cleared) -> bool:
 async def _asked(question: Question, desk: Desk) -> Answer:
     """The answer; who listens hears of a question that waits, and of what became of it."""
     approvals, emit, id = desk.house.approvals, desk.emit, desk.run_id
-    if not approvals.wait and desk.journal is None:
+    if not approvals.wait and desk.book is None:
         return await approvals.ask(question, desk.house.clock)
     try:
-        answer = await approvals.ask(
-            question, desk.house.clock, desk.journal, lambda kept: emit(ApprovalAsked(id, kept))
-        )
+        answer = await approvals.ask(question, desk.house.clock, desk.book, lambda kept: emit(ApprovalAsked(id, kept)))
     except Declined:
         emit(ApprovalAnswered(id, question.id, "no"))
         raise

@@ -11,7 +11,7 @@ from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.events import Event
 from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.metadata import Metadata
-from atlas_agents.tools.approvals import Approvals
+from atlas_agents.tools.approvals import Approvals, Book
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.limits import Limiter, Repeats
@@ -127,6 +127,11 @@ class Desk:
         self.slots = house.limiter.slots(conversation.id)
         self._shown: list[Tool] | None = None
         self._shown_under: Policy | None = None
+
+    @property
+    def book(self) -> Book | None:
+        """Where this run's questions are kept, if they are."""
+        return self.journal.questions if self.journal is not None else None
 
     def shown(self) -> list[Tool]:
         """The tools that this agent may call; a model is not shown the others. Judged once per policy."""

@@ -12,7 +12,7 @@ import msgspec
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock, day_of
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import Conflict, NotStored, PoisonedRun, SessionBusy, StoreLost
+from atlas_agents.core.errors import PoisonedRun, SessionBusy, StoreLost
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolCall, ToolResult
@@ -22,12 +22,9 @@ from atlas_agents.core.store import (
     AddJournal,
     AddMessage,
     AddUsage,
-    AnswerApproval,
-    ApprovalRow,
     ClaimRun,
     JournalKind,
     JournalRow,
-    PutApproval,
     PutSession,
     Reserve,
     RunRow,
@@ -38,35 +35,16 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
-from atlas_agents.tools.approvals import Answer, Question
 from atlas_agents.tools.audit import Entry
+from atlas_agents.tools.errand import Errand, errand_of
+from atlas_agents.tools.kept_questions import KeptQuestions
 from atlas_agents.tools.patience import Patience
 
 _read: "weakref.WeakSet[Conversation]" = weakref.WeakSet()
 """Conversations that are in step with the store: this process has read them and keeps them."""
 _results = msgspec.json.Decoder(ToolResult)
-_questions = msgspec.json.Decoder(Question)
-_answers = msgspec.json.Decoder(Answer)
 MOST_LIVES = 5
 """So often a run may begin anew without getting a step further; then it is what ends the process."""
-
-
-class Errand(msgspec.Struct, frozen=True):
-    """What a run has to do: all that a process needs to begin it that has never heard of it."""
-
-    messages: tuple[msgspec.Raw, ...]
-    output: msgspec.Raw = msgspec.Raw(b"null")
-    model: str = ""
-    asks: bool = True
-
-    def began_with(self) -> list[Message]:
-        return [Message.from_json(bytes(each)) for each in self.messages]
-
-
-def errand_of(row: RunRow) -> Errand:
-    """Of a run as it was accepted. Those of the first version held just their message."""
-    found = msgspec.json.decode(row.request, type=dict[str, msgspec.Raw])
-    return msgspec.json.decode(row.request, type=Errand) if "messages" in found else Errand((msgspec.Raw(row.request),))
 
 
 def in_step(conversation: Conversation) -> bool:
@@ -96,15 +74,17 @@ class Journal:
         self._row = row
         self._kept = kept
         self._clock = clock
-        self._patience = Patience(store, clock)
+        self._patience = patience = Patience(store, clock)
+        self.questions = KeptQuestions(
+            store, tenant, run_id, session, step=self._change, patience=patience, clock=clock
+        )
+        """What this run asks a person."""
         self._epoch = 0
         self._waiting: list[Message] = []
         self._began_with: list[Message] = []
         self._replies: list[Message] = []
         self._heard = 0
         self._intents: set[str] = set()
-        self._asked: set[str] = set()
-        self._answered: set[str] = set()
         self._outcomes: dict[str, ToolResult] = {}
         self._stored: set[str] = set()
         self._ended = False
@@ -204,9 +184,6 @@ class Journal:
     async def _messages(self) -> list[StoredMessage]:
         return await self._patience.read(lambda: self._store.messages(self._tenant, self._session))
 
-    async def _approval(self, question: Question) -> ApprovalRow | None:
-        return await self._patience.read(lambda: self._store.approval(self._tenant, question.id))
-
     @property
     def owned(self) -> bool:
         """The run is accepted, and ours."""
@@ -277,51 +254,6 @@ class Journal:
         """It has an outcome: the outcome and its audit row, both or none."""
         await self._step("outcome", call.id, encode(result), AddAudit(encode(entry)))
 
-    async def ask(self, question: Question) -> tuple[Question, Answer | None]:
-        """Keep a question; if it was asked before, it is as it was then, with its answer if it has one."""
-        asked = ApprovalRow(
-            question.id,
-            self._run_id,
-            self._session,
-            question.call_id,
-            question.binding,
-            encode(question),
-            int(question.expires_at * 1000),
-            int(self._clock.time() * 1000),
-        )
-        if question.id not in self._asked:
-            self._asked.add(question.id)
-            waits = SetRun(self._run_id, self._epoch, "waiting")
-            await self._step("asked", question.id, asked.question, PutApproval(asked), waits)
-            return question, None
-        row = await self._approval(question)
-        if row is None:
-            raise NotStored(f"the question {question.id!r} is gone")
-        answer = _answers.decode(row.answer) if row.answer is not None else None
-        return _questions.decode(row.question), answer
-
-    async def answered(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
-        """Keep an answer before anything comes of it, and give the one that counts: the first. One that is not `new` is
-        kept already, by whoever gave it."""
-        if question.id in self._answered:
-            return answer
-        goes_on = SetRun(self._run_id, self._epoch, "running")
-        given = (AnswerApproval(question.id, encode(answer), grants),) if new else ()
-        try:
-            await self._step("answered", question.id, encode(answer), goes_on, *given)
-        except Conflict:
-            row = await self._approval(question)
-            if row is None or row.answer is None:
-                raise
-            first = _answers.decode(row.answer)
-            return first if not new else await self.answered(question, first, grants, new=False)
-        return answer
-
-    async def granted(self, binding: str) -> list[tuple[Question, Answer]]:
-        """What was allowed for longer than once, of this exact thing."""
-        rows = await self._patience.read(lambda: self._store.grants(self._tenant, binding))
-        return [(_questions.decode(row.question), _answers.decode(row.answer or b"")) for row in rows]
-
     async def end(self, status: RunStatus, error: str | None = None) -> None:
         """The turn is over; what it added last is kept with that. One that never began just leaves the queue; one that
         began in an earlier life, and could not go on in this one, is left as it was."""
@@ -350,6 +282,10 @@ class Journal:
         self._tell(waiting)
         return results[len(waiting) + 1 :]
 
+    async def _change(self, kind: JournalKind, key: str, payload: bytes, status: RunStatus, *writes: Write) -> None:
+        """A step that changes how the run stands."""
+        await self._step(kind, key, payload, *writes, SetRun(self._run_id, self._epoch, status))
+
     def _adding(self, messages: Sequence[Message]) -> list[Write]:
         return [AddMessage(self._session, message.id, message.to_json(), self._run_id) for message in messages]
 
@@ -365,7 +301,5 @@ class Journal:
             self._intents.add(row.key)
         elif row.kind == "outcome":
             self._outcomes[row.key] = _results.decode(row.payload)
-        elif row.kind == "asked":
-            self._asked.add(row.key)
-        elif row.kind == "answered":
-            self._answered.add(row.key)
+        else:
+            self.questions.remember(row)

@@ -20,6 +20,7 @@ from atlas_agents.tools.audit import Entry
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.execute import Attempt
 from atlas_agents.tools.journal import Journal
+from atlas_agents.tools.kept_questions import KeptQuestions
 
 
 class Bug(msgspec.Struct, frozen=True):
@@ -183,12 +184,12 @@ def count_apart() -> None:
 
 def ask_again() -> None:
     """An answer that was given in an earlier life is forgotten."""
-    ask = Journal.ask
+    ask = KeptQuestions.ask
 
-    async def anew(self: Journal, question: Question) -> tuple[Question, Answer | None]:
+    async def anew(self: KeptQuestions, question: Question) -> tuple[Question, Answer | None]:
         return (await ask(self, question))[0], None
 
-    _set(Journal, ask=anew)
+    _set(KeptQuestions, ask=anew)
 
 
 def fence_nobody() -> None:
