@@ -21,9 +21,10 @@ from atlas_agents.engine.order import Line, line_of
 from atlas_agents.engine.output import Output
 from atlas_agents.engine.run import Run, Terms
 from atlas_agents.engine.settings import Settings
-from atlas_agents.providers.failover import Failover
+from atlas_agents.providers.failover import Failover, Route
 from atlas_agents.providers.prices import Price, Prices
-from atlas_agents.providers.registry import Registry
+from atlas_agents.providers.react import React
+from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog, MemoryAudit
 from atlas_agents.tools.desk import Desk, Governance
@@ -186,16 +187,23 @@ class House:
     def _pool(self, agent: Any, settings: Settings, model: str = "") -> Failover:
         """The models of an agent, or the one that speaks in their place for a turn."""
         if model:
-            return Failover([self.registry.route(model)], settings.retry)
+            return Failover([self._route(model, settings)], settings.retry)
         pool = self._pools.get(agent)
         if pool is None:
             models = settings.models or (self._default_model(settings.id),)
-            pool = Failover([self.registry.route(model) for model in models], settings.retry)
+            pool = Failover([self._route(model, settings) for model in models], settings.retry)
             self._pools[agent] = pool
             for route in pool.routes:
                 if isinstance(key := getattr(route.provider, "key", None), Secret):
                     self.governance.redactor.learn(key.reveal())
         return pool
+
+    def _route(self, model: Model, settings: Settings) -> Route:
+        """The way to a model; to one that has no tools of its own, or is not to use them, in text."""
+        route = self.registry.route(model)
+        if settings.mode == "react" or not route.provider.capabilities.tools:
+            return Route(React(route.provider), route.model)
+        return route
 
     @property
     def registry(self) -> Registry:
