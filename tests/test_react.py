@@ -63,6 +63,8 @@ def letters(text: str) -> Reply:
 
 
 CATS = ("web_search", {"query": "cats"})
+TWO_CATS = ("web_search", {"query": "cats", "max_results": 2})
+IN_A_LINE = 'I look. Action: web_search Action Input: {"query": "cats"}'
 WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     # the form itself
     ('Thought: I look.\nAction: web_search\nAction Input: {"query": "cats"}', "I look.", "", [CATS]),
@@ -88,7 +90,7 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ('Action: web_search\nAction Input: "cats"', "", "", [CATS]),
     ('Action: web_search\nAction Input:\n```json\n{"query": "cats"}\n```\nI wait.', "", "", [CATS]),
     ("Action: web_search\nAction Input: {'query': 'cats',} // sure", "", "", [CATS]),
-    ("Action: web_search\nAction Input: {query: 'cats', max_results: 0x2}", "", "", [("web_search", {"query": "cats", "max_results": 2})]),
+    ("Action: web_search\nAction Input: {query: 'cats', max_results: 0x2}", "", "", [TWO_CATS]),
     ('Action: web_search\nAction Input: {\n  "query": "cats"\n}\n\nThat will do.', "", "", [CATS]),
     ("Action: clock", "", "", [("clock", {})]),
     ("Action: clock\nAction Input:", "", "", [("clock", {})]),
@@ -108,7 +110,7 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("Actions speak louder\nthan words.", "", "Actions speak louder\nthan words.", []),
     ("I will look.\nAction: clock", "I will look.\n", "", [("clock", {})]),
     ("I know it.\nFinal Answer: Noon.", "I know it.\n", "Noon.", []),
-    ("Thought: I look. Action: web_search Action Input: {\"query\": \"cats\"}", "I look. Action: web_search Action Input: {\"query\": \"cats\"}", "", [CATS]),
+    (f"Thought: {IN_A_LINE}", IN_A_LINE, "", [CATS]),
     ("I know. Final Answer: Noon.", "I know. Final Answer: Noon.\n", "Noon.", []),
     ("```\nThought: So.\nFinal Answer: Noon.\n```", "So.", "Noon.", []),
     ("Final Answer:\n```python\nprint(1)\n```", "", "```python\nprint(1)\n```", []),
@@ -151,7 +153,7 @@ async def test_it_is_read_the_same_however_it_is_cut(
 )
 def test_json_as_models_write_it(written: str, value: Any) -> None:
     if value is None:
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"."):
             read_object(written)
     else:
         assert read_object(written) == value
