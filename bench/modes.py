@@ -1,6 +1,6 @@
 """How often a local model's first step is a call that can be run, and the right one: three ways of asking for it.
 
-`python bench/modes.py [model]`: constrained is how `local/…` asks, native is the server's own tool calling, react is text.
+`python bench/modes.py [model]`: constrained is how `local/…` asks, native the server's own tool calling, react text.
 """
 
 import asyncio
@@ -44,15 +44,19 @@ TASKS: list[tuple[str, str, dict[str, Any]]] = [
     ("Show me the text of docs/plan.md.", "read_file", {"path": "docs/plan.md"}),
     ("What time is it?", "now", {}),
     ("Tell me the current time, please.", "now", {}),
-    ("Send a mail to ana@example.org with the text: See you at noon.", "send_mail", {"to": "ana@example.org", "text": "See you at noon."}),
-]  # fmt: skip
+    (
+        "Send a mail to ana@example.org with the text: See you!",
+        "send_mail",
+        {"to": "ana@example.org", "text": "See you!"},
+    ),
+]
 
 
 @asynccontextmanager
 async def ways(model: str) -> AsyncIterator[dict[str, Provider]]:
     local = LocalProvider(model)
     endpoint = await local.endpoint()
-    native = OpenAIProvider(base_url=f"{endpoint.url}/v1", api_key=endpoint.key, model=model)
+    native = OpenAIProvider(base_url=f"{endpoint.url}/v1", api_key=endpoint.key.reveal(), model=model)
     try:
         yield {"constrained": local, "native": native, "react": React(local)}
     finally:
@@ -61,7 +65,9 @@ async def ways(model: str) -> AsyncIterator[dict[str, Provider]]:
 
 
 async def first_call(provider: Provider, question: str) -> tuple[str, dict[str, Any]] | None:
-    request = Request([user(question)], system="You are a helpful assistant.", tools=TOOLS, temperature=0, max_tokens=160)
+    request = Request(
+        [user(question)], system="You are a helpful assistant.", tools=TOOLS, temperature=0, max_tokens=160
+    )
     try:
         chunks = await complete(provider, request)
     except ProviderError:
