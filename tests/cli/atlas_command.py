@@ -64,6 +64,7 @@ class Home:
 
     folder: Path
     env: dict[str, str] = field(default_factory=dict[str, str])
+    patience: float = PATIENCE
 
     @property
     def path(self) -> Path:
@@ -87,9 +88,7 @@ class Home:
         }
         return {**kept, **own, **self.env, **env}
 
-    def run(
-        self, *arguments: str, stdin: str = "", patience: float = PATIENCE, **env: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         """Run the command where there is no terminal."""
         return subprocess.run(
             [ATLAS, *arguments],
@@ -98,7 +97,7 @@ class Home:
             input=stdin,
             capture_output=True,
             encoding="utf-8",
-            timeout=patience,
+            timeout=self.patience,
         )
 
     def terminal(self, *arguments: str, rows: int = 40, columns: int = 100, **env: str) -> Terminal:

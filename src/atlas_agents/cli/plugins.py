@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from atlas_agents.cli import show
 from atlas_agents.cli.border import guarded
 from atlas_agents.cli.plugin_template import FILES
@@ -39,7 +37,7 @@ def show_plugins(*, as_json: bool) -> int:
     def work() -> None:
         found = installed(load())
         if as_json:
-            show.as_json(msgspec.to_builtins(found))
+            show.as_json([each._asdict() for each in found])
             return
         rows = [
             (each.name, each.kind, f"{each.package} {each.version}".strip(), each.trouble or "in use") for each in found

@@ -7,9 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, TypeAlias
-
-import msgspec
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 logger = logging.getLogger(__name__)
 Kind: TypeAlias = Literal["tools", "providers", "interceptors", "stores", "commands"]
@@ -18,7 +16,7 @@ PATIENCE = 5.0
 """Seconds that a plugin may take to load."""
 
 
-class Plugin(msgspec.Struct, frozen=True):
+class Plugin(NamedTuple):
     """One entry point: what it is called, where it comes from, and why it is disabled, if it is."""
 
     kind: Kind
