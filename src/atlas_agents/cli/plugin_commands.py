@@ -1,5 +1,7 @@
 """`atlas plugins …`: its options; and the commands that plugins add."""
 
+import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -33,13 +35,29 @@ class WithPlugins(TyperGroup):
     """Our own commands, and those of plugins; one of ours is never replaced, and they are looked for only if needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        if not _announced():
+            return own
         from atlas_agents.core.plugins import Plugins
 
-        own = super().list_commands(ctx)
         return [*own, *sorted(set(Plugins().names("commands")) - set(own))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, cmd_name) or _of_plugin(cmd_name)
+
+
+def _announced() -> bool:
+    """Whether any package has a command for us. Asking importlib for it would cost the help more than all the rest."""
+    for folder in filter(os.path.isdir, sys.path):
+        for each in os.scandir(folder):
+            if each.name.endswith((".dist-info", ".egg-info")):
+                try:
+                    with open(os.path.join(each.path, "entry_points.txt"), "rb") as file:
+                        if b"[atlas_agents.commands]" in file.read():
+                            return True
+                except OSError:
+                    continue
+    return False
 
 
 def _of_plugin(name: str) -> Any:
