@@ -8,6 +8,7 @@ from atlas_agents.core.plugins import Plugins
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
+from atlas_agents.workspace.skills import skill_tool
 
 HOUSE_RULES = Policy(
     name="house rules",
@@ -33,7 +34,7 @@ def known_tools(
 ) -> ToolRegistry:
     """Built-in tools, and those of installed plugins. What they come to hold open is closed with `opening`."""
     registry = ToolRegistry()
-    for item in (current_time, *_toolbox(settings, opening or AsyncExitStack())):
+    for item in (current_time, skill_tool(settings.workspace), *_toolbox(settings, opening or AsyncExitStack())):
         registry.add(item, source="builtin")
     registry.load_plugins(plugins or Plugins(settings.disabled_plugins))
     return registry
