@@ -33,7 +33,8 @@ class Output:
     @cached_property
     def partly(self) -> Partly:
         """Reads the beginning of an answer."""
-        return partly(readable(self._wanted) if not isinstance(self._wanted, Mapping) else self._wanted)
+        wanted: object = self._wanted
+        return partly(self._wanted if isinstance(wanted, Mapping) else readable(self._wanted))
 
 
 def _of_schema(schema: Mapping[str, Any]) -> tuple[OutputSpec, Callable[[str], Any]]:
