@@ -1,6 +1,8 @@
 // Messages as a person reads them: what was said by somebody, and then one answer with all its rounds and calls.
 
 import type { MessageShape, ToolCallPart, ToolResultPart } from "../wire";
+import { NOTHING } from "./lines";
+import type { Picture } from "./pictures";
 import type { Call, Outgoing, Run, Talk } from "./talk";
 
 export interface Said {
@@ -87,6 +89,7 @@ export interface CallView extends Call {
 export type Piece =
   | { kind: "text"; id: string; text: string; growing: boolean }
   | { kind: "thinking"; id: string; text: string; growing: boolean }
+  | { kind: "picture"; id: string; picture: Picture }
   | { kind: "call"; id: string; call: CallView };
 
 /** The pieces of an answer, in the order they came. */
@@ -101,6 +104,7 @@ export function piecesOf(item: Answered): Piece[] {
       const id = `${place}.${number}`;
       if (part.type === "text" && part.text) pieces.push({ kind: "text", id, text: part.text, growing: false });
       else if (part.type === "thinking" && part.text) pieces.push({ kind: "thinking", id, text: part.text, growing: false });
+      else if (part.type === "image" && part.data) pieces.push({ kind: "picture", id, picture: { kind: part.mediaType, data: part.data, name: "" } });
       else if (part.type === "tool_call") pieces.push({ kind: "call", id: part.id, call: callOf(part, run, results.get(part.id)) });
     });
   });
@@ -113,10 +117,13 @@ export function piecesOf(item: Answered): Piece[] {
 function callOf(part: ToolCallPart, run: Run | undefined, result: ToolResultPart | undefined): CallView {
   const live = run?.calls[part.id];
   const base = { id: part.id, name: part.name, arguments: part.arguments as Record<string, unknown> };
-  if (result) return { progress: [], ...live, ...base, state: result.status, result: result.result, error: result.error ?? undefined };
+  if (result) {
+    const durationMs = live?.durationMs ?? result.durationMs ?? undefined;
+    return { progress: NOTHING, ...live, ...base, state: result.status, result: result.result, error: result.error ?? undefined, durationMs };
+  }
   if (live) return { ...live, ...base };
   const over = run !== undefined && run.end !== "running" && run.end !== "queued";
-  return { ...base, state: over || !run ? "unknown" : "running", progress: [] };
+  return { ...base, state: over || !run ? "unknown" : "running", progress: NOTHING };
 }
 
 export interface Spent {
