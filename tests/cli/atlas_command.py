@@ -87,7 +87,9 @@ class Home:
         }
         return {**kept, **own, **self.env, **env}
 
-    def run(self, *arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, stdin: str = "", patience: float = PATIENCE, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run the command where there is no terminal."""
         return subprocess.run(
             [ATLAS, *arguments],
@@ -96,7 +98,7 @@ class Home:
             input=stdin,
             capture_output=True,
             encoding="utf-8",
-            timeout=PATIENCE,
+            timeout=patience,
         )
 
     def terminal(self, *arguments: str, rows: int = 40, columns: int = 100, **env: str) -> Terminal:

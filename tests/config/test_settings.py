@@ -70,6 +70,14 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "ATLAS_REPEATS": "4",
         "ATLAS_LOG_LEVEL": "debug",
         "ATLAS_LOG_FORMAT": "json",
+        "ATLAS_FOLDER": "project",
+        "ATLAS_SANDBOX": "bubblewrap",
+        "ATLAS_SEARCH": "searxng",
+        "ATLAS_SEARCH_URL": "http://localhost:8888",
+        "ATLAS_SEARCH_KEY": "key-of-search",
+        "ATLAS_TELEGRAM_TOKEN": "123:token-of-bot",
+        "ATLAS_TELEGRAM_CHAT": "-100",
+        "ATLAS_TELEGRAM_URL": "http://localhost:8081",
     }
     assert set(values) == {setting.variable for setting in SETTINGS.values()}
     settings = desk.load(**values)
@@ -95,6 +103,14 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "repeats": "4",
         "log_level": "debug",
         "log_format": "json",
+        "folder": f"{desk.cwd}/project",
+        "sandbox": "bubblewrap",
+        "search": "searxng",
+        "search_url": "http://localhost:8888",
+        "search_key": "[REDACTED]",
+        "telegram_token": "[REDACTED]",
+        "telegram_chat": "-100",
+        "telegram_url": "http://localhost:8081",
     }
     assert settings.token is not None and settings.token.reveal() == TOKEN
     assert settings.limits == Limits(at_once=2, per_tick=3, tick=0.5, per_day=7, repeats=4)

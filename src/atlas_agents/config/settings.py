@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 import msgspec
 from msgspec import Meta
 
+from atlas_agents.config.about import about
 from atlas_agents.config.kinds import words_for
+from atlas_agents.config.tool_settings import ToolSettings
 from atlas_agents.config.urls import redacted
 from atlas_agents.core.secret import Secret
 from atlas_agents.tools.limits import Limits
@@ -15,11 +17,6 @@ from atlas_agents.tools.limits import Limits
 HIDDEN = "[REDACTED]"
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 Format: TypeAlias = Literal["text", "json"]
-
-
-def _about(description: str, **extra: str) -> Meta:
-    """What a field is for. `default` says in words what no constant says, `variable` is a name of an own kind."""
-    return Meta(description=description, extra=extra)
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -30,56 +27,56 @@ class Explained(msgspec.Struct, frozen=True):
     origin: str
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(ToolSettings, frozen=True, kw_only=True):
     """What the command and the gateway are set to; made by `load`, which checks it."""
 
     home: Annotated[
         Path,
-        _about(
+        about(
             "The folder for the database and the token, for its owner only.",
             default="the user's data folder",
             only="outside",
         ),
     ]
     workspace: Annotated[
-        Path, _about("The folder with `AGENTS.md`, `SOUL.md` and `TOOLS.md`.", default="home/workspace")
+        Path, about("The folder with `AGENTS.md`, `SOUL.md` and `TOOLS.md`.", default="home/workspace")
     ]
     config: Annotated[
         Path | None,
-        _about("A settings file to read in place of `./atlas.toml`.", default="./atlas.toml", only="outside"),
+        about("A settings file to read in place of `./atlas.toml`.", default="./atlas.toml", only="outside"),
     ] = None
     token: Annotated[
-        Secret | None, _about("What a client must know to be let in.", default="one is made", hides="all")
+        Secret | None, about("What a client must know to be let in.", default="one is made", hides="all")
     ] = None
-    host: Annotated[str, _about("The address that the gateway listens on.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535), _about("Its port; 0 is any that is free.")] = 18789
+    host: Annotated[str, about("The address that the gateway listens on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), about("Its port; 0 is any that is free.")] = 18789
     allowed_origins: Annotated[
-        tuple[str, ...], _about("Pages of other origins that may connect, like `https://chat.example.org`.")
+        tuple[str, ...], about("Pages of other origins that may connect, like `https://chat.example.org`.")
     ] = ()
     allowed_hosts: Annotated[
-        tuple[str, ...], _about("Names by which the gateway may be reached, besides `localhost` and its own address.")
+        tuple[str, ...], about("Names by which the gateway may be reached, besides `localhost` and its own address.")
     ] = ()
     database_url: Annotated[
-        Secret, _about("`sqlite:///…` or `postgresql://…`.", default="sqlite:///home/atlas.db", hides="password")
+        Secret, about("`sqlite:///…` or `postgresql://…`.", default="sqlite:///home/atlas.db", hides="password")
     ]
     redis_url: Annotated[
-        Secret | None, _about("`redis://…`, to share sessions and events between processes.", hides="password")
+        Secret | None, about("`redis://…`, to share sessions and events between processes.", hides="password")
     ] = None
-    model: Annotated[str | None, _about("The model ref for agents that name none, or whose key is not set.")] = None
-    policy: Annotated[Path | None, _about("The file that says who may call what.")] = None
+    model: Annotated[str | None, about("The model ref for agents that name none, or whose key is not set.")] = None
+    policy: Annotated[Path | None, about("The file that says who may call what.")] = None
     approval_deadline: Annotated[
-        float, Meta(ge=1, le=604800), _about("Seconds that a person has to answer; then it is no.")
+        float, Meta(ge=1, le=604800), about("Seconds that a person has to answer; then it is no.")
     ] = 300.0
-    two_person: Annotated[bool, _about("Nobody approves what they asked for themselves.")] = False
+    two_person: Annotated[bool, about("Nobody approves what they asked for themselves.")] = False
     max_actions_per_day: Annotated[
-        int, Meta(ge=1), _about("Calls of an agent in a day.", variable="MAX_ACTIONS_PER_DAY")
+        int, Meta(ge=1), about("Calls of an agent in a day.", variable="MAX_ACTIONS_PER_DAY")
     ] = 1000
-    calls_at_once: Annotated[int, Meta(ge=1, le=64), _about("Calls of a session that run at once.")] = 5
-    calls_per_tick: Annotated[int, Meta(ge=1), _about("Calls of an agent in a tick; the rest wait for the next.")] = 10
-    tick: Annotated[float, Meta(ge=0.1, le=3600), _about("Seconds of a tick.")] = 5.0
-    repeats: Annotated[int, Meta(ge=1), _about("How often in a row a turn may make the very same call.")] = 10
-    log_level: Annotated[Level, _about("The least that is logged.")] = "info"
-    log_format: Annotated[Format, _about("Lines for people or for programs.")] = "text"
+    calls_at_once: Annotated[int, Meta(ge=1, le=64), about("Calls of a session that run at once.")] = 5
+    calls_per_tick: Annotated[int, Meta(ge=1), about("Calls of an agent in a tick; the rest wait for the next.")] = 10
+    tick: Annotated[float, Meta(ge=0.1, le=3600), about("Seconds of a tick.")] = 5.0
+    repeats: Annotated[int, Meta(ge=1), about("How often in a row a turn may make the very same call.")] = 10
+    log_level: Annotated[Level, about("The least that is logged.")] = "info"
+    log_format: Annotated[Format, about("Lines for people or for programs.")] = "text"
     origins: Mapping[str, str] = {}
     """Where each value was said; what is not listed is a default."""
     notices: tuple[str, ...] = ()
@@ -158,9 +155,10 @@ def _plain(value: Any) -> str:
             return str(value)
 
 
+_OF_TOOLS = {field.name for field in msgspec.structs.fields(ToolSettings)}
 SETTINGS: dict[str, Setting] = {
     field.name: _setting(field)
-    for field in msgspec.structs.fields(Settings)
+    for field in sorted(msgspec.structs.fields(Settings), key=lambda field: field.name in _OF_TOOLS)
     if field.name not in ("origins", "notices")
 }
 """Every setting by its name in a file."""

@@ -17,11 +17,10 @@ from atlas_agents.engine.atlas import Atlas
 from atlas_agents.local.fetch import Progress, obtain
 from atlas_agents.local.models import given_file, is_path, known, models_folder, state_of
 from atlas_agents.providers.registry import Registry
-from atlas_agents.service.builtin import known_tools
+from atlas_agents.service.builtin import HOUSE_RULES, known_tools
 from atlas_agents.service.crew import Crew, Get
 from atlas_agents.service.place import occupied
 from atlas_agents.tools.approvals import Approvals
-from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.workspace import Workspace
 
@@ -59,7 +58,7 @@ async def opened(
         store = open_store(settings)
         await store.open()
         opening.push_async_callback(store.close)
-        runtime = _wired(settings, store, environment)
+        runtime = _wired(settings, store, environment, opening)
         opening.push_async_callback(runtime.atlas.close)
         beside = [asyncio.create_task(runtime.crew.follow(runtime.atlas))]
         if fetch:
@@ -69,16 +68,16 @@ async def opened(
         yield runtime
 
 
-def _wired(settings: Settings, store: Store, environment: Environment) -> Runtime:
+def _wired(settings: Settings, store: Store, environment: Environment, opening: AsyncExitStack) -> Runtime:
     workspace = Workspace(settings.workspace)
     if workspace.prepare():
         logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
-    tools, registry = known_tools(), Registry(environment)
+    tools, registry = known_tools(settings, opening), Registry(environment)
     crew = Crew(workspace, registry, tools, settings.model)
     atlas = Atlas(
         crew.agents(),
         store=store,
-        policy=open_policy(settings) or Policy(name="no policy file"),
+        policy=open_policy(settings) or HOUSE_RULES,
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
         registry=registry,

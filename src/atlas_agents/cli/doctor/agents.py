@@ -34,7 +34,7 @@ def look_at_workspace(settings: Settings) -> Iterator[Finding]:
     for finding in state.findings:
         words = f"{finding}: a model reads it and you don't see it"
         yield broken("workspace", words, f"look at that place in {workspace.path / finding.file}, and take it out")
-    tools = known_tools()
+    tools = known_tools(settings)
     for spec in state.agents:
         try:
             build_agent(spec, tools, models=("http/any",))
@@ -44,7 +44,7 @@ def look_at_workspace(settings: Settings) -> Iterator[Finding]:
 
 def look_at_policy(settings: Settings) -> Iterator[Finding]:
     if settings.policy is None:
-        words = "there is no policy: agents may use tools without effects, and no others"
+        words = "there is no policy: agents use tools without effects, and built-in ones with effects when you agree"
         yield notice("policy", words, "atlas init writes one to begin with; set policy to it")
         return
     try:
@@ -116,7 +116,7 @@ def _local(name: str, environment: Environment) -> Finding:
 
 
 def look_at_plugins(settings: Settings) -> Iterator[Finding]:
-    tools = known_tools()
+    tools = known_tools(settings)
     for name, why in tools.disabled.items():
         yield broken("plugins", f"{name} is disabled: {why}", "mend or remove that package")
     plugins = [tool.name for tool in tools if tools.source(tool.name) == "plugin"]

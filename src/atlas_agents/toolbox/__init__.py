@@ -1,0 +1,1 @@
+"""The built-in tools that touch the outside: the web, files, a shell, code, messages."""
