@@ -43,10 +43,11 @@ async def run_command(command: str) -> str:
 
 @tool
 async def build(lines: int, context: ToolContext) -> str:
-    """Write many lines, then take a while."""
+    """Write many lines, then wait until there is a file `go` here."""
     for number in range(1, lines + 1):
         context.progress(f"[{number:4}] cc -c part{number}.c")
-    await asyncio.sleep(3)
+    while not Path("go").exists():
+        await asyncio.sleep(0.05)
     return f"built {lines}"
 
 
@@ -79,6 +80,7 @@ def agents() -> list[Agent]:
     return [
         Agent("helper", model=Staged(), tools=tools, name="Helper"),
         Agent("writer", model="stage/staged-writer", name="Writer", description="Writes letters."),
+        Agent("planner", model=Staged(), tools=[look_up], name="Planner", mode="plan"),
     ]
 
 

@@ -10,6 +10,7 @@ import msgspec
 from atlas_agents import (
     Chunk,
     DoneChunk,
+    Message,
     ProviderError,
     Request,
     TextChunk,
@@ -39,7 +40,7 @@ class Staged:
         self._slips: set[str] = set()
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        place = max(number for number, message in enumerate(request.messages) if message.role == "user")
+        place = max(number for number, message in enumerate(request.messages) if _is_said(message))
         rounds = self._rounds(request.messages[place].text)
         number = sum(message.role == "assistant" for message in request.messages[place:])
         called = spoken = 0
@@ -86,3 +87,8 @@ class Staged:
         except msgspec.DecodeError:
             found = None
         return found if isinstance(found, list) else [[["say", f"You said: {text}"]]]  # pyright: ignore[reportUnknownVariableType]
+
+
+def _is_said(message: Message) -> bool:
+    """By a person, and not by the turn to itself."""
+    return message.role == "user" and not message.metadata.get("synthetic")

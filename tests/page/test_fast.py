@@ -12,7 +12,7 @@ import pytest
 from browser import HERE, House, Tab, tabs
 from playwright.sync_api import Browser, expect
 
-from atlas_agents.core.messages import Message, Text, user
+from atlas_agents.core.messages import ToolCall, ToolResult, assistant, tool, user
 from atlas_agents.core.store import AddMessage, PutSession, Write
 from atlas_agents.stores.sqlite import SqliteStore
 
@@ -90,42 +90,62 @@ def busy_seconds(session: Any) -> float:
 
 
 async def fill(home: Path, count: int) -> None:
+    """A session of so many messages; every tenth answer has code, every twentieth has called a tool."""
     store = SqliteStore(home / "atlas.db")
     await store.open()
     writes: list[Write] = [PutSession("long", label="A long session")]
-    for number in range(count):
-        text = f"message {number} " + "with some more words " * (number % 7)
-        message = user(text) if number % 2 == 0 else Message("assistant", (Text(f"**{text}**\n\n- one\n- two"),))
-        writes.append(AddMessage("long", message.id, message.to_json()))
+    for number in range(0, count, 2):
+        words = f"message {number} " + "with some more words " * (number % 7)
+        answer = f"**message {number + 1}** " + words + "\n\n- one\n- two" + (CODE if number % 20 == 0 else "")
+        said = [user(words), assistant(answer)]
+        if number % 40 == 0 and number + 4 < count:
+            call = ToolCall(f"call{number}", "look_up", {"city": "Oslo"})
+            said[1] = assistant(answer, call)
+            said.append(tool(ToolResult(call.id, "ok", {"sky": "clear"})))
+        writes += [AddMessage("long", message.id, message.to_json()) for message in said]
     await store.commit("default", writes)
     await store.close()
 
 
-def test_a_session_of_two_thousand_messages_scrolls(browser: Browser, house: House) -> None:
+def test_a_session_of_two_thousand_messages_scrolls_smoothly(browser: Browser, house: House) -> None:
+    """600 pixels a frame, from the last message to the first; of three times, the best counts: others work here, too."""
     with ThreadPoolExecutor() as aside:  # the browser has an event loop of its own on this thread
         aside.submit(asyncio.run, fill(house.home, 2000)).result()
-    tab = next(tabs(browser, house)).open("/c/long")
-    expect(tab.answers.last).to_contain_text("message 1999")
-    assert tab.page.locator(".item").count() < 60
-    tab.page.mouse.move(700, 300)
-    seen: set[str] = set()
-    longest = 0.0
-    for _ in range(400):
-        tab.page.mouse.wheel(0, -1600)
-        longest = max(longest, tab.page.evaluate(FRAME))
-        seen |= set(re.findall(r"message (\d+) ", tab.page.locator(".messages").inner_text()))
-        if "0" in seen:
-            break
-    assert "0" in seen and len(seen) > 1000
-    print(f"the longest frame took {longest:.0f} ms")
-    assert longest < 400 * LOAD
-    assert tab.page.locator(".item").count() < 60
-    assert tab.page.evaluate("document.querySelectorAll('*').length") < 4000
-    tab.page.get_by_role("button", name="To the latest").click()
-    expect(tab.answers.last).to_contain_text("message 1999")
+    tries: list[tuple[float, float]] = []
+    while len(tries) < 3 and not any(p95 <= 50 and longest <= 250 for p95, longest in tries):
+        tab = next(tabs(browser, house)).open("/c/long")
+        expect(tab.answers.last).to_contain_text("message 1999")
+        assert tab.page.locator(".item").count() < 60
+        frames, seen = tab.page.evaluate(SCROLL, 600)
+        expect(tab.page.locator(".messages")).to_contain_text("message 0 ")
+        assert seen > 1900
+        tries.append((sorted(frames)[int(len(frames) * 0.95)], max(frames)))
+        assert tab.page.evaluate("document.querySelectorAll('*').length") < 4000
+        tab.page.get_by_role("button", name="To the latest").click()
+        expect(tab.answers.last).to_contain_text("message 1999")
+        tab.context.close()
+    print("of all frames 95 % within, and the longest:", tries)
+    assert any(p95 <= 50 and longest <= 250 for p95, longest in tries), tries
 
 
-FRAME = """() => new Promise((done) => {
-  const began = performance.now();
-  requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - began)));
-})"""
+CODE = """
+
+```python
+def greet(name: str) -> str:
+    \"\"\"Say hello.\"\"\"
+    return f"Hello, {name}!"  # to whoever it is
+```
+"""
+SCROLL = """async (step) => {
+  const box = document.querySelector(".scroller"), frames = [], seen = new Set();
+  let last = await new Promise(requestAnimationFrame), still = 0;
+  while (still < 60) {
+    box.scrollTop -= step;
+    const now = await new Promise(requestAnimationFrame);
+    frames.push(now - last);
+    last = now;
+    for (const each of box.querySelectorAll("[data-item-index]")) seen.add(each.dataset.itemIndex);
+    still = box.scrollTop === 0 ? still + 1 : 0;
+  }
+  return [frames, seen.size];
+}"""

@@ -1,4 +1,4 @@
-"""What a tool shows while it runs and when it is done: its last lines, and pictures."""
+"""What is seen of work while it is done and afterwards: a tool's last lines, pictures, the steps of a plan."""
 
 import json
 from typing import Any
@@ -27,6 +27,7 @@ def test_a_long_output_is_followed_and_kept(tab: Tab) -> None:
     tab.page.locator(".tool > button").click()
     inside = tab.page.locator(".tool .inside .tail")
     expect(inside).to_contain_text("part1000.c")
+    (tab.house.home / "reports" / "go").touch()
     tab.shows("Done.")
     expect(tab.page.locator(".tool")).to_have_attribute("data-state", "ok")
     expect(inside).to_contain_text("[ 500]")
@@ -53,3 +54,32 @@ def test_a_picture_is_shown_in_the_card_and_larger_on_a_click(tab: Tab) -> None:
         tab.page.reload()
         tab.shows("Drawn.")
     assert all(each.startswith(tab.house.url) or each.startswith("data:image/png") for each in tab.requests)
+
+
+def test_the_steps_of_a_plan_are_ticked_off_and_stay_so(tab: Tab) -> None:
+    steps = ["Look at the sky", "Say what it is like"]
+    tab.page.get_by_label("Agent", exact=True).click()
+    tab.page.locator(".ant-select-item", has_text="Planner").click()
+    tab.say(
+        staged(
+            [["call", "make_plan", {"steps": steps}]],
+            [["call", "look_up", {"city": "Oslo"}]],
+            [["say", "It is clear."]],
+            [["pause", 1.5], ["say", "Said."]],
+            [["say", "The sky over Oslo is clear."]],
+        )
+    )
+    states = tab.page.locator(".plan li")
+    expect(states.nth(0)).to_have_attribute("data-status", "done")
+    expect(states.nth(1)).to_have_attribute("data-status", "running")
+    tab.page.reload()
+    expect(tab.page.locator(".plan li[data-status=running]")).to_contain_text(steps[1])
+    tab.shows("The sky over Oslo is clear.")
+    tab.quiet()
+    for _ in range(2):
+        expect(tab.page.locator(".plan")).to_contain_text("2 of 2 done")
+        expect(tab.page.locator(".plan li[data-status=done]")).to_have_text(steps)
+        expect(tab.page.locator(".said")).to_have_count(1)
+        expect(tab.answers).to_have_count(1)
+        tab.page.reload()
+        tab.shows("The sky over Oslo is clear.")

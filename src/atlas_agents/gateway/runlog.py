@@ -6,7 +6,7 @@ import msgspec
 
 from atlas_agents.core.store import AddEvents, ReserveEvents, Write
 from atlas_agents.gateway.protocol import events as wire
-from atlas_agents.gateway.protocol.shapes import Part, TextPart, ThinkingPart, ToolResultPart
+from atlas_agents.gateway.protocol.shapes import Part, PlanStepShape, TextPart, ThinkingPart, ToolResultPart
 
 RANGE = 512
 """So many numbers are reserved at once: after a sudden end, none of them is used again."""
@@ -46,7 +46,7 @@ class Tail:
 class Draft:
     """What was told and is not yet a message that is kept: for those who come in the middle."""
 
-    __slots__ = ("_progress", "_results", "_text", "_thinking", "approval")
+    __slots__ = ("_progress", "_results", "_text", "_thinking", "approval", "plan")
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -54,6 +54,7 @@ class Draft:
         self._results: list[ToolResultPart] = []
         self._progress: dict[str, Tail] = {}
         self.approval: wire.ApprovalRequested | None = None
+        self.plan: tuple[PlanStepShape, ...] = ()
 
     def see(self, event: wire.RunEvent) -> None:
         match event:
@@ -63,6 +64,17 @@ class Draft:
                 self._thinking.append(text)
             case wire.ChatReset():
                 self._withdraw()
+            case wire.PlanChanged(_, steps):
+                self.plan = steps
+            case wire.ChatMessage(_, message) if message.role == "assistant":
+                self._withdraw()
+            case wire.ChatMessage(_, message) if message.role == "tool":  # kept with the reply that follows it
+                self._results.clear()
+            case _:
+                self._see_tool(event)
+
+    def _see_tool(self, event: wire.RunEvent) -> None:
+        match event:
             case wire.ToolProgressing(_, call_id, message):
                 self._progress.setdefault(call_id, Tail()).add(message)
             case wire.ToolSettled(_, call_id, _, status, result, took, error):
@@ -72,10 +84,6 @@ class Draft:
                 self.approval = event
             case wire.ApprovalResolved():
                 self.approval = None
-            case wire.ChatMessage(_, message) if message.role == "assistant":
-                self._withdraw()
-            case wire.ChatMessage(_, message) if message.role == "tool":  # kept with the reply that follows it
-                self._results.clear()
             case _:
                 pass
 

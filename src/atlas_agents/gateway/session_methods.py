@@ -188,7 +188,7 @@ def _snapshot(caller: Connection, log: RunLog) -> RunPosition:
             options=asked.options,
             expires_at=asked.expires_at,
         )
-    return RunPosition(log.run_id, "snapshot", log.told, log.draft.parts, pending, log.draft.progress)
+    return RunPosition(log.run_id, "snapshot", log.told, log.draft.parts, pending, log.draft.progress, log.draft.plan)
 
 
 def _known_agent(caller: Connection, agent_id: str | None) -> None:

@@ -1,17 +1,19 @@
 // One answer: its words, thoughts and calls in order, and below what one can do with it.
 
-import { Alert, Dropdown } from "antd";
+import { Alert } from "antd";
 import { memo, useEffect, useState } from "react";
 import { Icon } from "../look/icon";
 import { CopyButton } from "../markdown/code";
 import { Markdown } from "../markdown/markdown";
 import { Inside } from "../shell/link";
+import { Menu } from "../shell/menu";
 import { isOpen, type Run } from "../state/talk";
 import { isSame, piecesOf, spentOn, wordsOf, type Answered } from "../state/turns";
 import { useHouse } from "../state/use";
 import { costOf, countOf } from "../state/words";
 import { Act } from "./act";
 import { Picture } from "./picture";
+import { Plan } from "./plan";
 import { Thinking } from "./thinking";
 import { ToolCard } from "./tool";
 
@@ -29,6 +31,7 @@ export const Answer = memo(
     return (
       <article className="answer" aria-label="Answer" aria-busy={run ? isOpen(run) : false} data-run={item.runId}>
         {run?.notice && <Alert type="info" showIcon title={run.notice} className="notice" />}
+        {item.plan && <Plan steps={item.plan} open={run ? isOpen(run) : false} />}
         {pieces.map((piece) => {
           if (piece.kind === "call") return <ToolCard key={piece.id} call={piece.call} />;
           if (piece.kind === "picture") return <Picture key={piece.id} picture={piece.picture} what="Picture" />;
@@ -106,8 +109,8 @@ function Others({ item, acts }: { item: Answered; acts: AnswerActs }) {
     acts.retry(item, kind === "model" ? { model: rest.join(" ") } : { agentId: rest.join(" ") });
   };
   return (
-    <Dropdown trigger={["click"]} open={open} onOpenChange={setOpen} autoFocus menu={{ items: others, onClick: ({ key }) => again(key) }}>
+    <Menu items={others} onChoose={again} open={open} onOpen={setOpen}>
       <Act {...AGAIN} />
-    </Dropdown>
+    </Menu>
   );
 }

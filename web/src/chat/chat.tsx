@@ -7,7 +7,7 @@ import { Messages, type Acts } from "./messages";
 import { WelcomeView } from "./welcome";
 import { go, newChat } from "../shell/route";
 import { isOpen } from "../state/talk";
-import { wordsOf } from "../state/turns";
+import { isOwn, wordsOf } from "../state/turns";
 import { useAtlas, useHouse, useTalk } from "../state/use";
 import type { FilePart, ImagePart, MessageShape } from "../wire";
 import { ChatHead } from "./head";
@@ -71,7 +71,7 @@ function useActs(id: string): Acts {
         const { messages } = atlas.talk.current;
         const first = item.messages[0];
         const end = first ? messages.indexOf(first) : messages.findIndex((each) => each.runId === item.runId) + 1;
-        const asked = messages.slice(0, end).findLast((each) => each.role === "user");
+        const asked = messages.slice(0, end).findLast((each) => each.role === "user" && !isOwn(each));
         if (asked) void fork(before(asked.id), { text: wordsOf([asked]), with: attachedTo(asked), ...by });
       },
     };

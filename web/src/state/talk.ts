@@ -1,6 +1,6 @@
 // One session as this page knows it, and how every frame changes it. Pure: the same frames give the same talk.
 
-import type { ApprovalShape, Events, History, MessageShape, RunOutcome, RunPosition, SessionShape, Subscribed, UsageShape } from "../wire";
+import type { ApprovalShape, Events, History, MessageShape, PlanStepShape, RunOutcome, RunPosition, SessionShape, Subscribed, UsageShape } from "../wire";
 import type { Part } from "./kinds";
 import { added, NOTHING, type Lines } from "./lines";
 import type { EventFrame } from "../net/connection";
@@ -33,6 +33,7 @@ export interface Run {
   thinking: string;
   withdrawn: number;
   calls: Record<string, Call>;
+  plan?: readonly PlanStepShape[];
   usage?: UsageShape;
   error?: string;
   errorKind?: string;
@@ -124,10 +125,11 @@ function ended(run: Run | undefined, { runId, status, error, parts = [] }: RunOu
   return { ...before, end: status, error: error ?? before.error, text: textIn(parts, "text"), thinking: textIn(parts, "thinking") };
 }
 
-function snapshot({ runId, seq, parts, pendingApproval, progress = {} }: RunPosition): Run {
+function snapshot({ runId, seq, parts, pendingApproval, progress = {}, plan = [] }: RunPosition): Run {
   const said = parts ?? [];
   const run = { ...freshRun(runId), seq, text: textIn(said, "text"), thinking: textIn(said, "thinking") };
   if (seq === 0 && said.length === 0) run.end = "queued";
+  if (plan.length) run.plan = plan;
   for (const part of said) {
     if (part.type !== "tool_result") continue;
     const { callId, status, result, error, durationMs } = part;
@@ -185,6 +187,8 @@ function apply(run: Run, frame: RunFrame): Run {
       return { ...run, text: "", thinking: "", withdrawn: run.withdrawn + 1 };
     case "chat.message":
       return frame.data.message.role === "assistant" ? { ...run, text: "", thinking: "" } : { ...run, end: "running" };
+    case "plan.updated":
+      return { ...run, plan: frame.data.steps };
     case "chat.final":
       return frame.data.cancelled ? { ...run, end: "cancelled" } : { ...run, text: "", thinking: "", end: "done", usage: frame.data.usage };
     case "chat.error":

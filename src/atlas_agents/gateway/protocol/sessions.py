@@ -5,7 +5,15 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from atlas_agents.gateway.protocol.chat import Key, Page, RunOutcome
-from atlas_agents.gateway.protocol.shapes import ApprovalShape, Decision, MessageShape, Part, SessionShape, Wire
+from atlas_agents.gateway.protocol.shapes import (
+    ApprovalShape,
+    Decision,
+    MessageShape,
+    Part,
+    PlanStepShape,
+    SessionShape,
+    Wire,
+)
 
 Label = Annotated[str, Meta(max_length=200)]
 
@@ -135,7 +143,7 @@ class SessionsSubscribe(Wire, frozen=True):
 
 class RunPosition(Wire, frozen=True):
     """Where a run stands: its missed frames follow (`replay`), or `parts` is all it has said so far (`snapshot`), and
-    `progress` the last that its running calls have said."""
+    `progress` the last that its running calls have said; `plan` is how far its plan is."""
 
     run_id: str
     mode: str
@@ -143,6 +151,7 @@ class RunPosition(Wire, frozen=True):
     parts: tuple[Part, ...] | None = None
     pending_approval: ApprovalShape | None = None
     progress: dict[str, tuple[str, ...]] = {}
+    plan: tuple[PlanStepShape, ...] = ()
 
 
 class Subscribed(Wire, frozen=True):
