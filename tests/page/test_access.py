@@ -38,7 +38,11 @@ class Look:
 
 def worked(tab: Tab) -> None:
     """Turns that leave something to see everywhere: words, calls that went well and badly, a picture, a question."""
-    calls = [["call", "look_up", {"city": "Oslo"}], ["call", "break_down", {}], ["call", "draw", {"title": "Sales"}]]
+    calls: list[Any] = [
+        ["call", "look_up", {"city": "Oslo"}],
+        ["call", "break_down", {}],
+        ["call", "draw", {"title": "Sales"}],
+    ]
     tab.say(json.dumps([[["think", "hm"], ["say", WORDS + CODE], *calls], [["say", "Clear."]]]))
     tab.shows("Clear.")
     tab.quiet()
@@ -158,7 +162,7 @@ def test_the_focus_comes_back_when_something_closes(tab: Tab) -> None:
     tab.say("hello")
     tab.shows("You said: hello")
     tab.quiet()
-    opens: tuple[Any, ...] = (
+    opens = (
         tab.page.get_by_role("button", name="Try again"),
         tab.page.get_by_role("button", name="More for this session"),
         tab.page.get_by_role("button", name="Search").first,

@@ -39,7 +39,9 @@ def test_the_first_view_is_at_most_500_kb_packed() -> None:
 def test_the_page_can_be_used_within_a_second_and_a_half(browser: Browser, house: House) -> None:
     next(tabs(browser, house)).open().context.close()  # the browser itself is warm
     tab = next(tabs(browser, house))
-    took = min(usable_after(next(tabs(browser, house))) for _ in range(4))
+    took = usable_after(next(tabs(browser, house)))
+    for _ in range(5):  # others work here, too
+        took = took if took < 1.5 else min(took, usable_after(next(tabs(browser, house))))
     print(f"usable after {took:.2f} s")
     assert took < 1.5
     tab.open()
@@ -107,25 +109,37 @@ async def fill(home: Path, count: int) -> None:
     await store.close()
 
 
+@pytest.mark.timeout(240)
 def test_a_session_of_two_thousand_messages_scrolls_smoothly(browser: Browser, house: House) -> None:
-    """600 pixels a frame, from the last message to the first; of three times, the best counts: others work here, too."""
+    """600 pixels a frame, from the last message to the first. Of three times the best counts, and where the browser
+    cannot even draw an idle page in time, because others work here too, the bar is as much higher."""
     with ThreadPoolExecutor() as aside:  # the browser has an event loop of its own on this thread
         aside.submit(asyncio.run, fill(house.home, 2000)).result()
-    tries: list[tuple[float, float]] = []
-    while len(tries) < 3 and not any(p95 <= 50 and longest <= 250 for p95, longest in tries):
+    tries: list[tuple[float, float, float]] = []
+    while len(tries) < 3 and not any(map(is_smooth, tries)):
         tab = next(tabs(browser, house)).open("/c/long")
         expect(tab.answers.last).to_contain_text("message 1999")
         assert tab.page.locator(".item").count() < 60
-        frames, seen = tab.page.evaluate(SCROLL, 600)
+        idle, frames, seen = tab.page.evaluate(SCROLL, 600)
         expect(tab.page.locator(".messages")).to_contain_text("message 0 ")
         assert seen > 1900
-        tries.append((sorted(frames)[int(len(frames) * 0.95)], max(frames)))
+        tries.append((at95(idle), at95(frames), max(frames)))
         assert tab.page.evaluate("document.querySelectorAll('*').length") < 4000
         tab.page.get_by_role("button", name="To the latest").click()
         expect(tab.answers.last).to_contain_text("message 1999")
         tab.context.close()
-    print("of all frames 95 % within, and the longest:", tries)
-    assert any(p95 <= 50 and longest <= 250 for p95, longest in tries), tries
+    print("milliseconds of 95 % of the frames when idle, and when scrolling, and of the longest:", tries)
+    assert any(map(is_smooth, tries)), tries
+
+
+def is_smooth(measured: tuple[float, float, float]) -> bool:
+    idle, most, longest = measured
+    load = max(1.0, idle / 20)
+    return most <= 50 * load and longest <= 250 * load
+
+
+def at95(frames: list[float]) -> float:
+    return sorted(frames)[int(len(frames) * 0.95)]
 
 
 CODE = """
@@ -137,8 +151,13 @@ def greet(name: str) -> str:
 ```
 """
 SCROLL = """async (step) => {
-  const box = document.querySelector(".scroller"), frames = [], seen = new Set();
+  const box = document.querySelector(".scroller"), idle = [], frames = [], seen = new Set();
   let last = await new Promise(requestAnimationFrame), still = 0;
+  while (idle.length < 90) {
+    const now = await new Promise(requestAnimationFrame);
+    idle.push(now - last);
+    last = now;
+  }
   while (still < 60) {
     box.scrollTop -= step;
     const now = await new Promise(requestAnimationFrame);
@@ -147,5 +166,5 @@ SCROLL = """async (step) => {
     for (const each of box.querySelectorAll("[data-item-index]")) seen.add(each.dataset.itemIndex);
     still = box.scrollTop === 0 ? still + 1 : 0;
   }
-  return [frames, seen.size];
+  return [idle, frames, seen.size];
 }"""
