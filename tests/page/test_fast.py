@@ -20,6 +20,8 @@ pytestmark = pytest.mark.slow
 PAGE = HERE.parent.parent / "src" / "atlas_agents" / "gateway" / "page"
 LOAD = 2.0
 """Other tests run beside these on the same cores: figures that depend on that are given this much room."""
+MOST_LOAD = 4.0
+"""Where it is measured how busy the machine is, no more than this counts: a bar that yields to everything is none."""
 
 
 def first_view() -> list[Path]:
@@ -39,25 +41,43 @@ def test_the_first_view_is_at_most_500_kb_packed() -> None:
 def test_the_page_can_be_used_within_a_second_and_a_half(browser: Browser, house: House) -> None:
     next(tabs(browser, house)).open().context.close()  # the browser itself is warm
     tab = next(tabs(browser, house))
-    took = usable_after(next(tabs(browser, house)))
-    for _ in range(5):  # others work here, too
-        took = took if took < 1.5 else min(took, usable_after(next(tabs(browser, house))))
-    print(f"usable after {took:.2f} s")
-    assert took < 1.5
+    tries: list[tuple[float, float]] = []
+    while len(tries) < 4 and not any(took < 1.5 * load for took, load in tries):
+        tries.append(usable_after(next(tabs(browser, house))))
+    print("seconds until it is usable, and how busy the machine is:", tries)
+    assert any(took < 1.5 * load for took, load in tries), tries
     tab.open()
     received = sum(request.sizes()["responseBodySize"] for request in tab_requests(tab))
     assert received <= 500_000, received
 
 
-def usable_after(tab: Tab) -> float:
-    """Seconds until one can write and the gateway listens, with nothing in the cache."""
+def usable_after(tab: Tab) -> tuple[float, float]:
+    """Seconds until one can write and the gateway listens, with nothing in the cache; and how busy the machine is."""
     began = time.perf_counter()
     tab.page.goto(f"{tab.house.url}/#token={tab.house.token}")
     tab.page.locator(".composer textarea").fill("hello")
     tab.page.locator(".connected.is-online").wait_for()
-    took = time.perf_counter() - began
+    took, load = time.perf_counter() - began, load_of(tab)
     tab.context.close()
-    return took
+    return took, load
+
+
+def load_of(tab: Tab) -> float:
+    """How much longer than at its best a piece of work takes in the page, because others work on the same cores."""
+    took = tab.page.evaluate(WORK)[10:]  # the first ones are not compiled yet
+    return min(MOST_LOAD, sum(took) / len(took) / min(took))
+
+
+WORK = """async () => {
+  const took = [];
+  while (took.length < 50) {
+    const began = performance.now();
+    for (let sum = 0, each = 0; each < 6e6; each += 1) sum += Math.sqrt(each);
+    took.push(performance.now() - began);
+    await new Promise(requestAnimationFrame);
+  }
+  return took;
+}"""
 
 
 def tab_requests(tab: Tab) -> list[Any]:
@@ -72,7 +92,7 @@ def test_a_long_answer_keeps_pace_and_leaves_the_page_free(tab: Tab) -> None:
     """2,000 pieces, 1.5 ms apart: the page is done when the stream is, and most of the time it was idle."""
     words = [f"word{number} " + ("\n\n" if number % 40 == 39 else "") for number in range(2000)]
     session: Any = tab.context.new_cdp_session(tab.page)
-    session.send("Performance.enable")
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})  # not while others have the core
     busy, began = busy_seconds(session), time.perf_counter()
     tab.say(json.dumps([[["pace", 0.0015], ["say", "".join(words)]]]))
     tab.shows("word1999")
@@ -111,8 +131,8 @@ async def fill(home: Path, count: int) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_session_of_two_thousand_messages_scrolls_smoothly(browser: Browser, house: House) -> None:
-    """600 pixels a frame, from the last message to the first. Of three times the best counts, and where the browser
-    cannot even draw an idle page in time, because others work here too, the bar is as much higher."""
+    """600 pixels a frame, from the last message to the first. Of three times the best counts, and while others work
+    here the bar is as much higher."""
     with ThreadPoolExecutor() as aside:  # the browser has an event loop of its own on this thread
         aside.submit(asyncio.run, fill(house.home, 2000)).result()
     tries: list[tuple[float, float, float]] = []
@@ -120,21 +140,20 @@ def test_a_session_of_two_thousand_messages_scrolls_smoothly(browser: Browser, h
         tab = next(tabs(browser, house)).open("/c/long")
         expect(tab.answers.last).to_contain_text("message 1999")
         assert tab.page.locator(".item").count() < 60
-        idle, frames, seen = tab.page.evaluate(SCROLL, 600)
+        frames, seen = tab.page.evaluate(SCROLL, 600)
         expect(tab.page.locator(".messages")).to_contain_text("message 0 ")
         assert seen > 1900
-        tries.append((at95(idle), at95(frames), max(frames)))
+        tries.append((load_of(tab), at95(frames), max(frames)))
         assert tab.page.evaluate("document.querySelectorAll('*').length") < 4000
         tab.page.get_by_role("button", name="To the latest").click()
         expect(tab.answers.last).to_contain_text("message 1999")
         tab.context.close()
-    print("milliseconds of 95 % of the frames when idle, and when scrolling, and of the longest:", tries)
+    print("how busy the machine is, milliseconds of 95 % of the frames, and of the longest:", tries)
     assert any(map(is_smooth, tries)), tries
 
 
 def is_smooth(measured: tuple[float, float, float]) -> bool:
-    idle, most, longest = measured
-    load = max(1.0, idle / 20)
+    load, most, longest = measured
     return most <= 50 * load and longest <= 250 * load
 
 
@@ -151,13 +170,8 @@ def greet(name: str) -> str:
 ```
 """
 SCROLL = """async (step) => {
-  const box = document.querySelector(".scroller"), idle = [], frames = [], seen = new Set();
+  const box = document.querySelector(".scroller"), frames = [], seen = new Set();
   let last = await new Promise(requestAnimationFrame), still = 0;
-  while (idle.length < 90) {
-    const now = await new Promise(requestAnimationFrame);
-    idle.push(now - last);
-    last = now;
-  }
   while (still < 60) {
     box.scrollTop -= step;
     const now = await new Promise(requestAnimationFrame);
@@ -166,5 +180,5 @@ SCROLL = """async (step) => {
     for (const each of box.querySelectorAll("[data-item-index]")) seen.add(each.dataset.itemIndex);
     still = box.scrollTop === 0 ? still + 1 : 0;
   }
-  return [idle, frames, seen.size];
+  return [frames, seen.size];
 }"""

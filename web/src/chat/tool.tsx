@@ -4,7 +4,7 @@ import { CheckCircleFilled, CloseCircleFilled, LoadingOutlined, PauseCircleFille
 import { memo, useMemo, useState, type ReactNode } from "react";
 import type { CallView } from "../state/turns";
 import { parted } from "../state/pictures";
-import { inOneLine, spanOf, textOf } from "../state/words";
+import { gistOf, spanOf, textOf } from "../state/words";
 import { CopyButton } from "../markdown/code";
 import { Approval } from "./approval";
 import { Picture } from "./picture";
@@ -71,14 +71,6 @@ function stateOf(call: CallView): string {
   if (call.state === "ok") return took;
   const fault = call.error ? (FAULTS[call.error] ?? call.error.replaceAll("_", " ")) : "failed";
   return took ? `${fault} · ${took}` : fault;
-}
-
-/** The arguments in one line, as far as they fit. */
-function gistOf(values: Record<string, unknown>): string {
-  const entries = Object.entries(values);
-  const only = entries[0];
-  if (entries.length === 1 && only && typeof only[1] === "string") return inOneLine(only[1]);
-  return inOneLine(entries.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", "));
 }
 
 const LONGEST = 20_000;
