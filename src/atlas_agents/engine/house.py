@@ -21,7 +21,7 @@ from atlas_agents.engine.interceptors import Interceptor, Interceptors
 from atlas_agents.engine.listeners import Listeners
 from atlas_agents.engine.order import Line, line_of
 from atlas_agents.engine.output import Output
-from atlas_agents.engine.plan import PLAN_TOOL
+from atlas_agents.engine.plan import plan_tool
 from atlas_agents.engine.run import Run, Terms
 from atlas_agents.engine.settings import Settings
 from atlas_agents.providers.failover import Failover, Route
@@ -231,4 +231,4 @@ class House:
 
 def _tools(context: Context, settings: Settings) -> Mapping[str, Tool]:
     tools = context.tool_map()
-    return {**tools, PLAN_TOOL.wire_name: PLAN_TOOL} if settings.mode == "plan" else tools
+    return {**tools, plan_tool().wire_name: plan_tool()} if settings.mode == "plan" else tools

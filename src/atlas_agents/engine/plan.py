@@ -6,6 +6,7 @@ steps are done follows from the replies that the journal has.
 """
 
 import re
+from functools import cache
 from typing import Any, cast
 
 import msgspec
@@ -43,25 +44,19 @@ async def make_plan(steps: list[str]) -> dict[str, list[str]]:
     return {"steps": [step.strip() for step in steps]}
 
 
-PLAN_TOOL = Tool(
-    MAKE_PLAN,
-    make_plan,
-    effect="pure",
-    parameters={
-        "type": "object",
-        "properties": {
-            "steps": {
-                "type": "array",
-                "items": {"type": "string", "minLength": 1, "maxLength": 500, "pattern": r"\S"},
-                "minItems": 1,
-                "maxItems": _MOST_STEPS,
-            }
-        },
-        "required": ["steps"],
-        "additionalProperties": False,
-    },
-)
-"""What every agent with the mode `plan` has."""
+_STEPS: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "string", "minLength": 1, "maxLength": 500, "pattern": r"\S"},
+    "minItems": 1,
+    "maxItems": _MOST_STEPS,
+}
+
+
+@cache
+def plan_tool() -> Tool:
+    """What every agent with the mode `plan` has; made when there is one."""
+    schema = {"type": "object", "properties": {"steps": _STEPS}, "required": ["steps"], "additionalProperties": False}
+    return Tool(MAKE_PLAN, make_plan, effect="pure", parameters=schema)
 
 
 async def planned(run: Run) -> Message:
