@@ -112,7 +112,8 @@ async def test_an_answer_after_the_deadline_is_not_heard() -> None:
         await clock.advance(61)
         await _ended(stream)
     assert shop.bought == []
-    assert _told(model) == [("error", "declined", {"cancelled": True})]
+    told = {"cancelled": True, "reason": "nobody answered within 60 s"}
+    assert _told(model) == [("error", "declined", told)]
 
 
 async def test_a_yes_after_the_turn_was_cancelled_runs_nothing() -> None:

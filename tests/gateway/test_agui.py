@@ -158,8 +158,8 @@ def _script(*more: Reply) -> Scripted:
     [
         ({"status": "resolved", "payload": {"approved": True}}, "X"),
         ({"status": "resolved", "payload": {"approved": True, "editedArgs": {"input": "y"}}}, EDITED),
-        ({"status": "resolved", "payload": {"approved": False, "reason": "no"}}, '{"cancelled":true}'),
-        ({"status": "cancelled"}, '{"cancelled":true}'),
+        ({"status": "resolved", "payload": {"approved": False, "reason": "no"}}, '{"cancelled":true,"reason":"no"}'),
+        ({"status": "cancelled"}, '{"cancelled":true,"reason":"it was given up"}'),
     ],
 )
 async def test_a_question_ends_the_run_and_the_next_one_goes_on(
@@ -211,7 +211,8 @@ async def test_a_question_whose_time_is_over_was_a_no(tmp_path: Path) -> None:
         late = await page.run(resume=[resume])
         assert (late[-1]["type"], late[-1]["code"]) == ("RUN_ERROR", "interrupt_over")
         rest = await page.run(resume=[{"interruptId": interrupt["id"], "status": "cancelled"}])
-    assert (rest[1]["content"], text_of(rest)) == ('{"cancelled":true}', "So be it.")
+    told = '{"cancelled":true,"reason":"nobody answered within 300 s"}'
+    assert (rest[1]["content"], text_of(rest)) == (told, "So be it.")
 
 
 @pytest.mark.parametrize(

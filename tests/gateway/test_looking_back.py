@@ -134,7 +134,11 @@ async def test_the_chain_is_verified_and_a_changed_line_is_named(tmp_path: Path)
         assert [(row["name"], row["calls"], row["failed"]) for row in used] == [("note", 2, 1)]
         assert (await client.get("usage.tools", to="2001-01-01"))["rows"] == []
         change_line(store, 2)
-        assert await client.get("audit.verify") == {"rows": 2, "broken": 2}
+        assert await client.get("audit.verify") == {
+            "rows": 2,
+            "broken": 2,
+            "problem": "row 2 was changed after it was written",
+        }
 
 
 def change_line(store: MemoryStore, seq: int) -> None:

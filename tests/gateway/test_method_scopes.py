@@ -27,6 +27,8 @@ SCOPES = {
     "sessions.unsubscribe": "read",
     "sessions.fork": "write",
     "sessions.search": "read",
+    "sessions.export": "read",
+    "sessions.import": "write",
     "runs.list": "read",
     "runs.get": "read",
     "approvals.list": "read",

@@ -36,10 +36,11 @@ def chromium() -> str:
 
 
 @contextmanager
-def launched() -> Generator[Browser]:
+def launched(**environment: str) -> Generator[Browser]:
     path = chromium()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(QUIET))
+        env: dict[str, Any] = {**os.environ, **environment}
+        browser = playwright.chromium.launch(executable_path=path, args=list(QUIET), env=env)
         try:
             yield browser
         finally:

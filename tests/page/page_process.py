@@ -1,17 +1,21 @@
 """A gateway with a staged model, in a process of its own: `page_process.py HOME [PORT]`; the port is its first line."""
 
 import asyncio
+import struct
 import sys
+import time
+import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from staged import Rounds, Staged
 
-from atlas_agents import Agent, Approvals, Atlas, ToolContext, ToolFailed, tool
+from atlas_agents import Agent, Approvals, Atlas, Image, ToolContext, ToolFailed, tool
 from atlas_agents.gateway.logs import set_up
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.providers.registry import Registry
 from atlas_agents.stores.sqlite import SqliteStore
 
 __all__ = ["Rounds", "Staged", "serve"]
@@ -39,16 +43,49 @@ async def run_command(command: str) -> str:
 
 
 @tool
+async def build(lines: int, context: ToolContext) -> str:
+    """Write many lines, then wait until there is a file `go` here."""
+    for number in range(1, lines + 1):
+        context.progress(f"[{number:4}] cc -c part{number}.c")
+    await asyncio.to_thread(_there, Path("go"))
+    return f"built {lines}"
+
+
+def _there(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.05)
+
+
+@tool(effect="pure")
+async def draw(title: str) -> dict[str, Any]:
+    """Draw a picture."""
+    return {"title": title, "plot": Image.of(painted(240, 160))}
+
+
+def painted(width: int, height: int) -> bytes:
+    """A picture whose colours run from one corner to the other, as PNG."""
+    rows = [b"\0" + b"".join(bytes((x, 120, y)) for x in range(width)) for y in range(height)]
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack("!I", len(body)) + kind + body + struct.pack("!I", zlib.crc32(kind + body))
+
+    head = struct.pack("!IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(b"".join(rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+@tool
 async def break_down() -> str:
     """Fail, always."""
     raise ToolFailed("it always does")
 
 
 def agents() -> list[Agent]:
-    tools = [look_up, count, run_command, break_down]
+    tools = [look_up, count, build, draw, run_command, break_down]
     return [
         Agent("helper", model=Staged(), tools=tools, name="Helper"),
-        Agent("writer", model=Staged(id="staged-writer"), name="Writer", description="Writes letters."),
+        Agent("writer", model="stage/staged-writer", name="Writer", description="Writes letters."),
+        Agent("planner", model=Staged(), tools=[look_up], name="Planner", mode="plan"),
     ]
 
 
@@ -66,7 +103,9 @@ async def serve(
     await store.open()
     if before is not None:
         await before(store)
-    house = Atlas(agents, store=store, approve=Approvals(wait=True), **atlas)
+    registry = Registry()
+    registry.register("stage", lambda _: Staged())
+    house = Atlas(agents, store=store, registry=registry, approve=Approvals(wait=True), **atlas)
     gateway = Gateway(house, GatewaySettings(home=home, port=port, grace=0.5))
     await gateway.serve(lambda ready: print(ready.port, flush=True))
     await store.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -97,38 +98,56 @@ def agents() -> list[Agent]:
 
 
 async def before(store: SqliteStore) -> None:
-    """Thirteen days that went by."""
+    """Thirteen days that went by, the oldest first."""
     writes: list[Write] = []
-    for back in range(1, 14):
-        at = time.time() - back * 86_400
-        day = time.strftime("%Y-%m-%d", time.gmtime(at))
+    midnight = time.time() // 86_400 * 86_400
+    for back in range(13, 0, -1):
+        at = midnight - back * 86_400
         busy = 0.4 if time.gmtime(at).tm_wday > 4 else 1.0 + 0.4 * math.sin(back)
         for agent, model, size in (("analyst", "claude-sonnet-4", 61_000), ("writer", "gpt-4.1-mini", 27_000)):
             used, said = int(size * busy), int(size * busy / 7)
             cost = int((used * 3 + said * 15) / 1_000_000 * 100_000_000) if agent == "analyst" else int(used / 25 * 10)
+            day = time.strftime("%Y-%m-%d", time.gmtime(at))
             writes.append(AddUsage(UsageRow(day, "past", agent, model, used, said, used // 3, cost, int(18 * busy))))
-        for name, calls in (("query_orders", 9), ("find_list", 4), ("run_command", 3)):
-            for number in range(int(calls * busy)):
-                fails = name == "run_command" and number == 2
-                meta: dict[str, Any] = {
-                    "arguments": {},
-                    "duration_ms": 180.0 + 40 * number,
-                    "error": "declined" if fails else None,
-                }
-                line: dict[str, Any] = {
-                    "tenantId": "default",
-                    "actorExternalId": "analyst",
-                    "entityId": name,
-                    "meta": meta,
-                }
-                line |= {"level": "warn" if fails else "info", "message": f"Agent analyst called {name}"}
-                line |= {"success": not fails, "timestamp": int(at * 1000), "action": "TOOL_CALL"}
-                writes.append(AddAudit(encode(line)))
+        calls = int(len(PAST) * busy)
+        for number in range(calls):
+            writes.append(AddAudit(encode(_line(at + 28_800 + number * 32_000 / calls, number))))
     if not await store.audit("default", limit=1):
         await store.commit("default", writes)
 
 
+PAST: list[tuple[str, dict[str, Any], float]] = [
+    ("query_orders", {"days": 7, "group_by": "region"}, 435.2),
+    ("find_list", {"name": "team"}, 301.8),
+    ("run_command", {"command": "git push --force", "seconds": 30}, 0.4),
+    ("query_orders", {"days": 30, "group_by": "product"}, 551.0),
+    ("query_orders", {"days": 1, "group_by": "region"}, 405.4),
+    ("run_command", {"command": "make report", "seconds": 60}, 2210.5),
+    ("find_list", {"name": "partners"}, 298.1),
+    ("query_orders", {"days": 90, "group_by": "region"}, 851.7),
+    ("query_orders", {"days": 14, "group_by": "product"}, 470.9),
+    ("find_list", {"name": "board"}, 305.3),
+    ("query_orders", {"days": 60, "group_by": "region"}, 702.6),
+]
+"""What was called on an ordinary day, in this order."""
+
+
+def _line(at: float, number: int) -> dict[str, Any]:
+    name, arguments, took = PAST[number % len(PAST)]
+    declined = took < 1
+    meta = {"arguments": arguments, "duration_ms": took + at % 37, "error": "declined" if declined else None}
+    line: dict[str, Any] = {"tenantId": "default", "actorExternalId": "analyst", "entityId": name, "meta": meta}
+    line |= {"level": "warn" if declined else "info", "message": f"Agent analyst called {name}"}
+    return line | {"success": not declined, "timestamp": int(at * 1000), "action": "TOOL_CALL"}
+
+
+def shown_folder(path: Any, real: Any = os.path.realpath) -> str:
+    """The folder that a question names: this one's is new each time, and tells nobody anything."""
+    return "/home/ana/notes" if path == os.curdir else real(path)
+
+
 if __name__ == "__main__":
+    os.path.realpath = shown_folder
     port = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     prices = {"claude-sonnet-4": Price(3, 15), "gpt-4.1-mini": Price(0.4, 1.6)}
     run(serve_house(Path(sys.argv[1]), port, agents(), before=before, prices=prices))

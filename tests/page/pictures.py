@@ -12,17 +12,40 @@ PHONE = {"viewport": {"width": 390, "height": 780}, "device_scale_factor": 1.5, 
 SESSIONS = ("What does the policy say about refunds?", "Plan the release", "Clean up the old builds")
 
 
+FONTS = """\
+<?xml version="1.0"?>
+<fontconfig>
+  <dir>/usr/share/fonts/truetype/liberation</dir>
+  <dir>/usr/share/fonts/truetype/dejavu</dir>
+  <cachedir>{cache}</cachedir>
+  <match><edit name="family" mode="append_last"><string>Liberation Sans</string></edit></match>
+  <alias><family>sans-serif</family><prefer><family>Liberation Sans</family></prefer></alias>
+  <alias><family>ui-monospace</family><prefer><family>Liberation Mono</family></prefer></alias>
+  <alias><family>monospace</family><prefer><family>Liberation Mono</family></prefer></alias>
+</fontconfig>
+"""
+"""The fonts that come with Chromium: a picture does not depend on what else somebody has put on their machine."""
+
+
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (
-        launched() as browser,
         tempfile.TemporaryDirectory(prefix="atlas-") as home,
+        launched(**fonts(Path(home))) as browser,
         living(Path(home), HERE / "picture_process.py") as house,
     ):
         fill(browser, house, folder)
         for look in ("light", "dark"):
             views(next(tabs(browser, house, color_scheme=look)), folder, look)
         on_phone(browser, house, folder)
+
+
+def fonts(folder: Path) -> dict[str, str]:
+    """Where the browser looks for fonts; where those that come with it are elsewhere, it looks where it always does."""
+    if not Path("/usr/share/fonts/truetype/liberation").is_dir():
+        return {}
+    (folder / "fonts.conf").write_text(FONTS.format(cache=folder / "fonts"))
+    return {"FONTCONFIG_FILE": str(folder / "fonts.conf")}
 
 
 def fill(browser: Browser, house: House, folder: Path) -> None:
@@ -84,6 +107,7 @@ def on_phone(browser: Browser, house: House, folder: Path) -> None:
 
 def shoot(tab: Tab, path: Path) -> None:
     assert tab.errors == [], tab.errors
+    tab.page.mouse.move(640, 798)  # nothing looks as if it were pointed at
     tab.page.wait_for_timeout(300)
     tab.page.screenshot(path=path)
 

@@ -39,15 +39,19 @@ def test_a_tool_is_a_card_that_opens(tab: Tab) -> None:
     good, bad = tab.page.locator(".tool").all()
     assert (good.get_attribute("data-state"), bad.get_attribute("data-state")) == ("ok", "error")
     expect(good.locator(".state")).to_contain_text("ms")
+    took = [each.locator(".state").inner_text() for each in (good, bad)]
     good.get_by_role("button").first.click()
     expect(good.locator(".inside")).to_contain_text('"degrees": 21')
     bad.get_by_role("button").first.click()
     expect(bad.locator(".inside")).to_contain_text("it always does")
+    tab.page.reload()
+    tab.shows("Clear.")
+    assert tab.page.locator(".tool .state").all_inner_texts() == took
 
 
 def test_a_tool_says_how_far_it_is(tab: Tab) -> None:
     tab.say(staged([["call", "count", {"to": 30}]]))
-    expect(tab.page.locator(".progress")).to_contain_text(" of 30")
+    expect(tab.page.locator(".tool .tail")).to_contain_text(" of 30")
     tab.shows("Done.")
 
 
@@ -63,12 +67,12 @@ def test_a_question_is_allowed(tab: Tab) -> None:
     expect(tab.page.locator(".places .ant-badge")).to_have_count(0)
 
 
-def test_a_question_is_denied_with_a_reason_that_is_kept(tab: Tab) -> None:
-    tab.say(ASKS)
+def test_a_question_is_denied_with_a_reason_that_the_model_is_told_and_that_is_kept(tab: Tab) -> None:
+    tab.say(staged([["call", "run_command", {"command": "ls -l"}]], [["say", "Told: "], ["told"]]))
     tab.page.get_by_role("button", name="Deny with a reason").click()
     tab.page.get_by_label("Why not").fill("not on a Sunday")
     tab.page.get_by_label("Why not").press("Enter")
-    tab.shows("It went on.")
+    tab.shows('Told: [{"cancelled":true,"reason":"not on a Sunday"}]')
     card = tab.page.locator(".tool")
     expect(card.locator(".state")).to_contain_text("declined")
     tab.page.get_by_label("Timeline of this turn").click()
@@ -100,17 +104,24 @@ def test_nothing_hides_in_a_command(tab: Tab) -> None:
     assert marks == ["U+202E", "U+200B", "60 spaces", "4 empty lines", "\u0430 U+0430"]
 
 
-def test_a_turn_is_stopped_with_the_button_and_with_a_key(tab: Tab) -> None:
-    for stop in (
+def test_a_turn_is_stopped_with_the_button_and_with_a_key_and_its_words_stay(tab: Tab) -> None:
+    stops = (
         lambda: tab.page.get_by_role("button", name="Stop").click(),
         lambda: tab.page.locator(".composer textarea").press("Escape"),
-    ):
+    )
+    for number, stop in enumerate(stops):
         tab.say(SLOW)
-        tab.answers.last.get_by_text("word3").wait_for()
+        answer = tab.answers.nth(number)
+        answer.get_by_text("word3").wait_for()
         stop()
         tab.quiet()
-        expect(tab.answers.last).to_contain_text("Stopped.")
-        expect(tab.answers.last).to_contain_text("word3")
+        expect(answer).to_contain_text("Stopped.")
+    seen = tab.page.locator(".answer .markdown").all_inner_texts()
+    assert len(seen) == 2
+    tab.page.reload()
+    tab.answers.nth(1).get_by_text("word3").wait_for()
+    assert tab.page.locator(".answer .markdown").all_inner_texts() == seen
+    expect(tab.page.locator(".ended")).to_have_count(2)
 
 
 def test_what_is_said_during_a_turn_waits_and_is_shown_so_in_every_tab(browser: Browser, house: House) -> None:
@@ -169,7 +180,7 @@ def test_an_answer_is_tried_again_with_another_agent(tab: Tab) -> None:
     tab.shows("You said: hello")
     tab.quiet()
     tab.page.get_by_role("button", name="Try again").click()
-    tab.page.get_by_role("menuitem", name="Writer").click()
+    tab.page.get_by_role("menuitem", name="Writer ·").click()
     expect(tab.answers.last.locator(".spent")).to_contain_text("staged-writer")
     expect(tab.page.locator(".said")).to_have_count(1)
 

@@ -127,10 +127,9 @@ async def _fork(_: str, place: Place, here: Here, page: Page) -> None:
     if not place.known:
         page.line("Nothing was said yet, so there is nothing to copy.", "yellow")
         return
-    async with here.sessions() as sessions:
-        copy = await sessions.fork(place.key)
-    place.go(copy.key, known=True, told=True)
-    page.line(f"From here on in a copy: session {copy.key}. The other one stays as it is.", "dim")
+    copy = (await here.client.call("sessions.fork", session_key=place.key))["sessionKey"]
+    place.go(copy, known=True, told=True)
+    page.line(f"From here on in a copy: session {copy}. The other one stays as it is.", "dim")
 
 
 async def _history(_: str, place: Place, here: Here, page: Page) -> None:

@@ -11,14 +11,12 @@ from atlas_agents.cli.choice import Choice, choose
 from atlas_agents.cli.options import Talking, token_of
 from atlas_agents.cli.toys import TOYS
 from atlas_agents.client.client import Address, GatewayClient
-from atlas_agents.config.opening import open_store
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError, Unreachable
 from atlas_agents.core.secret import Secret
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.atlas import Atlas
-from atlas_agents.engine.sessions import Sessions
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.service.place import occupied, running
@@ -55,17 +53,6 @@ class Here:
     async def close(self) -> None:
         await self.client.close()
         await self._opened.aclose()
-
-    @asynccontextmanager
-    async def sessions(self) -> AsyncGenerator[Sessions, None]:
-        """The sessions themselves, for what the gateway has no method for."""
-        if self.atlas is not None:
-            yield self.atlas.sessions
-            return
-        if self.settings is None:
-            raise ConfigError("there are no sessions here")
-        async with stored(self.settings) as sessions:
-            yield sessions
 
     async def alone(self, talking: Talking) -> None:
         """Be a gateway for one model, that the command line names, with three toys and a memory that ends with it."""
@@ -137,27 +124,12 @@ async def for_talking(settings: Settings | None, talking: Talking) -> AsyncGener
         await here.close()
 
 
-@asynccontextmanager
-async def stored(settings: Settings) -> AsyncGenerator[Sessions, None]:
-    """The sessions in the store of a home folder, whether a gateway runs there or not."""
-    store = open_store(settings)
-    await store.open()
-    try:
-        yield Sessions(store, TENANT, _forgotten)
-    finally:
-        await store.close()
-
-
 def _is_held(home: Path) -> bool:
     try:
         with occupied(home):
             return False
     except ConfigError:
         return True
-
-
-def _forgotten(session_key: str) -> None:
-    """Nothing is remembered here that would have to be forgotten."""
 
 
 def _silent(words: str) -> None:

@@ -9,16 +9,17 @@ import msgspec
 from atlas_agents.cli import options as given
 from atlas_agents.cli import show as shown
 from atlas_agents.cli.border import confirmed, one_of, quiet, run
-from atlas_agents.cli.reach import stored, within_reach
+from atlas_agents.cli.reach import within_reach
 from atlas_agents.cli.when import ago, moment
 from atlas_agents.cli.words import answered, called, printable
 from atlas_agents.client.client import GatewayClient
-from atlas_agents.core.errors import ConfigError
-from atlas_agents.engine.sessions import Sessions
+from atlas_agents.core.errors import ConfigError, GatewayError
 from atlas_agents.gateway.protocol.chat import History
 from atlas_agents.gateway.protocol.shapes import MessageShape, TextPart, ToolCallPart, ToolResultPart
 
 _PAGE = 500
+_PIECE = 128 * 1024
+"""Characters that fit into a frame, however they are written."""
 
 
 def list_sessions(limit: int, *, archived: bool, as_json: bool) -> int:
@@ -82,34 +83,56 @@ def delete(key: str, *, yes: bool) -> int:
 
 def fork(key: str, at: str | None) -> int:
     async def work() -> None:
-        async with stored(given.settings()) as sessions:
-            print((await sessions.fork(await _own_key(sessions, key), at)).key)
+        async with within_reach(given.settings(), idle=True) as here:
+            whole = await _whole_key(here.client, key)
+            print((await here.client.call("sessions.fork", session_key=whole, message_id=at))["sessionKey"])
 
+    quiet()
     return run(work)
 
 
 def write_out(key: str) -> int:
     async def work() -> None:
-        async with stored(given.settings()) as sessions:
-            async for line in sessions.export(await _own_key(sessions, key)):
-                sys.stdout.buffer.write(line.encode() + b"\n")
+        async with within_reach(given.settings(), idle=True) as here:
+            whole, after = await _whole_key(here.client, key), 0
+            while after is not None:
+                found = await here.client.call("sessions.export", session_key=whole, after=after)
+                for line in found["lines"]:
+                    sys.stdout.buffer.write(line.encode() + b"\n")
+                after = found.get("next")
 
+    quiet()
     return run(work)
 
 
 def read_in(file: str, key: str | None) -> int:
     async def work() -> None:
-        lines = _lines(file)
-        async with stored(given.settings()) as sessions:
-            print((await sessions.load(lines, key=key)).key)
+        text = _text(file)
+        pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)] or [""]
+        async with within_reach(given.settings(), idle=True) as here:
+            made: dict[str, Any] = {}
+            for number, piece in enumerate(pieces):
+                more = number + 1 < len(pieces)
+                made = await _carried(here.client, text=piece, session_key=key, piece=number, more=more)
+            print(made["sessionKey"])
 
+    quiet()
     return run(work)
 
 
-def _lines(file: str) -> list[str]:
+async def _carried(client: GatewayClient, **params: Any) -> dict[str, Any]:
+    try:
+        return await client.call("sessions.import", **params)
+    except GatewayError as error:
+        if error.kind == "INVALID_PARAMS":  # what was given is no session
+            raise ConfigError(str(error)) from error
+        raise
+
+
+def _text(file: str) -> str:
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return content.decode("utf-8").splitlines()
+        return content.decode("utf-8")
     except OSError as error:
         raise ConfigError(f"{file}: it cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -122,10 +145,6 @@ async def _whole_key(client: GatewayClient, start: str) -> str:
         page = await client.call("sessions.list", limit=_PAGE, archived=archived)
         found += [each["sessionKey"] for each in page["sessions"]]
     return one_of(start, found, "session")
-
-
-async def _own_key(sessions: Sessions, start: str) -> str:
-    return one_of(start, [each.key for each in await sessions.list(limit=1000)], "session")
 
 
 async def _all_messages(client: GatewayClient, key: str) -> list[MessageShape]:

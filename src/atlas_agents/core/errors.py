@@ -259,9 +259,13 @@ class NotPermitted(ToolFault):
 
 
 class Declined(ToolFault):
-    """A person said no, or there was nobody to ask."""
+    """A person said no, or there was nobody to ask. `reason` is what the person gave as one; the model reads it."""
 
     kind = "declined"
+
+    def __init__(self, message: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class LimitReached(ToolFault):

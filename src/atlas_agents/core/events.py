@@ -153,7 +153,7 @@ class ToolProgress(msgspec.Struct, frozen=True, tag="tool:progress", tag_field="
 
 
 class ToolAnswered(msgspec.Struct, frozen=True, tag="tool:result", tag_field="type"):
-    """A call has its result, whatever it is."""
+    """A call has its result, whatever it is; it took so many milliseconds, the wait for a person apart."""
 
     stream_id: str
     name: str
@@ -162,6 +162,7 @@ class ToolAnswered(msgspec.Struct, frozen=True, tag="tool:result", tag_field="ty
     status: Status
     error: ErrorKind | None
     result: Any
+    duration_ms: int = 0
     type: ClassVar[Literal["tool:result"]] = "tool:result"
 
 

@@ -33,6 +33,11 @@ class Draft:
         self._close()
         return tuple(self._parts)
 
+    def spoken(self) -> tuple[Text | Thinking, ...]:
+        """What of it was said, and no call: of a message that is never completed, what stays."""
+        self._close()
+        return tuple([part for part in self._parts if isinstance(part, Text | Thinking)])
+
     @property
     def text(self) -> str:
         return "".join([part.text for part in self._parts if isinstance(part, Text)]) + "".join(self.words)

@@ -197,7 +197,7 @@ class Run:
             return
         try:
             async with asyncio.timeout(None if status == "done" else _LAST_WORDS):
-                await asyncio.shield(journal.end(status, error))
+                await asyncio.shield(journal.end(status, error, self.draft.spoken()))
         except (StoreError, TimeoutError) as trouble:
             journal.leave()
             journal.forget(self.conversation)
@@ -241,7 +241,8 @@ class Run:
             await run_tools(calls, self.desk, results, parallel=self.settings.parallel_tools)
         finally:
             given = [result for result in results if result is not None]
-            self.add_own(tool(*given))
+            took = self.desk.took
+            self.add_own(tool(*given, durations={id: took[id] for each in given if (id := each.call_id) in took}))
             now = int(time.time() * 1000)
             self.steps += [
                 Step(self.desk.shown_name(call), call.arguments, result.result, result.status, now)

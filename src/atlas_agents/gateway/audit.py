@@ -69,7 +69,7 @@ class AuditTail:
             for row in rows:
                 seq += 1
                 if row != audit_row(seq, previous, row.entry):
-                    return AuditVerified(await self._newest(), seq)
+                    return AuditVerified(await self._newest(), seq, _problem(row, seq, previous))
                 previous = row.hash
         return AuditVerified(seq)
 
@@ -127,6 +127,14 @@ class AuditTail:
             if await self._store.audit(self._tenant, after=self._last + step - 1, limit=1):
                 self._last += step
         return self._last
+
+
+def _problem(row: AuditRow, seq: int, previous: str) -> str:
+    if row.seq != seq:
+        return f"row {seq} is missing: row {row.seq} stands in its place"
+    if row.previous != previous:
+        return f"row {seq} does not follow the row before it: one of them was replaced"
+    return f"row {seq} was changed after it was written"
 
 
 def _shape(row: AuditRow) -> AuditShape:

@@ -9,6 +9,7 @@ from atlas_agents.core.store import RunRow, StoredMessage
 from atlas_agents.gateway.connection import Connection
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.outcomes import outcomes_of
 from atlas_agents.gateway.protocol.chat import (
     Aborted,
     ChatAbort,
@@ -90,7 +91,10 @@ async def history(caller: Connection, params: ChatHistory) -> History:
     except NotStored:
         raise not_found("SESSION") from None
     shown = newest(rows, params.limit)
-    return History(tuple(map(stored_shape, shown)), len(rows) > len(shown))
+    hub, ids = caller.hub, {row.run_id for row in shown} - {""}
+    turns = await hub.store.runs(hub.atlas.tenant, key) if ids else ()
+    told = await outcomes_of(hub.store, turns, ids, hub.atlas.hide)
+    return History(tuple(map(stored_shape, shown)), len(rows) > len(shown), told)
 
 
 async def wait(caller: Connection, params: ChatWait) -> Waited:

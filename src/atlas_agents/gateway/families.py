@@ -1,6 +1,7 @@
 """All families of methods, put together."""
 
 from atlas_agents.gateway.approval_methods import add_approval_methods
+from atlas_agents.gateway.carrying_methods import add_carrying_methods
 from atlas_agents.gateway.chat_methods import add_chat_methods
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.house_methods import add_house_methods
@@ -13,6 +14,7 @@ _FAMILIES = (
     add_chat_methods,
     add_session_methods,
     add_search_methods,
+    add_carrying_methods,
     add_run_methods,
     add_approval_methods,
     add_record_methods,

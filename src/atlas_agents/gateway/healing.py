@@ -5,16 +5,19 @@ from collections.abc import Callable
 from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import Message
 from atlas_agents.core.store import OPEN, AddEvents, ReserveEvents, RunRow, Store
+from atlas_agents.gateway.outcomes import said_by
 from atlas_agents.gateway.protocol.events import (
     LAST_WORDS,
     ChatDelta,
     ChatError,
     ChatFinal,
+    ChatReasoning,
     ChatReset,
     RunEvent,
     body_of,
     name_of,
 )
+from atlas_agents.gateway.protocol.shapes import TextPart
 from atlas_agents.gateway.translate import message_shape, usage_shape
 
 _ROOM = 8
@@ -38,16 +41,28 @@ async def _last_words(store: Store, tenant: str, row: RunRow, hide: Callable[[st
     """What it said last is withdrawn and said anew, whole; then how it ended."""
     begun: list[RunEvent] = [ChatReset(row.id, row.epoch)] if row.events else []
     if row.status == "failed":
-        return [*begun, ChatError(row.id, hide(row.error or "the turn failed"), "failed")]
+        error = ChatError(row.id, hide(row.error or "the turn failed"), "failed")
+        return [*begun, *await _broken_off(store, row), error]
     kept = await store.messages(tenant, row.session)
     replies = [Message.from_json(each.body) for each in kept if each.run_id == row.id]
     replies = [message for message in replies if message.role == "assistant"]
     usage = usage_shape(sum([_usage(message) for message in replies], Usage()))
-    if row.status == "cancelled" or not replies:
-        return [*begun, ChatFinal(row.id, usage, cancelled=row.status == "cancelled")]
+    if row.status == "cancelled":
+        return [*begun, *await _broken_off(store, row), ChatFinal(row.id, usage, cancelled=True)]
+    if not replies:
+        return [*begun, ChatFinal(row.id, usage)]
     reply = replies[-1]
     words: list[RunEvent] = [ChatDelta(row.id, reply.text)] if reply.text else []
     return [*begun, *words, ChatFinal(row.id, usage, message_shape(reply, row.id))]
+
+
+async def _broken_off(store: Store, row: RunRow) -> list[RunEvent]:
+    """The words that were said last and never became a message."""
+    said = await said_by(store, row)
+    return [
+        ChatDelta(row.id, part.text) if isinstance(part, TextPart) else ChatReasoning(row.id, part.text)
+        for part in said
+    ]
 
 
 def _usage(message: Message) -> Usage:

@@ -6,12 +6,13 @@ import msgspec
 
 from atlas_agents.core.store import AddEvents, ReserveEvents, Write
 from atlas_agents.gateway.protocol import events as wire
-from atlas_agents.gateway.protocol.shapes import Part, TextPart, ThinkingPart, ToolResultPart
+from atlas_agents.gateway.protocol.shapes import Part, PlanStepShape, TextPart, ThinkingPart, ToolResultPart
 
 RANGE = 512
 """So many numbers are reserved at once: after a sudden end, none of them is used again."""
 _LOW = 128
 _RECENT = 64
+_TAIL = 32 * 1024
 _WRITTEN_FIRST = frozenset(
     ("tool.call", "tool.result", "exec.approval_request", "approval.resolved", "chat.final", "chat.error")
 )
@@ -26,16 +27,34 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     body: bytes
 
 
+class Tail:
+    """The last of what a tool said while it runs: so many characters."""
+
+    __slots__ = ("_size", "lines")
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque()
+        self._size = 0
+
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+        self._size += len(line) + 1
+        while self._size > _TAIL and len(self.lines) > 1:
+            self._size -= len(self.lines.popleft()) + 1
+
+
 class Draft:
     """What was told and is not yet a message that is kept: for those who come in the middle."""
 
-    __slots__ = ("_results", "_text", "_thinking", "approval")
+    __slots__ = ("_progress", "_results", "_text", "_thinking", "approval", "plan")
 
     def __init__(self) -> None:
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._results: list[ToolResultPart] = []
+        self._progress: dict[str, Tail] = {}
         self.approval: wire.ApprovalRequested | None = None
+        self.plan: tuple[PlanStepShape, ...] = ()
 
     def see(self, event: wire.RunEvent) -> None:
         match event:
@@ -45,22 +64,37 @@ class Draft:
                 self._thinking.append(text)
             case wire.ChatReset():
                 self._withdraw()
-            case wire.ToolSettled(_, call_id, _, status, result, _, error):
-                self._results.append(ToolResultPart(call_id, status, result, error))
-            case wire.ApprovalRequested():
-                self.approval = event
-            case wire.ApprovalResolved():
-                self.approval = None
+            case wire.PlanChanged(_, steps):
+                self.plan = steps
             case wire.ChatMessage(_, message) if message.role == "assistant":
                 self._withdraw()
             case wire.ChatMessage(_, message) if message.role == "tool":  # kept with the reply that follows it
                 self._results.clear()
+            case _:
+                self._see_tool(event)
+
+    def _see_tool(self, event: wire.RunEvent) -> None:
+        match event:
+            case wire.ToolProgressing(_, call_id, message):
+                self._progress.setdefault(call_id, Tail()).add(message)
+            case wire.ToolSettled(_, call_id, _, status, result, took, error):
+                self._results.append(ToolResultPart(call_id, status, result, error, took))
+                self._progress.pop(call_id, None)
+            case wire.ApprovalRequested():
+                self.approval = event
+            case wire.ApprovalResolved():
+                self.approval = None
             case _:
                 pass
 
     def _withdraw(self) -> None:
         self._text.clear()
         self._thinking.clear()
+
+    @property
+    def progress(self) -> dict[str, tuple[str, ...]]:
+        """What tools that run have said, as far back as it is kept."""
+        return {call_id: tuple(tail.lines) for call_id, tail in self._progress.items()}
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -67,7 +67,7 @@ class Runs:
         self._metrics.runs.inc()
         if row is not None and row.events:
             self._say(log, ChatReset(run_id, row.epoch))
-        stream.follow(partial(self._hear, log, Translator(model, self._clock, self.notice, self.hide)))
+        stream.follow(partial(self._hear, log, Translator(model, self.notice, self.hide)))
         self.on_change(log.session)
         return log
 

@@ -10,11 +10,11 @@ from atlas_agents.core.messages import Message
 from atlas_agents.core.store import RunRow, Session, StoredMessage
 from atlas_agents.gateway.connection import Connection
 from atlas_agents.gateway.dispatch import Methods
+from atlas_agents.gateway.outcomes import outcomes_of
 from atlas_agents.gateway.protocol.faults import Fault, not_found
 from atlas_agents.gateway.protocol.sessions import (
     Created,
     OneSession,
-    RunOutcome,
     RunPosition,
     SessionChanged,
     SessionFound,
@@ -120,6 +120,7 @@ async def subscribe(caller: Connection, params: SessionsSubscribe) -> Subscribed
         numbers |= {row.id: await hub.runs.last_number(row) for row in ended}
     turns = await hub.store.runs(hub.atlas.tenant, key)
     waiting = tuple([said for row in turns if row.status == "queued" for said in _waiting(row)])
+    told = await outcomes_of(hub.store, turns, {row.run_id for row in messages}, hub.atlas.hide)
     channel = caller.hear(key)
     live = hub.runs.live(key)
     here = {log.run_id: log for log in live}
@@ -129,7 +130,6 @@ async def subscribe(caller: Connection, params: SessionsSubscribe) -> Subscribed
         positions.append(RunPosition(row.id, "replay", log.told if log else numbers.get(row.id, 0)))
         hub.runs.replay(channel, caller, row.id, asked[row.id])
     shown = tuple([stored_shape(row) for row in messages if _is_told(row, here)])
-    told = _outcomes(turns, shown)
     return Subscribed(shape(caller, session or Session(key)), shown, tuple(positions), told, waiting)
 
 
@@ -164,18 +164,6 @@ def _is_told(row: StoredMessage, here: dict[str, RunLog]) -> bool:
     return log is None or row.id in log.messages
 
 
-def _outcomes(turns: Sequence[RunRow], shown: Sequence[MessageShape]) -> tuple[RunOutcome, ...]:
-    """How the turns ended that gave no answer, of those that have a message here."""
-    here = {message.run_id for message in shown}
-    return tuple(
-        [
-            RunOutcome(row.id, row.status, row.error)
-            for row in turns
-            if row.id in here and (row.status == "failed" or row.status == "cancelled")
-        ]
-    )
-
-
 def _waiting(row: RunRow) -> list[MessageShape]:
     """What a turn that has not begun is to be told."""
     said = msgspec.json.decode(row.request, type=_Request).messages if row.request else []
@@ -200,7 +188,7 @@ def _snapshot(caller: Connection, log: RunLog) -> RunPosition:
             options=asked.options,
             expires_at=asked.expires_at,
         )
-    return RunPosition(log.run_id, "snapshot", log.told, log.draft.parts, pending)
+    return RunPosition(log.run_id, "snapshot", log.told, log.draft.parts, pending, log.draft.progress, log.draft.plan)
 
 
 def _known_agent(caller: Connection, agent_id: str | None) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from atlas_agents.core.clock import Clock
 from atlas_agents.core.events import (
     ApprovalAnswered,
     ApprovalAsked,
@@ -58,18 +57,14 @@ Shown: TypeAlias = wire.RunEvent | None
 
 
 class Translator:
-    """One run's events. It remembers when a tool was called, and the usage until the last word."""
+    """One run's events. It remembers the usage until the last word."""
 
-    __slots__ = ("_began", "_clock", "_hide", "_model", "_notice", "_usage")
+    __slots__ = ("_hide", "_model", "_notice", "_usage")
 
-    def __init__(
-        self, model: str, clock: Clock, notice: Callable[[str], str], hide: Callable[[str], str] = str
-    ) -> None:
+    def __init__(self, model: str, notice: Callable[[str], str], hide: Callable[[str], str] = str) -> None:
         self._model = model
         self._notice = notice
         self._hide = hide
-        self._clock = clock
-        self._began: dict[str, float] = {}
         self._usage = Usage()
 
     def of(self, event: Event) -> Shown:
@@ -97,13 +92,10 @@ class Translator:
     def _of_tool(self, event: Event) -> Shown:
         match event:
             case ToolCalled(id, name, arguments, call_id):
-                self._began[call_id] = self._clock.monotonic()
                 return wire.ToolCalling(id, call_id, name, arguments)
             case ToolProgress(id, _, call_id, message):
                 return wire.ToolProgressing(id, call_id, message)
-            case ToolAnswered(id, name, _, call_id, status, error, result):
-                now = self._clock.monotonic()
-                took = round((now - self._began.pop(call_id, now)) * 1000)
+            case ToolAnswered(id, name, _, call_id, status, error, result, took):
                 return wire.ToolSettled(id, call_id, name, status, result, took, error)
             case ApprovalAsked(_, question):
                 return asked(question)
@@ -131,7 +123,8 @@ def usage_shape(usage: Usage) -> UsageShape:
 
 def message_shape(message: Message, run_id: str = "", seq: int = 0) -> MessageShape:
     """A message without what is a vendor's own."""
-    parts = tuple([part for each in message.parts if (part := _part(each)) is not None])
+    took: dict[str, int] = message.metadata.get("durations") or {}
+    parts = tuple([part for each in message.parts if (part := _part(each, took)) is not None])
     return MessageShape(message.id, message.role, parts, message.created_at, run_id, seq, message.metadata)
 
 
@@ -147,14 +140,14 @@ def stored_shape(row: StoredMessage) -> MessageShape:
     return message_shape(Message.from_json(row.body), row.run_id, row.seq)
 
 
-def _part(part: CorePart) -> Part | None:
+def _part(part: CorePart, took: dict[str, int]) -> Part | None:
     match part:
         case Text(text):
             return TextPart(text)
         case ToolCall(id, name, arguments):
             return ToolCallPart(id, name, arguments)
         case ToolResult(call_id, status, result, error):
-            return ToolResultPart(call_id, status, result, error)
+            return ToolResultPart(call_id, status, result, error, took.get(call_id))
         case Thinking(text):
             return ThinkingPart(text)
         case Image(media_type, data, url):

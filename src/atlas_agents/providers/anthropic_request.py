@@ -6,11 +6,13 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.memo import memo
 from atlas_agents.core.messages import File, Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.core.names import wire_name
+from atlas_agents.core.pictures import parted
 from atlas_agents.core.specs import ToolSpec
 from atlas_agents.providers.base import Request, encoded, spoken
 
 _CACHE = "anthropic_bytes"
 _MAX_TOKENS = 8192
+_SEEN = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def encode_request(request: Request, model: str) -> bytes:
@@ -80,7 +82,7 @@ def _block(part: Part) -> dict[str, Any] | None:
             written = arguments if malformed is None else {"malformed": malformed}
             return {"type": "tool_use", "id": wire_name(id), "name": wire_name(name), "input": written}
         case ToolResult(call_id, status, _):
-            block = {"type": "tool_result", "tool_use_id": wire_name(call_id), "content": spoken(part)}
+            block: dict[str, Any] = {"type": "tool_result", "tool_use_id": wire_name(call_id), "content": _told(part)}
             return block if status == "ok" else {**block, "is_error": True}
         case Thinking(text, signature):  # an unsigned thought would be refused
             return {"type": "thinking", "thinking": text, "signature": signature} if signature else None
@@ -92,6 +94,15 @@ def _block(part: Part) -> dict[str, Any] | None:
             return {"type": "document", "source": source, "title": name}
         case Opaque(vendor, block):
             return block if vendor == "anthropic" else None
+
+
+def _told(result: ToolResult) -> str | list[dict[str, Any]]:
+    """The words of a result, and its pictures where this vendor takes them."""
+    seen = [image for image in parted(result.result)[1] if image.media_type in _SEEN]
+    if not seen:
+        return spoken(result)
+    shown = [{"type": "image", "source": _base64(image.media_type, image.data)} for image in seen]
+    return [{"type": "text", "text": spoken(result)}, *shown]
 
 
 def _base64(media_type: str, data: str) -> dict[str, str]:

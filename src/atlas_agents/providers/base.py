@@ -11,6 +11,7 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.memo import memo
 from atlas_agents.core.messages import Ids, Message, ToolCall, ToolResult
 from atlas_agents.core.metadata import Metadata
+from atlas_agents.core.pictures import parted
 from atlas_agents.core.specs import ToolSpec
 
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
@@ -142,7 +143,7 @@ def _broken(messages: Sequence[Message], place: int, awaited: Ids) -> BrokenHist
 
 
 def spoken(result: ToolResult) -> str:
-    """A tool's result as the text that a model reads."""
+    """A tool's result as the text that a model reads; of a picture, that there is one."""
     if isinstance(result.result, str):
         return result.result if result.status == "ok" else f"Error ({result.error}): {result.result}"
-    return encode(result.result).decode()
+    return encode(parted(result.result)[0]).decode()

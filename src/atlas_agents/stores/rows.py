@@ -38,7 +38,9 @@ def journal_of(row: Row) -> JournalRow:
 
 
 def audit_of(row: Row) -> AuditRow:
-    return AuditRow(*row)
+    """An entry that is text was changed by hand: it is read all the same, so that this can be said."""
+    seq, entry, previous, hash = row
+    return AuditRow(seq, entry.encode() if isinstance(entry, str) else entry, previous, hash)
 
 
 def approval_of(row: Row) -> ApprovalRow:

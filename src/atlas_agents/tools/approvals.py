@@ -132,7 +132,7 @@ class Approvals:
         if book is not None:
             answer = await book.answered(question, answer, grants, new=new)
         if answer.decision == "no":
-            raise Declined(f"{question.tool} was not approved{_by(answer)}")
+            raise Declined(f"{question.tool} was not approved{_by(answer)}", answer.reason)
         self._remember(answer, question, grants)
         return answer
 

@@ -96,6 +96,7 @@ class Desk:
         "repeats",
         "run_id",
         "slots",
+        "took",
         "tools",
     )
 
@@ -125,6 +126,8 @@ class Desk:
         self.emit = emit
         self.repeats: Repeats | None = house.limiter.repeats()
         self.slots = house.limiter.slots(conversation.id)
+        self.took: dict[str, int] = {}
+        """How many milliseconds each call took, by its id."""
         self._shown: list[Tool] | None = None
         self._shown_under: Policy | None = None
 

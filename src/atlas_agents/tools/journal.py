@@ -15,7 +15,7 @@ from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import PoisonedRun, SessionBusy, StoreLost
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message, ToolCall, ToolResult
+from atlas_agents.core.messages import Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
@@ -86,6 +86,8 @@ class Journal:
         self._heard = 0
         self._intents: set[str] = set()
         self._outcomes: dict[str, ToolResult] = {}
+        self._intended_at: dict[str, int] = {}
+        self._took: dict[str, int] = {}
         self._stored: set[str] = set()
         self._ended = False
         self.given_up = False
@@ -220,6 +222,10 @@ class Journal:
     def outcome(self, call: ToolCall) -> ToolResult | None:
         return self._outcomes.get(call.id)
 
+    def took(self, call: ToolCall) -> int | None:
+        """How many milliseconds a call of an earlier life took; None if that is not known."""
+        return self._took.get(call.id)
+
     def intended(self, call: ToolCall) -> bool:
         """It was about to act, or acted, when everything stopped."""
         return call.id in self._intents
@@ -256,14 +262,16 @@ class Journal:
         """It has an outcome: the outcome and its audit row, both or none."""
         await self._step("outcome", call.id, encode(result), AddAudit(encode(entry)))
 
-    async def end(self, status: RunStatus, error: str | None = None) -> None:
-        """The turn is over; what it added last is kept with that. One that never began just leaves the queue; one that
-        began in an earlier life, and could not go on in this one, is left as it was."""
+    async def end(self, status: RunStatus, error: str | None = None, said: Sequence[Text | Thinking] = ()) -> None:
+        """The turn is over; what it added last is kept with that, and so is what was `said` of a message that never
+        was completed. One that never began just leaves the queue; one that began in an earlier life, and could not go
+        on in this one, is left as it was."""
         if self._ended:
             return
         if self._epoch:
             ended = SetRun(self._run_id, self._epoch, status, error)
-            await self._step("ended", "", encode({"status": status, "error": error}), ended)
+            how = {"status": status, "error": error, **({"said": said} if said else {})}
+            await self._step("ended", "", encode(how), ended)
         elif self._row is not None and self._row.epoch:
             self.leave()
         elif self._row is not None:
@@ -301,7 +309,10 @@ class Journal:
             self._replies.append(Message.from_json(row.payload))
         elif row.kind == "intent":
             self._intents.add(row.key)
+            self._intended_at[row.key] = row.at
         elif row.kind == "outcome":
             self._outcomes[row.key] = _results.decode(row.payload)
+            if row.key in self._intended_at:
+                self._took[row.key] = row.at - self._intended_at[row.key]
         else:
             self.questions.remember(row)

@@ -10,6 +10,7 @@ import msgspec
 from atlas_agents.core.errors import Declined, ToolFault, ToolTimeout
 from atlas_agents.core.events import ToolAnswered, ToolProgress
 from atlas_agents.core.messages import ToolCall, ToolResult
+from atlas_agents.core.text import clean
 from atlas_agents.tools.audit import MAX_RESULT, Entry
 from atlas_agents.tools.clear import Cleared, Denied
 from atlas_agents.tools.context import ToolContext
@@ -34,7 +35,7 @@ class Settling:
 
     __slots__ = (
         *("_attempt", "_began", "_desk", "_failure", "_fault", "_halted", "_over", "_refused", "_ticket", "_untouched"),
-        *("_waiter", "_written", "result"),
+        *("_took", "_waiter", "_written", "result"),
     )
 
     def __init__(self, ticket: Cleared | Denied, desk: Desk) -> None:
@@ -47,6 +48,7 @@ class Settling:
         self._waiter: asyncio.Future[None] | None = None
         self._written = desk.journal.outcome(ticket.call) if desk.journal is not None else None
         self._failure: Exception | None = None
+        self._took: float | None = None
         self.result: ToolResult | None = None
 
     async def begin(self) -> None:
@@ -173,7 +175,7 @@ class Settling:
         """What a model reads: a fault's own words, sanitised; of a bug only that there was one."""
         call, redactor = self._ticket.call, self._desk.house.redactor
         if isinstance(error, Declined) and self._desk.asks:
-            return ToolResult(call.id, "error", {"cancelled": True}, error.kind)
+            return ToolResult(call.id, "error", {"cancelled": True, **self._reason(error)}, error.kind)
         if not isinstance(error, ToolFault):
             trace = redactor.trace(error, secrets_in(call.arguments))
             logger.error("the tool %r failed in run %s\n%s", self._name, self._desk.run_id, trace)
@@ -185,12 +187,31 @@ class Settling:
             words += "; it may have happened"
         return ToolResult(call.id, "unknown" if open_end else "error", words, error.kind)
 
+    def _reason(self, error: Declined) -> dict[str, str]:
+        """Why it was declined, for the model, if a reason was given."""
+        redactor, hidden = self._desk.house.redactor, secrets_in(self._ticket.call.arguments)
+        reason = redactor.text(clean(error.reason.strip())[:MAX_WORDS], hidden)
+        return {"reason": reason} if reason else {}
+
     def _tell(self, result: ToolResult) -> ToolResult:
         call, desk = self._ticket.call, self._desk
+        took = desk.took[call.id] = round(self._duration())
         desk.emit(
-            ToolAnswered(desk.run_id, self._name, call.arguments, call.id, result.status, result.error, result.result)
+            ToolAnswered(
+                desk.run_id, self._name, call.arguments, call.id, result.status, result.error, result.result, took
+            )
         )
         return result
+
+    def _duration(self) -> float:
+        """Milliseconds from its beginning to its end, without the wait for a person; asked again, the same. Of a call
+        of an earlier life, as its journal has it."""
+        if self._took is None:
+            journal, call = self._desk.journal, self._ticket.call
+            before = journal.took(call) if journal is not None else None
+            now = self._desk.house.clock.monotonic()
+            self._took = (now - self._began) * 1000 if before is None else before
+        return self._took
 
     @property
     def _name(self) -> str:
@@ -205,7 +226,7 @@ class Settling:
         meta: dict[str, Any] = {
             "arguments": arguments,
             "result": house.redactor.head(result.result, MAX_RESULT, named),
-            "duration_ms": round((house.clock.monotonic() - self._began) * 1000, 3),
+            "duration_ms": round(self._duration(), 3),
             "error": result.error,
             "retry_count": max(0, self._attempt.tries - 1) if self._attempt else 0,
             "status": result.status,

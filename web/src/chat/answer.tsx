@@ -1,15 +1,19 @@
 // One answer: its words, thoughts and calls in order, and below what one can do with it.
 
-import { BranchesOutlined, ClockCircleOutlined, RedoOutlined } from "@ant-design/icons";
-import { Alert, Button, Dropdown, Tooltip } from "antd";
-import { memo } from "react";
+import { Alert } from "antd";
+import { memo, useEffect, useState } from "react";
+import { Icon } from "../look/icon";
 import { CopyButton } from "../markdown/code";
 import { Markdown } from "../markdown/markdown";
 import { Inside } from "../shell/link";
+import { Menu } from "../shell/menu";
 import { isOpen, type Run } from "../state/talk";
 import { isSame, piecesOf, spentOn, wordsOf, type Answered } from "../state/turns";
 import { useHouse } from "../state/use";
 import { costOf, countOf } from "../state/words";
+import { Act } from "./act";
+import { Picture } from "./picture";
+import { Plan } from "./plan";
 import { Thinking } from "./thinking";
 import { ToolCard } from "./tool";
 
@@ -27,8 +31,10 @@ export const Answer = memo(
     return (
       <article className="answer" aria-label="Answer" aria-busy={run ? isOpen(run) : false} data-run={item.runId}>
         {run?.notice && <Alert type="info" showIcon title={run.notice} className="notice" />}
+        {item.plan && <Plan steps={item.plan} open={run ? isOpen(run) : false} />}
         {pieces.map((piece) => {
           if (piece.kind === "call") return <ToolCard key={piece.id} call={piece.call} />;
+          if (piece.kind === "picture") return <Picture key={piece.id} picture={piece.picture} what="Picture" />;
           if (piece.kind === "thinking") return <Thinking key={piece.id} text={piece.text} growing={piece.growing} />;
           return <Markdown key={piece.id} text={piece.text} growing={piece.growing} />;
         })}
@@ -50,16 +56,49 @@ function Dots() {
 }
 
 function Ending({ run }: { run?: Run }) {
-  if (run?.end === "cancelled") return <p className="ended">Stopped. What was said so far is not kept.</p>;
+  if (run?.end === "cancelled") return <p className="ended">Stopped.{run.text && " The agent does not read these words again."}</p>;
   if (run?.end !== "failed") return null;
   return <Alert type="error" showIcon title="This turn failed" description={run.error ?? "No reason was given."} className="failed" />;
 }
 
 function Foot({ item, acts }: { item: Answered; acts: AnswerActs }) {
-  const { agents, models } = useHouse();
   const spent = spentOn(item);
   const words = wordsOf(item.messages);
   const last = item.messages.at(-1);
+  return (
+    <footer className="foot">
+      <span className="acts">
+        {words && <CopyButton text={words} what="Copy answer" />}
+        <Again item={item} acts={acts} />
+        {last && <Act icon="fork" what="Fork from here" hint="Go on from here in a new session" onClick={() => acts.fork(last.id)} />}
+        {item.runId && (
+          <Inside className="act" to={{ view: "runs", id: item.runId }} aria-label="Timeline of this turn" title="What happened, as a picture">
+            <Icon name="clock" />
+          </Inside>
+        )}
+      </span>
+      {spent && (
+        <span className="spent" title={`${spent.input} tokens in${spent.cached ? `, ${spent.cached} of them cached` : ""}, ${spent.output} out${spent.estimated ? ", estimated" : ""}`}>
+          {spent.model} · {spent.estimated ? "≈ " : ""}
+          {countOf(spent.input + spent.output)} tokens{spent.cost !== undefined ? ` · ${costOf(spent.cost)}` : ""}
+        </span>
+      )}
+    </footer>
+  );
+}
+
+/** Try again, with any agent or model. The menu is made when it is asked for: it is below every answer. */
+function Again({ item, acts }: { item: Answered; acts: AnswerActs }) {
+  const [wanted, setWanted] = useState(false);
+  return wanted ? <Others item={item} acts={acts} /> : <Act {...AGAIN} onClick={() => setWanted(true)} />;
+}
+
+const AGAIN = { icon: "again", what: "Try again", hint: "Try again, with any agent or model" } as const;
+
+function Others({ item, acts }: { item: Answered; acts: AnswerActs }) {
+  const [open, setOpen] = useState(false);
+  const { agents, models } = useHouse();
+  useEffect(() => setOpen(true), []); // once the button is there to open beside
   const named = models.filter((model) => model.available && model.id.includes("/"));
   const others = [
     ...agents.map((agent) => ({ key: `agent ${agent.id}`, label: `${agent.name || agent.id} · ${agent.model}` })),
@@ -70,35 +109,8 @@ function Foot({ item, acts }: { item: Answered; acts: AnswerActs }) {
     acts.retry(item, kind === "model" ? { model: rest.join(" ") } : { agentId: rest.join(" ") });
   };
   return (
-    <footer className="foot">
-      <span className="acts">
-        {words && <CopyButton text={words} what="Copy answer" />}
-        <Dropdown trigger={["click"]} menu={{ items: others, onClick: ({ key }) => again(key) }}>
-          <Tooltip title="Try again, with any agent or model">
-            <Button type="text" size="small" icon={<RedoOutlined aria-hidden />} aria-label="Try again" />
-          </Tooltip>
-        </Dropdown>
-        {last && (
-          <Tooltip title="Go on from here in a new session">
-            <Button type="text" size="small" icon={<BranchesOutlined aria-hidden />} aria-label="Fork from here" onClick={() => acts.fork(last.id)} />
-          </Tooltip>
-        )}
-        {item.runId && (
-          <Tooltip title="What happened, as a picture">
-            <Inside className="icon-link" to={{ view: "runs", id: item.runId }} aria-label="Timeline of this turn">
-              <ClockCircleOutlined />
-            </Inside>
-          </Tooltip>
-        )}
-      </span>
-      {spent && (
-        <Tooltip title={`${spent.input} tokens in${spent.cached ? `, ${spent.cached} of them cached` : ""}, ${spent.output} out${spent.estimated ? ", estimated" : ""}`}>
-          <span className="spent">
-            {spent.model} · {spent.estimated ? "≈ " : ""}
-            {countOf(spent.input + spent.output)} tokens{spent.cost !== undefined ? ` · ${costOf(spent.cost)}` : ""}
-          </span>
-        </Tooltip>
-      )}
-    </footer>
+    <Menu items={others} onChoose={again} open={open} onOpen={setOpen}>
+      <Act {...AGAIN} />
+    </Menu>
   );
 }

@@ -130,7 +130,7 @@ function Deny({ busy, onSend, onCancel }: { busy: boolean; onSend: (reason: stri
   const [reason, setReason] = useState("");
   return (
     <div className="inset">
-      <Input aria-label="Why not" placeholder="Why not? It is kept with the answer." value={reason} maxLength={500} onChange={(event) => setReason(event.target.value)} onPressEnter={() => onSend(reason)} autoFocus />
+      <Input aria-label="Why not" placeholder="Why not? The agent is told, and it is kept." value={reason} maxLength={500} onChange={(event) => setReason(event.target.value)} onPressEnter={() => onSend(reason)} autoFocus />
       <footer>
         <Button danger type="primary" disabled={busy} onClick={() => onSend(reason)}>
           Deny

@@ -7,8 +7,9 @@ import { Messages, type Acts } from "./messages";
 import { WelcomeView } from "./welcome";
 import { go, newChat } from "../shell/route";
 import { isOpen } from "../state/talk";
-import { wordsOf } from "../state/turns";
+import { isOwn, wordsOf } from "../state/turns";
 import { useAtlas, useHouse, useTalk } from "../state/use";
+import type { FilePart, ImagePart, MessageShape } from "../wire";
 import { ChatHead } from "./head";
 
 export default function Chat({ id }: { id: string }) {
@@ -25,7 +26,7 @@ export default function Chat({ id }: { id: string }) {
   const agentId = chosen || talk.session?.agentId || "";
   useEffect(() => {
     const stop = (event: KeyboardEvent) => {
-      if (event.key === "Escape" && !event.defaultPrevented && running && !document.querySelector(".ant-modal, .ant-drawer-open, .editing")) atlas.stop();
+      if (event.key === "Escape" && !event.defaultPrevented && running && !document.querySelector(".ant-modal, .ant-drawer-open, .editing, dialog[open]")) atlas.stop();
     };
     window.addEventListener("keydown", stop);
     return () => window.removeEventListener("keydown", stop);
@@ -47,13 +48,13 @@ function useActs(id: string): Acts {
   const atlas = useAtlas();
   const { message } = App.useApp();
   return useMemo((): Acts => {
-    const fork = async (messageId: string | undefined, say?: { text: string; agentId?: string; model?: string }) => {
+    const fork = async (messageId: string | undefined, say?: { text: string; with?: Attached[]; agentId?: string; model?: string }) => {
       try {
         const key = messageId ? (await atlas.ask("sessions.fork", { sessionKey: id, messageId })).sessionKey : newChat().id;
         go({ view: "chat", id: key });
         if (say) {
           atlas.open(key);
-          atlas.say(say.text, [], say);
+          atlas.say(say.text, say.with, say);
         } else message.success("A new session begins here; the other one stays as it is.");
       } catch (error) {
         message.error((error as Error).message);
@@ -65,16 +66,22 @@ function useActs(id: string): Acts {
     };
     return {
       fork: (messageId) => void fork(messageId),
-      edit: (item, text) => void fork(before(item.message.id), { text }),
+      edit: (item, text) => void fork(before(item.message.id), { text, with: attachedTo(item.message) }),
       retry: (item, by) => {
         const { messages } = atlas.talk.current;
         const first = item.messages[0];
         const end = first ? messages.indexOf(first) : messages.findIndex((each) => each.runId === item.runId) + 1;
-        const asked = messages.slice(0, end).findLast((each) => each.role === "user");
-        if (asked) void fork(before(asked.id), { text: wordsOf([asked]), ...by });
+        const asked = messages.slice(0, end).findLast((each) => each.role === "user" && !isOwn(each));
+        if (asked) void fork(before(asked.id), { text: wordsOf([asked]), with: attachedTo(asked), ...by });
       },
     };
   }, [atlas, id, message]);
+}
+
+type Attached = ImagePart | FilePart;
+
+function attachedTo(message: MessageShape): Attached[] {
+  return message.parts.filter((part) => part.type === "image" || part.type === "file");
 }
 
 function Gone() {

@@ -2,6 +2,8 @@
 
 import type { MessageShape } from "../wire";
 import type { Atlas } from "../state/atlas";
+import { parted } from "../state/pictures";
+import { isOwn } from "../state/turns";
 import { momentOf, textOf } from "../state/words";
 
 export async function exportSession(atlas: Atlas, key: string, label: string, form: "markdown" | "json"): Promise<void> {
@@ -25,12 +27,12 @@ function fileName(label: string): string {
 
 export function markdownOf(label: string, messages: readonly MessageShape[]): string {
   const lines = [`# ${label || "Session"}`];
-  for (const message of messages) {
+  for (const message of messages.filter((each) => !isOwn(each))) {
     if (message.role === "user" || message.role === "assistant") lines.push(`## ${message.role === "user" ? "You" : "Agent"}, ${momentOf(message.createdAt)}`);
     for (const part of message.parts) {
       if (part.type === "text") lines.push(part.text);
       else if (part.type === "tool_call") lines.push(fenced(`${part.name} ${textOf(part.arguments)}`));
-      else if (part.type === "tool_result") lines.push(fenced(`${part.status}: ${textOf(part.result)}`));
+      else if (part.type === "tool_result") lines.push(fenced(`${part.status}: ${textOf(parted(part.result).rest)}`));
       else if (part.type === "file") lines.push(`(file: ${part.name})`);
       else if (part.type === "image") lines.push("(picture)");
     }

@@ -1,8 +1,9 @@
 // The line above a session: its name, and what can be done with the whole of it.
 
 import { DeleteOutlined, DownloadOutlined, EditOutlined, EllipsisOutlined, FileMarkdownOutlined, InboxOutlined } from "@ant-design/icons";
-import { App, Button, Dropdown, Input } from "antd";
+import { App, Button, Input } from "antd";
 import { useState } from "react";
+import { Menu } from "../shell/menu";
 import { go, newChat } from "../shell/route";
 import type { Talk } from "../state/talk";
 import { useAtlas } from "../state/use";
@@ -39,18 +40,16 @@ export function ChatHead({ talk }: { talk: Talk }) {
       ) : (
         <Input aria-label="Name of this session" value={name} maxLength={200} autoFocus onChange={(event) => setName(event.target.value)} onBlur={rename} onPressEnter={rename} onKeyDown={(event) => event.key === "Escape" && (event.preventDefault(), setName(undefined))} />
       )}
-      <Dropdown trigger={["click"]} menu={{
-          items: [
-            { key: "rename", icon: <EditOutlined aria-hidden />, label: "Rename", onClick: () => setName(session.label) },
-            { key: "markdown", icon: <FileMarkdownOutlined aria-hidden />, label: "Export as Markdown", onClick: () => void told(exportSession(atlas, key, session.label, "markdown")) },
-            { key: "json", icon: <DownloadOutlined aria-hidden />, label: "Export as JSON", onClick: () => void told(exportSession(atlas, key, session.label, "json")) },
-            { key: "archive", icon: <InboxOutlined aria-hidden />, label: session.archived ? "Take out of the archive" : "Archive", onClick: archive },
-            { type: "divider" },
-            { key: "delete", icon: <DeleteOutlined aria-hidden />, label: "Remove…", danger: true, onClick: remove },
-          ],
-        }}>
+      <Menu items={[
+          { key: "rename", icon: <EditOutlined aria-hidden />, label: "Rename", onClick: () => setName(session.label) },
+          { key: "markdown", icon: <FileMarkdownOutlined aria-hidden />, label: "Export as Markdown", onClick: () => void told(exportSession(atlas, key, session.label, "markdown")) },
+          { key: "json", icon: <DownloadOutlined aria-hidden />, label: "Export as JSON", onClick: () => void told(exportSession(atlas, key, session.label, "json")) },
+          { key: "archive", icon: <InboxOutlined aria-hidden />, label: session.archived ? "Take out of the archive" : "Archive", onClick: archive },
+          { type: "divider" },
+          { key: "delete", icon: <DeleteOutlined aria-hidden />, label: "Remove…", danger: true, onClick: remove },
+        ]}>
         <Button type="text" icon={<EllipsisOutlined aria-hidden />} aria-label="More for this session" />
-      </Dropdown>
+      </Menu>
     </header>
   );
 }

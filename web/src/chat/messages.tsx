@@ -21,6 +21,10 @@ export function Messages({ talk, acts }: { talk: Talk; acts: Acts }) {
   const items = useMemo(() => itemsOf(talk), [talk]);
   const first = useFirst(items);
   useEffect(() => list.current?.autoscrollToBottom(), [items]);
+  const leaving = talk.outgoing.at(-1)?.key;
+  useEffect(() => {
+    if (leaving) list.current?.scrollToIndex({ index: "LAST", align: "end" }); // whoever says something wants to see it
+  }, [leaving]);
   return (
     <div className="messages">
       <Virtuoso ref={list} className="scroller" data={items} firstItemIndex={first} initialTopMostItemIndex={{ index: "LAST", align: "end" }} computeItemKey={(_, item) => item.id} increaseViewportBy={{ top: 800, bottom: 400 }}

@@ -1,7 +1,7 @@
 // What a person said: in the session, or still on its way there.
 
-import { BranchesOutlined, ClockCircleOutlined, CloseOutlined, EditOutlined, FileOutlined, LoadingOutlined, RedoOutlined } from "@ant-design/icons";
-import { Button, Input, Tooltip } from "antd";
+import { ClockCircleOutlined, CloseOutlined, FileOutlined, LoadingOutlined, RedoOutlined } from "@ant-design/icons";
+import { Button, Input } from "antd";
 import { memo, useState } from "react";
 import { CopyButton } from "../markdown/code";
 import type { Part } from "../state/kinds";
@@ -9,6 +9,8 @@ import type { Outgoing } from "../state/talk";
 import type { Said } from "../state/turns";
 import { wordsOf } from "../state/turns";
 import { timeOf } from "../state/words";
+import { Act } from "./act";
+import { Picture } from "./picture";
 
 export interface SaidActs {
   edit: (item: Said, text: string) => void;
@@ -26,12 +28,8 @@ export const SaidItem = memo(
         <footer className="foot">
           <time dateTime={new Date(item.message.createdAt).toISOString()}>{timeOf(item.message.createdAt)}</time>
           <span className="acts">
-            <Tooltip title="Edit and send again; this session stays as it is">
-              <Button type="text" size="small" icon={<EditOutlined aria-hidden />} aria-label="Edit and send again" onClick={() => setEditing(true)} />
-            </Tooltip>
-            <Tooltip title="Go on from here in a new session">
-              <Button type="text" size="small" icon={<BranchesOutlined aria-hidden />} aria-label="Fork from here" onClick={() => acts.fork(item.message.id)} />
-            </Tooltip>
+            <Act icon="edit" what="Edit and send again" hint="Edit and send again; this session stays as it is" onClick={() => setEditing(true)} />
+            <Act icon="fork" what="Fork from here" hint="Go on from here in a new session" onClick={() => acts.fork(item.message.id)} />
             <CopyButton text={words} what="Copy message" />
           </span>
         </footer>
@@ -95,16 +93,11 @@ function Bubble({ parts }: { parts: readonly Part[] }) {
   return (
     <div className="bubble">
       {parts.map((part, place) => {
-        if (part.type === "image") return part.data ? <img key={place} src={`data:${imageKind(part.mediaType)};base64,${part.data}`} alt="Attached" /> : null;
+        if (part.type === "image") return part.data ? <Picture key={place} picture={{ kind: part.mediaType, data: part.data, name: "" }} what="Attached picture" /> : null;
         if (part.type === "file") return <span key={place} className="file"><FileOutlined aria-hidden /> {part.name}</span>;
         return null;
       })}
       {text && <div className="words">{text}</div>}
     </div>
   );
-}
-
-/** Pictures only, and none that carries a document. */
-function imageKind(kind: string): string {
-  return /^image\/(png|jpeg|gif|webp)$/.test(kind) ? kind : "image/png";
 }

@@ -1,11 +1,14 @@
 // A call of a tool as a card: what was asked, how far it is, what came of it.
 
 import { CheckCircleFilled, CloseCircleFilled, LoadingOutlined, PauseCircleFilled, QuestionCircleFilled, RightOutlined } from "@ant-design/icons";
-import { memo, useState, type ReactNode } from "react";
+import { memo, useMemo, useState, type ReactNode } from "react";
 import type { CallView } from "../state/turns";
-import { inOneLine, spanOf, textOf } from "../state/words";
+import { parted } from "../state/pictures";
+import { gistOf, spanOf, textOf } from "../state/words";
 import { CopyButton } from "../markdown/code";
 import { Approval } from "./approval";
+import { Picture } from "./picture";
+import { Tail } from "./tail";
 
 const ICONS: Record<CallView["state"], ReactNode> = {
   called: <LoadingOutlined />,
@@ -22,6 +25,8 @@ const FAULTS: Record<string, string> = {
 
 export const ToolCard = memo(function ToolCard({ call }: { call: CallView }) {
   const [open, setOpen] = useState(false);
+  const { rest, pictures } = useMemo(() => parted(call.result), [call.result]);
+  const said = call.progress.text !== "";
   return (
     <div className={`tool is-${call.state}`} data-call={call.id} data-state={call.state}>
       <button type="button" aria-expanded={open} onClick={() => setOpen(!open)}>
@@ -31,12 +36,25 @@ export const ToolCard = memo(function ToolCard({ call }: { call: CallView }) {
         <span className="state">{stateOf(call)}</span>
         <RightOutlined className="fold" rotate={open ? 90 : 0} aria-hidden />
       </button>
-      {call.state === "running" && call.progress.length > 0 && <p className="progress" aria-live="polite">{call.progress.at(-1)}</p>}
+      {call.state === "running" && said && !open && <Tail lines={call.progress} live />}
+      {pictures.length > 0 && (
+        <div className="pictures">
+          {pictures.map((picture, place) => <Picture key={place} picture={picture} what={`Picture from ${call.name}`} />)}
+        </div>
+      )}
       {open && (
         <div className="inside">
           <Labelled label="Arguments" value={call.arguments} />
-          {call.progress.length > 0 && <Labelled label="On the way" value={call.progress.join("\n")} />}
-          {call.result !== undefined && <Labelled label={call.state === "ok" ? "Result" : "What went wrong"} value={call.result} />}
+          {said && (
+            <div className="labelled">
+              <div className="label">
+                <span>On the way</span>
+                <CopyButton text={call.progress.text} what="Copy: On the way" />
+              </div>
+              <Tail lines={call.progress} live={call.state === "running"} />
+            </div>
+          )}
+          {call.result !== undefined && <Labelled label={call.state === "ok" ? "Result" : "What went wrong"} value={rest} />}
           {call.decision && <p className="quiet">{call.decision === "deny" ? "Denied" : "Allowed"}{call.by ? ` by ${call.by}` : ""}</p>}
         </div>
       )}
@@ -53,14 +71,6 @@ function stateOf(call: CallView): string {
   if (call.state === "ok") return took;
   const fault = call.error ? (FAULTS[call.error] ?? call.error.replaceAll("_", " ")) : "failed";
   return took ? `${fault} · ${took}` : fault;
-}
-
-/** The arguments in one line, as far as they fit. */
-function gistOf(values: Record<string, unknown>): string {
-  const entries = Object.entries(values);
-  const only = entries[0];
-  if (entries.length === 1 && only && typeof only[1] === "string") return inOneLine(only[1]);
-  return inOneLine(entries.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", "));
 }
 
 const LONGEST = 20_000;

@@ -1,9 +1,8 @@
 // A block of code: coloured, and copied with one click.
 
-import { CheckOutlined, CopyOutlined } from "@ant-design/icons";
-import { Button, Tooltip } from "antd";
 import type { ElementContent, Root, RootContent } from "hast";
 import { memo, useEffect, useState, type ReactNode } from "react";
+import { Icon } from "../look/icon";
 import { painter } from "./languages";
 
 const LONGEST = 40_000;
@@ -53,8 +52,8 @@ export function CopyButton({ text, what }: { text: string; what: string }) {
     setTimeout(() => setCopied(false), 1500);
   };
   return (
-    <Tooltip title={copied ? "Copied" : what}>
-      <Button type="text" size="small" aria-label={what} icon={copied ? <CheckOutlined aria-hidden /> : <CopyOutlined aria-hidden />} onClick={() => void copy()} />
-    </Tooltip>
+    <button type="button" className="act" aria-label={what} title={copied ? "Copied" : what} onClick={() => void copy()}>
+      <Icon name={copied ? "check" : "copy"} />
+    </button>
   );
 }

@@ -1,6 +1,7 @@
 // What the keyboard can do.
 
 import { Modal } from "antd";
+import { useFocusBack } from "./focus";
 
 const KEYS: [string[], string][] = [
   [["Enter"], "Send"],
@@ -12,6 +13,7 @@ const KEYS: [string[], string][] = [
 ];
 
 export default function Keys({ onClose }: { onClose: () => void }) {
+  useFocusBack();
   return (
     <Modal open title="Keys" footer={null} onCancel={onClose} width={380}>
       <dl className="keys">

@@ -6,6 +6,7 @@ import { useEffect, useMemo, useState, type KeyboardEvent } from "react";
 import type { Hit } from "../wire";
 import { useAtlas, useHouse } from "../state/use";
 import { whenOf } from "../state/words";
+import { useFocusBack } from "./focus";
 import { go } from "./route";
 
 export default function Search({ onClose }: { onClose: () => void }) {
@@ -14,6 +15,7 @@ export default function Search({ onClose }: { onClose: () => void }) {
   const [query, setQuery] = useState("");
   const [found, setFound] = useState<{ hits: Hit[]; complete: boolean }>();
   const [place, setPlace] = useState(0);
+  useFocusBack();
   const words = query.trim();
   useEffect(() => {
     setFound(undefined);
@@ -42,7 +44,7 @@ export default function Search({ onClose }: { onClose: () => void }) {
     event.preventDefault();
   };
   return (
-    <Modal open footer={null} closable={false} onCancel={onClose} width={560} className="search" aria-label="Search" style={{ top: 80 }}>
+    <Modal open footer={null} closable={false} onCancel={onClose} width={560} className="search" title="Search" style={{ top: 80 }}>
       <Input size="large" variant="borderless" prefix={<SearchOutlined aria-hidden />} placeholder="Search in names and messages" aria-label="Search in names and messages" value={query} autoFocus onChange={(event) => setQuery(event.target.value)} onKeyDown={keys} />
       <ul>
         {hits.map((hit, number) => (

@@ -99,7 +99,7 @@ export class Atlas {
     this.reading = true;
     try {
       const page = await this.ask("chat.history", { sessionKey: key, limit: talks.PAGE, before: first.seq || first.id });
-      if (this.talk.current.key === key) this.change(talks.withOlder(this.talk.current, page.messages, page.hasMore));
+      if (this.talk.current.key === key) this.change(talks.withOlder(this.talk.current, page));
     } catch (error) {
       if (!(error instanceof Offline)) throw error;
     } finally {

@@ -44,7 +44,7 @@ describe("frames of a run", () => {
     let talk = all(empty, frame("tool.call", 1, { toolCallId: "c", name: "t", arguments: {} }), frame("exec.approval_request", 2, asked));
     expect(talk.runs.r?.calls.c).toMatchObject({ state: "asking", approval: { approvalId: "q" } });
     talk = all(talk, frame("approval.resolved", 3, { approvalId: "q", decision: "allow-once", by: "me" }), frame("tool.progress", 4, { toolCallId: "c", message: "1 of 2" }));
-    expect(talk.runs.r?.calls.c).toMatchObject({ state: "running", approval: undefined, by: "me", progress: ["1 of 2"] });
+    expect(talk.runs.r?.calls.c).toMatchObject({ state: "running", approval: undefined, by: "me", progress: { text: "1 of 2", cut: false } });
     talk = all(talk, frame("tool.result", 5, { toolCallId: "c", name: "t", status: "error", result: "no", error: "timeout", durationMs: 3 }));
     expect(talk.runs.r?.calls.c).toMatchObject({ state: "error", error: "timeout", durationMs: 3 });
   });
@@ -79,6 +79,25 @@ describe("coming back", () => {
     const next = talks.subscribed(talk, answer({ outcomes: [{ runId: "x", status: "failed", error: "why" }] }));
     expect(next.runs.r).toBeUndefined();
     expect(next.runs.x).toMatchObject({ end: "failed", error: "why" });
+  });
+
+  it("knows the words of a turn that was stopped, also of one that is far back", () => {
+    const outcomes = [{ runId: "x", status: "cancelled" as const, parts: [{ type: "thinking" as const, text: "hm" }, { type: "text" as const, text: "half" }] }];
+    const stopped = { end: "cancelled", text: "half", thinking: "hm" };
+    expect(talks.subscribed(empty, answer({ outcomes })).runs.x).toMatchObject(stopped);
+    expect(talks.withOlder(empty, { messages: [], hasMore: false, outcomes }).runs.x).toMatchObject(stopped);
+  });
+
+  it("hears the missed frames of a stopped turn once, though its outcome is told as well", () => {
+    const talk = all(empty, frame("chat.delta", 1, { text: "ha" }));
+    const outcomes = [{ runId: "r", status: "cancelled" as const, parts: [{ type: "text" as const, text: "half" }] }];
+    const next = talks.subscribed(talk, answer({ outcomes, runs: [{ runId: "r", mode: "replay", seq: 3 }] }));
+    expect(all(next, frame("chat.delta", 2, { text: "lf" }), frame("chat.final", 3, { usage: {}, cancelled: true })).runs.r).toMatchObject({ end: "cancelled", text: "half" });
+  });
+
+  it("sees what a running tool has said", () => {
+    const next = talks.subscribed(empty, answer({ runs: [{ runId: "r", mode: "snapshot", seq: 9, parts: [], progress: { c: ["one", "two"] } }] }));
+    expect(next.runs.r?.calls.c).toMatchObject({ state: "running", progress: { text: "one\ntwo" } });
   });
 });
 

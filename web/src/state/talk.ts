@@ -1,7 +1,8 @@
 // One session as this page knows it, and how every frame changes it. Pure: the same frames give the same talk.
 
-import type { ApprovalShape, Events, MessageShape, RunOutcome, SessionShape, Subscribed, UsageShape } from "../wire";
+import type { ApprovalShape, Events, History, MessageShape, PlanStepShape, RunOutcome, RunPosition, SessionShape, Subscribed, UsageShape } from "../wire";
 import type { Part } from "./kinds";
+import { added, NOTHING, type Lines } from "./lines";
 import type { EventFrame } from "../net/connection";
 
 export type CallState = "called" | "asking" | "running" | "ok" | "error" | "unknown";
@@ -9,7 +10,7 @@ export type CallState = "called" | "asking" | "running" | "ok" | "error" | "unkn
 /** A call of a tool, as far as it is known. */
 export interface Call {
   state: CallState;
-  progress: string[];
+  progress: Lines;
   result?: unknown;
   error?: string;
   durationMs?: number;
@@ -32,6 +33,7 @@ export interface Run {
   thinking: string;
   withdrawn: number;
   calls: Record<string, Call>;
+  plan?: readonly PlanStepShape[];
   usage?: UsageShape;
   error?: string;
   errorKind?: string;
@@ -90,9 +92,10 @@ export function subscribed(talk: Talk, answer: Subscribed): Talk {
       runs[position.runId] ??= freshRun(position.runId);
       continue;
     }
-    runs[position.runId] = snapshot(position.runId, position.seq, position.parts ?? [], position.pendingApproval ?? undefined);
+    runs[position.runId] = snapshot(position);
   }
-  for (const outcome of answer.outcomes ?? []) runs[outcome.runId] = ended(runs[outcome.runId], outcome);
+  // Of a run that is replayed, the frames that follow say how it ended.
+  for (const outcome of answer.outcomes ?? []) if (!named.has(outcome.runId)) runs[outcome.runId] = ended(runs[outcome.runId], outcome);
   let next: Talk = { ...talk, session: answer.session, loaded: true, missing: false };
   const known = new Set(talk.messages.map((message) => message.id));
   const overlaps = talk.messages.length > 0 && (answer.messages.length < PAGE || answer.messages.some((m) => known.has(m.id)));
@@ -116,29 +119,37 @@ function withWaiting(outgoing: Outgoing[], waiting: readonly MessageShape[]): Ou
   ];
 }
 
-function ended(run: Run | undefined, outcome: RunOutcome): Run {
-  const before = run ?? freshRun(outcome.runId);
-  return { ...before, end: outcome.status === "cancelled" ? "cancelled" : "failed", error: outcome.error ?? before.error };
+/** A turn without an answer: what it had said stays. */
+function ended(run: Run | undefined, { runId, status, error, parts = [] }: RunOutcome): Run {
+  const before = run ?? freshRun(runId);
+  return { ...before, end: status, error: error ?? before.error, text: textIn(parts, "text"), thinking: textIn(parts, "thinking") };
 }
 
-function snapshot(runId: string, seq: number, parts: readonly Part[], approval: ApprovalShape | undefined): Run {
-  const run = { ...freshRun(runId), seq };
-  if (seq === 0 && parts.length === 0) run.end = "queued";
-  for (const part of parts) {
-    if (part.type === "text") run.text += part.text;
-    else if (part.type === "thinking") run.thinking += part.text;
-    else if (part.type === "tool_result") {
-      run.calls[part.callId] = { state: part.status, progress: [], result: part.result, error: part.error ?? undefined };
-    }
+function snapshot({ runId, seq, parts, pendingApproval, progress = {}, plan = [] }: RunPosition): Run {
+  const said = parts ?? [];
+  const run = { ...freshRun(runId), seq, text: textIn(said, "text"), thinking: textIn(said, "thinking") };
+  if (seq === 0 && said.length === 0) run.end = "queued";
+  if (plan.length) run.plan = plan;
+  for (const part of said) {
+    if (part.type !== "tool_result") continue;
+    const { callId, status, result, error, durationMs } = part;
+    run.calls[callId] = { state: status, progress: NOTHING, result, error: error ?? undefined, durationMs: durationMs ?? undefined };
   }
-  if (approval) run.calls[approval.toolCallId] = { state: "asking", progress: [], approval };
+  for (const [callId, lines] of Object.entries(progress)) run.calls[callId] = { state: "running", progress: lines.reduce(added, NOTHING) };
+  if (pendingApproval) run.calls[pendingApproval.toolCallId] = { state: "asking", progress: NOTHING, approval: pendingApproval };
   return run;
 }
 
+function textIn(parts: readonly Part[], type: "text" | "thinking"): string {
+  return parts.map((part) => (part.type === type ? part.text : "")).join("");
+}
+
 /** Older messages, read page by page. */
-export function withOlder(talk: Talk, messages: readonly MessageShape[], more: boolean): Talk {
+export function withOlder(talk: Talk, { messages, hasMore, outcomes = [] }: History): Talk {
   const known = new Set(talk.messages.map((message) => message.id));
-  return { ...talk, messages: [...messages.filter((message) => !known.has(message.id)), ...talk.messages], older: more };
+  const runs = { ...talk.runs };
+  for (const outcome of outcomes) runs[outcome.runId] ??= ended(undefined, outcome);
+  return { ...talk, runs, messages: [...messages.filter((message) => !known.has(message.id)), ...talk.messages], older: hasMore };
 }
 
 type RunFrame = Extract<EventFrame, { data: { runId: string } }>;
@@ -176,6 +187,8 @@ function apply(run: Run, frame: RunFrame): Run {
       return { ...run, text: "", thinking: "", withdrawn: run.withdrawn + 1 };
     case "chat.message":
       return frame.data.message.role === "assistant" ? { ...run, text: "", thinking: "" } : { ...run, end: "running" };
+    case "plan.updated":
+      return { ...run, plan: frame.data.steps };
     case "chat.final":
       return frame.data.cancelled ? { ...run, end: "cancelled" } : { ...run, text: "", thinking: "", end: "done", usage: frame.data.usage };
     case "chat.error":
@@ -187,15 +200,13 @@ function apply(run: Run, frame: RunFrame): Run {
 
 function called(calls: Record<string, Call>, frame: RunFrame): Record<string, Call> {
   const update = (id: string, change: Partial<Call>): Record<string, Call> => ({
-    [id]: { ...(calls[id] ?? { state: "called", progress: [] }), ...change },
+    [id]: { ...(calls[id] ?? { state: "called", progress: NOTHING }), ...change },
   });
   switch (frame.event) {
     case "tool.call":
       return update(frame.data.toolCallId, { state: "running" });
     case "tool.progress":
-      return update(frame.data.toolCallId, {
-        progress: [...(calls[frame.data.toolCallId]?.progress ?? []).slice(-49), frame.data.message],
-      });
+      return update(frame.data.toolCallId, { progress: added(calls[frame.data.toolCallId]?.progress ?? NOTHING, frame.data.message) });
     case "tool.result": {
       const { toolCallId, status, result, error, durationMs } = frame.data;
       return update(toolCallId, { state: status, result, error: error ?? undefined, durationMs, approval: undefined });

@@ -39,6 +39,16 @@ it("an answer that has not changed is the same", () => {
   expect(isSame(before, answered(itemsOf({ ...talk, runs: { r: freshRun("r") } }))[0]!)).toBe(false);
 });
 
+it("what a turn writes to itself is nobody's word, and its plan is the answer's", () => {
+  const own = (id: string, status: string): MessageShape => ({ id, role: "user", parts: [{ type: "text", text: "next step" }], createdAt: 1, runId: "r", metadata: { synthetic: true, plan: [{ text: "look", status }] } });
+  const talk = { ...emptyTalk("s"), messages: [user("u", "r"), own("1", "pending"), reply("a", "r"), own("2", "done"), reply("b", "r"), user("v")] };
+  const items = itemsOf(talk);
+  expect(items.map((item) => item.kind)).toEqual(["said", "answered", "said"]);
+  expect(answered(items)[0]?.plan).toEqual([{ text: "look", status: "done" }]);
+  const live = { ...freshRun("r"), plan: [{ text: "look", status: "running" as const }] };
+  expect(answered(itemsOf({ ...talk, runs: { r: live } }))[0]?.plan).toEqual(live.plan);
+});
+
 it("tokens and cost are summed over rounds", () => {
   const item = answered(itemsOf({ ...emptyTalk("s"), messages: [reply("a", "r", 0.5), reply("b", "r", 0.25)] }))[0]!;
   expect(spentOn(item)).toEqual({ input: 20, output: 4, cached: 2, cost: 0.75, estimated: false, model: "m" });

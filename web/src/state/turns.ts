@@ -1,6 +1,8 @@
 // Messages as a person reads them: what was said by somebody, and then one answer with all its rounds and calls.
 
-import type { MessageShape, ToolCallPart, ToolResultPart } from "../wire";
+import type { MessageShape, PlanStepShape, ToolCallPart, ToolResultPart } from "../wire";
+import { NOTHING } from "./lines";
+import type { Picture } from "./pictures";
 import type { Call, Outgoing, Run, Talk } from "./talk";
 
 export interface Said {
@@ -14,6 +16,7 @@ export interface Answered {
   id: string;
   runId: string;
   messages: MessageShape[];
+  plan?: readonly PlanStepShape[];
   run?: Run;
 }
 
@@ -34,12 +37,13 @@ export function itemsOf(talk: Talk): Item[] {
     current = undefined;
   };
   const answer = (runId: string, id: string): Answered => {
-    const made: Answered = { kind: "answered", id, runId, messages: [], run: talk.runs[runId] };
+    const made: Answered = { kind: "answered", id, runId, messages: [], plan: talk.runs[runId]?.plan ?? plan, run: talk.runs[runId] };
     if (runId) seen.add(runId);
     items.push(made);
     return made;
   };
   let asked = "";
+  let plan: Answered["plan"];
   const unanswered = () => {
     const run = asked ? talk.runs[asked] : undefined;
     if (run && !seen.has(asked) && hasSomething(run)) answer(asked, asked);
@@ -47,9 +51,15 @@ export function itemsOf(talk: Talk): Item[] {
   };
   for (const message of talk.messages) {
     if (message.role === "system") continue;
+    if (isOwn(message)) {
+      plan = planOf(message) ?? plan;
+      if (current && !current.run?.plan) current.plan = plan;
+      continue;
+    }
     if (message.role === "user") {
       unanswered();
       close();
+      plan = undefined;
       items.push({ kind: "said", id: message.id, message });
       asked = message.runId ?? "";
       continue;
@@ -64,6 +74,17 @@ export function itemsOf(talk: Talk): Item[] {
   return items;
 }
 
+/** A message that the turn wrote to itself: no person said it. */
+export function isOwn(message: MessageShape): boolean {
+  return message.role === "user" && message.metadata?.synthetic === true;
+}
+
+/** The plan as it stood when the turn wrote this; every later one takes its place. */
+function planOf({ metadata }: MessageShape): Answered["plan"] {
+  const found = metadata?.plan as Answered["plan"];
+  return Array.isArray(found) && found.length ? found : undefined;
+}
+
 function hasSomething(run: Run): boolean {
   return run.end !== "queued";
 }
@@ -75,7 +96,7 @@ export function isSame(a: Item, b: Item): boolean {
   if (a.kind === "said" && b.kind === "said") return a.message === b.message;
   if (a.kind === "leaving" && b.kind === "leaving") return a.outgoing === b.outgoing;
   if (a.kind !== "answered" || b.kind !== "answered") return false;
-  return a.run === b.run && a.messages.length === b.messages.length && a.messages.every((each, place) => each === b.messages[place]);
+  return a.run === b.run && a.plan === b.plan && a.messages.length === b.messages.length && a.messages.every((each, place) => each === b.messages[place]);
 }
 
 export interface CallView extends Call {
@@ -87,6 +108,7 @@ export interface CallView extends Call {
 export type Piece =
   | { kind: "text"; id: string; text: string; growing: boolean }
   | { kind: "thinking"; id: string; text: string; growing: boolean }
+  | { kind: "picture"; id: string; picture: Picture }
   | { kind: "call"; id: string; call: CallView };
 
 /** The pieces of an answer, in the order they came. */
@@ -101,6 +123,7 @@ export function piecesOf(item: Answered): Piece[] {
       const id = `${place}.${number}`;
       if (part.type === "text" && part.text) pieces.push({ kind: "text", id, text: part.text, growing: false });
       else if (part.type === "thinking" && part.text) pieces.push({ kind: "thinking", id, text: part.text, growing: false });
+      else if (part.type === "image" && part.data) pieces.push({ kind: "picture", id, picture: { kind: part.mediaType, data: part.data, name: "" } });
       else if (part.type === "tool_call") pieces.push({ kind: "call", id: part.id, call: callOf(part, run, results.get(part.id)) });
     });
   });
@@ -113,10 +136,13 @@ export function piecesOf(item: Answered): Piece[] {
 function callOf(part: ToolCallPart, run: Run | undefined, result: ToolResultPart | undefined): CallView {
   const live = run?.calls[part.id];
   const base = { id: part.id, name: part.name, arguments: part.arguments as Record<string, unknown> };
-  if (result) return { progress: [], ...live, ...base, state: result.status, result: result.result, error: result.error ?? undefined };
+  if (result) {
+    const durationMs = live?.durationMs ?? result.durationMs ?? undefined;
+    return { progress: NOTHING, ...live, ...base, state: result.status, result: result.result, error: result.error ?? undefined, durationMs };
+  }
   if (live) return { ...live, ...base };
   const over = run !== undefined && run.end !== "running" && run.end !== "queued";
-  return { ...base, state: over || !run ? "unknown" : "running", progress: [] };
+  return { ...base, state: over || !run ? "unknown" : "running", progress: NOTHING };
 }
 
 export interface Spent {

@@ -81,3 +81,11 @@ export function inOneLine(text: string, length = 160): string {
 export function textOf(value: unknown): string {
   return typeof value === "string" ? value : (JSON.stringify(value, null, 2) ?? "");
 }
+
+/** The arguments in one line, as far as they fit. */
+export function gistOf(values: Record<string, unknown>): string {
+  const entries = Object.entries(values);
+  const only = entries[0];
+  if (entries.length === 1 && only && typeof only[1] === "string") return inOneLine(only[1]);
+  return inOneLine(entries.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", "));
+}

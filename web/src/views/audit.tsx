@@ -6,7 +6,7 @@ import { useEffect, useState } from "react";
 import type { AuditShape } from "../wire";
 import { Inside } from "../shell/link";
 import { useAsked, useAtlas, useHouse } from "../state/use";
-import { inOneLine, momentOf, spanOf, textOf } from "../state/words";
+import { gistOf, momentOf, spanOf, textOf } from "../state/words";
 import { Exact } from "../chat/exact";
 import { Frame, Nothing } from "./frame";
 
@@ -55,7 +55,7 @@ const COLUMNS = [
   { title: "When", key: "when", width: 150, render: (_: unknown, row: AuditShape) => momentOf(lineOf(row).timestamp) },
   { title: "Agent", key: "agent", ellipsis: true, width: 110, render: (_: unknown, row: AuditShape) => lineOf(row).actorExternalId },
   { title: "Tool", key: "tool", width: 150, render: (_: unknown, row: AuditShape) => <code>{lineOf(row).entityId}</code> },
-  { title: "Arguments", key: "arguments", ellipsis: true, render: (_: unknown, row: AuditShape) => <code className="cut">{inOneLine(JSON.stringify(lineOf(row).meta.arguments ?? {}), 90)}</code> },
+  { title: "Arguments", key: "arguments", ellipsis: true, render: (_: unknown, row: AuditShape) => <code className="cut">{gistOf(lineOf(row).meta.arguments ?? {})}</code> },
   { title: "Outcome", key: "outcome", width: 120, render: (_: unknown, row: AuditShape) => <Outcome line={lineOf(row)} /> },
   { title: "Took", key: "took", width: 90, className: "number", render: (_: unknown, row: AuditShape) => spanOf(lineOf(row).meta.duration_ms ?? 0) },
 ];

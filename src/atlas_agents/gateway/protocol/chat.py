@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from atlas_agents.gateway.protocol.shapes import FilePart, ImagePart, InputPart, MessageShape, RunState, Wire
+from atlas_agents.gateway.protocol.shapes import FilePart, ImagePart, InputPart, MessageShape, Part, RunState, Wire
 
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """The name of a session: any text of one line that is not too long."""
@@ -54,11 +54,21 @@ class ChatHistory(Wire, frozen=True):
     before: int | str | None = None
 
 
+class RunOutcome(Wire, frozen=True):
+    """A turn that gave no answer, and why; `parts` is what it had said of one."""
+
+    run_id: str
+    status: Literal["failed", "cancelled"]
+    error: str | None = None
+    parts: tuple[Part, ...] = ()
+
+
 class History(Wire, frozen=True):
-    """Messages in order, and whether there are older ones."""
+    """Messages in order, and whether there are older ones; `outcomes` are those of turns without an answer."""
 
     messages: tuple[MessageShape, ...]
     has_more: bool
+    outcomes: tuple[RunOutcome, ...] = ()
 
 
 class ChatWait(Wire, frozen=True):

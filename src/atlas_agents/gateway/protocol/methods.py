@@ -37,6 +37,8 @@ _ALL = (
     Method(
         "sessions.search", "read", sessions.SessionsSearch, sessions.Hits, "Sessions where words were said.", waits=True
     ),
+    Method("sessions.export", "read", sessions.SessionsExport, sessions.Exported, "A session as lines of text."),
+    Method("sessions.import", "write", sessions.SessionsImport, sessions.Imported, "A session made of such lines."),
     Method("runs.list", "read", runs.RunsList, runs.RunsFound, "Turns, the latest first."),
     Method("runs.get", "read", runs.OneRun, runs.RunFound, "A turn, step by step."),
     Method("approvals.list", "read", Nothing, sessions.ApprovalsFound, "Questions that wait for an answer."),

@@ -112,10 +112,12 @@ class AuditPage(Wire, frozen=True):
 
 
 class AuditVerified(Wire, frozen=True):
-    """How many lines there are; `broken` is the first one that does not follow from the one before it."""
+    """How many lines there are; `broken` is the first one that does not follow from the one before it, and
+    `problem` says in words what is wrong with it."""
 
     rows: int
     broken: int | None = None
+    problem: str | None = None
 
 
 class UsageSummary(Wire, frozen=True):

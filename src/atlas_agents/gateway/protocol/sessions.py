@@ -1,11 +1,19 @@
 """Params and results of `sessions.*` and of approvals."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from atlas_agents.gateway.protocol.chat import Key, Page
-from atlas_agents.gateway.protocol.shapes import ApprovalShape, Decision, MessageShape, Part, SessionShape, Wire
+from atlas_agents.gateway.protocol.chat import Key, Page, RunOutcome
+from atlas_agents.gateway.protocol.shapes import (
+    ApprovalShape,
+    Decision,
+    MessageShape,
+    Part,
+    PlanStepShape,
+    SessionShape,
+    Wire,
+)
 
 Label = Annotated[str, Meta(max_length=200)]
 
@@ -73,6 +81,36 @@ class SessionsFork(Wire, frozen=True):
     agent_id: str | None = None
 
 
+class SessionsExport(Wire, frozen=True):
+    """Ask for a session as text, from its first line on, or after one of them."""
+
+    session_key: Key
+    after: Annotated[int, Meta(ge=0)] = 0
+
+
+class Exported(Wire, frozen=True):
+    """Lines of JSON: one that says what it is, then a message each; `next` is what to go on after, if there is more."""
+
+    lines: tuple[str, ...]
+    next: int | None = None
+
+
+class SessionsImport(Wire, frozen=True):
+    """Make a session of exported lines, under its own key or another. A long one comes in pieces, cut anywhere: each
+    but the last says that there is `more`."""
+
+    text: str
+    session_key: Key | None = None
+    piece: Annotated[int, Meta(ge=0)] = 0
+    more: bool = False
+
+
+class Imported(Wire, frozen=True):
+    """The session's key, once it is there."""
+
+    session_key: str | None = None
+
+
 class SessionsSearch(Wire, frozen=True):
     """Look for words in names and messages; of a session, the latest place counts."""
 
@@ -104,21 +142,16 @@ class SessionsSubscribe(Wire, frozen=True):
 
 
 class RunPosition(Wire, frozen=True):
-    """Where a run stands: its missed frames follow (`replay`), or `parts` is all it has said so far (`snapshot`)."""
+    """Where a run stands: its missed frames follow (`replay`), or `parts` is all it has said so far (`snapshot`), and
+    `progress` the last that its running calls have said; `plan` is how far its plan is."""
 
     run_id: str
     mode: str
     seq: int
     parts: tuple[Part, ...] | None = None
     pending_approval: ApprovalShape | None = None
-
-
-class RunOutcome(Wire, frozen=True):
-    """A turn that gave no answer, and why."""
-
-    run_id: str
-    status: Literal["failed", "cancelled"]
-    error: str | None = None
+    progress: dict[str, tuple[str, ...]] = {}
+    plan: tuple[PlanStepShape, ...] = ()
 
 
 class Subscribed(Wire, frozen=True):

@@ -35,12 +35,13 @@ class ToolCallPart(Wire, frozen=True, tag="tool_call", tag_field="type"):
 
 
 class ToolResultPart(Wire, frozen=True, tag="tool_result", tag_field="type"):
-    """What came of a call."""
+    """What came of a call, and how long it took."""
 
     call_id: str
     status: Literal["ok", "error", "unknown"]
     result: Any
     error: str | None = None
+    duration_ms: int | None = None
 
 
 class ImagePart(Wire, frozen=True, tag="image", tag_field="type"):

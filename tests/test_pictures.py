@@ -1,0 +1,47 @@
+"""A picture that a tool gives back is shown to a model that can see it, and never read to one as text."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from atlas_agents import Image, Request, ToolCall, ToolResult, assistant, user
+from atlas_agents.core.messages import tool as answered
+from atlas_agents.core.pictures import parted
+from atlas_agents.providers import anthropic_request, openai_request
+
+PLOT = msgspec.to_builtins(Image("image/png", "aGk="))
+RESULT = {"printed": "x", "plots": [PLOT, {"type": "image", "mimeType": "image/webp", "data": "aGk="}]}
+NOTED = {"printed": "x", "plots": ["(image/png, 3 bytes)", "(image/webp, 3 bytes)"]}
+
+
+def request(result: Any) -> Request:
+    call = ToolCall("c1", "plot", {})
+    return Request(messages=[user("plot"), assistant(call), answered(ToolResult("c1", "ok", result))])
+
+
+def test_pictures_are_found_wherever_they_stand() -> None:
+    assert parted(RESULT) == (NOTED, [Image("image/png", "aGk="), Image("image/webp", "aGk=")])
+    assert parted(PLOT) == ("(image/png, 3 bytes)", [Image("image/png", "aGk=")])
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1, "x", [1], {"type": "image"}, {"type": "image", "media_type": 3, "data": "x"}]
+)
+def test_what_is_no_picture_is_left_as_it_is(value: Any) -> None:
+    assert parted(value) == (value, [])
+
+
+def test_anthropic_is_shown_the_pictures_beside_the_words() -> None:
+    body = msgspec.json.decode(anthropic_request.encode_request(request(RESULT), "m"))
+    words, *shown = body["messages"][-1]["content"][0]["content"]
+    assert (words["type"], msgspec.json.decode(words["text"])) == ("text", NOTED)
+    assert [each["source"] for each in shown] == [
+        {"type": "base64", "media_type": "image/png", "data": "aGk="},
+        {"type": "base64", "media_type": "image/webp", "data": "aGk="},
+    ]
+
+
+def test_openai_reads_that_there_is_one() -> None:
+    body = msgspec.json.decode(openai_request.encode_request(request(RESULT), "m", official=True))
+    assert msgspec.json.decode(body["messages"][-1]["content"]) == NOTED
