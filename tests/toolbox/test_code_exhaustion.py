@@ -85,8 +85,11 @@ BREAKING: dict[str, tuple[str, tuple[str, ...]]] = {
     "it kills itself": ("import os; os.kill(os.getpid(), 9)", ("ended", "AttributeError")),
     "it aborts": ("import os; os.abort()", ("ended",)),
     "it crashes": ("import ctypes; ctypes.string_at(0)", ("ended", "ModuleNotFoundError")),
-    "it closes all": ("import os; os.closerange(0, 256)", ("ended", "OSError")),
-    "it closes its streams": ("import sys; sys.stdout.close(); sys.stderr.close(); 'still'", ("'still'",)),
+    "it closes all": ("import os; os.closerange(0, 256); 'all'", ("ended", "OSError", "'all'")),
+    "it closes its streams": (
+        "import sys; sys.stdout.close(); sys.stderr.close(); 'still'",
+        ("'still'", "no attribute"),
+    ),
     "it puts others in their place": ("import sys; sys.stdout = sys.stderr = None; 'still'", ("'still'",)),
     "it takes functions away": (
         "import builtins; del builtins.repr, builtins.isinstance; 5",
