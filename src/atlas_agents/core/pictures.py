@@ -28,7 +28,8 @@ def _without(value: Any, found: list[Image], depth: int) -> Any:
     if picture is None:
         return {key: _without(item, found, depth + 1) for key, item in fields.items()}
     found.append(picture)
-    return f"({picture.media_type}, {len(picture.data) * 3 // 4:,} bytes)"
+    name = f"{fields['name']}, " if isinstance(fields.get("name"), str) else ""
+    return f"({name}{picture.media_type}, {len(picture.data) * 3 // 4:,} bytes)"
 
 
 def _picture(fields: dict[str, Any]) -> Image | None:

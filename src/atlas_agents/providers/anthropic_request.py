@@ -6,13 +6,11 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.memo import memo
 from atlas_agents.core.messages import File, Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.core.names import wire_name
-from atlas_agents.core.pictures import parted
 from atlas_agents.core.specs import ToolSpec
-from atlas_agents.providers.base import Request, encoded, spoken
+from atlas_agents.providers.base import Request, encoded, seen
 
 _CACHE = "anthropic_bytes"
 _MAX_TOKENS = 8192
-_SEEN = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def encode_request(request: Request, model: str) -> bytes:
@@ -97,12 +95,12 @@ def _block(part: Part) -> dict[str, Any] | None:
 
 
 def _told(result: ToolResult) -> str | list[dict[str, Any]]:
-    """The words of a result, and its pictures where this vendor takes them."""
-    seen = [image for image in parted(result.result)[1] if image.media_type in _SEEN]
-    if not seen:
-        return spoken(result)
-    shown = [{"type": "image", "source": _base64(image.media_type, image.data)} for image in seen]
-    return [{"type": "text", "text": spoken(result)}, *shown]
+    """What a tool gave back: words, and pictures after them."""
+    words, pictures = seen(result)
+    if not pictures:
+        return words
+    looks = [{"type": "image", "source": _base64(picture.media_type, picture.data)} for picture in pictures]
+    return [{"type": "text", "text": words}, *looks]
 
 
 def _base64(media_type: str, data: str) -> dict[str, str]:

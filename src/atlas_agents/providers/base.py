@@ -9,11 +9,12 @@ from atlas_agents.core.errors import BrokenHistory
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.memo import memo
-from atlas_agents.core.messages import Ids, Message, ToolCall, ToolResult
+from atlas_agents.core.messages import Ids, Image, Message, ToolCall, ToolResult
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.pictures import parted
 from atlas_agents.core.specs import ToolSpec
 
+_SEEN = ("image/png", "image/jpeg", "image/gif", "image/webp")
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
 
 
@@ -144,6 +145,15 @@ def _broken(messages: Sequence[Message], place: int, awaited: Ids) -> BrokenHist
 
 def spoken(result: ToolResult) -> str:
     """A tool's result as the text that a model reads; of a picture, that there is one."""
+    return seen(result)[0]
+
+
+def seen(result: ToolResult) -> tuple[str, list[Image]]:
+    """A tool's result as a text, and the pictures in it, for vendors whose models can look at them."""
     if isinstance(result.result, str):
-        return result.result if result.status == "ok" else f"Error ({result.error}): {result.result}"
-    return encode(parted(result.result)[0]).decode()
+        return (result.result if result.status == "ok" else f"Error ({result.error}): {result.result}"), []
+    written = encode(result.result)
+    if b'"image"' not in written:
+        return written.decode(), []
+    rest, pictures = parted(result.result)
+    return encode(rest).decode(), [picture for picture in pictures if picture.media_type in _SEEN]

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.plugins import Plugins
+from atlas_agents.toolbox.code.tool import CodeInterpreter, code_tool
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
@@ -42,4 +43,15 @@ def known_tools(
 
 def _toolbox(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
     """What touches the outside, a room of the toolbox after the other."""
-    return []
+    return [_code(settings, opening)]
+
+
+def _code(settings: Settings, opening: AsyncExitStack) -> Tool:
+    interpreter = CodeInterpreter(
+        settings.folder or settings.workspace,
+        sandbox=settings.sandbox,
+        python=settings.code_python,
+        memory=settings.code_memory * 1024 * 1024,
+    )
+    opening.push_async_callback(interpreter.close)
+    return code_tool(interpreter)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.errors import BadTool
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.tools.workers import report
 
@@ -12,10 +13,17 @@ def _silent(message: str) -> None:
     """Nobody listens."""
 
 
+def _unheard(key: str, value: Any) -> None:
+    """A row is written by the process that runs the turn."""
+    raise BadTool(f"a note ({key!r}) can only be made by an async tool, or one that is in_process")
+
+
 class ToolContext:
     """Whose call it is. `idempotency_key` is the same whenever this very call is tried again."""
 
-    __slots__ = ("_report", "agent", "call_id", "conversation", "idempotency_key", "metadata", "run_id", "tenant_id")
+    __slots__ = (
+        *("_note", "_report", "agent", "call_id", "conversation", "idempotency_key", "metadata", "run_id", "tenant_id"),
+    )
 
     def __init__(
         self,
@@ -27,6 +35,7 @@ class ToolContext:
         tenant_id: str,
         metadata: Metadata,
         report: Callable[[str], object] = _silent,
+        note: Callable[[str, Any], object] = _unheard,
     ) -> None:
         self.conversation = conversation
         self.agent = agent
@@ -36,10 +45,15 @@ class ToolContext:
         self.metadata = metadata
         self.idempotency_key = f"{run_id}:{call_id}"
         self._report = report
+        self._note = note
 
     def progress(self, message: str) -> None:
         """Tell whoever listens how far the work is."""
         self._report(str(message))
+
+    def note(self, key: str, value: Any) -> None:
+        """Add to the call's row in the audit log, under `notes`: what it ran in, what it asked. It is redacted."""
+        self._note(str(key), value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a worker it is a copy; what it reports from there still arrives."""

@@ -11,7 +11,7 @@ from atlas_agents.core.errors import Declined, ToolFault, ToolTimeout
 from atlas_agents.core.events import ToolAnswered, ToolProgress
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.text import clean
-from atlas_agents.tools.audit import MAX_RESULT, Entry
+from atlas_agents.tools.audit import MAX_NOTE, MAX_NOTES, MAX_RESULT, Entry
 from atlas_agents.tools.clear import Cleared, Denied
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.desk import Desk
@@ -35,7 +35,7 @@ class Settling:
 
     __slots__ = (
         *("_attempt", "_began", "_desk", "_failure", "_fault", "_halted", "_over", "_refused", "_ticket", "_untouched"),
-        *("_took", "_waiter", "_written", "result"),
+        *("_notes", "_took", "_waiter", "_written", "result"),
     )
 
     def __init__(self, ticket: Cleared | Denied, desk: Desk) -> None:
@@ -49,6 +49,7 @@ class Settling:
         self._written = desk.journal.outcome(ticket.call) if desk.journal is not None else None
         self._failure: Exception | None = None
         self._took: float | None = None
+        self._notes: dict[str, Any] = {}
         self.result: ToolResult | None = None
 
     async def begin(self) -> None:
@@ -240,6 +241,8 @@ class Settling:
             "needs": list(tool.permissions) if tool else [],
             "acts": tool is None or tool.effect != "pure",
         }
+        if self._notes:
+            meta["notes"] = {key: house.redactor.head(value, MAX_NOTE, named) for key, value in self._notes.items()}
         if isinstance(self._fault, Declined):
             meta["declined"] = house.redactor.text(fault_words(self._fault))
         if isinstance(ticket, Cleared) and ticket.bound:
@@ -268,7 +271,12 @@ class Settling:
             tenant_id=desk.actor.tenant,
             metadata=desk.metadata,
             report=partial(loop.call_soon_threadsafe, self._report) if in_thread else self._report,
+            note=self._note,
         )
+
+    def _note(self, key: str, value: Any) -> None:
+        if len(self._notes) < MAX_NOTES or key in self._notes:
+            self._notes[key[:MAX_NOTE]] = value
 
     def _report(self, message: str) -> None:
         """Pass on how far the tool is; one that was left behind is not heard any more."""
