@@ -9,7 +9,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat page browser pictures test check crash lint format bench docs texts lock clean
+.PHONY: help run chat page browser sandbox pictures test check crash lint format bench docs texts lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,10 +23,10 @@ chat: $(READY) ## Talk to an agent in the terminal
 page: $(READY) ## Build the page, if its sources have changed
 	$(BIN)/python hatch_build.py
 
-test: page browser ## Run all tests
+test: page browser sandbox ## Run all tests
 	$(BIN)/pytest -n 2 --dist worksteal
 
-check: lint ## Check format, lint, types and floors, then run the quick tests
+check: lint sandbox ## Check format, lint, types and floors, then run the quick tests
 	$(BIN)/pytest -n 2 --dist worksteal -q -m "not slow"
 
 crash: $(READY) ## Kill, fail and stop turns 20,000 times and more; CRASH="--minutes 30 --seed 7" for less, or others
@@ -74,6 +74,15 @@ browser:
 		{ apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \
 			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }; }; } || \
 	{ echo "The tests of the page need Chromium: install it (Debian: apt install chromium) and say make test again." >&2; exit 1; }
+
+# Commands and code of models are run for real in the tests; where bubblewrap can be installed, it is.
+sandbox:
+	@command -v bwrap >/dev/null 2>&1 && exit 0; \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		echo "Installing bubblewrap for the tests of the sandbox." && \
+		{ apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null 2>&1 || \
+			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null; }; }; } || \
+	{ echo "The tests of the sandbox need bubblewrap: install it (Debian: apt install bubblewrap) and try again." >&2; exit 1; }
 
 define NEED_PYTHON
 $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

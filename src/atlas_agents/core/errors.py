@@ -36,7 +36,8 @@ AtlasError
     ├── LimitReached     a budget is spent
     ├── ToolTimeout      it ran too long
     ├── ToolFailed       the tool itself says so; its message is shown to the model
-    │   └── Transient    the same, and nothing has happened: it may be tried again
+    │   ├── Transient    the same, and nothing has happened: it may be tried again
+    │   └── SandboxUnavailable  nothing here can confine code or commands; says why, and what to install
     └── OutcomeUnknown   it was interrupted while it acted; it may have happened
 """
 
@@ -288,6 +289,15 @@ class Transient(ToolFailed):
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class SandboxUnavailable(ToolFailed):
+    """There is nothing to run it in: why, after all was tried, and what to do about it."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"no sandbox: {reason}; {remedy}")
+        self.reason = reason
+        self.remedy = remedy
 
 
 class OutcomeUnknown(ToolFault):

@@ -12,6 +12,7 @@ from atlas_agents.tools.permissions import Actor, Policy
 FIRST = ""
 """The hash before the first row."""
 MAX_RESULT = 1000
+MAX_NOTES, MAX_NOTE = 20, 200
 
 
 class Entry(msgspec.Struct, frozen=True, rename="camel"):

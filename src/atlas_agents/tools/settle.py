@@ -10,7 +10,7 @@ import msgspec
 from atlas_agents.core.errors import Declined, ToolFault, ToolTimeout
 from atlas_agents.core.events import ToolAnswered, ToolProgress
 from atlas_agents.core.messages import ToolCall, ToolResult
-from atlas_agents.tools.audit import MAX_RESULT, Entry
+from atlas_agents.tools.audit import MAX_NOTE, MAX_NOTES, MAX_RESULT, Entry
 from atlas_agents.tools.clear import Cleared, Denied
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.desk import Desk
@@ -34,7 +34,7 @@ class Settling:
 
     __slots__ = (
         *("_attempt", "_began", "_desk", "_failure", "_fault", "_halted", "_over", "_refused", "_ticket", "_untouched"),
-        *("_waiter", "_written", "result"),
+        *("_notes", "_waiter", "_written", "result"),
     )
 
     def __init__(self, ticket: Cleared | Denied, desk: Desk) -> None:
@@ -47,6 +47,7 @@ class Settling:
         self._waiter: asyncio.Future[None] | None = None
         self._written = desk.journal.outcome(ticket.call) if desk.journal is not None else None
         self._failure: Exception | None = None
+        self._notes: dict[str, Any] = {}
         self.result: ToolResult | None = None
 
     async def begin(self) -> None:
@@ -219,6 +220,8 @@ class Settling:
             "needs": list(tool.permissions) if tool else [],
             "acts": tool is None or tool.effect != "pure",
         }
+        if self._notes:
+            meta["notes"] = {key: house.redactor.head(value, MAX_NOTE, named) for key, value in self._notes.items()}
         if isinstance(self._fault, Declined):
             meta["declined"] = house.redactor.text(fault_words(self._fault))
         if isinstance(ticket, Cleared) and ticket.bound:
@@ -248,7 +251,12 @@ class Settling:
             metadata=desk.metadata,
             report=partial(loop.call_soon_threadsafe, self._report) if in_thread else self._report,
             approved=bool(ticket.bound),
+            note=self._note,
         )
+
+    def _note(self, key: str, value: Any) -> None:
+        if len(self._notes) < MAX_NOTES or key in self._notes:
+            self._notes[key[:MAX_NOTE]] = value
 
     def _report(self, message: str) -> None:
         """Pass on how far the tool is; one that was left behind is not heard any more."""
