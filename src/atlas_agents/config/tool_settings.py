@@ -21,6 +21,7 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: Annotated[Sandbox, about("What holds commands and code; `auto` takes the strongest that works here.")] = (
         "auto"
     )
+    bash_network: Annotated[bool, about("Whether commands of `bash` may use the network.")] = False
     search: Annotated[Search | None, about("Who searches the web.", default="whoever has a key or an address")] = None
     search_url: Annotated[str | None, about("The address of a SearXNG.")] = None
     search_key: Annotated[Secret | None, about("The key for Brave, Tavily or Exa.", hides="all")] = None

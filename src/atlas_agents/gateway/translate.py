@@ -1,7 +1,7 @@
 """From the engine's words to the wire's: events, messages, questions, sessions."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from atlas_agents.core.clock import Clock
 from atlas_agents.core.events import (
@@ -196,13 +196,19 @@ def approval_shape(question: Question, session_key: str) -> ApprovalShape:
         summary=question.title,
         details=question.arguments,
         command=_command(question),
-        working_dir=question.working_directory,
+        working_dir=_folder(question),
         risk=question.reason,
         options=tuple([DECISIONS[option] for option in question.options]),
         expires_at=int(question.expires_at * 1000),
         agent_id=question.agent_id,
         preview=question.preview,
     )
+
+
+def _folder(question: Question) -> str:
+    """Where it would be done: where the tool says, if it looked that up, else where this process is."""
+    facts = cast(dict[str, Any], question.facts) if isinstance(question.facts, dict) else {}
+    return str(facts.get("folder") or question.working_directory)
 
 
 def _command(question: Question) -> str:

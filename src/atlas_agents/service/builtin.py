@@ -4,6 +4,8 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 
 from atlas_agents.config.settings import Settings
+from atlas_agents.toolbox.files import file_tools
+from atlas_agents.toolbox.shell import bash_tool
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
@@ -38,4 +40,14 @@ def known_tools(settings: Settings, opening: AsyncExitStack | None = None) -> To
 
 def _toolbox(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
     """What touches the outside, a room of the toolbox after the other."""
-    return []
+    return [*_of_the_folder(settings)]
+
+
+def _of_the_folder(settings: Settings) -> list[Tool]:
+    """Files and commands, confined to one folder; what the house itself keeps is not theirs, nor what rules it."""
+    folder = settings.folder or settings.workspace
+    private = [settings.home, *[settings.home / name for name in ("token", "tokens.json", "atlas.db")]]
+    guarded = [path for path in (settings.policy, settings.config) if path is not None]
+    kind = "auto" if settings.sandbox == "wasm" else settings.sandbox  # that holds code, and runs no command
+    bash = bash_tool(folder, sandbox=kind, network=settings.bash_network, private=private, guarded=guarded)
+    return [*file_tools(folder, private=private, guarded=guarded), bash]

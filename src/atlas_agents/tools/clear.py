@@ -8,7 +8,7 @@ from atlas_agents.core.errors import BadArguments, Declined, NotPermitted, ToolN
 from atlas_agents.core.json import parse_object
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.tools.approvals import binding
-from atlas_agents.tools.confirm import confirm, facts_of
+from atlas_agents.tools.confirm import command_rule, confirm, facts_of
 from atlas_agents.tools.desk import Cleared, Desk
 from atlas_agents.tools.permissions import Verdict
 from atlas_agents.tools.tool import Tool
@@ -45,12 +45,13 @@ async def still_holds(ticket: Cleared, desk: Desk) -> None:
     """The last look before the tool acts: permitted as things are now, and exactly what the yes was for."""
     tool, arguments = ticket.tool, ticket.call.arguments
     facts = await facts_of(tool, arguments) if ticket.bound else None
+    ruled = ticket.ruled and await command_rule(ticket, desk) is not None
     verdict = desk.house.verdict(tool, desk.actor)
     permit(tool, verdict, desk)
     if ticket.bound:
         if ticket.bound != binding(tool.name, arguments, desk.house.version, facts=facts):
             raise Declined(f"{tool.name} was approved for something else than it would do now")
-    elif verdict.cell == "ask":
+    elif ticket.ruled != ruled or (verdict.cell == "ask" and not ruled):
         raise Declined(f"{tool.name} needs a yes since it was cleared: {verdict.rule}")
 
 

@@ -14,6 +14,7 @@ from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked
 from atlas_agents.core.text import clean
 from atlas_agents.tools.approvals import Answer, Question, binding, question_id
 from atlas_agents.tools.desk import Cleared, Desk
+from atlas_agents.tools.permissions import Verdict
 from atlas_agents.tools.redact import secrets_in
 from atlas_agents.tools.tool import Tool
 
@@ -29,6 +30,8 @@ async def confirm(ticket: Cleared, desk: Desk) -> Cleared:
     try:
         if not await _must_ask(ticket):
             return ticket
+        if (rule := await command_rule(ticket, desk)) is not None:
+            return msgspec.structs.replace(ticket, verdict=rule, ruled=True)
         approvals, question = (
             desk.house.approvals,
             _question(ticket, desk, await facts_of(ticket.tool, ticket.call.arguments)),
@@ -53,6 +56,15 @@ async def _must_ask(ticket: Cleared) -> bool:
     if ticket.verdict.cell == "ask" or must is True:
         return True
     return bool(await call_user(must, copy.deepcopy(ticket.call.arguments))) if callable(must) else False
+
+
+async def command_rule(ticket: Cleared, desk: Desk) -> Verdict | None:
+    """The rule of the policy that spares the question about this command, as the policy is now."""
+    tool, policy = ticket.tool, desk.house.policy
+    if tool.argv is None or policy is None:
+        return None
+    argv = await call_user(tool.argv, copy.deepcopy(ticket.call.arguments))
+    return None if argv is None else policy.command(argv, desk.actor)
 
 
 async def facts_of(tool: Tool, arguments: dict[str, Any]) -> Any:

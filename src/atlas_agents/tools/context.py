@@ -23,18 +23,16 @@ class ToolContext:
     person was asked about it, and said yes."""
 
     __slots__ = (
-        *(
-            "_note",
-            "_report",
-            "agent",
-            "approved",
-            "call_id",
-            "conversation",
-            "idempotency_key",
-            "metadata",
-            "run_id",
-            "tenant_id",
-        ),
+        "_note",
+        "_report",
+        "agent",
+        "approved",
+        "call_id",
+        "conversation",
+        "idempotency_key",
+        "metadata",
+        "run_id",
+        "tenant_id",
     )
 
     def __init__(

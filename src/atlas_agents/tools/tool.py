@@ -21,6 +21,8 @@ Confirm: TypeAlias = bool | Callable[[dict[str, Any]], bool]
 Reconcile: TypeAlias = Callable[..., Any]
 Preview: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; gives the text that a person is shown who is asked about a call with these arguments."""
+Argv: TypeAlias = Callable[[dict[str, Any]], Any]
+"""Sync or async; gives the words of the one program that a call would run, or None if it would do more than that."""
 Binds: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; gives what else than its arguments a call depends on, as plain JSON."""
 _EFFECTS = ("pure", "keyed", "unsafe")
@@ -55,12 +57,13 @@ class Tool:
         reconcile: Reconcile | None = None,
         preview: Preview | None = None,
         binds: Binds | None = None,
+        argv: Argv | None = None,
         described: tuple[dict[str, Any], Convert, str | None] | None = None,
     ) -> None:
         chosen = function or func
         if chosen is None or not callable(chosen):
             raise BadTool(f"the tool {name!r} needs a function")
-        _functions(name, reconcile=reconcile, preview=preview, binds=binds)
+        _functions(name, reconcile=reconcile, preview=preview, binds=binds, argv=argv)
         self.name = _checked_name(name)
         self.function: Function = chosen
         self.description = description or read_docstring(chosen)[0]
@@ -75,6 +78,8 @@ class Tool:
         """Says what a call would change, to a person who is asked about it; a fault that it raises ends the call."""
         self.binds = binds
         """Looks up what a yes holds for besides the arguments, when it is asked for and again before the tool acts."""
+        self.argv = argv
+        """Lets the command rules of a policy spare a question, for calls that run exactly one program."""
         self.is_async = is_async(chosen)
         self._one_text = parameters is None and described is None
         if described:
@@ -169,6 +174,7 @@ def tool(
     reconcile: Reconcile | None = None,
     preview: Preview | None = None,
     binds: Binds | None = None,
+    argv: Argv | None = None,
 ) -> Callable[[Function], Tool]: ...
 def tool(
     first: Function | Mapping[str, Any] | None = None,

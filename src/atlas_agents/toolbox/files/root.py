@@ -33,8 +33,8 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Root(msgspec.Struct, frozen=True):
-    """One folder. `private` are whole paths beside or beneath it that are off limits, `guarded` such that only a person
-    may have written."""
+    """One folder. `private` are whole paths beneath it that are off limits, `guarded` such that only a person may have
+    written; those that hold the folder itself do not count."""
 
     path: str
     private: tuple[str, ...] = ()
@@ -119,8 +119,10 @@ class Root(msgspec.Struct, frozen=True):
     def _among(self, paths: tuple[str, ...], where: str) -> bool:
         if not paths:
             return False
-        whole = os.path.normpath(os.path.join(os.path.realpath(self.path), where))
-        return any(inside(whole, os.path.realpath(each)) is not None for each in paths)
+        top = os.path.realpath(self.path)
+        whole = os.path.normpath(os.path.join(top, where))
+        known = [os.path.realpath(each) for each in paths]
+        return any(inside(whole, each) is not None and inside(top, each) is None for each in known)
 
     def _twin_of_secret(self, about: os.stat_result) -> bool:
         """A second name of a secret file that lies at the top of the folder, or is known to be private."""
