@@ -129,7 +129,7 @@ async def test_the_backend_stands_in_the_audit_row(tmp_path: Path) -> None:
     model = Scripted(calls("bash", command="true"), says("ok"))
     async with house(model, [bash_tool(tmp_path, sandbox="bubblewrap")], approve=Person()) as atlas:
         await atlas.ask("go")
-        (row,) = await atlas.audit.records()
+        (row,) = await atlas.audit.records("default")
     assert row.entry.meta["notes"] == {"sandbox": "bubblewrap"} and row.entry.meta["approval"]
 
 

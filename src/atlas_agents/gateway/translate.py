@@ -1,7 +1,7 @@
 """From the engine's words to the wire's: events, messages, questions, sessions."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from atlas_agents.core.clock import Clock
 from atlas_agents.core.events import (
@@ -207,8 +207,11 @@ def approval_shape(question: Question, session_key: str) -> ApprovalShape:
 
 def _folder(question: Question) -> str:
     """Where it would be done: where the tool says, if it looked that up, else where this process is."""
-    facts = cast(dict[str, Any], question.facts) if isinstance(question.facts, dict) else {}
-    return str(facts.get("folder") or question.working_directory)
+    match question.facts:
+        case {"folder": str(folder)}:
+            return folder
+        case _:
+            return question.working_directory
 
 
 def _command(question: Question) -> str:
