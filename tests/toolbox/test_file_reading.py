@@ -1,6 +1,7 @@
 """What a model reads of files: lines, encodings, pictures, folders and what is found in them."""
 
 import asyncio
+import base64
 import os
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from calling_tools import call
 
+from atlas_agents.providers.base import seen
 from atlas_agents.toolbox.files import file_tools
 from atlas_agents.toolbox.files.walk import Pattern
 
@@ -113,6 +115,28 @@ async def test_encodings(content: bytes, heading: str, tmp_path: Path) -> None:
 async def test_what_is_no_text_is_refused_by_what_it_is(content: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(content)
     assert words in await refused(tmp_path, "file_read", path="f")
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"\x89PNG\r\n\x1a\n", "image/png"),
+        (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b"GIF89a", "image/gif"),
+        (b"RIFF\x00\x00\x00\x00WEBP", "image/webp"),
+    ],
+)
+async def test_pictures_are_shown_to_the_model(head: bytes, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(head + b"\x00rest")
+    result = await call(file_tools(tmp_path), "file_read", path="f")
+    words, pictures = seen(result)
+    assert words.startswith(f'"(f, {kind}, ')
+    assert [(each.media_type, base64.b64decode(each.data)) for each in pictures] == [(kind, head + b"\x00rest")]
+
+
+async def test_a_picture_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(800_000))
+    assert "a picture of 781.3 KB; at most 700.0 KB can be shown" in await refused(tmp_path, "file_read", path="f")
 
 
 async def test_the_ends_of_a_long_log_can_be_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from atlas_agents.config.about import about
 from atlas_agents.core.secret import Secret
@@ -22,6 +23,11 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
         "auto"
     )
     bash_network: Annotated[bool, about("Whether commands of `bash` may use the network.")] = False
+    code_python: Annotated[
+        Path | None,
+        about("The Python that code runs on, or its virtual environment.", default="the one that runs Atlas"),
+    ] = None
+    code_memory: Annotated[int, Meta(ge=64, le=65536), about("MB of memory that code may use.")] = 256
     search: Annotated[Search | None, about("Who searches the web.", default="whoever has a key or an address")] = None
     search_url: Annotated[str | None, about("The address of a SearXNG.")] = None
     search_key: Annotated[Secret | None, about("The key for Brave, Tavily or Exa.", hides="all")] = None

@@ -7,7 +7,7 @@ from atlas_agents.core.memo import memo
 from atlas_agents.core.messages import File, Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.core.names import wire_name
 from atlas_agents.core.specs import ToolSpec
-from atlas_agents.providers.base import Request, encoded, spoken
+from atlas_agents.providers.base import Request, encoded, seen
 
 _CACHE = "anthropic_bytes"
 _MAX_TOKENS = 8192
@@ -80,7 +80,7 @@ def _block(part: Part) -> dict[str, Any] | None:
             written = arguments if malformed is None else {"malformed": malformed}
             return {"type": "tool_use", "id": wire_name(id), "name": wire_name(name), "input": written}
         case ToolResult(call_id, status, _):
-            block = {"type": "tool_result", "tool_use_id": wire_name(call_id), "content": spoken(part)}
+            block = {"type": "tool_result", "tool_use_id": wire_name(call_id), "content": _answer(part)}
             return block if status == "ok" else {**block, "is_error": True}
         case Thinking(text, signature):  # an unsigned thought would be refused
             return {"type": "thinking", "thinking": text, "signature": signature} if signature else None
@@ -92,6 +92,15 @@ def _block(part: Part) -> dict[str, Any] | None:
             return {"type": "document", "source": source, "title": name}
         case Opaque(vendor, block):
             return block if vendor == "anthropic" else None
+
+
+def _answer(result: ToolResult) -> str | list[dict[str, Any]]:
+    """What a tool gave back: words, and pictures after them."""
+    words, pictures = seen(result)
+    if not pictures:
+        return words
+    looks = [{"type": "image", "source": _base64(picture.media_type, picture.data)} for picture in pictures]
+    return [{"type": "text", "text": words}, *looks]
 
 
 def _base64(media_type: str, data: str) -> dict[str, str]:

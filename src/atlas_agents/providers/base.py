@@ -9,9 +9,10 @@ from atlas_agents.core.errors import BrokenHistory
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.memo import memo
-from atlas_agents.core.messages import Ids, Message, ToolCall, ToolResult
+from atlas_agents.core.messages import Ids, Image, Message, ToolCall, ToolResult
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.specs import ToolSpec
+from atlas_agents.providers.pictures import parted
 
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
 
@@ -143,6 +144,15 @@ def _broken(messages: Sequence[Message], place: int, awaited: Ids) -> BrokenHist
 
 def spoken(result: ToolResult) -> str:
     """A tool's result as the text that a model reads."""
+    return seen(result)[0]
+
+
+def seen(result: ToolResult) -> tuple[str, list[Image]]:
+    """A tool's result as a text, and the pictures in it, for vendors whose models can look at them."""
     if isinstance(result.result, str):
-        return result.result if result.status == "ok" else f"Error ({result.error}): {result.result}"
-    return encode(result.result).decode()
+        return (result.result if result.status == "ok" else f"Error ({result.error}): {result.result}"), []
+    written = encode(result.result)
+    if b'"image"' not in written:
+        return written.decode(), []
+    rest, pictures = parted(result.result)
+    return encode(rest).decode(), pictures

@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 
 from atlas_agents.config.settings import Settings
+from atlas_agents.toolbox.code.tool import CodeInterpreter, code_tool
 from atlas_agents.toolbox.files import file_tools
 from atlas_agents.toolbox.shell import bash_tool
 from atlas_agents.tools.permissions import Policy
@@ -40,7 +41,7 @@ def known_tools(settings: Settings, opening: AsyncExitStack | None = None) -> To
 
 def _toolbox(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
     """What touches the outside, a room of the toolbox after the other."""
-    return [*_of_the_folder(settings)]
+    return [*_of_the_folder(settings), _code(settings, opening)]
 
 
 def _of_the_folder(settings: Settings) -> list[Tool]:
@@ -48,6 +49,16 @@ def _of_the_folder(settings: Settings) -> list[Tool]:
     folder = settings.folder or settings.workspace
     private = [settings.home, *[settings.home / name for name in ("token", "tokens.json", "atlas.db")]]
     guarded = [path for path in (settings.policy, settings.config) if path is not None]
-    kind = "auto" if settings.sandbox == "wasm" else settings.sandbox  # that holds code, and runs no command
-    bash = bash_tool(folder, sandbox=kind, network=settings.bash_network, private=private, guarded=guarded)
+    bash = bash_tool(folder, sandbox=settings.sandbox, network=settings.bash_network, private=private, guarded=guarded)
     return [*file_tools(folder, private=private, guarded=guarded), bash]
+
+
+def _code(settings: Settings, opening: AsyncExitStack) -> Tool:
+    interpreter = CodeInterpreter(
+        settings.folder or settings.workspace,
+        sandbox=settings.sandbox,
+        python=settings.code_python,
+        memory=settings.code_memory * 1024 * 1024,
+    )
+    opening.push_async_callback(interpreter.close)
+    return code_tool(interpreter)

@@ -11,7 +11,7 @@ from atlas_agents.core.errors import ToolFailed
 from atlas_agents.toolbox.files.root import Found
 
 LARGEST = 10 * 1024 * 1024
-LARGEST_PICTURE = 5 * 1024 * 1024
+LARGEST_PICTURE = 700 * 1024  # as a result of JSON can carry
 _HEAD = 8192
 Encoding: TypeAlias = Literal["utf-8", "utf-16-le", "utf-16-be", "latin-1"]
 _MARKS: tuple[tuple[bytes, Encoding], ...] = (

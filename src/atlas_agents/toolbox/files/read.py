@@ -1,12 +1,12 @@
 """`file_read`: lines of a text file with their numbers, or a picture."""
 
+import base64
 import codecs
 import os
 from collections.abc import Iterator
 from typing import Any
 
 from atlas_agents.core.errors import BadArguments, ToolFailed
-from atlas_agents.core.messages import Image
 from atlas_agents.toolbox.files.content import (
     LARGEST,
     LARGEST_PICTURE,
@@ -41,12 +41,21 @@ def read(root: Root, path: str, start: int = 1, lines: int = MOST_LINES) -> Any:
         check_regular(found)
         head = os.pread(found.descriptor, _HEAD, 0)
         if kind := picture(head):
-            return Image.of(read_all(found, LARGEST_PICTURE), kind)
+            return _picture(found, kind)
         if found.stat.st_size > LARGEST and is_binary(head):
             raise ToolFailed(f"{found.path} is no text, but binary data of {sized(found.stat.st_size)}")
         if found.stat.st_size > LARGEST:
             return _part(found, head, start, lines)
         return _numbered(found.path, as_text(read_all(found), found.path), start, lines)
+
+
+def _picture(found: Found, kind: str) -> dict[str, str]:
+    """In the shape of an `Image`, by which a model gets to see it."""
+    if found.stat.st_size > LARGEST_PICTURE:
+        most = sized(LARGEST_PICTURE)
+        raise ToolFailed(f"{found.path} is a picture of {sized(found.stat.st_size)}; at most {most} can be shown")
+    data = base64.b64encode(read_all(found, LARGEST_PICTURE)).decode()
+    return {"type": "image", "name": found.path, "media_type": kind, "data": data}
 
 
 def _numbered(path: str, text: Text, start: int, lines: int) -> str:

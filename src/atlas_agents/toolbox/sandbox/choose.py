@@ -8,17 +8,18 @@ from atlas_agents.toolbox.sandbox import bubblewrap, landlock
 from atlas_agents.toolbox.sandbox.ports import Sandbox
 from atlas_agents.toolbox.sandbox.unconfined import Unconfined
 
-Kind: TypeAlias = Literal["auto", "bubblewrap", "landlock", "none"]
+Kind: TypeAlias = Literal["auto", "bubblewrap", "landlock", "wasm", "none"]
 _PROBES: dict[str, Callable[[], Awaitable[Sandbox]]] = {"bubblewrap": bubblewrap.probe, "landlock": landlock.probe}
 _found: dict[str, Sandbox] = {}
 
 
 async def choose(kind: Kind = "auto") -> Sandbox:
     """The sandbox of this kind; `auto` is the strongest that works. Never less than was asked for, and never none
-    unless it was asked for by name. What works is remembered; what does not is tried again each time."""
+    unless it was asked for by name. `wasm` holds code only; for commands it is `auto`. What works is remembered, what
+    does not is tried again each time."""
     if kind == "none":
         return Unconfined()
-    wanted = tuple(_PROBES) if kind == "auto" else (kind,)
+    wanted = tuple(_PROBES) if kind in ("auto", "wasm") else (kind,)
     tried: list[SandboxUnavailable] = []
     for name in wanted:
         try:

@@ -63,6 +63,10 @@ class Output:
         if self._seen >= self._cap:
             self._full()
 
+    def renew(self) -> None:
+        """Count from the beginning."""
+        self._seen = 0
+
     def kept(self, stream: Stream) -> Kept:
         return self._kept[stream].kept()
 

@@ -91,6 +91,10 @@ class Running(Protocol):
         """End it with all that it started."""
         ...
 
+    def renew(self, seconds: float) -> None:
+        """From now on it has this long, and may write as much as at first."""
+        ...
+
     def drain(self) -> None:
         """Pass on what it has written so far, without waiting."""
         ...

@@ -125,11 +125,12 @@ class Confined:
             while self._read(stream):
                 pass
 
-    def extend(self, seconds: float) -> None:
-        """From now on it has this long."""
+    def renew(self, seconds: float) -> None:
+        """From now on it has this long, and may write as much as at first."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._stop, "time")
+        self._output.renew()
 
     def _over_from(self, loop: asyncio.AbstractEventLoop) -> Callable[[Stopped], None]:
         def over(what: Stopped) -> None:

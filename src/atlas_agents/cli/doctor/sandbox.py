@@ -1,0 +1,31 @@
+"""What holds commands and code here, or what to install."""
+
+from collections.abc import AsyncIterator
+
+from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
+from atlas_agents.config.settings import Settings
+from atlas_agents.core.errors import SandboxUnavailable
+from atlas_agents.toolbox.code import wasm
+from atlas_agents.toolbox.sandbox.choose import choose
+
+
+async def look_at_sandbox(settings: Settings) -> AsyncIterator[Finding]:
+    """By running something in it."""
+    if settings.sandbox == "none":
+        yield notice("sandbox", "none, as set: code and commands may do all that you may", "set sandbox to auto")
+        return
+    try:
+        found = await choose(settings.sandbox)
+    except SandboxUnavailable as missing:
+        if settings.sandbox == "auto" and wasm.installed():
+            yield notice("sandbox", f"wasm for code, none for commands: {missing.reason}", missing.remedy)
+        elif settings.sandbox == "auto":
+            yield notice("sandbox", f"there is none, so code is not run: {missing.reason}", missing.remedy)
+        else:
+            yield broken("sandbox", missing.reason, missing.remedy)
+        return
+    if settings.sandbox == "wasm" and not wasm.installed():
+        yield broken("sandbox", "pyeryx is not installed", wasm.REMEDY)
+    else:
+        words = f"wasm for code, {found.name} for commands" if settings.sandbox == "wasm" else found.name
+        yield ok("sandbox", f"{words}: it runs, and holds")

@@ -1,0 +1,1 @@
+"""`code_interpreter`: Python that a model wrote, run in a sandbox."""

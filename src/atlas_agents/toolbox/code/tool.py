@@ -1,0 +1,190 @@
+"""The tool `code_interpreter`: what it takes, where its code runs, and what a model is told of it."""
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from atlas_agents.core.calling import in_thread
+from atlas_agents.core.errors import ToolFailed, ToolTimeout
+from atlas_agents.toolbox.code import wasm
+from atlas_agents.toolbox.code.folder import Made, made_in, place_for, state_of
+from atlas_agents.toolbox.code.interpreter import Answer, Interpreter
+from atlas_agents.toolbox.code.python import Python, found
+from atlas_agents.toolbox.code.sessions import Sessions, Start
+from atlas_agents.toolbox.sandbox.choose import choose
+from atlas_agents.toolbox.sandbox.ports import Kept, Limits, OnOutput, Stream
+from atlas_agents.tools.context import ToolContext
+from atlas_agents.tools.tool import Tool, tool
+
+Kind: TypeAlias = Literal["auto", "bubblewrap", "landlock", "wasm", "none"]
+SECONDS = 60.0
+_GRACE = 10.0  # the code is ended in time by the tool itself, which says more than a timeout of the call could
+_TOLD = 20_000
+_EXTRA = ("numpy", "pandas", "matplotlib")
+_STOPPED = {
+    "memory": "it used more than {memory} MB of memory",
+    "processes": "it started more than {processes} processes or threads",
+    "disk": "it wrote more than {disk} MB to disk, or too many files",
+    "output": "it printed more than {output} MB",
+}
+DESCRIPTION = """\
+Run Python code and get what it prints, the value of its last line, and the files and plots that it makes.
+
+There is no network, and only the current folder can be written to. Plots made with matplotlib are shown. \
+Each call starts anew, unless `session` is true."""
+
+
+class CodeInterpreter:
+    """Runs a model's Python in a sandbox below `folder`; `close()` ends what it keeps."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        sandbox: Kind = "auto",
+        python: Path | None = None,
+        memory: int = 256 * 1024 * 1024,
+        seconds: float = SECONDS,
+        idle: float = 600.0,
+    ) -> None:
+        self._folder = folder
+        self._kind: Kind = sandbox
+        self._wanted = python
+        self._python: Python | None = None
+        self._limits = Limits(seconds=seconds, cpu=math.ceil(seconds), memory=memory)
+        self._sessions = Sessions(idle=idle)
+
+    async def run(self, code: str, context: ToolContext, *, session: bool = False) -> dict[str, Any]:
+        """What came of the code, as a model reads it."""
+        key = (context.tenant_id, context.conversation.id)
+        folder: Path = await in_thread(place_for, self._folder, *key)
+        name, start = await self._starter(folder, kept=session)
+        context.note("sandbox", name)
+        before = await in_thread(state_of, folder)
+        if session:
+            answer, news = await self._sessions.ask(key, code, start, _telling(context))
+        else:
+            answer, news = await _once(code, start, _telling(context)), ""
+        made: Made = await in_thread(made_in, folder, before)
+        if answer.stopped is not None:
+            raise self._told_stopped(answer, made)
+        return _result(answer, made, [*_hints(answer, name), *_lost(answer, news, kept=session)])
+
+    async def close(self) -> None:
+        await self._sessions.close()
+
+    async def _starter(self, folder: Path, *, kept: bool) -> tuple[str, Start]:
+        """The name of the sandbox, and how to start a Python in it."""
+        limits = self._limits
+        if kept:  # the CPU time of all calls together
+            limits = msgspec.structs.replace(limits, cpu=limits.cpu * 20)
+        if self._kind == "wasm" or (self._kind == "auto" and not await _confined()):
+            return wasm.NAME, partial(wasm.start, folder, limits)
+        sandbox = await choose(self._kind)
+        if self._python is None:
+            self._python = await found(self._wanted)
+        return sandbox.name, partial(Interpreter.start, sandbox, self._python, folder, limits)
+
+    def _told_stopped(self, answer: Answer, made: Made) -> ToolFailed | ToolTimeout:
+        """A limit ended it. What it had done by then is told too: the model may go on from there."""
+        limits = self._limits
+        sizes = {name: getattr(limits, name) // 1024**2 for name in ("memory", "output")}
+        sizes |= {"disk": (limits.disk or 0) // 1024**2, "processes": limits.processes}
+        so_far = "".join(f"\n{name}: {_cut(text)}" for name, text in _texts(answer).items())
+        so_far += f"\nfiles: {', '.join(made.files)}" if made.files else ""
+        if answer.stopped == "time":
+            return ToolTimeout(f"the code ran longer than {limits.seconds:g} s and was stopped.{so_far}")
+        return ToolFailed(f"the code was stopped: {_STOPPED[answer.stopped or ''].format(**sizes)}.{so_far}")
+
+
+def code_tool(interpreter: CodeInterpreter) -> Tool:
+    """The tool around an interpreter."""
+
+    @tool(name="code_interpreter", description=DESCRIPTION, confirm=True, effect="unsafe", timeout=SECONDS + _GRACE)
+    async def code_interpreter(code: str, context: ToolContext, session: bool = False) -> dict[str, Any]:
+        """Run Python.
+
+        Args:
+            code: The Python source. The value of a last line that is an expression is returned.
+            session: Keep variables for later calls of this conversation that say so, too.
+        """
+        return await interpreter.run(code, context, session=session)
+
+    return code_interpreter
+
+
+async def _once(code: str, start: Start, on_output: OnOutput) -> Answer:
+    interpreter = await start()
+    try:
+        return await interpreter.ask(code, on_output)
+    finally:
+        await interpreter.close()
+
+
+async def _confined() -> bool:
+    """Whether a sandbox of processes works here; where not, and WebAssembly is at hand, that is taken."""
+    if not wasm.installed():
+        return True
+    try:
+        await choose("auto")
+    except ToolFailed:
+        return False
+    return True
+
+
+def _result(answer: Answer, made: Made, notes: list[str]) -> dict[str, Any]:
+    """Only what there is: each word costs."""
+    result: dict[str, Any] = {**_texts(answer)}
+    if answer.value is not None:
+        result["value"] = answer.value
+    if answer.error is not None:
+        result["error"] = answer.error.words
+    elif answer.ended:
+        result["error"] = answer.ended
+    if made.files:
+        result["files"] = made.files
+    if made.pictures:
+        result["images"] = made.pictures
+    if notes:
+        result["note"] = " ".join(notes)
+    return result or {"stdout": ""}
+
+
+def _texts(answer: Answer) -> dict[str, str]:
+    streams: dict[str, Kept] = {"stdout": answer.stdout, "stderr": answer.stderr}
+    return {name: kept.text for name, kept in streams.items() if kept.text}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 2000 else f"{text[:1000]}\n…\n{text[-1000:]}"
+
+
+def _hints(answer: Answer, sandbox: str) -> list[str]:
+    missing = answer.error.missing.partition(".")[0] if answer.error else ""
+    if not missing:
+        return []
+    if sandbox == wasm.NAME:
+        return [f"{missing} is not there: Python in WebAssembly has its standard library only."]
+    how = "pip install 'atlas-agents[code]'" if missing in _EXTRA else f"pip install {missing}"
+    return [f"{missing} is not installed where code runs, and nothing can be fetched from there; a person can: {how}."]
+
+
+def _lost(answer: Answer, news: str, *, kept: bool) -> list[str]:
+    now = "The state of this session is lost." if kept and answer.ended else ""
+    return [words for words in (news, now) if words]
+
+
+def _telling(context: ToolContext) -> OnOutput:
+    """Tells whoever looks on what the code prints, up to a few pages of it."""
+    left = _TOLD
+
+    def tell(stream: Stream, piece: bytes) -> None:
+        nonlocal left
+        if left > 0:
+            context.progress(piece[:left].decode(errors="replace"))
+            left -= len(piece)
+
+    return tell
