@@ -2,13 +2,14 @@
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from calling_tools import Person, call
 
-from atlas_agents import Answer, Approvals, Atlas, Policy, Question, Tool, ToolResult
+from atlas_agents import Actor, Answer, Approvals, Atlas, ConfigError, Policy, Question, Tool, ToolResult, Verdict
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
 from atlas_agents.toolbox.shell import bash_tool
@@ -132,6 +133,35 @@ async def test_a_rule_is_for_those_whom_it_names(tmp_path: Path) -> None:
         person = Person(False)
         await call([free(tmp_path)], "bash", person, policy, argv=["true"])
         assert len(person.questions) == asked
+
+
+def test_rules_stand_in_a_policy_file() -> None:
+    policy = Policy.load(Path(__file__).parents[2] / "docs/examples/commands.toml")
+    ben, tester = Actor("ben"), Actor("tia", "tester")
+    assert policy.command(["git", "status", "--short"], ben) == Verdict(
+        "yes", "commands.toml: commands[1], git status --short"
+    )
+    assert policy.command(["wc", "-l", "a b"], ben) and not policy.command(["wc", "-l", "a", "b"], ben)
+    assert policy.command(["pytest", "-x"], tester) and not policy.command(["pytest", "-x"], ben)
+    assert policy.version != Policy(tools={"bash": {"*": "ask"}}).version
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("commands = 3", "commands are tables"),
+        ("[[commands]]\nwho = ['x']", "commands[1]: write argv"),
+        ("[[commands]]\nargv = 'git status'", "commands[1]: write argv"),
+        ("[[commands]]\nargv = []", "argv begins with the name of a program"),
+        ("[[commands]]\nargv = ['*', 'x']", "argv begins with the name of a program"),
+        ("[[commands]]\nargv = ['git', '**', 'x']", "it comes last"),
+        ("[[commands]]\nargv = ['git']\nagents = ['x']", "there is no 'agents'"),
+    ],
+)
+def test_a_wrong_rule_is_named(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        Policy.load(tmp_path / "policy.toml")
 
 
 async def test_a_rule_does_not_help_who_is_denied(tmp_path: Path) -> None:

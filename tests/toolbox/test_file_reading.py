@@ -302,7 +302,7 @@ async def test_reading_is_quick_when_warm(tmp_path: Path) -> None:
     await told(tmp_path, "file_read", path="f")
     took: list[float] = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         await told(tmp_path, "file_read", path="f")
-        took.append(time.perf_counter() - began)
-    assert min(took) < 0.05  # a house and a turn around it included
+        took.append(time.process_time() - began)
+    assert min(took) < 0.02  # a house and a turn around it included
