@@ -2,10 +2,10 @@
 and which hold secrets, so that none may read them."""
 
 import os
+import re
 import sys
 import unicodedata
-from collections.abc import Iterable
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Protocol
@@ -72,20 +72,17 @@ def absolute(given: str | Path, base: Path, environment: Lookup) -> Path:
 
 def is_protected(path: PurePath) -> bool:
     """Whether what is written there says what agents are told or may do, or is run by others unasked."""
-    return _named(path, PROTECTED, PROTECTED_FOLDERS)
+    return _named(path, _protected, _protected_folders)
 
 
 def is_secret(path: PurePath) -> bool:
     """Whether a file of this name holds keys, passwords or what people have said; an example of one does not."""
-    return _named(path, SECRET, SECRET_FOLDERS) and _folded(path.name) not in _EXAMPLES
+    return _named(path, _secret, _secret_folders) and _folded(path.name) not in _EXAMPLES
 
 
-def _named(path: PurePath, names: Iterable[str], folders: Iterable[str]) -> bool:
+def _named(path: PurePath, names: re.Pattern[str], folders: frozenset[str]) -> bool:
     parts = [_folded(part) for part in path.parts]
-    known = {_folded(folder) for folder in folders}
-    return any(part in known for part in parts) or any(
-        fnmatchcase(parts[-1] if parts else "", _folded(name)) for name in names
-    )
+    return bool(parts) and (not folders.isdisjoint(parts) or names.match(parts[-1]) is not None)
 
 
 @lru_cache(4096)
@@ -125,3 +122,9 @@ def _person(environment: Lookup) -> Path:
         return Path(given).absolute() if given else Path.home()
     except RuntimeError as error:
         raise ConfigError("this user has no home folder: set ATLAS_HOME") from error
+
+
+_protected, _secret = (
+    re.compile("|".join(translate(_folded(name)) for name in names)) for names in (PROTECTED, SECRET)
+)
+_protected_folders, _secret_folders = (frozenset(map(_folded, names)) for names in (PROTECTED_FOLDERS, SECRET_FOLDERS))

@@ -13,6 +13,7 @@ from atlas_agents.toolbox.files.root import Found
 LARGEST = 10 * 1024 * 1024
 LARGEST_PICTURE = 700 * 1024  # as a result of JSON can carry
 _HEAD = 8192
+_CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\f\x1b\b"))
 Encoding: TypeAlias = Literal["utf-8", "utf-16-le", "utf-16-be", "latin-1"]
 _MARKS: tuple[tuple[bytes, Encoding], ...] = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -110,8 +111,7 @@ def is_binary(head: bytes) -> bool:
         return False
     if b"\0" in head or any(head.startswith(mark) for mark, _ in _DOCUMENTS) or picture(head):
         return True
-    odd = sum(byte < 32 and byte not in b"\t\n\r\f\x1b\b" for byte in head)
-    return odd * 20 > len(head)
+    return (len(head) - len(head.translate(None, _CONTROLS))) * 20 > len(head)
 
 
 def sized(count: int) -> str:

@@ -98,31 +98,35 @@ class Root(msgspec.Struct, frozen=True):
 
     def readable(self, where: str, about: os.stat_result, wanted: str = "") -> None:
         """NotPermitted for what holds secrets, under whichever name."""
-        named = is_secret(PurePosixPath(where)) or is_secret(PurePosixPath(wanted))
-        if named or self._among(self.private, where) or self._twin_of_secret(about):
+        if self.is_private(where) or is_secret(PurePosixPath(wanted)) or self.holds_secrets(where, about):
             raise NotPermitted(f"{where} holds secrets or what people have said: it is not read, searched or edited.")
+
+    def holds_secrets(self, where: str, about: os.stat_result) -> bool:
+        """Whether a file is a secret one by its name, or another name of one."""
+        return is_secret(PurePosixPath(where)) or self._twin_of_secret(about)
 
     def must_ask(self, where: str, about: os.stat_result | None) -> bool:
         """Whether only a person may have this written: prompts, settings, hooks, keys, what has a second name, and all
         that is in a virtual environment or a repository of git, whatever that is called."""
         has_names = about is not None and stat.S_ISREG(about.st_mode) and about.st_nlink > 1
         path = PurePosixPath(where)
-        if has_names or is_protected(path) or is_secret(path) or self._among(self.guarded, where):
+        if has_names or is_protected(path) or is_secret(path) or _within(where, self._beneath(self.guarded)):
             return True
         folders = [os.path.join(self.path, each) for each in path.parents]
         return any(_exists(each, "pyvenv.cfg") or _exists(each, "HEAD", "objects", "refs") for each in folders)
 
     def is_private(self, where: str) -> bool:
-        """Whether a path relative to the root is one of those that are off limits."""
-        return self._among(self.private, where)
+        """Whether a path relative to the root is one of those that are off limits, or in one."""
+        return _within(where, self.off_limits())
 
-    def _among(self, paths: tuple[str, ...], where: str) -> bool:
-        if not paths:
-            return False
-        top = os.path.realpath(self.path)
-        whole = os.path.normpath(os.path.join(top, where))
-        known = [os.path.realpath(each) for each in paths]
-        return any(inside(whole, each) is not None and inside(top, each) is None for each in known)
+    def off_limits(self) -> frozenset[str]:
+        """Where the private ones are, relative to the root; those that are elsewhere cannot be reached anyway."""
+        return self._beneath(self.private)
+
+    def _beneath(self, paths: tuple[str, ...]) -> frozenset[str]:
+        top = os.path.realpath(self.path) if paths else ""
+        found = [inside(os.path.realpath(each), top) for each in paths]
+        return frozenset(each for each in found if each not in (None, "."))
 
     def _twin_of_secret(self, about: os.stat_result) -> bool:
         """A second name of a secret file that lies at the top of the folder, or is known to be private."""
@@ -173,6 +177,11 @@ class Root(msgspec.Struct, frozen=True):
         if close:
             return f"; near it: {', '.join(os.path.join(folder, each) for each in close)}"
         return f"; {where} is empty" if not names else f"; file_list shows what is in {where}"
+
+
+def _within(where: str, known: frozenset[str]) -> bool:
+    path = PurePosixPath(os.path.normpath(where))
+    return any(str(each) in known for each in (path, *path.parents))
 
 
 def _exists(folder: str, *names: str) -> bool:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import msgspec
 
-from atlas_agents.core.errors import BadArguments, NotPermitted, ToolFailed
+from atlas_agents.core.errors import BadArguments, ToolFailed
 from atlas_agents.toolbox.files.content import as_text, check_regular, counted, is_binary
 from atlas_agents.toolbox.files.read import split_lines
 from atlas_agents.toolbox.files.root import Found, Root
@@ -21,6 +21,7 @@ MOST_FOUND = 200
 MOST_CHARACTERS = 40_000
 LARGEST = 4 * 1024 * 1024
 LONGEST = 5.0
+_PATIENCE = 20.0
 _SHOWN = 300
 _LONGEST_QUERY = 1000
 _MOST_AROUND = 10
@@ -66,7 +67,7 @@ def searched(root: Root, query: Query) -> str:
         try:
             fits = _matcher(query)
             with root.find(query.path) as top:
-                walk = Walk(root, depth=DEEPEST, hidden=query.hidden)
+                walk = Walk(root, depth=DEEPEST, hidden=query.hidden, longest=_PATIENCE)
                 entries = walk.through(top) if top.is_folder else None
                 if entries is None:
                     _look(tally, top, fits, query)
@@ -78,7 +79,7 @@ def searched(root: Root, query: Query) -> str:
                         break
                 notes += walk.notes()
         except _TooSlow:
-            notes.append(f"stopped after {LONGEST:g} s: use a plain text, a simpler expression, or fewer files")
+            notes.append(f"stopped after {LONGEST:g} s of work: use a simpler expression, or look in fewer files")
     if tally.skipped:
         notes.append(f"skipped: {counted(tally.skipped, 'file')}, no text, too long or secret")
     all_files = counted(tally.searched, "file")
@@ -97,9 +98,11 @@ def _visit(tally: _Tally, root: Root, entry: Entry, fits: Callable[[str], bool],
         return
     try:
         found = Found(descriptor, entry.path, os.fstat(descriptor))
-        root.readable(entry.path, found.stat)
+        if root.holds_secrets(entry.path, found.stat):
+            tally.skipped += 1
+            return
         _look(tally, found, fits, query)
-    except (ToolFailed, NotPermitted):
+    except ToolFailed:
         tally.skipped += 1
     finally:
         os.close(descriptor)
@@ -161,15 +164,16 @@ def _matcher(query: Query) -> Callable[[str], bool]:
 
 @contextmanager
 def _alarm(seconds: float) -> Generator[None]:
-    """Raise _TooSlow after a while, also out of the middle of an expression: its engine listens to signals."""
+    """Raise _TooSlow after so much work of this process, also out of the middle of an expression: its engine listens to
+    signals."""
 
     def ring(number: int, frame: FrameType | None) -> NoReturn:
         raise _TooSlow
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

@@ -50,11 +50,15 @@ class Entry(msgspec.Struct, frozen=True):
 class Walk:
     """One way through a folder, which knows afterwards what it left out."""
 
-    def __init__(self, root: Root, *, depth: int, hidden: bool) -> None:
-        self._root = root
+    def __init__(
+        self, root: Root, *, depth: int, hidden: bool, longest: float = LONGEST, most: int = MOST_VISITED
+    ) -> None:
+        self._off_limits = root.off_limits()
         self._depth = min(depth, DEEPEST)
         self._hidden = hidden
-        self._until = time.monotonic() + LONGEST
+        self._longest = longest
+        self._most = most
+        self._until = time.monotonic() + longest
         self.visited = 0
         self.left_out = 0
         self.not_entered: list[str] = []
@@ -78,7 +82,7 @@ class Walk:
             if self._spent():
                 return
             where = f"{path}/{name}" if path else name
-            if (name.startswith(".") and not self._hidden) or self._root.is_private(where):
+            if (name.startswith(".") and not self._hidden) or where in self._off_limits:
                 self.left_out += 1
                 continue
             try:
@@ -109,10 +113,10 @@ class Walk:
             os.close(folder)
 
     def _spent(self) -> bool:
-        if self.visited > MOST_VISITED:
-            self.cut_short = f"stopped after {MOST_VISITED:,} names; look into a folder of it"
+        if self.visited > self._most:
+            self.cut_short = f"stopped after {self._most:,} names; look into a folder of it"
         elif time.monotonic() > self._until:
-            self.cut_short = f"stopped after {LONGEST:g} s; look into a folder of it"
+            self.cut_short = f"stopped after {self._longest:g} s; look into a folder of it"
         return bool(self.cut_short)
 
 

@@ -23,7 +23,7 @@ from atlas_agents.tools.tool import Tool, tool
 
 USUAL, LONGEST = 60, 600
 KEPT = 20_000
-_DEEP = 6
+_DEEP, _MOST = 4, 10_000
 _MB = 1024 * 1024
 _STOPPED = {
     "output": "it wrote too much",
@@ -159,7 +159,8 @@ class _Room:
         read_only = [Path(each) for each in self._root.guarded]
         masked = [Path(each) for each in self._root.private]
         with self._root.find(".", folder=True) as found:
-            near, far = [Walk(self._root, depth=depth, hidden=True).through(found) for depth in (1, _DEEP)]
+            walks = [Walk(self._root, depth=depth, hidden=True, most=_MOST) for depth in (1, _DEEP)]
+            near, far = [walk.through(found) for walk in walks]
             for entry in chain(near, far):  # the nearest first: a very large folder is not looked through to its end
                 where = PurePosixPath(entry.path)
                 if is_secret(where):
