@@ -20,7 +20,7 @@ from atlas_agents.toolbox.files.walk import DEEPEST, Entry, Pattern, Walk
 MOST_FOUND = 200
 MOST_CHARACTERS = 40_000
 LARGEST = 4 * 1024 * 1024
-LONGEST = 5.0
+LONGEST = 3.0
 _PATIENCE = 20.0
 _SHOWN = 300
 _LONGEST_QUERY = 1000

@@ -84,7 +84,7 @@ def _searcher(root: Root) -> Tool:
         """
         return searched(root, Query(query, path, pattern, regex, ignore_case, context, hidden))
 
-    return tool(effect="pure")(file_search)
+    return tool(effect="pure", timeout=60)(file_search)
 
 
 def _writer(root: Root) -> Tool:
