@@ -38,6 +38,16 @@ async def run_command(command: str) -> str:
     return f"ran {command}"
 
 
+def change(arguments: dict[str, Any]) -> str:
+    return f"--- note\n+++ note\n-milk\n+{arguments['note']}"
+
+
+@tool(confirm=True, preview=change)
+async def write_note(note: str) -> str:
+    """Put a note in the place of another."""
+    return f"wrote {note}"
+
+
 @tool
 async def break_down() -> str:
     """Fail, always."""
@@ -45,7 +55,7 @@ async def break_down() -> str:
 
 
 def agents() -> list[Agent]:
-    tools = [look_up, count, run_command, break_down]
+    tools = [look_up, count, run_command, write_note, break_down]
     return [
         Agent("helper", model=Staged(), tools=tools, name="Helper"),
         Agent("writer", model=Staged(id="staged-writer"), name="Writer", description="Writes letters."),
