@@ -42,6 +42,16 @@ async def run_command(command: str) -> str:
     return f"ran {command}"
 
 
+def change(arguments: dict[str, Any]) -> str:
+    return f"--- note\n+++ note\n-milk\n+{arguments['note']}"
+
+
+@tool(confirm=True, preview=change)
+async def write_note(note: str) -> str:
+    """Put a note in the place of another."""
+    return f"wrote {note}"
+
+
 @tool
 async def build(lines: int, context: ToolContext) -> str:
     """Write many lines, then wait until there is a file `go` here."""
@@ -81,7 +91,7 @@ async def break_down() -> str:
 
 
 def agents() -> list[Agent]:
-    tools = [look_up, count, build, draw, run_command, break_down]
+    tools = [look_up, count, build, draw, run_command, write_note, break_down]
     return [
         Agent("helper", model=Staged(), tools=tools, name="Helper"),
         Agent("writer", model="stage/staged-writer", name="Writer", description="Writes letters."),

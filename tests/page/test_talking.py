@@ -67,6 +67,18 @@ def test_a_question_is_allowed(tab: Tab) -> None:
     expect(tab.page.locator(".places .ant-badge")).to_have_count(0)
 
 
+def test_a_question_shows_what_would_change(tab: Tab) -> None:
+    tab.say(staged([["call", "write_note", {"note": "tea\u200b"}]]))
+    asked = tab.page.locator(".approval")
+    expect(asked.locator(".preview .exact")).to_contain_text("-milk\n+tea")
+    assert asked.locator(".preview mark").all_text_contents() == ["U+200B"]
+    asked.get_by_role("button", name="Edit").click()
+    expect(asked.locator(".preview")).to_contain_text("yours may differ")
+    asked.get_by_role("button", name="Back").click()
+    asked.get_by_role("button", name="Allow once").click()
+    tab.shows("Done.")
+
+
 def test_a_question_is_denied_with_a_reason_that_the_model_is_told_and_that_is_kept(tab: Tab) -> None:
     tab.say(staged([["call", "run_command", {"command": "ls -l"}]], [["say", "Told: "], ["told"]]))
     tab.page.get_by_role("button", name="Deny with a reason").click()

@@ -22,6 +22,7 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: Annotated[Sandbox, about("What holds commands and code; `auto` takes the strongest that works here.")] = (
         "auto"
     )
+    bash_network: Annotated[bool, about("Whether commands of `bash` may use the network.")] = False
     code_python: Annotated[
         Path | None,
         about("The Python that code runs on, or its virtual environment.", default="the one that runs Atlas"),

@@ -182,6 +182,7 @@ def asked(question: Question) -> wire.ApprovalRequested:
         risk=shape.risk,
         options=shape.options,
         expires_at=shape.expires_at,
+        preview=shape.preview,
     )
 
 
@@ -195,12 +196,22 @@ def approval_shape(question: Question, session_key: str) -> ApprovalShape:
         summary=question.title,
         details=question.arguments,
         command=_command(question),
-        working_dir=question.working_directory,
+        working_dir=_folder(question),
         risk=question.reason,
         options=tuple([DECISIONS[option] for option in question.options]),
         expires_at=int(question.expires_at * 1000),
         agent_id=question.agent_id,
+        preview=question.preview,
     )
+
+
+def _folder(question: Question) -> str:
+    """Where it would be done: where the tool says, if it looked that up, else where this process is."""
+    match question.facts:
+        case {"folder": str(folder)}:
+            return folder
+        case _:
+            return question.working_directory
 
 
 def _command(question: Question) -> str:

@@ -6,6 +6,8 @@ from datetime import datetime
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.toolbox.code.tool import CodeInterpreter, code_tool
+from atlas_agents.toolbox.files import file_tools
+from atlas_agents.toolbox.shell import bash_tool
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
@@ -43,7 +45,16 @@ def known_tools(
 
 def _toolbox(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
     """What touches the outside, a room of the toolbox after the other."""
-    return [_code(settings, opening)]
+    return [*_of_the_folder(settings), _code(settings, opening)]
+
+
+def _of_the_folder(settings: Settings) -> list[Tool]:
+    """Files and commands, confined to one folder; what the house itself keeps is not theirs, nor what rules it."""
+    folder = settings.folder or settings.workspace
+    private = [settings.home, *[settings.home / name for name in ("token", "tokens.json", "atlas.db")]]
+    guarded = [path for path in (settings.policy, settings.config) if path is not None]
+    bash = bash_tool(folder, sandbox=settings.sandbox, network=settings.bash_network, private=private, guarded=guarded)
+    return [*file_tools(folder, private=private, guarded=guarded), bash]
 
 
 def _code(settings: Settings, opening: AsyncExitStack) -> Tool:

@@ -19,10 +19,20 @@ def _unheard(key: str, value: Any) -> None:
 
 
 class ToolContext:
-    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again."""
+    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again; `approved` says whether a
+    person was asked about it, and said yes."""
 
     __slots__ = (
-        *("_note", "_report", "agent", "call_id", "conversation", "idempotency_key", "metadata", "run_id", "tenant_id"),
+        "_note",
+        "_report",
+        "agent",
+        "approved",
+        "call_id",
+        "conversation",
+        "idempotency_key",
+        "metadata",
+        "run_id",
+        "tenant_id",
     )
 
     def __init__(
@@ -35,6 +45,7 @@ class ToolContext:
         tenant_id: str,
         metadata: Metadata,
         report: Callable[[str], object] = _silent,
+        approved: bool = False,
         note: Callable[[str, Any], object] = _unheard,
     ) -> None:
         self.conversation = conversation
@@ -43,6 +54,7 @@ class ToolContext:
         self.call_id = call_id
         self.tenant_id = tenant_id
         self.metadata = metadata
+        self.approved = approved
         self.idempotency_key = f"{run_id}:{call_id}"
         self._report = report
         self._note = note
@@ -64,11 +76,18 @@ class ToolContext:
             self.call_id,
             self.tenant_id,
             self.metadata,
+            self.approved,
         )
 
 
 def _in_worker(
-    conversation: Conversation, agent: Any, run_id: str, call_id: str, tenant_id: str, metadata: Metadata
+    conversation: Conversation,
+    agent: Any,
+    run_id: str,
+    call_id: str,
+    tenant_id: str,
+    metadata: Metadata,
+    approved: bool,
 ) -> ToolContext:
     return ToolContext(
         conversation=conversation,
@@ -78,4 +97,5 @@ def _in_worker(
         tenant_id=tenant_id,
         metadata=metadata,
         report=report,
+        approved=approved,
     )

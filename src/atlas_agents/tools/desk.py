@@ -157,7 +157,8 @@ class Desk:
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """A call that may act, with the arguments it may act on and, where a person said yes, what the yes is bound to."""
+    """A call that may act, with the arguments it may act on and, where a person said yes, what the yes is bound to;
+    `ruled` if nobody was asked because a command rule spared the question."""
 
     call: ToolCall
     tool: Tool
@@ -166,3 +167,4 @@ class Cleared(msgspec.Struct, frozen=True):
     edited: bool = False
     bound: str = ""
     approved_by: str = ""
+    ruled: bool = False

@@ -15,6 +15,7 @@ import msgspec
 
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import encode
+from atlas_agents.tools.commands import CommandRule, rule_from, rules_from
 
 Cell: TypeAlias = Literal["yes", "no", "ask"]
 EVERYONE = "*"
@@ -43,7 +44,8 @@ class Policy:
 
     `groups` are roles by another door: an agent belongs to a group that lists it, besides the role it has itself.
     `tools` gives each tool's cells; the closest line wins: the agent's own, then its roles', then `*`. `grants` gives
-    permissions such as `file:read` or `file:*` to agents, roles and users (`user:ana`).
+    permissions such as `file:read` or `file:*` to agents, roles and users (`user:ana`). `commands` may be run without
+    asking.
     """
 
     def __init__(
@@ -52,15 +54,22 @@ class Policy:
         tools: Mapping[str, Mapping[str, Cell]] | None = None,
         grants: Mapping[str, Sequence[str]] | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
+        commands: Sequence[CommandRule | Mapping[str, Any]] = (),
         name: str = "policy",
     ) -> None:
         self.name = name
         self._cells = {tool: _checked_cells(tool, cells) for tool, cells in (tools or {}).items()}
         self._grants = {subject: _names("grants", subject, names) for subject, names in (grants or {}).items()}
         self._groups = {group: frozenset(_names("groups", group, found)) for group, found in (groups or {}).items()}
+        self._commands = tuple(rule_from(rule, f"commands[{place}]") for place, rule in enumerate(commands, 1))
         self._ranks = lru_cache(1024)(self._find_ranks)  # the same few are asked for again and again, for every tool
         self._holder = lru_cache(4096)(self._find_holder)
-        plain = [self._cells, self._grants, {group: sorted(members) for group, members in self._groups.items()}]
+        plain: list[Any] = [
+            self._cells,
+            self._grants,
+            {group: sorted(members) for group, members in self._groups.items()},
+        ]
+        plain += [self._commands] if self._commands else []  # a policy without any keeps its version
         self.version = hashlib.sha256(encode(msgspec.to_builtins(plain, order="sorted"))).hexdigest()[:16]
 
     @classmethod
@@ -90,6 +99,14 @@ class Policy:
         if acts:
             return Verdict("no", f"{self.name}: {tool} has effects and no line grants it")
         return Verdict("yes", f"{self.name}: {tool} has no effects")
+
+    def command(self, argv: Sequence[str], actor: Actor) -> Verdict | None:
+        """The rule that lets this actor run this command unasked; None if there is none."""
+        names = {name for rank in self._ranks(actor.agent_id, actor.role) for name in rank}
+        for place, rule in enumerate(self._commands, 1):
+            if rule.fits(argv) and not names.isdisjoint(rule.who):
+                return Verdict("yes", f"{self.name}: commands[{place}], {rule.words}")
+        return None
 
     def tools_of(self, actor: Actor) -> dict[str, Cell]:
         """The matrix as one actor sees it."""
@@ -143,8 +160,8 @@ def _names(section: str, subject: str, names: Sequence[str]) -> tuple[str, ...]:
 
 def _from_data(data: Mapping[str, Any], where: str) -> Policy:
     for key in data:
-        if key not in ("groups", "grants", "tools"):
-            raise ConfigError(f"{where}: there is no section {key!r}; there are groups, grants and tools")
+        if key not in ("groups", "grants", "tools", "commands"):
+            raise ConfigError(f"{where}: there is no section {key!r}; there are groups, grants, tools and commands")
     tools: dict[str, dict[str, Cell]] = {}
     for tool, lines in _table(data, "tools", where).items():
         tools[tool] = _cells_of(tool, lines, where)
@@ -152,6 +169,7 @@ def _from_data(data: Mapping[str, Any], where: str) -> Policy:
         tools=tools,
         grants=_lists(data, "grants", where),
         groups=_lists(data, "groups", where),
+        commands=rules_from(data.get("commands", []), where),
         name=where,
     )
 

@@ -19,6 +19,7 @@ from atlas_agents.toolbox.sandbox.runs import Runs
 _TMP = 64 * 1024 * 1024
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = ("alternatives", "fonts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "ssl/certs")
+_NAMES = ("resolv.conf", "hosts", "nsswitch.conf")
 _USER = "1000"
 _CHILD = re.compile(rb'"child-pid": *(\d+)')
 REMEDY = "install bubblewrap (Debian and Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
@@ -51,7 +52,7 @@ class Bubblewrap(Runs):
         # Not `--clearenv`: the environment that bwrap itself was given can be read in the sandbox, in /proc/1/environ.
         env = {"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **job.env}  # noqa: S108 - the sandbox's own
         with _Given(calls.program()) as given:
-            argv = [self._bwrap, *_walls(), *given.options, *_mounts(job), "--", *inner]
+            argv = [self._bwrap, *_walls(), *_line(job), *given.options, *_mounts(job), "--", *inner]
             process = _Wrapped(job, given.take_status(), on_output=on_output, spill=spill)
             await process.open(argv, env=env, stdin=stdin, merge=merge, pass_fds=given.fds)
         return process
@@ -130,6 +131,14 @@ def _walls() -> list[str]:
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
         *("--uid", _USER, "--gid", _USER, "--hostname", "sandbox", "--cap-drop", "ALL"),
     ]
+
+
+def _line(job: Job) -> list[str]:
+    """The machine's own network, and how it finds names, for those who may use it."""
+    if not job.network:
+        return []
+    files = [f"/etc/{name}" for name in _NAMES]
+    return ["--share-net", *[word for file in files for word in ("--ro-bind-try", os.path.realpath(file), file)]]
 
 
 def _ceilings(limits: Limits) -> list[str]:

@@ -43,6 +43,8 @@ class Landlock(Runs):
         spill: Path | None = None,
         merge: bool = False,
     ) -> Running:
+        if job.network:
+            raise SandboxUnavailable("Landlock gives no command the network", "install bubblewrap, or do without")
         package = find_spec("sandlock")
         if package is None or package.origin is None:
             raise SandboxUnavailable("sandlock is not installed", REMEDY)

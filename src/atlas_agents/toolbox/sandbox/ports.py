@@ -44,6 +44,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     programs: tuple[Path, ...] = ()
     env: Mapping[str, str] = {}
     limits: Limits = Limits()
+    network: bool = False
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -130,6 +131,7 @@ class Sandbox(Protocol):
         on_output: OnOutput | None = None,
         spill: Path | None = None,
         merge: bool = False,
+        network: bool = False,
     ) -> Outcome:
         """Run it to its end. `merge` writes stderr into stdout; `spill` keeps all that was written, in a file."""
         ...

@@ -36,6 +36,7 @@ class Runs:
         on_output: OnOutput | None = None,
         spill: Path | None = None,
         merge: bool = False,
+        network: bool = False,
     ) -> Outcome:
         """Run it to its end. `merge` writes stderr into stdout; `spill` keeps all that was written, in a file."""
         job = Job(
@@ -47,6 +48,7 @@ class Runs:
             programs=tuple(programs),
             env=env or {},
             limits=limits or Limits(),
+            network=network,
         )
         running = await self.start(job, stdin=stdin, on_output=on_output, spill=spill, merge=merge)
         return await running.wait()

@@ -1,0 +1,35 @@
+"""A rule lets a plain command run unasked; what a shell would act on is asked about, as is everything else."""
+
+import asyncio
+import tempfile
+from typing import Any
+
+from atlas_agents import Policy, Question
+from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.toolbox.shell import bash_tool
+
+POLICY = Policy(tools={"bash": {"*": "ask"}}, commands=[{"argv": ["echo", "**"]}])
+
+
+def approve(question: Question) -> bool:
+    print(f"asked: {question.arguments['command']}")
+    return "rm" not in question.arguments["command"]
+
+
+def tell(event: Any) -> None:
+    print(event.error or str(event.result).splitlines()[0])
+
+
+async def main() -> None:
+    model = Scripted(
+        calls("bash", command="echo hello 'wide world'"),
+        calls("bash", command="echo hello | tr a-z A-Z"),
+        calls("bash", command="echo hello; rm -rf ."),
+        says("Done."),
+    )
+    async with house(model, [bash_tool(tempfile.mkdtemp())], policy=POLICY, approve=approve) as atlas:
+        atlas.on("tool:result", tell)
+        await atlas.ask("Greet.")
+
+
+asyncio.run(main())

@@ -1,0 +1,32 @@
+"""What a command writes, told while it writes: in pieces of a reasonable size, a few times a second."""
+
+import asyncio
+import codecs
+from collections.abc import Callable
+
+_PAUSE = 0.25
+_MOST = 4000
+
+
+class Telling:
+    """Gathers output and passes it on; of a flood only the end of each piece."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._gathered = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, stream: str, piece: bytes) -> None:
+        self._gathered = (self._gathered + self._decoder.decode(piece))[-2 * _MOST :]
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_PAUSE, self.flush)
+
+    def flush(self) -> None:
+        """Tell what is there now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        words, self._gathered = self._gathered, ""
+        if words:
+            self._tell(words if len(words) <= _MOST else f"…{words[-_MOST:]}")

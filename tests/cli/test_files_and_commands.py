@@ -1,0 +1,118 @@
+"""Files and commands, as a person in front of a terminal lets an agent have them: agreed to, denied, and stopped."""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from atlas_command import CTRL_C, ENTER, PATIENCE, Home
+
+from model_server import Asked, ModelServer, Reply, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
+AGENTS = "# Agents\n\n## assistant\n\nModel: http/rules-1\nDescription: Works.\n"
+
+
+def mind(asked: Asked) -> Reply:
+    """A model that makes the call it is told to make, and repeats what came of it."""
+    if asked.results:
+        return Reply(f"It came out: {asked.results[0]}")
+    found = re.fullmatch(r"(\w+) (\{.*\})", asked.text)
+    return Reply(calls=((found[1], json.loads(found[2])),)) if found else Reply("?")
+
+
+@pytest.fixture
+def server() -> Generator[ModelServer]:
+    with serving(mind) as model:
+        yield model
+
+
+@pytest.fixture
+def home(tmp_path: Path, server: ModelServer) -> Home:
+    """No policy: the rules of the house."""
+    made = Home(tmp_path, {"OPENAI_BASE_URL": server.url})
+    made.path.mkdir(mode=0o700)
+    workspace(made).mkdir()
+    (workspace(made) / "AGENTS.md").write_text(AGENTS)
+    return made
+
+
+def workspace(home: Home) -> Path:
+    return home.path / "workspace"
+
+
+def test_a_change_is_shown_before_it_is_made(home: Home) -> None:
+    (workspace(home) / "tea.txt").write_text("green\nblack\n")
+    with home.terminal("chat") as person:
+        person.see(r"\n>$")
+        person.type('file_edit {"path": "tea.txt", "old": "black", "new": "white"}' + ENTER)
+        person.see(
+            r"\? Confirm execution of file_edit\n"
+            r"  path = \"tea\.txt\"\n  old = \"black\"\n  new = \"white\"\n"
+            r"  │ --- tea\.txt\n  │ \+\+\+ tea\.txt\n  │ @@ -1,2 \+1,2 @@\n  │  green\n  │ -black\n  │ \+white\n"
+            r"(.|\n)*or no\?$"
+        )
+        assert (workspace(home) / "tea.txt").read_text() == "green\nblack\n"
+        person.type("once" + ENTER)
+        person.see(r"✓ file_edit: changed 1 place in tea\.txt, line 2(.|\n)*\n>$")
+        assert (workspace(home) / "tea.txt").read_text() == "green\nwhite\n"
+        person.type('file_write {"path": "AGENTS.md", "content": "mine"}' + ENTER)
+        person.see(r"AGENTS\.md says what agents are told or may do(.|\n)*or no\?$")
+        person.type("no" + ENTER)
+        person.see(r"✗ file_write: declined(.|\n)*\n>$")
+        assert (workspace(home) / "AGENTS.md").read_text() == AGENTS
+
+
+def test_a_command_is_agreed_to_denied_and_stopped_in_the_middle(home: Home) -> None:
+    nap = f"sleep 60.{secrets.randbelow(10**9):09}"
+    with home.terminal("chat") as person:
+        person.see(r"\n>$")
+        person.type('bash {"command": "echo hello | tr a-z A-Z > greeting; cat greeting"}' + ENTER)
+        person.see(r"│ \(in a shell, (.|\n)*confined by \w+: no network(.|\n)*or no\?$")
+        person.type("once" + ENTER)
+        person.see(r"✓ bash: HELLO \[exit code 0(.|\n)*\n>$")
+        assert (workspace(home) / "greeting").read_text() == "HELLO\n"
+
+        person.type('bash {"command": "rm greeting"}' + ENTER)
+        person.see(r"or no\?$", after="rm greeting")
+        person.type("no" + ENTER)
+        person.see(r"✗ bash: declined(.|\n)*\n>$", after="rm greeting")
+        assert (workspace(home) / "greeting").exists()
+
+        person.type(json.dumps({"command": f"touch begun; {nap} & {nap}"}).join(["bash ", ENTER]))
+        person.see(r"or no\?$", after="touch begun")
+        person.type("once" + ENTER)
+        eventually(lambda: (workspace(home) / "begun").exists())
+        person.type(CTRL_C)
+        person.see(r"stopped(.|\n)*\n>$", after="touch begun")
+        eventually(lambda: not running(nap), 3)
+
+
+def test_where_nobody_can_be_asked_nothing_is_done(home: Home) -> None:
+    done = home.run("ask", 'bash {"command": "touch made"}')
+    assert "needs a person's yes; atlas chat asks you, and --yes-to bash allows it" in done.stderr
+    told = home.run("ask", 'file_list {"path": "."}')
+    assert "AGENTS.md" in told.stdout
+    assert not (workspace(home) / "made").exists()
+
+
+def eventually(holds: object, within: float = PATIENCE) -> None:
+    assert callable(holds)
+    end = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def running(words: str) -> bool:
+    wanted = words.replace(" ", "\0").encode()
+    for each in Path("/proc").iterdir():
+        try:
+            if each.name.isdecimal() and wanted in (each / "cmdline").read_bytes():
+                return True
+        except OSError:
+            continue
+    return False

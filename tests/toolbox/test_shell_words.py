@@ -1,0 +1,161 @@
+"""A text is run without a shell only if it means the same to one: our words are bash's words, and what execve gets."""
+
+import os
+import random
+import string
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from atlas_agents.core.errors import BadArguments
+from atlas_agents.toolbox.shell.order import argv_of
+from atlas_agents.toolbox.shell.words import plain_words
+
+SEED = 20261115
+PIECES = [
+    *string.ascii_letters[:8],
+    *(
+        " ",
+        "  ",
+        "\t",
+        "'",
+        '"',
+        "''",
+        '""',
+        "'a b'",
+        '"c d"',
+        "-x",
+        "--y=z",
+        "/tmp/f",
+        "./g",
+        "a.b",
+        "1",
+        "=",
+        ":",
+        "%",
+        "@",
+    ),
+    *(";", "&&", "||", "|", "&", "\n", "\r", "\\", "\\\n", "$", "$(", "`", "${IFS}", "$'", "<(", ">(", ">", "<", "<<E"),
+    *(
+        "{a,b}",
+        "~",
+        "*",
+        "?",
+        "[a]",
+        "!",
+        "#",
+        "(",
+        ")",
+        "\x00",
+        "\x1b",
+        "\u00a0",
+        "\u200b",
+        "\u202e",
+        "é",
+        "\ud800",
+        "^",
+        ",",
+    ),
+]
+
+
+def random_texts(count: int) -> list[str]:
+    """Half of them of all kinds of pieces, half of such that a plain word may hold: those are often accepted."""
+    chance = random.Random(SEED)
+    plain = [
+        piece for piece in PIECES if not set(piece) & set(";&|\n\r\\$`<>{}~*?[]!#()^\x00\x1b\u00a0\u200b\u202eé\ud800")
+    ]
+    texts: list[str] = []
+    for number in range(count):
+        pieces = PIECES if number % 2 else plain
+        texts.append("".join(chance.choice(pieces) for _ in range(chance.randint(1, 14))))
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ls", ["ls"]),
+        ("  git  status\t--short ", ["git", "status", "--short"]),
+        ("echo 'a b' \"c d\"", ["echo", "a b", "c d"]),
+        ("echo a'b'\"c\"d", ["echo", "abcd"]),
+        ("echo ''", ["echo", ""]),
+        ("grep -n '$(x) `y` \\ ; | & > <' f", ["grep", "-n", "$(x) `y` \\ ; | & > <", "f"]),
+        ('echo "don\'t; stop"', ["echo", "don't; stop"]),
+        ("./run.sh --key=value a,b:c@d%e", ["./run.sh", "--key=value", "a,b:c@d%e"]),
+    ],
+)
+def test_plain_words(text: str, words: list[str]) -> None:
+    assert plain_words(text) == words
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  ", "A=1 ls", "cd /tmp", ". x", ": x", "eval ls", "if", "time ls", "exec ls", "''", "'' x"]
+)
+def test_what_only_a_shell_can_do_is_left_to_it(text: str) -> None:
+    assert plain_words(text) is None
+
+
+def test_our_words_are_those_of_bash() -> None:
+    """Ten thousand texts; those that we accept are handed to one bash, which says what it makes of each."""
+    accepted = [(text, words) for text in random_texts(10_000) if (words := plain_words(f"r {text}")) is not None]
+    assert len(accepted) > 2000
+    script = 'r() { printf "%d\\0" $#; printf "%s\\0" "$@"; }\n' + "\n".join(f"r {text}" for text, _ in accepted)
+    done = subprocess.run(["bash", "--norc", "--noprofile"], input=script.encode(), capture_output=True, check=True)
+    heard = done.stdout.split(b"\0")
+    for text, (_, *words) in accepted:
+        count = int(heard.pop(0))
+        said = [heard.pop(0).decode() for _ in range(max(1, count))][:count]
+        assert said == words, text
+    assert done.stderr == b""
+
+
+@pytest.mark.slow
+def test_what_runs_is_what_was_approved(tmp_path: Path) -> None:
+    """Ten thousand texts, plain or not: the program that is started gets exactly the bytes that the yes is bound to."""
+    recorder = tmp_path / "recorder"
+    recorder.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    recorder.chmod(0o755)
+    out = tmp_path / "out"
+    checked = 0
+    with out.open("w+b") as file:
+        for text in random_texts(10_000):
+            try:
+                argv, in_shell = argv_of({"command": text}, str(recorder))
+            except BadArguments:
+                assert not text.strip() or "\0" in text or "\ud800" in text or len(text) > 10_000
+                continue
+            if not in_shell:
+                argv = (str(recorder), *argv)
+            file.seek(0)
+            file.truncate()
+            pid = os.posix_spawn(recorder, argv, {}, file_actions=[(os.POSIX_SPAWN_DUP2, file.fileno(), 1)])
+            os.waitpid(pid, 0)
+            file.seek(0)
+            assert file.read() == b"".join(word.encode() + b"\0" for word in argv[1:]), text
+            assert not in_shell or argv[-1] == text
+            checked += 1
+    assert checked > 6000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"command": "; ".join(["ls"] * 51)},
+        {"command": "\n".join(["ls"] * 51)},
+        {"command": "echo " + "x" * 1_000_000},
+        {"argv": ["echo", "x" * 1_000_000]},
+        {"argv": ["echo"] * 257},
+        {"argv": []},
+        {"argv": [""]},
+        {"command": "   "},
+        {"command": "ls", "argv": ["ls"]},
+        {},
+        {"command": "ls \0"},
+        {"argv": ["ls", "\ud800"]},
+    ],
+)
+def test_what_is_over_the_limits_is_refused_and_falls_to_no_weaker_rule(arguments: dict[str, object]) -> None:
+    with pytest.raises(BadArguments):
+        argv_of(arguments, "/bin/bash")
