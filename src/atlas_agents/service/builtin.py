@@ -4,6 +4,10 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 
 from atlas_agents.config.settings import Settings
+from atlas_agents.core.environment import Environment
+from atlas_agents.toolbox.web.choice import choose
+from atlas_agents.toolbox.web.fetch import url_fetch
+from atlas_agents.toolbox.web.search import web_search
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
@@ -27,15 +31,21 @@ async def current_time() -> str:
     return datetime.now().astimezone().strftime("%A, %d %B %Y, %H:%M:%S %Z")
 
 
-def known_tools(settings: Settings, opening: AsyncExitStack | None = None) -> ToolRegistry:
+def known_tools(
+    settings: Settings, opening: AsyncExitStack | None = None, environment: Environment | None = None
+) -> ToolRegistry:
     """Built-in tools, and those of installed plugins. What they come to hold open is closed with `opening`."""
     registry = ToolRegistry()
-    for item in (current_time, *_toolbox(settings, opening or AsyncExitStack())):
+    for item in (current_time, *_toolbox(settings, opening or AsyncExitStack(), environment or Environment())):
         registry.add(item, source="builtin")
     registry.load_plugins()
     return registry
 
 
-def _toolbox(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
+def _toolbox(settings: Settings, opening: AsyncExitStack, environment: Environment) -> list[Tool]:
     """What touches the outside, a room of the toolbox after the other."""
-    return []
+    search = choose(settings.search, settings.search_url, settings.search_key, environment)
+    return [
+        web_search(opening, search),
+        url_fetch(opening, hosts=settings.fetch_hosts),
+    ]

@@ -72,7 +72,7 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
     workspace = Workspace(settings.workspace)
     if workspace.prepare():
         logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
-    tools, registry = known_tools(settings, opening), Registry(environment)
+    tools, registry = known_tools(settings, opening, environment), Registry(environment)
     crew = Crew(workspace, registry, tools, settings.model)
     atlas = Atlas(
         crew.agents(),

@@ -37,10 +37,12 @@ class DuckDuckGo:
 def look(query: str, most: int, proxy: str | None, seconds: int) -> list[dict[str, Any]]:
     """Ask; runs in a worker."""
     try:
-        from ddgs import DDGS
+        from ddgs.ddgs import DDGS
         from ddgs.exceptions import DDGSException, RatelimitException, TimeoutException
     except ImportError:
-        raise ToolFailed("DuckDuckGo needs an extra: a person has to say pip install 'atlas-agents[duckduckgo]'") from None
+        raise ToolFailed(
+            "DuckDuckGo needs an extra: a person has to say pip install 'atlas-agents[duckduckgo]'"
+        ) from None
     try:
         return DDGS(proxy=proxy, timeout=seconds).text(query, max_results=most, backend="duckduckgo")
     except RatelimitException:
