@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 import zlib
+from pathlib import Path
 
 import pytest
-from fault_server import FaultServer, Pause, Script, answer, byte_by_byte, head
-from web_stage import CAPS, page, world
+from web_stage import CAPS, certified, page, world
 
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.toolbox.web.caps import Caps
+from fault_server import FaultServer, Pause, Script, answer, byte_by_byte, head
 
 SMALL = Caps(size=100_000, pdf_size=200_000, total=3, connect=1, reading=8)
 PATIENCE = 50
@@ -152,15 +153,8 @@ async def test_where_nobody_listens_it_is_told() -> None:
             await here.fetch("http://nowhere.test/")
 
 
-async def test_a_host_that_cannot_prove_its_name_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=pub.test"]
-    command += ["-keyout", f"{folder}/key", "-out", f"{folder}/cert"]
-    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
-    import ssl
-
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(folder / "cert", folder / "key")
+async def test_a_host_that_cannot_prove_its_name_is_refused(tmp_path: Path) -> None:
+    context = certified(tmp_path, "pub.test")
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()

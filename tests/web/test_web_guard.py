@@ -5,7 +5,6 @@ import string
 from urllib.parse import urlsplit
 
 import pytest
-from fault_server import FaultServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from web_stage import CAPS, OTHER, PUBLIC, Stage, moved, page, world
@@ -16,6 +15,7 @@ from atlas_agents.toolbox.web.download import download
 from atlas_agents.toolbox.web.hosts import Hosts
 from atlas_agents.toolbox.web.network import INTERNET
 from atlas_agents.toolbox.web.urls import Refused
+from fault_server import FaultServer
 
 SECRET = page("the secret of this machine", "text/plain")
 

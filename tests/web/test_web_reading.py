@@ -1,10 +1,9 @@
-"""What a model is told of a page: its main part as Markdown, its title and links, nothing hidden, marked as the web's."""
+"""What a model is told of a page: its main part as Markdown, title and links, nothing hidden, marked as the web's."""
 
 import json
 import re
 
 import pytest
-from fault_server import answer
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 from web_stage import page, world
@@ -14,6 +13,7 @@ from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.testing import Scripted, calls, house, says
 from atlas_agents.toolbox.web.charsets import decoded
 from atlas_agents.toolbox.web.untrusted import WARNING, wrapped
+from fault_server import answer
 
 ARTICLE = """<!doctype html><html><head><title>Rain &amp; sun</title><style>p { color: red }</style></head><body>
 <header><a href="/">Home</a></header><nav><ul><li><a href="/nav">Elsewhere</a></li></ul></nav>
@@ -260,13 +260,17 @@ async def test_it_is_called_by_a_model_and_written_down() -> None:
             part for message in model.requests[1].messages for part in message.parts if isinstance(part, ToolResult)
         ]
         assert [result.result for result in results] == [TOLD]
-        (row,) = audit.rows
-        assert (row.tool, row.status) == ("url_fetch", "ok")
+        (record,) = await audit.records()
+        assert (record.entry.entity_id, record.entry.success) == ("url_fetch", True)
 
 
 async def test_a_policy_can_have_a_person_asked_first() -> None:
     policy = Policy(name="careful", tools={"url_fetch": {"*": "ask"}})
     async with world(page(ARTICLE)) as here:
         model = Scripted(calls("url_fetch", url="http://pub.test/?secret=1"), says("Well."))
-        await house(model, [here.tool], policy=policy, approve=lambda question: False).ask("go")
+        await house(model, [here.tool], policy=policy, approve=_no).ask("go")
         assert here.server.asked == []
+
+
+def _no(question: object) -> bool:
+    return False

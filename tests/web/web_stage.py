@@ -1,15 +1,17 @@
 """A played internet: names with public addresses that lead to servers on loopback, and a trap that nobody may reach."""
 
+import ssl
+import subprocess
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
-
-from fault_server import FaultServer, Script, answer
 
 from atlas_agents.toolbox.web.caps import Caps
 from atlas_agents.toolbox.web.fetch import url_fetch
 from atlas_agents.tools.tool import Tool
+from fault_server import FaultServer, Script, answer
 
 PUBLIC = "93.184.215.14"
 OTHER = "2606:2800:21f:cb07:6820:80da:af6b:8b2c"
@@ -18,7 +20,7 @@ CAPS = Caps(total=5, connect=2, reading=10)
 
 @dataclass
 class Stage:
-    """Vetting is the real one; only names and ways are played. Each lookup takes the next answer, the last one stays."""
+    """Vetting is real; names and ways are played. Each lookup takes the next answer, the last one stays."""
 
     port: int
     names: dict[str, Sequence[Sequence[str]]] = field(default_factory=dict[str, Sequence[Sequence[str]]])
@@ -72,3 +74,26 @@ def page(body: str | bytes, type: str = "text/html; charset=utf-8", **headers: s
 
 def moved(location: str, status: str = "302 Found") -> Script:
     return answer(b"", status=status, type="text/html", framing="sized", location=location)
+
+
+CERTIFICATE = """[req]
+prompt = no
+distinguished_name = who
+x509_extensions = what
+[who]
+CN = {host}
+[what]
+subjectAltName = DNS:{host}
+basicConstraints = critical, CA:FALSE
+"""
+
+
+def certified(folder: Path, host: str) -> ssl.SSLContext:
+    """A server's side of TLS, with a certificate that nobody has signed: it is in `folder/cert`."""
+    (folder / "request").write_text(CERTIFICATE.format(host=host))
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-config", f"{folder}/request"]
+    command += ["-keyout", f"{folder}/key", "-out", f"{folder}/cert"]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "cert", folder / "key")
+    return context

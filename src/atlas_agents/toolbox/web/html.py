@@ -38,7 +38,11 @@ def read_html(html: str, url: str) -> tuple[str, str, tuple[tuple[str, str], ...
     links = _links(main, base)
     _without_pictures(main)
     found = convert(main.html or "", _STYLE).content
-    return title, found or main.text(separator="\n"), links  # what is nested too deeply for the converter has words, too
+    return (
+        title,
+        found or main.text(separator="\n"),
+        links,
+    )  # what is nested too deeply for the converter has words, too
 
 
 def _title(page: LexborHTMLParser) -> str:
