@@ -13,6 +13,8 @@ import pytest
 from web_stage import certified
 
 from atlas_agents import MemoryAudit, ToolResult
+from atlas_agents.cli.doctor.search import look_at_search
+from atlas_agents.config import load
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.core.secret import Secret
 from atlas_agents.testing import Environment, Scripted, calls, house, says
@@ -311,6 +313,27 @@ def test_a_key_may_stand_in_a_file(tmp_path: Path) -> None:
     file.chmod(0o600)
     found = choose(None, None, None, Environment({"BRAVE_API_KEY_FILE": str(file)}, dotenv=None))
     assert isinstance(found, Brave)
+
+
+# The doctor
+
+
+async def test_the_doctor_says_who_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def found(**values: str) -> list[tuple[str, str]]:
+        with monkeypatch.context() as here:
+            for name, value in {"ATLAS_HOME": str(tmp_path), **values}.items():
+                here.setenv(name, value)
+            return [(each.state, each.words) async for each in look_at_search(load(cwd=tmp_path))]
+
+    async with FaultServer() as gone:
+        pass
+    assert await found() == [("ok", "nobody is set who searches the web, and web_search says what to set")]
+    assert await found(BRAVE_API_KEY=KEY) == [("ok", "Brave; it was not asked")]
+    assert await found(ATLAS_SEARCH="exa") == [
+        ("broken", "exa has no key: a person has to set ATLAS_SEARCH_KEY or EXA_API_KEY")
+    ]
+    ((state, words),) = await found(SEARXNG_URL=gone.url)
+    assert state == "broken" and words.startswith("SearXNG cannot be reached")
 
 
 # DuckDuckGo

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
+from atlas_agents.cli.doctor.finding import Finding, broken, ok
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ToolFailed
@@ -14,7 +14,7 @@ async def look_at_search(settings: Settings) -> AsyncIterator[Finding]:
     """A SearXNG is asked something; services that count their questions are not."""
     search = choose(settings.search, settings.search_url, settings.search_key, Environment())
     if search == NONE:
-        yield notice("search", "nobody is set who searches the web", "set ATLAS_SEARCH_URL to a SearXNG, or see docs")
+        yield ok("search", "nobody is set who searches the web, and web_search says what to set")
     elif isinstance(search, str):
         yield broken("search", search, "set it, or take the search out of the settings")
     elif isinstance(search, SearXNG):
