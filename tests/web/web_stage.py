@@ -15,7 +15,7 @@ from fault_server import FaultServer, Script, answer
 
 PUBLIC = "93.184.215.14"
 OTHER = "2606:2800:21f:cb07:6820:80da:af6b:8b2c"
-CAPS = Caps(total=5, connect=2, reading=10)
+CAPS = Caps(total=20, connect=5, reading=30)
 
 
 @dataclass

@@ -36,7 +36,7 @@ class Extract(msgspec.Struct, frozen=True):
 def extract(kind: Kind, content: bytes, charset: str, url: str) -> Extract:
     """Title, text and links of what was fetched; ToolFailed if it cannot be read."""
     try:
-        with _little_memory():
+        with little_memory():
             found = _READERS[kind](content, charset, url)
     except MemoryError:
         raise ToolFailed("the page needs too much memory to be read") from None
@@ -81,7 +81,7 @@ _READERS = {"html": _html, "text": _text, "json": _json, "pdf": _pdf}
 
 
 @contextmanager
-def _little_memory() -> Generator[None]:
+def little_memory() -> Generator[None]:
     """Let this process grow by so much and no more. The limit is taken back: other calls are served here after this."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     now = _size()
