@@ -5,6 +5,7 @@ from datetime import datetime
 
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
+from atlas_agents.core.plugins import Plugins
 from atlas_agents.toolbox.web.choice import choose
 from atlas_agents.toolbox.web.fetch import url_fetch
 from atlas_agents.toolbox.web.search import web_search
@@ -32,13 +33,16 @@ async def current_time() -> str:
 
 
 def known_tools(
-    settings: Settings, opening: AsyncExitStack | None = None, environment: Environment | None = None
+    settings: Settings,
+    opening: AsyncExitStack | None = None,
+    plugins: Plugins | None = None,
+    environment: Environment | None = None,
 ) -> ToolRegistry:
     """Built-in tools, and those of installed plugins. What they come to hold open is closed with `opening`."""
     registry = ToolRegistry()
     for item in (current_time, *_toolbox(settings, opening or AsyncExitStack(), environment or Environment())):
         registry.add(item, source="builtin")
-    registry.load_plugins()
+    registry.load_plugins(plugins or Plugins(settings.disabled_plugins))
     return registry
 
 
