@@ -62,6 +62,7 @@ asyncio.run(main())
         (zlib.compress(b"hello there")[2:-4], "deflate"),
         (b"hello there", "identity"),
     ],
+    ids=["gzip", "x-gzip", "zlib", "deflate", "identity"],
 )
 async def test_what_was_asked_for_is_unpacked(content: bytes, encoding: str) -> None:
     async with world(page(content, "text/plain", content_encoding=encoding)) as here:
@@ -78,6 +79,7 @@ async def test_what_was_asked_for_is_unpacked(content: bytes, encoding: str) -> 
         (b"this is not packed", "gzip"),
         (b"this is not packed either", "deflate"),
     ],
+    ids=["br", "zstd", "twice", "no gzip", "no deflate"],
 )
 async def test_what_was_not_asked_for_is_refused(content: bytes, encoding: str) -> None:
     async with world(page(content, "text/plain", content_encoding=encoding)) as here:
