@@ -145,6 +145,7 @@ async def test_tools_that_act_are_not_granted_until_a_policy_does(tmp_path: Path
     async with served(tmp_path / "home") as here:
         allowed = {tool["name"]: tool["allowed"] for tool in (await said(here, "tools.list"))["tools"]}
         assert allowed["current_time"] and allowed["file_read"] and allowed["bash"]
+        assert allowed["web_search"] and allowed["url_fetch"]  # they have no effects
         policy = here.runtime.atlas.policy
         assert policy is not None
         from atlas_agents import Actor

@@ -75,7 +75,7 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
     if workspace.prepare():
         logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
     plugins = Plugins(settings.disabled_plugins)
-    tools, registry = known_tools(settings, opening, plugins), Registry(environment)
+    tools, registry = known_tools(settings, opening, plugins, environment), Registry(environment)
     registry.load_plugins(plugins)
     crew = Crew(workspace, registry, tools, settings.model)
     atlas = Atlas(

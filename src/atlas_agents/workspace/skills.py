@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from atlas_agents.core.errors import ConfigError, ToolFailed
+from atlas_agents.core.hidden import Finding, hidden_characters
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.workspace.files import LARGEST, read
-from atlas_agents.workspace.hidden import Finding, hidden_characters
 
 FOLDER, FILE = "skills", "SKILL.md"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")

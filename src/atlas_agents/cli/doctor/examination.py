@@ -11,6 +11,7 @@ from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
 from atlas_agents.cli.doctor.gateway import look_at_gateway
 from atlas_agents.cli.doctor.machine import look_at_clock, look_at_home, look_at_python, look_at_room, look_at_token
 from atlas_agents.cli.doctor.sandbox import look_at_sandbox
+from atlas_agents.cli.doctor.search import look_at_search
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import AtlasError, ConfigError
 
@@ -25,6 +26,7 @@ _LOOKS: tuple[tuple[str, Look], ...] = (
     ("models", look_at_models),
     ("plugins", look_at_plugins),
     ("sandbox", look_at_sandbox),
+    ("search", look_at_search),
     ("database", look_at_database),
     ("redis", look_at_redis),
     ("gateway", look_at_gateway),
