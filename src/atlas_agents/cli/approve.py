@@ -14,12 +14,13 @@ from prompt_toolkit.input.typeahead import clear_typeahead
 
 from atlas_agents.cli.page import Page
 from atlas_agents.cli.turn import Asked
-from atlas_agents.cli.words import exact, one_line
+from atlas_agents.cli.words import exact, one_line, seen
 from atlas_agents.client.client import GatewayClient
 from atlas_agents.core.errors import GatewayError
 
 _SHOWN = 8000
 _WORDS = {"allow-once": "once", "allow-session": "session", "allow-always": "always", "deny": "no"}
+_COLOURS = {"+": "green", "-": "red", "@": "dim"}
 _DECISIONS = {word: decision for decision, word in _WORDS.items()}
 
 
@@ -48,6 +49,9 @@ def show_question(asked: Asked, arguments: dict[str, Any], page: Page, *, whole:
         page.line(f"  {exact(name)[1:-1]} = {_cut(exact(value), whole=whole)}")
     if not arguments:
         page.line("  (no arguments)")
+    if asked.preview and arguments == asked.details:  # of others nobody knows yet what they would change
+        for line in _cut(seen(asked.preview), whole=whole).split("\n"):
+            page.line(f"  │ {line}", _COLOURS.get(line[:1], ""))
     if asked.working_dir:
         page.line(f"  in {exact(asked.working_dir)}", "dim")
     if asked.risk:

@@ -40,6 +40,11 @@ def exact(value: Any) -> str:
     return "".join(map(_seen, json.dumps(value, ensure_ascii=False, default=str)))
 
 
+def seen(text: str) -> str:
+    """Lines of text in which nothing can hide: all but tabs and ends of lines stand as what is seen, or escaped."""
+    return "".join(char if char in "\n\t" else _seen(char) for char in text)
+
+
 def _seen(char: str) -> str:
     if char.isprintable() and char not in _NO_INK and not _varies(char):
         return char

@@ -8,7 +8,10 @@ Decision: TypeAlias = Literal["once", "session", "always", "no"]
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What a person is asked: the tool, the exact arguments, and until when an answer counts."""
+    """What a person is asked: the tool, the exact arguments, and until when an answer counts.
+
+    `preview` is what the call would change, in the tool's own words; `facts` is what else a yes is bound to.
+    """
 
     title: str
     message: str
@@ -27,6 +30,8 @@ class Question(msgspec.Struct, frozen=True):
     tenant: str = "default"
     id: str = ""
     policy: str = ""
+    preview: str = ""
+    facts: Any = None
 
 
 class Answer(msgspec.Struct, frozen=True):

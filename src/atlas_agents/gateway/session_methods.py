@@ -199,6 +199,7 @@ def _snapshot(caller: Connection, log: RunLog) -> RunPosition:
             risk=asked.risk,
             options=asked.options,
             expires_at=asked.expires_at,
+            preview=asked.preview,
         )
     return RunPosition(log.run_id, "snapshot", log.told, log.draft.parts, pending)
 

@@ -182,6 +182,7 @@ def asked(question: Question) -> wire.ApprovalRequested:
         risk=shape.risk,
         options=shape.options,
         expires_at=shape.expires_at,
+        preview=shape.preview,
     )
 
 
@@ -200,6 +201,7 @@ def approval_shape(question: Question, session_key: str) -> ApprovalShape:
         options=tuple([DECISIONS[option] for option in question.options]),
         expires_at=int(question.expires_at * 1000),
         agent_id=question.agent_id,
+        preview=question.preview,
     )
 
 

@@ -24,11 +24,15 @@ Heard: TypeAlias = tuple[Any, BaseException | None, bool]
 """What was said, what went wrong instead, and whether it is not kept anywhere yet."""
 
 
-def binding(tool: str, arguments: dict[str, Any], policy_version: str, directory: str | None = None) -> str:
-    """The hash that a yes is for: tool, canonical arguments, working directory and policy version."""
+def binding(
+    tool: str, arguments: dict[str, Any], policy_version: str, directory: str | None = None, facts: Any = None
+) -> str:
+    """The hash that a yes is for: tool, canonical arguments, working directory, policy version and, of a tool that
+    looks them up, the facts that it depends on."""
     where = os.path.realpath(directory or os.getcwd())
+    bound = [tool, arguments, where, policy_version, *([facts] if facts is not None else [])]
     try:
-        canonical = msgspec.json.encode([tool, arguments, where, policy_version], order="deterministic")
+        canonical = msgspec.json.encode(bound, order="deterministic")
         exact = msgspec.json.decode(canonical)[1] == arguments  # NaN would be written as null, and bytes as text
     except (TypeError, ValueError, OverflowError, RecursionError):
         exact, canonical = False, b""
@@ -139,7 +143,7 @@ class Approvals:
     def _remember(self, answer: Answer, question: Question, binding: str) -> None:
         """Keep an answer that holds for longer than once: for exactly that hash, asked for the same user by the same
         agent of the same tenant."""
-        if answer.decision in ("session", "always"):
+        if answer.decision in ("session", "always") and binding:
             session = question.session if answer.decision == "session" else None
             self._rules[_rule(question, session, binding)] = answer.by
 
@@ -187,6 +191,8 @@ def granted_by(question: Question, answer: Answer) -> str:
         return ""
     if answer.arguments is None:
         return question.binding
+    if question.facts is not None:  # those of the edited arguments are not known here
+        return ""
     return binding(question.tool, answer.arguments, question.policy, question.working_directory)
 
 

@@ -13,9 +13,20 @@ def _silent(message: str) -> None:
 
 
 class ToolContext:
-    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again."""
+    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again; `approved` says whether a
+    person was asked about it, and said yes."""
 
-    __slots__ = ("_report", "agent", "call_id", "conversation", "idempotency_key", "metadata", "run_id", "tenant_id")
+    __slots__ = (
+        "_report",
+        "agent",
+        "approved",
+        "call_id",
+        "conversation",
+        "idempotency_key",
+        "metadata",
+        "run_id",
+        "tenant_id",
+    )
 
     def __init__(
         self,
@@ -27,6 +38,7 @@ class ToolContext:
         tenant_id: str,
         metadata: Metadata,
         report: Callable[[str], object] = _silent,
+        approved: bool = False,
     ) -> None:
         self.conversation = conversation
         self.agent = agent
@@ -34,6 +46,7 @@ class ToolContext:
         self.call_id = call_id
         self.tenant_id = tenant_id
         self.metadata = metadata
+        self.approved = approved
         self.idempotency_key = f"{run_id}:{call_id}"
         self._report = report
 
@@ -50,11 +63,18 @@ class ToolContext:
             self.call_id,
             self.tenant_id,
             self.metadata,
+            self.approved,
         )
 
 
 def _in_worker(
-    conversation: Conversation, agent: Any, run_id: str, call_id: str, tenant_id: str, metadata: Metadata
+    conversation: Conversation,
+    agent: Any,
+    run_id: str,
+    call_id: str,
+    tenant_id: str,
+    metadata: Metadata,
+    approved: bool,
 ) -> ToolContext:
     return ToolContext(
         conversation=conversation,
@@ -64,4 +84,5 @@ def _in_worker(
         tenant_id=tenant_id,
         metadata=metadata,
         report=report,
+        approved=approved,
     )

@@ -116,7 +116,7 @@ class Attempt:
         if limiter.ticks is not None:
             await limiter.ticks.turn(actor.agent_id)
         await self._take_places()
-        still_holds(self._ticket, self._desk)
+        await still_holds(self._ticket, self._desk)
         if self._desk.journal is not None:
             await self._intend(self._desk.journal)
         elif limiter.counts_days:
@@ -131,14 +131,14 @@ class Attempt:
             await journal.intend(self._ticket.call, reserve)
         except LimitSpent:
             raise limiter.spent() from None
-        still_holds(self._ticket, self._desk)
+        await still_holds(self._ticket, self._desk)
 
     async def _count(self) -> None:
         """Count it against the day; what did not act after all does not count."""
         limiter, actor = self._desk.house.limiter, self._desk.actor
         day = await limiter.reserve(actor.tenant, actor.agent_id)
         try:
-            still_holds(self._ticket, self._desk)
+            await still_holds(self._ticket, self._desk)
         except Exception:
             await limiter.days.release(actor.tenant, actor.agent_id, day)
             raise
@@ -169,7 +169,7 @@ class Attempt:
             self.resting = certain = certain and found.nothing_happened
             wished = found.retry_after
             await house.clock.sleep(wished if wished is not None else pause * random.uniform(1, 1.2))
-            still_holds(self._ticket, self._desk)
+            await still_holds(self._ticket, self._desk)
             values = tool.convert(self._ticket.call.arguments)  # the function may have changed those it was given
         raise AssertionError("unreachable")
 

@@ -19,6 +19,10 @@ Function: TypeAlias = Callable[..., Any]
 Effect: TypeAlias = Literal["pure", "keyed", "unsafe"]
 Confirm: TypeAlias = bool | Callable[[dict[str, Any]], bool]
 Reconcile: TypeAlias = Callable[..., Any]
+Preview: TypeAlias = Callable[[dict[str, Any]], Any]
+"""Sync or async; gives the text that a person is shown who is asked about a call with these arguments."""
+Binds: TypeAlias = Callable[[dict[str, Any]], Any]
+"""Sync or async; gives what else than its arguments a call depends on, as plain JSON."""
 _EFFECTS = ("pure", "keyed", "unsafe")
 _ONE_TEXT: dict[str, Any] = {
     "type": "object",
@@ -49,13 +53,14 @@ class Tool:
         effect: Effect = "unsafe",
         in_process: bool = False,
         reconcile: Reconcile | None = None,
+        preview: Preview | None = None,
+        binds: Binds | None = None,
         described: tuple[dict[str, Any], Convert, str | None] | None = None,
     ) -> None:
         chosen = function or func
         if chosen is None or not callable(chosen):
             raise BadTool(f"the tool {name!r} needs a function")
-        if reconcile is not None and not callable(reconcile):
-            raise BadTool(f"reconcile of the tool {name!r} must be a function of the key, not {reconcile!r}")
+        _functions(name, reconcile=reconcile, preview=preview, binds=binds)
         self.name = _checked_name(name)
         self.function: Function = chosen
         self.description = description or read_docstring(chosen)[0]
@@ -66,6 +71,10 @@ class Tool:
         self.in_process = in_process
         self.reconcile = reconcile
         """Finds out what became of a call that was cut short, by its idempotency key."""
+        self.preview = preview
+        """Says what a call would change, to a person who is asked about it; a fault that it raises ends the call."""
+        self.binds = binds
+        """Looks up what a yes holds for besides the arguments, when it is asked for and again before the tool acts."""
         self.is_async = is_async(chosen)
         self._one_text = parameters is None and described is None
         if described:
@@ -158,6 +167,8 @@ def tool(
     effect: Effect = "unsafe",
     in_process: bool = False,
     reconcile: Reconcile | None = None,
+    preview: Preview | None = None,
+    binds: Binds | None = None,
 ) -> Callable[[Function], Tool]: ...
 def tool(
     first: Function | Mapping[str, Any] | None = None,
@@ -224,6 +235,12 @@ def _checked_name(name: str) -> str:
     if not name or not name.strip() or len(name) > 200 or not name.isprintable():
         raise BadTool(f"{name!r} is no name for a tool")
     return name
+
+
+def _functions(name: str, **given: object) -> None:
+    for term, value in given.items():
+        if value is not None and not callable(value):
+            raise BadTool(f"{term} of the tool {name!r} must be a function, not {value!r}")
 
 
 def _positive(name: str, timeout: float) -> float:

@@ -47,6 +47,7 @@ export const Approval = memo(function Approval({ approval, where }: { approval: 
       {where}
       {approval.risk && <p className="risk">{approval.risk}</p>}
       {isCommand && <Exact text={approval.command} label="The command" />}
+      {approval.preview && <Preview text={approval.preview} stale={mode === "edit"} />}
       <Details approval={approval} command={isCommand} />
       {mode === "edit" && <Edit approval={approval} busy={off} onCancel={() => setMode("ask")} onSend={(edited) => void answer("allow-once", "", edited)} />}
       {mode === "deny" && <Deny busy={off} onCancel={() => setMode("ask")} onSend={(reason) => void answer("deny", reason)} />}
@@ -75,6 +76,15 @@ export const Approval = memo(function Approval({ approval, where }: { approval: 
     </section>
   );
 });
+
+function Preview({ text, stale }: { text: string; stale: boolean }) {
+  return (
+    <div className={stale ? "preview stale" : "preview"}>
+      <p className="quiet">{stale ? "What the call would change as it was made; yours may differ" : "What would change"}</p>
+      <Exact text={text} label="What would change" />
+    </div>
+  );
+}
 
 function Details({ approval, command }: { approval: ApprovalShape; command: boolean }) {
   const rest = Object.fromEntries(Object.entries(approval.details).filter(([name]) => !(command && name === "command")));

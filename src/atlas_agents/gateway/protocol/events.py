@@ -90,6 +90,7 @@ class ApprovalRequested(Wire, frozen=True):
     risk: str
     options: tuple[Decision, ...]
     expires_at: int
+    preview: str = ""
 
 
 class ApprovalResolved(Wire, frozen=True):

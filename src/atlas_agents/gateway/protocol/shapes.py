@@ -99,7 +99,7 @@ class SessionShape(Wire, frozen=True):
 
 
 class ApprovalShape(Wire, frozen=True):
-    """A question to a person, about exactly these arguments."""
+    """A question to a person, about exactly these arguments; `preview` is what would change, where the tool says so."""
 
     approval_id: str
     run_id: str
@@ -114,6 +114,7 @@ class ApprovalShape(Wire, frozen=True):
     options: tuple[Decision, ...]
     expires_at: int
     agent_id: str = ""
+    preview: str = ""
 
 
 class AgentShape(Wire, frozen=True):
