@@ -11,7 +11,7 @@ from atlas_agents.core.secret import Secret
 from atlas_agents.toolbox.telegram.api import BotApi
 from atlas_agents.toolbox.telegram.markdown import styled
 from atlas_agents.toolbox.telegram.pieces import entities, pieces, units
-from atlas_agents.toolbox.telegram.send import send
+from atlas_agents.toolbox.telegram.writing import send
 
 SIGNS = st.text(st.sampled_from(list("ab *_`~[]()#-\\\n!>.\u200d🦊é")), max_size=60)
 

@@ -4,6 +4,12 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 
 from atlas_agents.config.settings import Settings
+from atlas_agents.engine.interceptors import Interceptor
+from atlas_agents.toolbox.offers import offered_on
+from atlas_agents.toolbox.telegram.api import BotApi
+from atlas_agents.toolbox.telegram.send import KEYWORDS as TELEGRAM_WORDS
+from atlas_agents.toolbox.telegram.send import NAME as TELEGRAM
+from atlas_agents.toolbox.telegram.send import telegram_tool
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
@@ -16,6 +22,8 @@ HOUSE_RULES = Policy(
         "file_write": {"*": "ask"},
         "file_edit": {"*": "ask"},
         "send_telegram_message": {"*": "ask"},
+        "post_to_x": {},  # nobody, until a policy names who
+        "search_x": {},
     },
 )
 """Who may do what where there is no policy file: what has no effects, and, when a person agrees, these."""
@@ -38,4 +46,16 @@ def known_tools(settings: Settings, opening: AsyncExitStack | None = None) -> To
 
 def _toolbox(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
     """What touches the outside, a room of the toolbox after the other."""
-    return []
+    return [_telegram(settings, opening)]
+
+
+def offers(settings: Settings) -> Interceptor:
+    """Tells models of tools that wait for their word only when it was said, and never of one that is not set up."""
+    return Interceptor(request=offered_on({TELEGRAM: TELEGRAM_WORDS if settings.telegram_token else ()}))
+
+
+def _telegram(settings: Settings, opening: AsyncExitStack) -> Tool:
+    api = BotApi(settings.telegram_token, settings.telegram_url) if settings.telegram_token else None
+    if api is not None:
+        opening.push_async_callback(api.close)
+    return telegram_tool(api, settings.telegram_chat)

@@ -17,7 +17,7 @@ from atlas_agents.engine.atlas import Atlas
 from atlas_agents.local.fetch import Progress, obtain
 from atlas_agents.local.models import given_file, is_path, known, models_folder, state_of
 from atlas_agents.providers.registry import Registry
-from atlas_agents.service.builtin import HOUSE_RULES, known_tools
+from atlas_agents.service.builtin import HOUSE_RULES, known_tools, offers
 from atlas_agents.service.crew import Crew, Get
 from atlas_agents.service.place import occupied
 from atlas_agents.tools.approvals import Approvals
@@ -81,7 +81,9 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
         registry=registry,
+        interceptors=[offers(settings)],
     )
+    atlas.keep_secret(*settings.secrets)
     return Runtime(settings, store, atlas, crew, tools, workspace)
 
 

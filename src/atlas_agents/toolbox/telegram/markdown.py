@@ -40,16 +40,30 @@ def styled(markdown: str) -> Styled:
     marks: list[Mark] = []
     size = 0
     for block in _blocks(markdown.replace("\r\n", "\n")):
-        marks += [msgspec.structs.replace(mark, start=size + mark.start, end=size + mark.end) for mark in block.marks]
+        marks += [Mark(size + mark.start, size + mark.end, mark.kind, mark.language) for mark in block.marks]
         text.append(block.text)
         size += len(block.text)
-    whole = "".join(text)
-    return Styled(whole, tuple(sorted(marks, key=lambda mark: (mark.start, -mark.end))))
+    return Styled("".join(text), tuple(sorted(marks, key=lambda mark: (mark.start, -mark.end))))
 
 
 def code_block(text: str, language: str = "") -> Styled:
     """A text that is shown letter by letter."""
     return Styled(text, (Mark(0, len(text), "pre", language),) if text else ())
+
+
+def joined(*parts: Styled | str) -> Styled:
+    """One text of several."""
+    text, marks = "", list[Mark]()
+    for part in parts:
+        each = Styled(part) if isinstance(part, str) else part
+        size = len(text)
+        marks += [Mark(size + mark.start, size + mark.end, mark.kind, mark.language) for mark in each.marks]
+        text += each.text
+    return Styled(text, tuple(marks))
+
+
+def bold(text: str) -> Styled:
+    return Styled(text, (Mark(0, len(text), "bold"),) if text else ())
 
 
 def _blocks(markdown: str) -> Iterator[Styled]:
@@ -60,26 +74,21 @@ def _blocks(markdown: str) -> Iterator[Styled]:
         found = _FENCE.fullmatch(line)
         if fence:
             if found and found[1].startswith(fence) and not found[2]:
-                yield _joined(code_block("\n".join(inside), language), end)
+                yield joined(code_block("\n".join(inside), language), end)
                 fence = ""
             else:
                 inside.append(line)
         elif found:
             fence, language, inside = found[1], found[2], []
         else:
-            yield _joined(_line(line), end)
+            yield joined(_line(line), end)
     if fence:  # it has no end yet
         yield code_block("\n".join(inside), language)
 
 
-def _joined(block: Styled, end: str) -> Styled:
-    return Styled(block.text + end, block.marks)
-
-
 def _line(line: str) -> Styled:
     if heading := _HEADING.fullmatch(line):
-        plain = _inline(heading[1]).text
-        return Styled(plain, (Mark(0, len(plain), "bold"),) if plain else ())
+        return bold(_inline(heading[1]).text)
     return _inline(_BULLET.sub(r"\1• ", line, count=1))
 
 

@@ -3,21 +3,19 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import msgspec
 from pydantic import Field
 
 from atlas_agents.core.errors import OutcomeUnknown, ToolFailed, Transient
 from atlas_agents.toolbox.telegram.api import BotApi, BotRefused, BotUnreachable
 from atlas_agents.toolbox.telegram.markdown import Styled, styled
-from atlas_agents.toolbox.telegram.pieces import as_params, pieces
+from atlas_agents.toolbox.telegram.pieces import pieces
+from atlas_agents.toolbox.telegram.writing import send
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool, tool
 
 NAME = "send_telegram_message"
 KEYWORDS = ("telegram", "notify me", "ping me", "alert me")
 """Words of a user on which the tool is offered."""
-NO_PREVIEW = {"is_disabled": True}
-"""Telegram would fetch the first address in a text, and tell its owner what stands in it."""
 _PATIENCE = 60.0
 _TIMEOUT = 120.0
 _UNSET = (
@@ -26,10 +24,6 @@ _UNSET = (
 _NO_CHAT = "No chat was named, and there is no default: give chat_id, or set ATLAS_TELEGRAM_CHAT."
 Words = Annotated[str, Field(min_length=1, max_length=40_000)]
 Chat = Annotated[str, Field(pattern=r"^(-?[0-9]{1,20}|@[A-Za-z][A-Za-z0-9_]{3,31})$")]
-
-
-class _Sent(msgspec.Struct, frozen=True):
-    message_id: int
 
 
 def telegram_tool(api: BotApi | None, chat: str | None = None) -> Tool:
@@ -73,18 +67,6 @@ async def _send_all(api: BotApi, chat: str, parts: Sequence[Styled], context: To
                 raise OutcomeUnknown(_told(words, sent, parts)) from None
             raise _failed(f"{lost}.", sent, parts, again=True) from None
     return sent
-
-
-async def send(api: BotApi, chat: str | int, part: Styled, *, patience: float = 0.0, **more: Any) -> int:
-    """Send one message and give its number. Marks that Telegram does not take are left out; the words go anyway."""
-    common: dict[str, Any] = {"chat_id": chat, "link_preview_options": NO_PREVIEW, "patience": patience, **more}
-    try:
-        answer = await api.call("sendMessage", **as_params(part), **common)
-    except BotRefused as refused:
-        if refused.status != 400 or "entit" not in refused.description.lower() or not part.marks:
-            raise
-        answer = await api.call("sendMessage", text=part.text, **common)
-    return msgspec.convert(answer, _Sent).message_id
 
 
 def _failed(words: str, sent: list[int], parts: Sequence[Styled], *, again: bool = False) -> ToolFailed:
