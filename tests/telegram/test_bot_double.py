@@ -25,6 +25,7 @@ from aiogram.types import (
     Message,
     MessageEntity,
 )
+
 from bot_double import TOKEN, BotDouble, Fault, bot_double
 
 WAIT = 15.0

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from bot_double import TOKEN, BotDouble, Fault, Person, bot_double
 
 from atlas_agents import Agent, Atlas, Interceptor
 from atlas_agents.core.errors import ConfigError
@@ -16,6 +15,7 @@ from atlas_agents.testing import Scripted, VirtualClock, calls, says
 from atlas_agents.toolbox.offers import offered_on
 from atlas_agents.toolbox.telegram.api import BotApi
 from atlas_agents.toolbox.telegram.send import KEYWORDS, NAME, telegram_tool
+from bot_double import TOKEN, BotDouble, Fault, Person, bot_double
 
 
 @pytest.fixture

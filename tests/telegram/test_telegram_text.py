@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from bot_double import TOKEN, BotDouble, bot_double
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from atlas_agents.toolbox.telegram.api import BotApi
 from atlas_agents.toolbox.telegram.markdown import styled
 from atlas_agents.toolbox.telegram.pieces import entities, pieces, units
 from atlas_agents.toolbox.telegram.writing import send
+from bot_double import TOKEN, BotDouble, bot_double
 
 SIGNS = st.text(st.sampled_from(list("ab *_`~[]()#-\\\n!>.\u200d🦊é")), max_size=60)
 

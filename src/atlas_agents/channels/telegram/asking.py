@@ -34,6 +34,8 @@ class Asking:
         self._api = api
         self._notebook = notebook
         self._one = asyncio.Lock()
+        self._denied: set[str] = set()
+        """By this person: of a no, the gateway does not tell whose it was."""
 
     async def hear(self, event: SessionEvent, delivery: Delivery) -> None:
         """Put a question that is asked, close one that is answered. One at a time, in their order."""
@@ -77,6 +79,8 @@ class Asking:
             if trouble.retryable:
                 raise
             return CLOSED if trouble.kind == "APPROVAL_NOT_FOUND" else str(trouble)[:200]
+        if not yes:
+            self._denied.add(approval_id)
         return "Allowed once." if yes else "Denied."
 
     async def _put(self, approval_id: str) -> None:
@@ -110,6 +114,8 @@ class Asking:
 
     def _how(self, event: ApprovalResolved) -> str:
         asked = self._notebook.notes.questions.get(event.approval_id)
+        if event.approval_id in self._denied:
+            return "Denied, by you."
         if event.decision == "deny" and not event.by:
             late = asked is not None and time.time() * 1000 >= asked.expires_at - 1000
             return "Nobody answered in time, so it was no." if late else "It was not allowed."

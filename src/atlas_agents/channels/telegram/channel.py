@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 After: TypeAlias = Callable[[], Awaitable[None]] | None
 """What is left to say once an update is dealt with and written down."""
 _TRIES = 8
+_COUNTS = 86_400.0
+"""Telegram forgets what nobody asked for in a day, and after a quiet week it counts anew from anywhere."""
 _QUIET = 30.0
 _PATIENCE = 30.0
 _WANTED = ["message", "callback_query"]
@@ -91,8 +93,9 @@ class TelegramChannel:
             await self._guest(user).resume()
 
     async def _poll(self) -> list[Update]:
-        offset = self._notebook.notes.offset or None
-        seconds = self._pace.poll
+        notes = self._notebook.notes
+        offset = notes.offset if time.time() - notes.heard_at < _COUNTS else None
+        seconds = 0 if notes.trouble else self._pace.poll  # what was in the way may be gone: see at once
         found: list[Any] = await self._api.call(
             "getUpdates", offset=offset, timeout=seconds, allowed_updates=_WANTED, within=seconds + 20
         )
@@ -142,7 +145,7 @@ class TelegramChannel:
                 logger.exception("an update of Telegram could not be dealt with")
                 after = self._apology(update, "something went wrong here")
             break
-        self._notebook.notes.offset = update.update_id + 1
+        self._notebook.notes.offset, self._notebook.notes.heard_at = update.update_id + 1, time.time()
         await self._notebook.save()
         if after is not None:
             await after()
@@ -204,6 +207,7 @@ class TelegramChannel:
             await asyncio.sleep(self._pace.watch)
             before, self._paired = self._paired, await self._pairs()
             for user in self._paired.keys() - before.keys():
+                self._told.pop(user, None)
                 await self._tell(user, Styled("You are let in. Write to me, or say /help."))
             for user in before.keys() - self._paired.keys():
                 self._door.send_away(user)

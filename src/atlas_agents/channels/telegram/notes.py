@@ -38,9 +38,10 @@ class Visit(msgspec.Struct):
 
 
 class Notes(msgspec.Struct):
-    """All of it. `offset` is the number of the first update that was not dealt with."""
+    """All of it. `offset` is the number of the first update that was not dealt with, `heard_at` when it was set."""
 
     offset: int = 0
+    heard_at: float = 0.0
     visits: dict[int, Visit] = {}
     owed: dict[str, Owed] = {}
     questions: dict[str, Asked] = {}

@@ -1,6 +1,6 @@
 """Who may talk to agents here: people whom the owner has let in, by a code that only they were told.
 
-Two files, each with one writer. The channel writes codes, the owner's command writes pairs, and each reads the other's.
+The channel and the owner's command are two processes. They meet in two files, which are changed by one at a time.
 """
 
 import secrets
@@ -64,29 +64,29 @@ class Pairing:
     def code_for(self, user: User) -> str | None:
         """The code of a stranger: the same while it counts. None while too many strangers have one."""
         make_private(self.folder)
-        codes = self._open_codes()
-        for code, each in codes.items():
-            if each.user == user.id:
-                return code
-        if len(codes) >= _MOST_CODES:
-            return None
-        code = "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
-        codes[code] = Code(user.id, user.name, user.username[:40], time.time() + _LASTS)
-        keep(self._codes, codes)
+        with alone(self._codes):
+            codes = self._open_codes()
+            for code, each in codes.items():
+                if each.user == user.id:
+                    return code
+            if len(codes) >= _MOST_CODES:
+                return None
+            code = "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
+            keep(self._codes, codes | {code: Code(user.id, user.name, user.username[:40], time.time() + _LASTS)})
         return code
 
     def pair(self, code: str) -> Pair:
         """Let in whoever was told this code; ConfigError if nobody was."""
-        found = self._open_codes().get(code.strip().upper().replace("-", ""))
-        if found is None:
-            raise ConfigError(
-                f"nobody was told the code {code!r} within the last hour: have them write to the bot again"
-            )
         make_private(self.folder)
-        with alone(self._pairs):
-            pairs = self.pairs()
+        with alone(self._codes):
+            codes = self._open_codes()
+            found = codes.pop(code.strip().upper().replace("-", ""), None)
+            if found is None:
+                raise ConfigError(f"nobody was told the code {code!r} in the last hour: have them write to the bot")
             pair = Pair(found.user, found.name, found.username, time.time())
-            keep(self._pairs, [*({**pairs, pair.user: pair}).values()])
+            with alone(self._pairs):
+                keep(self._pairs, [*({**self.pairs(), pair.user: pair}).values()])
+            keep(self._codes, codes)  # it counts once
         return pair
 
     def unpair(self, who: str) -> Pair:

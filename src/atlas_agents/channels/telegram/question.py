@@ -70,13 +70,14 @@ def _buttons(asked: ApprovalShape, *, shown: bool) -> dict[str, Any]:
 
 
 def _chunks(content: str) -> list[str] | None:
-    """The content in pieces that no message loses a space of; None if it is too long, or cannot be cut so."""
+    """The content in pieces, none with a space at its end, which would be lost; None if that cannot be, or is too
+    much."""
     found: list[str] = []
     while content:
         if len(found) == _MOST_PARTS:
             return None
         cut = min(len(content), _ROOM)
-        while units(content[:cut]) > _ROOM or content[cut - 1].isspace() or content[cut : cut + 1].isspace():
+        while units(content[:cut]) > _ROOM or content[cut - 1].isspace():
             cut -= 1
             if cut < _ROOM // 4:
                 return None

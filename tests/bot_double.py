@@ -99,10 +99,11 @@ class Person:
     def user(self) -> Shape:
         return {"id": self.id, "is_bot": False, "first_name": self.name, "username": self.name.lower()}
 
-    def says(self, text: str, *, chat: int | None = None, **more: Any) -> int:
+    def says(self, text: str | None, *, chat: int | None = None, **more: Any) -> int:
         """Write to the bot, or in a group; the number of the update."""
         where = self.id if chat is None else chat
-        return self.double.update("message", **{**self.double.message(where, self.user), "text": text, **more})
+        words = {} if text is None else {"text": text}
+        return self.double.update("message", **{**self.double.message(where, self.user), **words, **more})
 
     def presses(self, message: Posted, button: str, *, chat: int | None = None) -> int:
         query = str(len(self.double.queries) + 1)
@@ -140,6 +141,7 @@ class BotDouble:
         self.groups: dict[int, str] = {}
         self.channels: dict[str, int] = {}
         self._updates: list[Shape] = []
+        self._all: list[Shape] = []
         self._last_update = 500
         self._last_message = 0
         self._news = asyncio.Event()
@@ -163,9 +165,15 @@ class BotDouble:
     def update(self, kind: str, **content: Any) -> int:
         """Something has happened that the bot is to hear of."""
         self._last_update += 1
-        self._updates.append({"update_id": self._last_update, kind: content})
+        self._all.append({"update_id": self._last_update, kind: content})
+        self._updates.append(self._all[-1])
         self._news.set()
         return self._last_update
+
+    def again(self, offset: int) -> None:
+        """Tell all updates from this one on again, as if nobody had asked for later ones."""
+        self._updates = [each for each in self._all if each["update_id"] >= offset]
+        self._news.set()
 
     def message(self, chat: int, sender: Shape) -> Shape:
         self._last_message += 1
