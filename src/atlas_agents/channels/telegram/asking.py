@@ -9,6 +9,7 @@ import msgspec
 from atlas_agents.channels.telegram.delivery import Delivery
 from atlas_agents.channels.telegram.notes import Asked, Notebook
 from atlas_agents.channels.telegram.question import over, sheet
+from atlas_agents.channels.telegram.shapes import Said
 from atlas_agents.client.client import GatewayClient
 from atlas_agents.client.feed import SessionEvent
 from atlas_agents.core.errors import GatewayError
@@ -65,13 +66,11 @@ class Asking:
                 if asked.user == self._user and approval_id not in pending:
                     await self._close(approval_id, "It is not asked any more.")
 
-    async def answer(self, approval_id: str, *, yes: bool, message: int, chat: int) -> str:
-        """Take the answer of a button to the gateway; what to say to whoever pressed it."""
-        asked = self._notebook.notes.questions.get(approval_id)
-        if asked is None:
-            return CLOSED
-        if (asked.user, asked.message) != (self._user, message) or chat != self._user:
-            return NOT_YOURS
+    async def answer(self, approval_id: str, *, yes: bool, under: Said) -> str:
+        """Take the answer of a button to the gateway, which knows whose question it is; what to say to who pressed it.
+
+        The message need not be the one that was noted: after a sudden end a question may stand there twice.
+        """
         try:
             decision = "allow-once" if yes else "deny"
             await self._client.call("approvals.resolve", approval_id=approval_id, decision=decision)
@@ -81,6 +80,10 @@ class Asking:
             return CLOSED if trouble.kind == "APPROVAL_NOT_FOUND" else str(trouble)[:200]
         if not yes:
             self._denied.add(approval_id)
+        asked = self._notebook.notes.questions.get(approval_id)
+        if asked is None or asked.message != under.message_id:
+            words = (under.text or "").partition("\n")[0]
+            await self._change(under.message_id, words, "Allowed once, by you." if yes else "Denied, by you.")
         return "Allowed once." if yes else "Denied."
 
     async def _put(self, approval_id: str) -> None:
@@ -101,16 +104,17 @@ class Asking:
 
     async def _close(self, approval_id: str, how: str) -> None:
         asked = self._notebook.notes.questions.pop(approval_id, None)
-        if asked is None:
-            return
+        if asked is not None:
+            await self._change(asked.message, asked.words, how)
+            await self._notebook.save()
+
+    async def _change(self, message: int, words: str, how: str) -> None:
+        """Say under a question what became of it; its buttons go."""
         try:
-            text = over(asked.words, how)
-            await write(
-                self._api, "editMessageText", text, chat_id=asked.user, message_id=asked.message, patience=_PATIENCE
-            )
+            text = over(words, how)
+            await write(self._api, "editMessageText", text, chat_id=self._user, message_id=message, patience=_PATIENCE)
         except (BotRefused, BotUnreachable) as trouble:
             logger.info("a question that is closed still has its buttons: %s", trouble)
-        await self._notebook.save()
 
     def _how(self, event: ApprovalResolved) -> str:
         asked = self._notebook.notes.questions.get(event.approval_id)

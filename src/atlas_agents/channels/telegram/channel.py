@@ -188,11 +188,9 @@ class TelegramChannel:
 
     async def _pressed(self, press: Press) -> After:
         way, approval_id = read(press.data)
-        words = NOT_YOURS
-        if press.message is not None and press.sender.id in self._paired and approval_id:
-            guest = self._guest(press.sender.id)
-            chat, number = press.message.chat.id, press.message.message_id
-            words = await guest.answer(approval_id, yes=way == YES, message=number, chat=chat)
+        words, under, user = NOT_YOURS, press.message, press.sender.id
+        if under is not None and under.chat.id == user and user in self._paired and approval_id:
+            words = await self._guest(user).answer(approval_id, yes=way == YES, under=under)
         return lambda: self._quietly(self._api.call("answerCallbackQuery", callback_query_id=press.id, text=words))
 
     def _apology(self, update: Update, words: str) -> After:

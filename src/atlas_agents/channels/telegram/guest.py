@@ -12,6 +12,7 @@ from atlas_agents.channels.telegram.asking import Asking
 from atlas_agents.channels.telegram.delivery import Delivery
 from atlas_agents.channels.telegram.notes import Notebook, Owed, Visit
 from atlas_agents.channels.telegram.pace import Pace
+from atlas_agents.channels.telegram.shapes import Said
 from atlas_agents.client.client import GatewayClient
 from atlas_agents.client.feed import SessionEvent, SessionFeed
 from atlas_agents.core.errors import GatewayError, NotLetIn
@@ -79,9 +80,9 @@ class Guest:
     async def agents(self) -> tuple[AgentShape, ...]:
         return msgspec.convert(await self._client.call("agents.list"), AgentsFound).agents
 
-    async def answer(self, approval_id: str, *, yes: bool, message: int, chat: int) -> str:
+    async def answer(self, approval_id: str, *, yes: bool, under: Said) -> str:
         """Answer a question by its button; what to say to whoever pressed it."""
-        return await self._asking.answer(approval_id, yes=yes, message=message, chat=chat)
+        return await self._asking.answer(approval_id, yes=yes, under=under)
 
     async def close(self) -> None:
         for task in self._tasks:

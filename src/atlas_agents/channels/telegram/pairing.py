@@ -92,7 +92,7 @@ class Pairing:
     def unpair(self, who: str) -> Pair:
         """Let somebody in no longer, by their number or @name; ConfigError if there is no such person."""
         if not self.folder.is_dir():
-            raise ConfigError(f"nobody is paired, so {who!r} is not")
+            raise ConfigError(f"{who!r} is not paired; nobody is")
         with alone(self._pairs):
             pairs = self.pairs()
             for pair in pairs.values():
