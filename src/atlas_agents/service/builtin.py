@@ -1,5 +1,6 @@
 """The tools that come with the house, made as the settings say, and what they hold open."""
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 
@@ -10,6 +11,10 @@ from atlas_agents.toolbox.telegram.api import BotApi
 from atlas_agents.toolbox.telegram.send import KEYWORDS as TELEGRAM_WORDS
 from atlas_agents.toolbox.telegram.send import NAME as TELEGRAM
 from atlas_agents.toolbox.telegram.send import telegram_tool
+from atlas_agents.toolbox.x.api import XApi
+from atlas_agents.toolbox.x.oauth import Account, Tokens
+from atlas_agents.toolbox.x.tools import POST, SEARCH, x_tools
+from atlas_agents.toolbox.x.wire import Wire
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
@@ -46,12 +51,15 @@ def known_tools(settings: Settings, opening: AsyncExitStack | None = None) -> To
 
 def _toolbox(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
     """What touches the outside, a room of the toolbox after the other."""
-    return [_telegram(settings, opening)]
+    return [_telegram(settings, opening), *_x(settings, opening)]
 
 
 def offers(settings: Settings) -> Interceptor:
     """Tells models of tools that wait for their word only when it was said, and never of one that is not set up."""
-    return Interceptor(request=offered_on({TELEGRAM: TELEGRAM_WORDS if settings.telegram_token else ()}))
+    held: dict[str, Sequence[str]] = {TELEGRAM: TELEGRAM_WORDS if settings.telegram_token else ()}
+    if not _has_x(settings):
+        held |= {POST: (), SEARCH: ()}
+    return Interceptor(request=offered_on(held))
 
 
 def _telegram(settings: Settings, opening: AsyncExitStack) -> Tool:
@@ -59,3 +67,16 @@ def _telegram(settings: Settings, opening: AsyncExitStack) -> Tool:
     if api is not None:
         opening.push_async_callback(api.close)
     return telegram_tool(api, settings.telegram_chat)
+
+
+def _has_x(settings: Settings) -> bool:
+    return settings.x_token is not None or settings.x_refresh_token is not None
+
+
+def _x(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
+    if not _has_x(settings):
+        return x_tools(None)
+    account = Account(settings.x_client_id, settings.x_client_secret, settings.x_token, settings.x_refresh_token)
+    wire = Wire(settings.x_url)
+    opening.push_async_callback(wire.close)
+    return x_tools(XApi(wire, Tokens(account, settings.home / "x.json", wire)))

@@ -7,9 +7,12 @@ MOST = 280
 _ADDRESS = 23
 _LIGHT = ((0, 4351), (8192, 8205), (8208, 8223), (8242, 8247))
 """Code points that count one, as X publishes them."""
-_ENDINGS = "com|org|net|edu|gov|io|ai|app|dev|co|uk|de|fr|es|it|nl|eu|ch|at|jp|cn|in|br|us|ca|au|me|tv|info|biz|xyz|news"
+_ENDINGS = (
+    "com|org|net|edu|gov|io|ai|app|dev|co|uk|de|fr|es|it|nl|eu|ch|at|jp|cn|in|br|us|ca|au|me|tv|info|biz|xyz|news"
+)
 _URL = re.compile(
-    rf"https?://[^\s<>\"]+|(?<![\w@.-])(?:[a-z0-9](?:[a-z0-9-]{{0,62}}\.))+(?:{_ENDINGS})\b(?:/[^\s<>\"]*)?", re.IGNORECASE
+    rf"https?://[^\s<>\"]+|(?<![\w@.-])(?:[a-z0-9](?:[a-z0-9-]{{0,62}}\.))+(?:{_ENDINGS})\b(?:/[^\s<>\"]*)?",
+    re.IGNORECASE,
 )
 _BASE = r"[\u2190-\u21ff\u2300-\u27bf\u2900-\u297f\u2b00-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
 _EMOJI = re.compile(

@@ -16,7 +16,7 @@ from atlas_agents.core.calling import in_thread
 from atlas_agents.core.errors import ToolFailed
 from atlas_agents.core.keeping import keep, kept
 from atlas_agents.core.secret import Secret
-from atlas_agents.toolbox.x.wire import Answer, Wire
+from atlas_agents.toolbox.x.wire import Answer, Lost, Wire
 
 _EARLY = 60.0
 AUTHORISE = "authorise the app anew and set ATLAS_X_TOKEN and ATLAS_X_REFRESH_TOKEN"
@@ -71,20 +71,23 @@ class Tokens:
             return (await self._refresh(now)).access_token
 
     async def _read(self) -> _Kept:
-        if self._now is None:
-            found = await in_thread(kept, self._path, _Kept)
-            account = self._account
-            if found is None or found.mark != account.mark:
-                access, refresh = [each.reveal() if each else "" for each in (account.token, account.refresh_token)]
-                found = _Kept(account.mark, access, refresh, time.time() + 7200 if access else 0.0)
-            self._now = found
-        return self._now
+        if self._now is not None:
+            return self._now
+        found: _Kept | None = await in_thread(kept, self._path, _Kept)
+        account = self._account
+        if found is None or found.mark != account.mark:
+            access, refresh = [each.reveal() if each else "" for each in (account.token, account.refresh_token)]
+            found = _Kept(account.mark, access, refresh, time.time() + 7200 if access else 0.0)
+        self._now = found
+        return found
 
     async def _refresh(self, now: _Kept) -> _Kept:
         if not now.refresh_token or not self._account.client_id:
             raise ToolFailed(f"X does not take the access token any more, and no other can be had: {AUTHORISE}.")
-        answer = await self._wire.form("/2/oauth2/token", self._form(now), self._headers())
-        given = _read_tokens(answer)
+        try:
+            given = _read_tokens(await self._wire.form("/2/oauth2/token", self._form(now), self._headers()))
+        except Lost as lost:
+            raise ToolFailed(f"No new access token came: {lost}. Nothing was done; try again later.") from None
         fresh = _Kept(
             now.mark, given.access_token, given.refresh_token or now.refresh_token, time.time() + given.expires_in
         )

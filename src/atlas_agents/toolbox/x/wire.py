@@ -54,7 +54,8 @@ class Wire:
                 body = bytearray()
                 while len(body) < _LARGEST and (piece := await response.content.readany()):
                     body += piece
-                return Answer(response.status, dict(response.headers), bytes(body))
+                headers_back = {name.lower(): value for name, value in response.headers.items()}
+                return Answer(response.status, headers_back, bytes(body))
         except aiohttp.ClientConnectorError as error:
             raise Lost(f"X cannot be reached: {error.strerror or type(error).__name__}", sent=False) from None
         except TimeoutError:
