@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,6 +47,8 @@ async def test_pair_chat_approve_and_nothing_is_doubled_when_all_is_killed_in_th
         await _hear_over_a_kill(home, served, ana)
         audit = await asyncio.to_thread(home.run, "audit", "list", "--json")
         await _leave(home, ana)
+        assert await asyncio.to_thread(served.kill, signal.SIGTERM) == 0
+    assert "Traceback" not in served.said
     kept = b"".join(path.read_bytes() for path in home.path.rglob("*") if path.is_file())
     assert TOKEN.encode() not in kept and TOKEN not in served.said + audit.stdout
 

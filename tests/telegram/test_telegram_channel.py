@@ -89,6 +89,7 @@ async def test_in_a_group_nobody_is_let_in_whoever_they_are(tmp_path: Path) -> N
         assert here.double.chats[-100] == [] and here.model.requests == []
 
 
+@pytest.mark.slow
 async def test_a_long_answer_grows_in_place_and_ends_in_several_messages(tmp_path: Path) -> None:
     async with room(tmp_path, says(LONG), pause=0.0002) as here, here.channel():
         ana = here.double.person(42, "Ana")
@@ -124,6 +125,7 @@ async def test_a_question_is_put_exactly_and_answered_by_a_button(tmp_path: Path
         assert list(here.double.queries.values()) == [NOT_YOURS, "Allowed once.", CLOSED]
 
 
+@pytest.mark.slow
 async def test_a_question_that_is_denied_answered_elsewhere_or_too_late_says_so(tmp_path: Path) -> None:
     tool, done = acting()
     replies = [each for word in "abc" for each in (calls("act", command=word), says("Well."))]
@@ -198,6 +200,7 @@ async def test_stop_new_and_agents(tmp_path: Path) -> None:
         await here.double.until(lambda: ana.sees[-1].text == "I can only read text.")
 
 
+@pytest.mark.slow
 async def test_a_channel_that_was_cut_off_goes_on_in_the_same_message(tmp_path: Path) -> None:
     words = [f"word{number} " for number in range(150)]
     async with room(tmp_path, says("".join(words)), pause=0.01) as here:
