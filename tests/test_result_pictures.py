@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from atlas_agents import Image, ToolCall, ToolResult, assistant, tool_message, user
+from atlas_agents.core.pictures import parted
 from atlas_agents.providers import anthropic_request, openai_request
 from atlas_agents.providers.base import Request, spoken
-from atlas_agents.core.pictures import parted
 
 PICTURE = {"type": "image", "name": "plot.png", "media_type": "image/png", "data": "aGVsbG8h"}
 RESULT = ToolResult("call_1", "ok", {"value": "42", "images": [PICTURE]})

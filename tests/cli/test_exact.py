@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_agents.cli.words import answered, called, exact, one_line, printable
+from atlas_agents.cli.words import answered, called, one_line, printable
+from atlas_agents.core.exact import exact
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

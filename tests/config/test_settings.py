@@ -83,6 +83,12 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "ATLAS_TELEGRAM_TOKEN": "123:token-of-bot",
         "ATLAS_TELEGRAM_CHAT": "-100",
         "ATLAS_TELEGRAM_URL": "http://localhost:8081",
+        "ATLAS_TELEGRAM_CHANNEL": "true",
+        "ATLAS_X_CLIENT_ID": "client-of-x",
+        "ATLAS_X_CLIENT_SECRET": "secret-of-x",
+        "ATLAS_X_TOKEN": "token-of-x",
+        "ATLAS_X_REFRESH_TOKEN": "refresh-of-x",
+        "ATLAS_X_URL": "http://localhost:8082",
     }
     assert set(values) == {setting.variable for setting in SETTINGS.values()}
     settings = desk.load(**values)
@@ -121,6 +127,12 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "telegram_token": "[REDACTED]",
         "telegram_chat": "-100",
         "telegram_url": "http://localhost:8081",
+        "telegram_channel": "true",
+        "x_client_id": "client-of-x",
+        "x_client_secret": "[REDACTED]",
+        "x_token": "[REDACTED]",
+        "x_refresh_token": "[REDACTED]",
+        "x_url": "http://localhost:8082",
     }
     assert settings.token is not None and settings.token.reveal() == TOKEN
     assert settings.limits == Limits(at_once=2, per_tick=3, tick=0.5, per_day=7, repeats=4)

@@ -7,7 +7,7 @@ from atlas_agents.cli import options as given
 from atlas_agents.cli import show
 from atlas_agents.cli.border import one_of, quiet, run
 from atlas_agents.cli.reach import within_reach
-from atlas_agents.cli.words import exact
+from atlas_agents.core.exact import exact
 
 
 def list_approvals(*, as_json: bool) -> int:

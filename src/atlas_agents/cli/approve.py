@@ -14,9 +14,10 @@ from prompt_toolkit.input.typeahead import clear_typeahead
 
 from atlas_agents.cli.page import Page
 from atlas_agents.cli.turn import Asked
-from atlas_agents.cli.words import exact, one_line, seen
+from atlas_agents.cli.words import one_line
 from atlas_agents.client.client import GatewayClient
 from atlas_agents.core.errors import GatewayError
+from atlas_agents.core.exact import exact, seen
 
 _SHOWN = 8000
 _WORDS = {"allow-once": "once", "allow-session": "session", "allow-always": "always", "deny": "no"}

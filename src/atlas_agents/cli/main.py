@@ -12,6 +12,7 @@ from atlas_agents.cli import (
     plugin_commands,
     protocol_commands,
     session_commands,
+    telegram_commands,
     token_commands,
 )
 from atlas_agents.cli.flags import Json
@@ -175,6 +176,7 @@ app.add_typer(approvals_commands.app, name="approvals")
 app.add_typer(audit_commands.app, name="audit")
 app.add_typer(model_commands.app, name="models")
 app.add_typer(token_commands.app, name="token")
+app.add_typer(telegram_commands.app, name="telegram")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(protocol_commands.app, name="protocol")
 app.add_typer(plugin_commands.app, name="plugins")

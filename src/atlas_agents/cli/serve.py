@@ -16,6 +16,7 @@ from atlas_agents.gateway.server import run
 from atlas_agents.service.runtime import Told
 from atlas_agents.service.serve import Serving
 from atlas_agents.service.serve import serve as serve_gateway
+from atlas_agents.service.telegram import is_on
 
 
 def serve(flags: dict[str, Any]) -> int:
@@ -47,6 +48,8 @@ def _ready(here: Serving) -> None:
         notice = here.runtime.crew.notices.get(agent.id)
         words = f"{agent.id} answers with {model_name(model_of(agent, atlas.registry))}"
         _say(one_line(f"{words} ({for_people(notice)})" if notice else words, 600))
+    if is_on(here.runtime.settings):
+        _say("The Telegram bot listens, too: who writes to it is told how to be let in.")
     for finding in here.runtime.workspace.state.findings:
         _say(f"atlas: {finding}")
     _say("Ctrl-C ends it.")

@@ -1,11 +1,10 @@
 """What the command says: calls, results and errors, each in one line, and nothing that could hide in them."""
 
-import json
 import re
-import unicodedata
 from typing import Any
 
 from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError, ProviderError
+from atlas_agents.core.exact import exact
 
 _LONGEST_ERROR = 400
 _TURNS_TEXT = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)
@@ -16,7 +15,6 @@ _CONTROLS: dict[int, int | str | None] = {
     0x0D: None,
     0x7F: 0x2421,
 }
-_NO_INK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
 _SIGNS = {"ok": "✓", "error": "✗", "unknown": "?"}
 
 
@@ -30,37 +28,6 @@ def one_line(text: str, longest: int = 160) -> str:
     """The text on one line, shortened where it is long."""
     line = re.sub(r"\s+", " ", printable(text)).strip()
     return line if len(line) <= longest else line[: longest - 1] + "…"
-
-
-def exact(value: Any) -> str:
-    """A value as JSON in which every character that is not seen, or not seen as what it is, stands as its escape.
-
-    It is still JSON for the same value, so that it can be edited and read back.
-    """
-    return "".join(map(_seen, json.dumps(value, ensure_ascii=False, default=str)))
-
-
-def seen(text: str) -> str:
-    """Lines of text in which nothing can hide: all but tabs and ends of lines stand as what is seen, or escaped."""
-    return "".join(char if char in "\n\t" else _seen(char) for char in text)
-
-
-def _seen(char: str) -> str:
-    if char.isprintable() and char not in _NO_INK and not _varies(char):
-        return char
-    return "".join(f"\\u{unit:04x}" for unit in _units(char))
-
-
-def _varies(char: str) -> bool:
-    """Chooses another look for the character before it; a model reads it, a person does not see it."""
-    return 0xFE00 <= ord(char) <= 0xFE0F or 0xE0100 <= ord(char) <= 0xE01EF or unicodedata.category(char) == "Me"
-
-
-def _units(char: str) -> list[int]:
-    code = ord(char)
-    if code < 0x10000:
-        return [code]
-    return [0xD800 + ((code - 0x10000) >> 10), 0xDC00 + ((code - 0x10000) & 0x3FF)]
 
 
 def called(name: str, arguments: dict[str, Any]) -> str:

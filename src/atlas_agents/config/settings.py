@@ -94,6 +94,12 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
             repeats=self.repeats,
         )
 
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """All that must never be shown, wherever it was said."""
+        found = [getattr(self, key) for key, setting in SETTINGS.items() if setting.hides == "all"]
+        return tuple(each for each in found if isinstance(each, Secret))
+
     def explain(self) -> tuple[Explained, ...]:
         """Every setting with its value, as it may be shown, and where it comes from."""
         return tuple(

@@ -38,3 +38,14 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     telegram_token: Annotated[Secret | None, about("The token of a Telegram bot.", hides="all")] = None
     telegram_chat: Annotated[str | None, about("The Telegram chat that is written to where none is named.")] = None
     telegram_url: Annotated[str, about("Where the Telegram bot API is.")] = "https://api.telegram.org"
+    telegram_channel: Annotated[
+        bool | None,
+        about("Let people talk to agents through the Telegram bot.", default="true once somebody is paired"),
+    ] = None
+    x_client_id: Annotated[str | None, about("The OAuth 2.0 client id of an app on X.")] = None
+    x_client_secret: Annotated[Secret | None, about("Its secret, if it is a confidential client.", hides="all")] = None
+    x_token: Annotated[Secret | None, about("An access token of a user of X.", hides="all")] = None
+    x_refresh_token: Annotated[
+        Secret | None, about("What new access tokens are had by; its successors are kept in the home.", hides="all")
+    ] = None
+    x_url: Annotated[str, about("Where the API of X is.")] = "https://api.x.com"

@@ -16,6 +16,7 @@ from atlas_agents.core.ids import new_id
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, user
 from atlas_agents.core.questions import Answer, Decision, Question
+from atlas_agents.core.secret import Secret
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, Store, UsageRow
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.history import History
@@ -146,6 +147,10 @@ class Atlas:
     def hide(self, text: str) -> str:
         """The same text without the secrets that this Atlas knows of, and without what looks like one."""
         return self._house.governance.redactor.text(text)
+
+    def keep_secret(self, *secrets: Secret) -> None:
+        """Hide these from now on, wherever something is logged, audited or told to a model."""
+        self._house.governance.redactor.learn(*[secret.reveal() for secret in secrets])
 
     @property
     def registry(self) -> Registry:

@@ -55,6 +55,7 @@ class Tokens:
         self._named_path = home / "tokens.json"
         self._own = own
         self._exposed = exposed
+        self._lent: dict[str, Grant] = {}
         if own is None:
             _make(self.path)
         self._stamp = self._look()
@@ -65,7 +66,7 @@ class Tokens:
         self.refresh()
         digest = _digest(token)
         found = None
-        for grant in self._grants:
+        for grant in (*self._grants, *self._lent.values()):
             if hmac.compare_digest(grant.digest, digest):
                 found = grant
         return found
@@ -77,7 +78,7 @@ class Tokens:
 
     def holds(self, grant: Grant) -> bool:
         """Still valid, with the same rights."""
-        return grant in self._grants
+        return grant in self._grants or grant in self._lent.values()
 
     def refresh(self) -> bool:
         """Read the files again if they have changed. What cannot be read lets nobody in."""
@@ -91,6 +92,18 @@ class Tokens:
             self._grants = ()
             logger.exception("nobody is let in until the tokens can be read again")
         return True
+
+    def lend(self, name: str, scopes: tuple[Scope, ...]) -> Secret:
+        """A token for a part of this program that comes in by the same door as everybody. It has sessions of its own,
+        stands in no file, and ends with the program, or when it is taken back or lent anew."""
+        if any(grant.principal.id == name for grant in self._grants):
+            raise ConfigError(f"{self._named_path}: {name!r} is a name that this program uses itself: take another one")
+        token = secrets.token_urlsafe(32)
+        self._lent[name] = Grant(Principal(name, "guest", scopes), _digest(token), f"@{name}/")
+        return Secret(token)
+
+    def take_back(self, name: str) -> None:
+        self._lent.pop(name, None)
 
     def rotate(self) -> Path:
         """Put a new main token in the place of the old one."""

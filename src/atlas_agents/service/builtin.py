@@ -2,20 +2,14 @@
 
 from contextlib import AsyncExitStack
 from datetime import datetime
-from pathlib import Path
 
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.plugins import Plugins
-from atlas_agents.toolbox.code.tool import CodeInterpreter, code_tool
-from atlas_agents.toolbox.files import file_tools
-from atlas_agents.toolbox.shell import bash_tool
-from atlas_agents.toolbox.web.choice import choose
-from atlas_agents.toolbox.web.fetch import url_fetch
-from atlas_agents.toolbox.web.search import web_search
+from atlas_agents.service.rooms import toolbox
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
-from atlas_agents.tools.tool import Tool, tool
+from atlas_agents.tools.tool import tool
 from atlas_agents.workspace.skills import skill_tool
 
 HOUSE_RULES = Policy(
@@ -26,6 +20,8 @@ HOUSE_RULES = Policy(
         "file_write": {"*": "ask"},
         "file_edit": {"*": "ask"},
         "send_telegram_message": {"*": "ask"},
+        "post_to_x": {},  # nobody, until a policy names who
+        "search_x": {},
     },
 )
 """Who may do what where there is no policy file: what has no effects, and, when a person agrees, these."""
@@ -46,33 +42,7 @@ def known_tools(
     """Built-in tools, and those of installed plugins. What they come to hold open is closed with `opening`."""
     registry = ToolRegistry()
     given = opening or AsyncExitStack(), environment or Environment()
-    for item in (current_time, skill_tool(settings.workspace), *_toolbox(settings, *given)):
+    for item in (current_time, skill_tool(settings.workspace), *toolbox(settings, *given)):
         registry.add(item, source="builtin")
     registry.load_plugins(plugins or Plugins(settings.disabled_plugins))
     return registry
-
-
-def _toolbox(settings: Settings, opening: AsyncExitStack, environment: Environment) -> list[Tool]:
-    """What touches the outside, a room of the toolbox after the other."""
-    folder = settings.folder or settings.workspace
-    return [*_of_the_folder(settings, folder), _code(settings, folder, opening), *_web(settings, opening, environment)]
-
-
-def _of_the_folder(settings: Settings, folder: Path) -> list[Tool]:
-    """Files and commands, confined to one folder; what the house itself keeps is not theirs, nor what rules it."""
-    private = [settings.home, *[settings.home / name for name in ("token", "tokens.json", "atlas.db")]]
-    guarded = [path for path in (settings.policy, settings.config) if path is not None]
-    bash = bash_tool(folder, sandbox=settings.sandbox, network=settings.bash_network, private=private, guarded=guarded)
-    return [*file_tools(folder, private=private, guarded=guarded), bash]
-
-
-def _code(settings: Settings, folder: Path, opening: AsyncExitStack) -> Tool:
-    memory = settings.code_memory * 1024 * 1024
-    interpreter = CodeInterpreter(folder, sandbox=settings.sandbox, python=settings.code_python, memory=memory)
-    opening.push_async_callback(interpreter.close)
-    return code_tool(interpreter)
-
-
-def _web(settings: Settings, opening: AsyncExitStack, environment: Environment) -> list[Tool]:
-    search = choose(settings.search, settings.search_url, settings.search_key, environment)
-    return [web_search(opening, search), url_fetch(opening, hosts=settings.fetch_hosts)]

@@ -22,6 +22,7 @@ from atlas_agents.service.builtin import HOUSE_RULES, known_tools
 from atlas_agents.service.crew import Crew, Get
 from atlas_agents.service.place import occupied
 from atlas_agents.service.plugged import interceptors_of
+from atlas_agents.service.rooms import offers
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.workspace import Workspace
@@ -84,9 +85,10 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
         policy=open_policy(settings) or HOUSE_RULES,
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
-        interceptors=interceptors_of(plugins),
+        interceptors=[offers(settings), *interceptors_of(plugins)],
         registry=registry,
     )
+    atlas.keep_secret(*settings.secrets)
     return Runtime(settings, store, atlas, crew, tools, workspace)
 
 

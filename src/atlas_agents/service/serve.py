@@ -15,6 +15,7 @@ from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.service.place import Running, announce
 from atlas_agents.service.runtime import Runtime, Told, opened
+from atlas_agents.service.telegram import telegram
 
 
 class Serving:
@@ -66,10 +67,14 @@ async def serve(
     on_ready: Callable[[Serving], object] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT: then no more connections, turns end or are left for the next start."""
-    async with _gateway(settings, environment, told) as here:
+    async with (
+        _gateway(settings, environment, told) as here,
+        telegram(settings, here.gateway.hub.tokens) as begin_telegram,
+    ):
 
         def ready(_: Gateway) -> None:
             here.announce()
+            begin_telegram(here.url)
             if on_ready is not None:
                 on_ready(here)
 

@@ -10,6 +10,7 @@ from atlas_agents.cli.doctor.database import look_at_database, look_at_redis
 from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
 from atlas_agents.cli.doctor.gateway import look_at_gateway
 from atlas_agents.cli.doctor.machine import look_at_clock, look_at_home, look_at_python, look_at_room, look_at_token
+from atlas_agents.cli.doctor.messages import look_at_telegram, look_at_x
 from atlas_agents.cli.doctor.sandbox import look_at_sandbox
 from atlas_agents.cli.doctor.search import look_at_search
 from atlas_agents.config.settings import Settings
@@ -30,6 +31,8 @@ _LOOKS: tuple[tuple[str, Look], ...] = (
     ("database", look_at_database),
     ("redis", look_at_redis),
     ("gateway", look_at_gateway),
+    ("telegram", look_at_telegram),
+    ("x", look_at_x),
 )
 
 

@@ -1,0 +1,7 @@
+"""What a model writes, as Telegram is sent it: plain text, and its marks beside it."""
+
+from atlas_agents.toolbox.telegram.markdown import styled
+from atlas_agents.toolbox.telegram.pieces import as_params, pieces
+
+for piece in pieces(styled("**Deployed** `v1.2` by [me](https://a.example), 2*3 and <b> are text"), most=40):
+    print(as_params(piece))

@@ -1,0 +1,21 @@
+"""A tool that a model is told of only when the user's words ask for it."""
+
+import asyncio
+
+from atlas_agents import Agent, Atlas, Interceptor
+from atlas_agents.testing import Scripted, says
+from atlas_agents.toolbox.offers import offered_on
+from atlas_agents.toolbox.telegram.send import KEYWORDS, NAME, telegram_tool
+
+
+async def main() -> None:
+    model = Scripted(says("Sunny."), says("I will."))
+    agent = Agent("assistant", model=model, tools=[telegram_tool(None)])
+    wanted = Interceptor(request=offered_on({NAME: KEYWORDS}))
+    async with Atlas([agent], interceptors=[wanted]) as atlas:
+        for words in ("How is the weather?", "Ping me when it rains."):
+            await atlas.ask(words)
+            print(words, [tool.name for tool in model.requests[-1].tools])
+
+
+asyncio.run(main())

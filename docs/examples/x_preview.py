@@ -1,0 +1,10 @@
+"""A post as a person is shown it before they say yes, and one that is too long to be asked about."""
+
+from atlas_agents import ToolFailed
+from atlas_agents.toolbox.x.tools import preview
+
+print(preview({"content": "Atlas 0.1 is out 🎉 https://example.com/atlas/release/0.1", "media_urls": []}))
+try:
+    preview({"content": "Atlas 0.1 は本日公開されました。" * 12})
+except ToolFailed as error:
+    print(error)

@@ -1,0 +1,108 @@
+"""Who may talk to agents here: people whom the owner has let in, by a code that only they were told.
+
+The channel and the owner's command are two processes. They meet in two files, which are changed by one at a time.
+"""
+
+import secrets
+import time
+from pathlib import Path
+
+import msgspec
+
+from atlas_agents.channels.telegram.shapes import User
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.keeping import alone, keep, kept
+from atlas_agents.core.places import make_private
+
+_LETTERS = "ABCDEFGHJKMNPQRSTVWXYZ23456789"
+"""None of them can be taken for another one."""
+_LENGTH = 8
+_LASTS = 3600.0
+_MOST_CODES = 50
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """A person who was let in, as they called themselves then."""
+
+    user: int
+    name: str
+    username: str = ""
+    since: float = 0.0
+
+
+class Code(msgspec.Struct, frozen=True):
+    """What a stranger was told, until when it counts."""
+
+    user: int
+    name: str
+    username: str
+    expires_at: float
+
+
+class Pairing:
+    """The folder `telegram` in a home."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "telegram"
+        self._pairs = self.folder / "pairs.json"
+        self._codes = self.folder / "codes.json"
+        self._seen: tuple[int, int] | None = None
+        self._known: dict[int, Pair] = {}
+
+    def pairs(self) -> dict[int, Pair]:
+        """Everybody who was let in, as the file says now."""
+        try:
+            found = self._pairs.stat()
+        except FileNotFoundError:
+            return {}
+        stamp = (found.st_mtime_ns, found.st_ino)
+        if stamp != self._seen:
+            self._known = {each.user: each for each in kept(self._pairs, list[Pair]) or ()}
+            self._seen = stamp
+        return self._known
+
+    def code_for(self, user: User) -> str | None:
+        """The code of a stranger: the same while it counts. None while too many strangers have one."""
+        make_private(self.folder)
+        with alone(self._codes):
+            codes = self._open_codes()
+            for code, each in codes.items():
+                if each.user == user.id:
+                    return code
+            if len(codes) >= _MOST_CODES:
+                return None
+            code = "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
+            keep(self._codes, codes | {code: Code(user.id, user.name, user.username[:40], time.time() + _LASTS)})
+        return code
+
+    def pair(self, code: str) -> Pair:
+        """Let in whoever was told this code; ConfigError if nobody was."""
+        make_private(self.folder)
+        with alone(self._codes):
+            codes = self._open_codes()
+            found = codes.pop(code.strip().upper().replace("-", ""), None)
+            if found is None:
+                raise ConfigError(f"nobody was told the code {code!r} in the last hour: have them write to the bot")
+            pair = Pair(found.user, found.name, found.username, time.time())
+            with alone(self._pairs):
+                keep(self._pairs, [*({**self.pairs(), pair.user: pair}).values()])
+            keep(self._codes, codes)  # it counts once
+        return pair
+
+    def unpair(self, who: str) -> Pair:
+        """Let somebody in no longer, by their number or @name; ConfigError if there is no such person."""
+        if not self.folder.is_dir():
+            raise ConfigError(f"{who!r} is not paired; nobody is")
+        with alone(self._pairs):
+            pairs = self.pairs()
+            for pair in pairs.values():
+                if who in (str(pair.user), f"@{pair.username}" if pair.username else ""):
+                    keep(self._pairs, [each for each in pairs.values() if each.user != pair.user])
+                    return pair
+        known = ", ".join(str(user) for user in pairs) or "none"
+        raise ConfigError(f"{who!r} is not paired; there are: {known}")
+
+    def _open_codes(self) -> dict[str, Code]:
+        now = time.time()
+        found = kept(self._codes, dict[str, Code]) or {}
+        return {code: each for code, each in found.items() if each.expires_at > now}

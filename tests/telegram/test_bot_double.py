@@ -1,0 +1,136 @@
+"""The double is honest: aiogram, unmodified, takes it for Telegram."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from aiogram import Bot, Dispatcher, F
+from aiogram.client.session.aiohttp import AiohttpSession
+from aiogram.client.telegram import TelegramAPIServer
+from aiogram.exceptions import (
+    TelegramBadRequest,
+    TelegramConflictError,
+    TelegramForbiddenError,
+    TelegramRetryAfter,
+    TelegramUnauthorizedError,
+)
+from aiogram.types import (
+    BotCommand,
+    CallbackQuery,
+    InlineKeyboardButton,
+    InlineKeyboardMarkup,
+    LinkPreviewOptions,
+    Message,
+    MessageEntity,
+)
+
+from bot_double import TOKEN, BotDouble, Fault, bot_double
+
+WAIT = 15.0
+
+
+@asynccontextmanager
+async def aiogram_bot(double: BotDouble, token: str = TOKEN) -> AsyncGenerator[Bot, None]:
+    bot = Bot(token, session=AiohttpSession(api=TelegramAPIServer.from_base(double.url)))
+    try:
+        async with asyncio.timeout(WAIT):
+            yield bot
+    finally:
+        await bot.session.close()
+
+
+async def test_messages_marks_and_edits_are_read_as_they_were_sent() -> None:
+    async with bot_double() as double, aiogram_bot(double) as bot:
+        ana = double.person(42, "Ana")
+        assert (await bot.get_me()).username == "atlas_test_bot"
+        sent = await bot.send_message(
+            42,
+            "🦊 bold http://a.example",
+            entities=[MessageEntity(type="bold", offset=3, length=4)],
+            link_preview_options=LinkPreviewOptions(is_disabled=True),
+        )
+        assert (sent.chat.id, sent.text, sent.entities and sent.entities[0].type) == (
+            42,
+            "🦊 bold http://a.example",
+            "bold",
+        )
+        assert ana.sees[0].marked("bold") == ["bold"] and double.previews == []
+        edited = await bot.edit_message_text("done", chat_id=42, message_id=sent.message_id)
+        assert isinstance(edited, Message) and edited.text == "done"
+        with pytest.raises(TelegramBadRequest, match="message is not modified"):
+            await bot.edit_message_text("done", chat_id=42, message_id=sent.message_id)
+        assert await bot.send_chat_action(42, "typing")
+        assert await bot.set_my_commands([BotCommand(command="new", description="Begin anew")])
+        await bot.send_message(42, "see http://b.example")
+        assert double.previews == ["http://b.example"]
+
+
+async def test_refusals_are_those_that_aiogram_knows() -> None:
+    async with bot_double() as double, aiogram_bot(double) as bot:
+        double.person(42, "Ana")
+        double.person(43, "Ben")
+        double.blocked.add(43)
+        with pytest.raises(TelegramBadRequest, match="chat not found"):
+            await bot.send_message(7, "x")
+        with pytest.raises(TelegramForbiddenError, match="bot was blocked by the user"):
+            await bot.send_message(43, "x")
+        with pytest.raises(TelegramBadRequest, match="message is too long"):
+            await bot.send_message(42, "🦊" * 2049)
+        with pytest.raises(TelegramBadRequest, match="ends after the end"):
+            await bot.send_message(42, "x", entities=[MessageEntity(type="bold", offset=0, length=2)])
+        double.faults.append(Fault("sendMessage", retry_after=3))
+        with pytest.raises(TelegramRetryAfter) as slow:
+            await bot.send_message(42, "x")
+        assert slow.value.retry_after == 3
+        async with aiogram_bot(double, "7000001:AAwrong") as stranger:
+            with pytest.raises(TelegramUnauthorizedError):
+                await stranger.get_me()
+
+
+async def test_a_dispatcher_gets_each_update_once_and_can_answer_a_button() -> None:
+    async with bot_double() as double, aiogram_bot(double) as bot:
+        ana = double.person(42, "Ana")
+        heard: list[str] = []
+        dispatcher = Dispatcher()
+        over = asyncio.Event()
+        row = [InlineKeyboardButton(text="Once", callback_data="o:1")]
+
+        async def on_message(message: Message) -> None:
+            heard.append(message.text or "")
+            await message.answer("Well?", reply_markup=InlineKeyboardMarkup(inline_keyboard=[row]))
+
+        async def on_press(query: CallbackQuery) -> None:
+            heard.append(query.data or "")
+            await query.answer("thanks")
+            over.set()
+
+        dispatcher.message.register(on_message, F.text)
+        dispatcher.callback_query.register(on_press)
+        start = cast(Any, dispatcher).start_polling
+        polling = asyncio.create_task(start(bot, handle_signals=False, close_bot_session=False))
+        ana.says("hello")
+        ana.says("again")
+        await double.until(lambda: len(ana.sees) == 2)
+        ana.presses(ana.sees[0], "Once")
+        await over.wait()
+        await dispatcher.stop_polling()
+        await polling
+        assert heard == ["hello", "again", "o:1"]
+        assert list(double.queries.values()) == ["thanks"]
+
+
+async def test_of_two_who_poll_the_first_is_told() -> None:
+    async with bot_double() as double, aiogram_bot(double) as bot:
+        first = asyncio.create_task(bot.get_updates(timeout=10))
+        await double.until(lambda: double.count("getUpdates") == 1)
+        second = asyncio.create_task(bot.get_updates(timeout=1))
+        with pytest.raises(TelegramConflictError, match="terminated by other getUpdates request"):
+            await first
+        assert await second == []
+        double.webhook = True
+        with pytest.raises(TelegramConflictError, match="webhook is active"):
+            await bot.get_updates()
+        assert await bot.delete_webhook()
+        assert await bot.get_updates() == []
