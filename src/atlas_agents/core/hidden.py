@@ -1,7 +1,8 @@
-"""Characters that a person does not see and a model reads: the usual way to hide an order in a prompt."""
+"""Characters that a person does not see and a model reads: the usual way to hide an order in a text."""
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from itertools import islice
 
 import msgspec
@@ -15,6 +16,8 @@ _VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\U00
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800")
 """Letters and signs without ink."""
 _JOINER, _EMOJI_STYLE = "\u200d", "\ufe0f"
+_BREAKS = frozenset("\x0b\x0c\x85\u2028\u2029")
+"""Hidden ends of lines."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -34,12 +37,25 @@ class Finding(msgspec.Struct, frozen=True):
 
 def hidden_characters(text: str, file: str) -> tuple[Finding, ...]:
     """All that is hidden in a text: control, format, tag and blank characters; neighbours are one finding."""
-    suspects = "".join(sorted(char for char in set(text) if _is_hidden(char)))
-    if not suspects:
-        return ()
-    runs = re.finditer(f"[{re.escape(suspects)}]+", text)
-    found = (_finding(run, text, file) for run in runs if not _joins_emoji(run, text))
+    found = (_finding(run, text, file) for run in _runs(text))
     return tuple(islice(found, MOST))
+
+
+def without_hidden(text: str) -> str:
+    """The text as a person sees it: nothing hidden is left in it, and a hidden end of a line has become a plain one."""
+    pieces: list[str] = []
+    end = 0
+    for run in _runs(text):
+        pieces += (text[end : run.start()], "\n" if _BREAKS.intersection(run[0]) else "")
+        end = run.end()
+    return "".join((*pieces, text[end:]))
+
+
+def _runs(text: str) -> Iterator[re.Match[str]]:
+    """Hidden characters that follow each other."""
+    suspects = "".join(sorted(char for char in set(text) if _is_hidden(char)))
+    runs = re.finditer(f"[{re.escape(suspects)}]+", text) if suspects else iter(())
+    return (run for run in runs if not _joins_emoji(run, text))
 
 
 def _finding(run: re.Match[str], text: str, file: str) -> Finding:

@@ -1,0 +1,79 @@
+"""Which addresses are the public internet's, and which belong to this machine, its network, or no one."""
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+_NOT_PUBLIC = tuple(
+    IPv4Network(each)
+    for each in (
+        "0.0.0.0/8",  # this network; many systems take 0.0.0.0 for themselves
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # a provider's own network
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # Azure's host, which every machine there reaches
+        "169.254.0.0/16",  # link-local, and the metadata of most clouds
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.31.196.0/24",
+        "192.52.193.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "192.175.48.0/24",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
+)
+_PRIVATE = tuple(
+    IPv4Network(each) for each in ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+)
+_PRIVATE_TOO = (IPv6Network("::1/128"), IPv6Network("fc00::/7"))
+_KEYS = (ip_address("100.100.100.200"), ip_address("fd00:ec2::254"), ip_address("fd20:ce::254"))
+"""In a private network, and clouds hand out the keys of a machine there."""
+_UNICAST = IPv6Network("2000::/3")
+"""All public addresses of IPv6 are in here. What maps, embeds or translates an IPv4 address in another way is not."""
+_NOT_PUBLIC_EITHER = tuple(
+    IPv6Network(each)
+    for each in (
+        "2001::/23",  # Teredo and other protocols
+        "2001:db8::/32",
+        "2002::/16",  # 6to4
+        "2620:4f:8000::/48",
+        "3fff::/20",
+    )
+)
+_ISATAP = (0x00005EFE, 0x02005EFE)
+"""The first half of the last 64 bits, where an IPv4 address is the second."""
+
+
+def is_public(address: str) -> bool:
+    """Whether an address, in the one way to write it, is one that anybody on the internet may be reached at."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return False
+    return _is_public_4(found) if isinstance(found, IPv4Address) else _is_public_6(found)
+
+
+def is_private(address: str) -> bool:
+    """Whether it is an ordinary address of a private network or of this machine; never one where clouds keep keys."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return False
+    networks = _PRIVATE if isinstance(found, IPv4Address) else _PRIVATE_TOO
+    return found not in _KEYS and any(found in network for network in networks)
+
+
+def _is_public_4(address: IPv4Address) -> bool:
+    return not any(address in network for network in _NOT_PUBLIC)
+
+
+def _is_public_6(address: IPv6Address) -> bool:
+    if address.scope_id or address not in _UNICAST:
+        return False
+    if (int(address) >> 32) & 0xFFFFFFFF in _ISATAP:
+        return False
+    return not any(address in network for network in _NOT_PUBLIC_EITHER)
