@@ -9,8 +9,8 @@ _HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*")
 _UNDERLINE = re.compile(r" {0,3}(=+|-{2,})[ \t]*")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s")
-PAGE = "\f"
-"""Stands where a page ends, in text that came from pages."""
+_PAGE = re.compile(r"\[page (\d+) of \d+\]")
+"""Stands where a page begins, in text that came from pages."""
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class Block(msgspec.Struct, frozen=True):
     path: tuple[str, ...]
     text: str
     line: int
-    page: int = 0
+    page: int
     whole: bool = False
     table: bool = False
 
@@ -27,11 +27,12 @@ class Block(msgspec.Struct, frozen=True):
 class _Reader:
     """Reads line by line; what it has gathered is given out when something else begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, plain: bool) -> None:
+        self.plain = plain
         self.path: list[tuple[int, str]] = []
         self.lines: list[str] = []
         self.first = 0
-        self.page = 1
+        self.page = 0
         self.fence = ""
 
     def give(self, *, whole: bool = False, table: bool = False) -> Iterator[Block]:
@@ -51,15 +52,15 @@ class _Reader:
 
     @property
     def in_table(self) -> bool:
-        return bool(self.lines) and self.lines[-1].lstrip().startswith("|")
+        return not self.plain and bool(self.lines) and self.lines[-1].lstrip().startswith("|")
 
     def read(self, line: str, number: int) -> Iterator[Block]:
-        if PAGE in line:
-            yield from self.give(table=self.in_table)
-            self.page += line.count(PAGE)
-            line = line.replace(PAGE, "")
-        fence = _FENCE.match(line)
-        if self.fence:
+        page = _PAGE.fullmatch(line)
+        fence = None if self.plain else _FENCE.match(line)
+        if page:
+            yield from self.give()
+            self.page = int(page[1])
+        elif self.fence:
             self.add(line, number)
             if fence and fence[1].startswith(self.fence) and not line.strip(" \t`~"):
                 self.fence = ""
@@ -72,8 +73,8 @@ class _Reader:
             yield from self._plain(line, number)
 
     def _plain(self, line: str, number: int) -> Iterator[Block]:
-        under = _UNDERLINE.fullmatch(line)
-        if heading := _HEADING.fullmatch(line):
+        under = None if self.plain else _UNDERLINE.fullmatch(line)
+        if not self.plain and (heading := _HEADING.fullmatch(line)):
             yield from self.give(table=self.in_table)
             self.head(len(heading[1]), heading[2])
         elif under and len(self.lines) == 1 and not self.in_table and not _ITEM.match(self.lines[0]):
@@ -81,16 +82,15 @@ class _Reader:
         elif not line.strip():
             yield from self.give(table=self.in_table)
         else:
-            is_row = line.lstrip().startswith("|")
+            is_row = not self.plain and line.lstrip().startswith("|")
             if self.lines and is_row != self.in_table:
                 yield from self.give(table=self.in_table)
             self.add(line.rstrip(), number)
 
 
-def blocks(markdown: str) -> Iterator[Block]:
-    """All blocks, in order; a fence that is never closed is code to the end."""
-    reader = _Reader()
-    number = 0
+def blocks(markdown: str, *, plain: bool = False) -> Iterator[Block]:
+    """All blocks, in order; a fence that is never closed is code to the end. `plain` text has paragraphs only."""
+    reader = _Reader(plain=plain)
     for number, line in enumerate(_without_front_matter(markdown).split("\n"), 1):
         yield from reader.read(line, number)
     yield from reader.give(whole=bool(reader.fence), table=reader.in_table)

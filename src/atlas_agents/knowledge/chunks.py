@@ -1,4 +1,4 @@
-"""Documents cut into passages where their structure allows it: never inside code or a row, always under its headings."""
+"""Documents cut into passages where their structure allows it: not inside code or a row, always under headings."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -28,11 +28,11 @@ class Chunk(msgspec.Struct, frozen=True):
         return " > ".join(self.path)
 
 
-def chunks(markdown: str) -> list[Chunk]:
+def chunks(markdown: str, *, plain: bool = False) -> list[Chunk]:
     """The passages of a document, in order; one that says the same as another is left out."""
     seen: set[str] = set()
     found: list[Chunk] = []
-    for chunk in _joined(piece for block in blocks(markdown) for piece in _pieces(block)):
+    for chunk in _joined(piece for block in blocks(markdown, plain=plain) for piece in _pieces(block)):
         key = " ".join((chunk.heading, *chunk.text.split()))
         if key not in seen:
             seen.add(key)

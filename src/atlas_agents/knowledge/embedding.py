@@ -3,7 +3,6 @@
 numpy and the tokenizer are imported with the first text, not before.
 """
 
-import asyncio
 import importlib.util
 import mmap
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from atlas_agents.core.calling import in_thread
 from atlas_agents.core.errors import ConfigError
 
 _AT_ONCE = 256
@@ -48,7 +48,7 @@ class LocalEmbedder:
     async def embed(self, texts: Sequence[str]) -> list[bytes]:
         found: list[bytes] = []
         for start in range(0, len(texts), _AT_ONCE):
-            found += await asyncio.to_thread(self._embed, texts[start : start + _AT_ONCE])
+            found += await in_thread(self._embed, texts[start : start + _AT_ONCE])
         return found
 
     async def close(self) -> None:

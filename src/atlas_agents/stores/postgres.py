@@ -38,8 +38,8 @@ _PAUSE = 0.1
 class PostgresStore(SqlReads):
     """All tables live in one Postgres schema of their own. A lost connection is made anew for up to `patience` seconds;
     then callers are told `StoreLost`, and the next call tries again. So they are of a server that is there and has not
-    answered for `answer_timeout` seconds, which must be more than the `busy_timeout` that a lock may be waited for. Where the server has `pgvector`, it compares
-    vectors; else this process does."""
+    answered for `answer_timeout` seconds, which must be more than the `busy_timeout` that a lock may be waited for.
+    Where the server has `pgvector`, it compares vectors; else this process does."""
 
     def __init__(
         self,

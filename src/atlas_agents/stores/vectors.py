@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from atlas_agents.core.calling import in_thread
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.shelves import Hit
 
@@ -58,17 +59,17 @@ class Vectors:
             if matrix.version != version:
                 await self._refresh(library, matrix)
             wanted = matrix.wanted(vector)
-            hits = await asyncio.to_thread(matrix.nearest, shelf, wanted, limit)
+            hits = await in_thread(matrix.nearest, shelf, wanted, limit)
         self._evict()
         return hits
 
     async def _refresh(self, library: Library, matrix: "_Matrix") -> None:
         version, _ = await self._shelves.library(library)
         while rows := await self._shelves.vectors(library, matrix.last, _PAGE):
-            await asyncio.to_thread(matrix.add, rows)
+            await in_thread(matrix.add, rows)
         after, count = await self._shelves.library(library)
         if len(matrix) != count or after != version:
-            await asyncio.to_thread(matrix.keep, await self._shelves.vector_ids(library))
+            await in_thread(matrix.keep, await self._shelves.vector_ids(library))
         matrix.version = version
 
     def _evict(self) -> None:
