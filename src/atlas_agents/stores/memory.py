@@ -92,10 +92,16 @@ class MemoryStore:
     async def journal(self, tenant: str, run_id: str) -> list[JournalRow]:
         return list(self._desk(tenant).journal.get(run_id, {}).values())
 
-    async def audit(self, tenant: str, *, after: int = 0, limit: int | None = None) -> list[AuditRow]:
-        desk = self._desk(tenant)
-        found = [desk.audit[n] for n in range(max(after, 0) + 1, len(desk.audit) + 1)]
-        return found if limit is None else found[: max(limit, 0)]
+    async def audit(
+        self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
+    ) -> list[AuditRow]:
+        rows = self._desk(tenant).audit
+        begin, end = max(after, 0) + 1, len(rows) + 1
+        if limit is not None and last:
+            begin = max(begin, end - max(limit, 0))
+        elif limit is not None:
+            end = min(end, begin + max(limit, 0))
+        return [rows[n] for n in range(begin, end)]
 
     async def approval(self, tenant: str, id: str) -> ApprovalRow | None:
         return self._desk(tenant).approvals.get(id)

@@ -42,8 +42,8 @@ from atlas_agents.stores.memory_shelves import add_passages, drop_document, put_
 from atlas_agents.stores.query import Place, cleaned, query
 from atlas_agents.stores.refusals import busy, check_count, check_fingerprint, check_numbers, no_session
 
-_CLEANED = ("label", "error", "title")
-"""Texts that are only shown: what no database keeps is replaced in them."""
+_SHOWN = ("label", "error", "title")
+"""Text that is only shown: cleaned, and not refused."""
 
 
 def carry_out(desk: Desk, place: Place, writes: Sequence[Write]) -> list[Any]:
@@ -60,20 +60,16 @@ def _carry_out(desk: Desk, place: Place, write: Write) -> Any:
     act = _ACTS.get(type(write))
     if act is None:
         raise StoreError(f"a store cannot write a {type(write).__name__}")
-    texts = {name: value for name, value in msgspec.structs.asdict(_row(write)).items() if name not in _CLEANED}
+    texts = {name: value for name, value in msgspec.structs.asdict(_row(write)).items() if name not in _SHOWN}
     query(place.tenant, "", **{name: value for name, value in texts.items() if name != "tenant"})
     return act(desk, place, write)
 
 
 def _row(write: Write) -> msgspec.Struct:
-    """What has the texts that are kept."""
+    """What a write keeps."""
     match write:
-        case PutApproval(approval):
-            return approval
-        case AddUsage(usage):
-            return usage
-        case PutDocument(document):
-            return document
+        case PutApproval(approval=row) | AddUsage(usage=row) | PutDocument(document=row):
+            return row
         case _:
             return write
 

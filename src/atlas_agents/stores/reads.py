@@ -89,9 +89,12 @@ class SqlReads(ABC):
     async def journal(self, tenant: str, run_id: str) -> list[JournalRow]:
         return [journal_of(row) for row in await self.fetch(query(tenant, sql.JOURNAL, run_id=run_id))]
 
-    async def audit(self, tenant: str, *, after: int = 0, limit: int | None = None) -> list[AuditRow]:
-        asked = query(tenant, sql.AUDIT, after=after, limit=_at_most(limit))
-        return [audit_of(row) for row in await self.fetch(asked)]
+    async def audit(
+        self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
+    ) -> list[AuditRow]:
+        asked = query(tenant, sql.LAST_AUDIT if last else sql.AUDIT, after=after, limit=_at_most(limit))
+        rows = await self.fetch(asked)
+        return [audit_of(row) for row in (reversed(rows) if last else rows)]
 
     async def approval(self, tenant: str, id: str) -> ApprovalRow | None:
         rows = await self.fetch(query(tenant, sql.APPROVAL, id=id))

@@ -33,9 +33,10 @@ VECTOR_IDS = f"SELECT id FROM passages WHERE {_WITH_VECTORS} ORDER BY id"
 
 # The index knows each passage's owners as words: what belongs to others is not even looked at.
 SQLITE_MATCHING = """
-SELECT p.id, -w.score FROM (
-    SELECT rowid AS id, bm25(passage_words, 0.0, 2.0, 1.0) AS score FROM passage_words
-    WHERE passage_words MATCH :match ORDER BY score LIMIT :limit) w
+SELECT p.id, -w.score FROM (SELECT id, score FROM (
+        SELECT rowid AS id, bm25(passage_words, 0.0, 2.0, 1.0) AS score FROM passage_words
+        WHERE passage_words MATCH :match LIMIT :most)
+    ORDER BY score LIMIT :limit) w
 JOIN passages p ON p.id = w.id WHERE p.tenant = :tenant AND p.kind = :kind ORDER BY w.score, p.id"""
 POSTGRES_MATCHING = f"""
 SELECT id, ts_rank_cd(words, to_tsquery('english', :match), 1) AS score FROM passages
@@ -43,10 +44,17 @@ WHERE {_ON_SHELF} AND words @@ to_tsquery('english', :match) ORDER BY score DESC
 
 
 @cache
+def counts(count: int) -> str:
+    """How many passages match each of so many, as `:match0` and so on, and no more than `:most`."""
+    one = "SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH :match{} LIMIT :most)"
+    return " UNION ALL ".join(one.format(n) for n in range(count))
+
+
+@cache
 def passages(count: int) -> str:
-    """So many passages at once, as `:id0`, `:id1` and so on."""
+    """So many passages at once, as `:id0`, `:id1` and so on; by their numbers, not by way of all that a tenant has."""
     ids = ", ".join(f":id{n}" for n in range(count))
-    return f"SELECT {_PASSAGE} FROM passages WHERE tenant = :tenant AND id IN ({ids})"
+    return f"SELECT {_PASSAGE} FROM passages WHERE tenant || '' = :tenant AND id IN ({ids})"
 
 
 @cache

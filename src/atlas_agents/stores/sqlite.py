@@ -13,12 +13,11 @@ from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.shelves import Hit, Where
 from atlas_agents.core.store import Write
-from atlas_agents.stores import shelf_statements as shelf
-from atlas_agents.stores.query import Query, Row, query
+from atlas_agents.stores.query import Query, Row
 from atlas_agents.stores.reads import SqlReads
 from atlas_agents.stores.sqlite_file import Opening
 from atlas_agents.stores.sqlite_threads import Commit, Reader, Writer
-from atlas_agents.stores.words import owner_of, plain
+from atlas_agents.stores.sqlite_words import matching
 
 
 class SqliteStore(SqlReads):
@@ -48,7 +47,7 @@ class SqliteStore(SqlReads):
     async def open(self) -> None:
         if self._threads is not None:
             raise StoreError(f"the database {self.path} is open already")
-        writer, *readers = Writer(self._how, self._clock), Reader(self._how), Reader(self._how)
+        writer, *readers = Writer(self._how, self._clock), Reader(self._how), Reader(self._how, large=True)
         try:
             for each in (writer, *readers):
                 await each.lane.do("open")
@@ -76,12 +75,7 @@ class SqliteStore(SqlReads):
         return await self._open_threads()[2].lane.do(query)
 
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
-        wanted = " OR ".join(f'"{word}"' for word in plain(words))
-        if not wanted:
-            return []
-        match = f"owners : {owner_of(tenant, where)} AND {{heading text}} : ({wanted})"
-        asked = query(tenant, shelf.SQLITE_MATCHING, kind=where.kind, match=match, limit=max(limit, 0))
-        return [Hit(id, score) for id, score in await self.search(asked)]
+        return await matching(self.search, tenant, where, words, limit)
 
     def _open_threads(self) -> tuple[Writer, Reader, Reader]:
         if self._threads is None:

@@ -13,9 +13,12 @@ def _silent(message: str) -> None:
 
 
 class ToolContext:
-    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again."""
+    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again; `user` is for whom the
+    turn is taken."""
 
-    __slots__ = ("_report", "agent", "call_id", "conversation", "idempotency_key", "metadata", "run_id", "tenant_id")
+    __slots__ = (
+        *("_report", "agent", "call_id", "conversation", "idempotency_key", "metadata", "run_id", "tenant_id", "user"),
+    )
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class ToolContext:
         tenant_id: str,
         metadata: Metadata,
         report: Callable[[str], object] = _silent,
+        user: str = "",
     ) -> None:
         self.conversation = conversation
         self.agent = agent
@@ -35,6 +39,7 @@ class ToolContext:
         self.tenant_id = tenant_id
         self.metadata = metadata
         self.idempotency_key = f"{run_id}:{call_id}"
+        self.user = user
         self._report = report
 
     def progress(self, message: str) -> None:
@@ -50,11 +55,18 @@ class ToolContext:
             self.call_id,
             self.tenant_id,
             self.metadata,
+            self.user,
         )
 
 
 def _in_worker(
-    conversation: Conversation, agent: Any, run_id: str, call_id: str, tenant_id: str, metadata: Metadata
+    conversation: Conversation,
+    agent: Any,
+    run_id: str,
+    call_id: str,
+    tenant_id: str,
+    metadata: Metadata,
+    user: str,
 ) -> ToolContext:
     return ToolContext(
         conversation=conversation,
@@ -64,4 +76,5 @@ def _in_worker(
         tenant_id=tenant_id,
         metadata=metadata,
         report=report,
+        user=user,
     )

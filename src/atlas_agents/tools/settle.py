@@ -247,6 +247,7 @@ class Settling:
             tenant_id=desk.actor.tenant,
             metadata=desk.metadata,
             report=partial(loop.call_soon_threadsafe, self._report) if in_thread else self._report,
+            user=desk.actor.user,
         )
 
     def _report(self, message: str) -> None:

@@ -46,7 +46,7 @@ export function itemsOf(talk: Talk): Item[] {
     asked = "";
   };
   for (const message of talk.messages) {
-    if (message.role === "system") continue;
+    if (message.role === "system" || message.metadata?.recalled) continue; // nobody said it
     if (message.role === "user") {
       unanswered();
       close();
