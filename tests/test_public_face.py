@@ -237,6 +237,7 @@ async def test_the_events_are_one_union_told_apart_by_type() -> None:
             "tool:called",
             "approval:asked",
             "approval:answered",
+            "plan:updated",
             "tool:progress",
             "tool:result",
             "message:kept",

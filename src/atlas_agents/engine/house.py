@@ -4,6 +4,8 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import ConfigError, NotStored
@@ -19,11 +21,13 @@ from atlas_agents.engine.interceptors import Interceptor, Interceptors
 from atlas_agents.engine.listeners import Listeners
 from atlas_agents.engine.order import Line, line_of
 from atlas_agents.engine.output import Output
+from atlas_agents.engine.plan import plan_tool
 from atlas_agents.engine.run import Run, Terms
 from atlas_agents.engine.settings import Settings
-from atlas_agents.providers.failover import Failover
+from atlas_agents.providers.failover import Failover, Route
 from atlas_agents.providers.prices import Price, Prices
-from atlas_agents.providers.registry import Registry
+from atlas_agents.providers.react import React
+from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog, MemoryAudit
 from atlas_agents.tools.desk import Desk, Governance
@@ -33,6 +37,7 @@ from atlas_agents.tools.permissions import Actor, Policy
 from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.store_approvals import answer_kept, pending_kept
 from atlas_agents.tools.store_audit import StoreAudit, StoreCounter
+from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.workers import Workers
 
 _LAST_WORDS = 1.0
@@ -80,7 +85,7 @@ class House:
         )
         self.listeners = Listeners(self.governance.redactor.trace)
         self._registry = registry
-        self._pools: weakref.WeakKeyDictionary[Any, Failover] = weakref.WeakKeyDictionary()
+        self._pools: weakref.WeakKeyDictionary[Any, dict[bool, Failover]] = weakref.WeakKeyDictionary()
 
     def open_run(
         self,
@@ -103,13 +108,15 @@ class House:
         if max_rounds is not None and max_rounds < 1:
             raise ConfigError(f"max_rounds must be at least 1, not {max_rounds}")
         run_id, terms = id or new_id(), terms or _PLAIN
+        if terms.mode is not None:
+            settings = msgspec.structs.replace(settings, mode=terms.mode)
         emit = self._emit(sink)
         desk = Desk(
             self.governance,
             run_id=run_id,
             agent=agent,
             actor=Actor(settings.id, settings.role, user, self.tenant),
-            tools=context.tool_map(),
+            tools=_tools(context, settings),
             conversation=conversation,
             metadata=context.metadata,
             emit=emit,
@@ -166,7 +173,9 @@ class House:
         await self.listeners.catch_up()
         await self.governance.catch_up(_LAST_WORDS)
         await self.governance.workers.close()
-        providers = [route.provider for pool in self._pools.values() for route in pool.routes]
+        providers = [
+            route.provider for pools in self._pools.values() for pool in pools.values() for route in pool.routes
+        ]
         for provider in providers:
             close: Callable[[], Awaitable[None]] | None = getattr(provider, "close", None)
             if close is not None:
@@ -186,16 +195,25 @@ class House:
     def _pool(self, agent: Any, settings: Settings, model: str = "") -> Failover:
         """The models of an agent, or the one that speaks in their place for a turn."""
         if model:
-            return Failover([self.registry.route(model)], settings.retry)
-        pool = self._pools.get(agent)
+            return Failover([self._route(model, settings)], settings.retry)
+        in_text = settings.mode == "react"
+        pools = self._pools.setdefault(agent, {})
+        pool = pools.get(in_text)
         if pool is None:
             models = settings.models or (self._default_model(settings.id),)
-            pool = Failover([self.registry.route(model) for model in models], settings.retry)
-            self._pools[agent] = pool
+            pool = Failover([self._route(model, settings) for model in models], settings.retry)
+            pools[in_text] = pool
             for route in pool.routes:
                 if isinstance(key := getattr(route.provider, "key", None), Secret):
                     self.governance.redactor.learn(key.reveal())
         return pool
+
+    def _route(self, model: Model, settings: Settings) -> Route:
+        """The way to a model; to one that has no tools of its own, or is not to use them, in text."""
+        route = self.registry.route(model)
+        if settings.mode == "react" or not route.provider.capabilities.tools:
+            return Route(React(route.provider), route.model)
+        return route
 
     @property
     def registry(self) -> Registry:
@@ -209,3 +227,8 @@ class House:
         if model is None:
             raise ConfigError(f"agent {agent_id!r} names no model: give it one with model=… or set ATLAS_MODEL")
         return model
+
+
+def _tools(context: Context, settings: Settings) -> Mapping[str, Tool]:
+    tools = context.tool_map()
+    return {**tools, plan_tool().wire_name: plan_tool()} if settings.mode == "plan" else tools

@@ -34,6 +34,8 @@ async def rounds(run: Run) -> Message:
         reply = run.add(await listen(run))
         if reply.tool_calls:
             await run.answer(reply.tool_calls)
+            if run.stage.enough():
+                return reply
         elif reply.metadata.get("stop_reason") != "pause":
             return reply
     raise RoundsSpent(reply)
@@ -84,10 +86,10 @@ async def _last_word(run: Run, mode: Mode) -> Message:
         return spent.partial
 
 
-async def shaped(run: Run) -> Message:
-    """The same rounds, for an answer of a wanted shape: one that does not fit may be mended once."""
+async def shaped(run: Run, mode: Mode = rounds) -> Message:
+    """The same, for an answer of a wanted shape: one that does not fit may be mended once."""
     wanted = cast(Output, run.output)
-    reply = await rounds(run)
+    reply = await mode(run)
     try:
         run.value = wanted.read(reply.text)
     except BadOutput as problem:

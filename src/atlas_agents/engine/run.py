@@ -11,7 +11,7 @@ import msgspec
 
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost
-from atlas_agents.core.events import Event, StreamChunk, StreamReset, Usage
+from atlas_agents.core.events import Event, PlanStep, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
 from atlas_agents.core.store import RunRow, RunStatus
@@ -23,7 +23,8 @@ from atlas_agents.engine.interceptors import Interceptors
 from atlas_agents.engine.order import Line
 from atlas_agents.engine.output import Output
 from atlas_agents.engine.result import Step
-from atlas_agents.engine.settings import Settings
+from atlas_agents.engine.settings import Mode, Settings
+from atlas_agents.engine.stage import WHOLE_TURN, Stage
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.prices import Prices
 from atlas_agents.tools.desk import Desk
@@ -59,12 +60,13 @@ class Wishes(msgspec.Struct, frozen=True):
 
 class Terms(msgspec.Struct, frozen=True):
     """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
-    the model that speaks in place of the agent's, the row of one that was taken in before and goes on, and whether
-    there is anybody to ask for a yes."""
+    the model that speaks in place of the agent's, another mode than the agent's, the row of one that was taken in
+    before and goes on, and whether there is anybody to ask for a yes."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
     model: str = ""
+    mode: Mode | None = None
     row: RunRow | None = None
     asks: bool = True
 
@@ -118,15 +120,15 @@ class Run:
         self.terms = terms
         self.accepted: asyncio.Future[Accepted] | None = None
         self.question: Message | None = None
-        self.messages: list[Message] = []
-        self.added: list[Message] = []
+        self.messages, self.added = list[Message](), list[Message]()
         self.steps: list[Step] = []
-        self.usage = Usage()
-        self.heard = Usage()
-        """Of the last reply alone."""
+        self.usage = self.heard = Usage()
+        """All, and of the last reply alone."""
         self.said: list[str] = []
         self.draft = Draft()
         self.value: Any = None
+        self.stage: Stage = WHOLE_TURN
+        self.plan: tuple[PlanStep, ...] = ()
         self.rounds_spent = False
         self._call_ids: set[str] = set()
         self._unreadable = 0
@@ -150,6 +152,7 @@ class Run:
                 fingerprint=self._fingerprint(message) if self.terms.idempotency_key else "",
                 output=self.output.schema.encode() if self.output else None,
                 model=self.terms.model,
+                mode=self.terms.mode or "",
                 asks=self.terms.asks,
             )
             try:
@@ -194,8 +197,9 @@ class Run:
 
     def _fingerprint(self, message: Message) -> str:
         wanted = self.output.schema if self.output else None
+        mode = [self.terms.mode] if self.terms.mode else []
         return hashlib.sha256(
-            encode([self.settings.id, message.role, message.parts, wanted, self.terms.model])
+            encode([self.settings.id, message.role, message.parts, wanted, self.terms.model, *mode])
         ).hexdigest()
 
     def join(self, message: Message) -> Message:

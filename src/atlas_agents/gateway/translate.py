@@ -11,6 +11,7 @@ from atlas_agents.core.events import (
     Event,
     MessageKept,
     MessageReceived,
+    PlanUpdated,
     StreamChunk,
     StreamEnd,
     StreamReset,
@@ -35,6 +36,7 @@ from atlas_agents.gateway.protocol.shapes import (
     InputPart,
     MessageShape,
     Part,
+    PlanStepShape,
     SessionShape,
     TextPart,
     ThinkingPart,
@@ -80,6 +82,8 @@ class Translator:
                 return wire.ChatReset(id, attempt)
             case StreamStart(id, agent_id):
                 return wire.ChatStarted(id, agent_id, self._model, self._notice(agent_id))
+            case PlanUpdated(id, steps):
+                return wire.PlanChanged(id, tuple([PlanStepShape(step.text, step.status) for step in steps]))
             case MessageKept(id, message):
                 return wire.ChatMessage(id, message_shape(message, id))
             case ToolCalled() | ToolProgress() | ToolAnswered() | ApprovalAsked() | ApprovalAnswered():

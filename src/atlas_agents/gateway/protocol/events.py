@@ -6,7 +6,7 @@ import msgspec
 
 from atlas_agents.core.text import clean
 from atlas_agents.gateway.protocol.records import AuditShape
-from atlas_agents.gateway.protocol.shapes import Decision, MessageShape, SessionShape, UsageShape, Wire
+from atlas_agents.gateway.protocol.shapes import Decision, MessageShape, PlanStepShape, SessionShape, UsageShape, Wire
 
 
 class ChatStarted(Wire, frozen=True):
@@ -60,6 +60,14 @@ class ToolProgressing(Wire, frozen=True):
     run_id: str
     tool_call_id: str
     message: str
+
+
+class PlanChanged(Wire, frozen=True):
+    """The plan of a turn as it now stands; each takes the place of the one before."""
+
+    event: ClassVar[str] = "plan.updated"
+    run_id: str
+    steps: tuple[PlanStepShape, ...]
 
 
 class ToolSettled(Wire, frozen=True):
@@ -136,6 +144,7 @@ RunEvent: TypeAlias = (
     | ChatReset
     | ToolCalling
     | ToolProgressing
+    | PlanChanged
     | ToolSettled
     | ApprovalRequested
     | ApprovalResolved
@@ -184,6 +193,7 @@ RUN_EVENTS: dict[str, type[RunEvent]] = {
         ChatReset,
         ToolCalling,
         ToolProgressing,
+        PlanChanged,
         ToolSettled,
         ApprovalRequested,
         ApprovalResolved,
