@@ -9,7 +9,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat page browser pictures test check crash lint format bench docs texts lock clean
+.PHONY: help run chat page browser searx pictures test check crash lint format bench docs texts lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ chat: $(READY) ## Talk to an agent in the terminal
 page: $(READY) ## Build the page, if its sources have changed
 	$(BIN)/python hatch_build.py
 
-test: page browser ## Run all tests
+test: page browser searx ## Run all tests
 	$(BIN)/pytest -n 2 --dist worksteal
 
 check: lint ## Check format, lint, types and floors, then run the quick tests
@@ -74,6 +74,14 @@ browser:
 		{ apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \
 			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }; }; } || \
 	{ echo "The tests of the page need Chromium: install it (Debian: apt install chromium) and say make test again." >&2; exit 1; }
+
+# The tests of web_search ask a real searx; where Debian has it, it is installed, elsewhere they are skipped.
+searx:
+	@command -v searx-run >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		echo "Installing searx for the tests of web_search." && \
+		{ apt-get install -y -qq --no-install-recommends searx >/dev/null 2>&1 || \
+			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends searx >/dev/null 2>&1; }; }; } || \
+	echo "There is no searx here, so some tests of web_search are skipped (Debian 12: apt install searx)." >&2
 
 define NEED_PYTHON
 $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-_SETTINGS = ("OPENAI_", "ANTHROPIC_", "ATLAS_")
+_SETTINGS = ("OPENAI_", "ANTHROPIC_", "ATLAS_", "BRAVE_", "TAVILY_", "EXA_", "SEARXNG_")
 
 
 class NetworkIsClosed(RuntimeError):

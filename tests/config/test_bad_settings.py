@@ -88,6 +88,16 @@ KEYS = "keys come only from the environment, .env or a secret file"
             "1: database_url: a database in memory forgets everything; name a file",
         ),
         ("redis_url = 'http://cache'\n", "1: redis_url: it must begin with redis:// or rediss:// or unix://"),
+        (
+            "fetch_hosts = ['wiki.intern:8080', 'https://b.example/']\n",
+            "1: fetch_hosts: 'https://b.example/' is no host; write one like wiki.intern or wiki.intern:8080, "
+            "without https://",
+        ),
+        ("search_url = 'localhost:8888'\n", "1: search_url: it must begin with http:// or https://"),
+        (
+            "search_url = 'https://ana:canary@search.intern'\n",
+            "1: search_url: there is a password in it, and it would be shown; let the SearXNG be reached without one",
+        ),
         ("home = '/x'\n", "1: home: it cannot stand in a file; use --home or ATLAS_HOME"),
         ("port = 1\nconfig = 'x'\n", "2: config: it cannot stand in a file; use --config or ATLAS_CONFIG"),
     ],

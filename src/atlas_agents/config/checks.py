@@ -10,10 +10,15 @@ import msgspec
 
 from atlas_agents.config.given import KEYS_ELSEWHERE, Given
 from atlas_agents.config.urls import has_password, scheme
+<<<<<<< HEAD
 from atlas_agents.core.errors import BadModelRef
 from atlas_agents.core.plugins import Plugins
+=======
+from atlas_agents.core.errors import BadModelRef, ConfigError
+>>>>>>> heads/web
 from atlas_agents.core.secret import Secret
 from atlas_agents.providers.registry import parse_model_ref
+from atlas_agents.toolbox.web.hosts import Hosts
 
 SQLITE, POSTGRES = ("sqlite",), ("postgresql", "postgres")
 _REDIS = ("redis", "rediss", "unix")
@@ -115,6 +120,22 @@ def _redis(value: Secret, given: Given) -> Secret:
     return value
 
 
+def _fetch_hosts(values: tuple[str, ...], given: Given) -> tuple[str, ...]:
+    try:
+        Hosts(values)
+    except ConfigError as error:
+        raise given.wrong(str(error)) from error
+    return values
+
+
+def _search_url(value: str, given: Given) -> str:
+    if scheme(value) not in ("http", "https"):
+        raise given.wrong("it must begin with http:// or https://")
+    if has_password(value):
+        raise given.wrong("there is a password in it, and it would be shown; let the SearXNG be reached without one")
+    return value
+
+
 def _address(value: Secret, given: Given, schemes: tuple[str, ...]) -> str:
     url = value.reveal()
     if scheme(url) not in schemes:
@@ -134,4 +155,6 @@ _CHECKS: dict[str, Callable[[Any, Given], Any]] = {
     "policy": _policy,
     "database_url": _database,
     "redis_url": _redis,
+    "fetch_hosts": _fetch_hosts,
+    "search_url": _search_url,
 }

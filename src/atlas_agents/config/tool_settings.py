@@ -24,6 +24,24 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     search: Annotated[Search | None, about("Who searches the web.", default="whoever has a key or an address")] = None
     search_url: Annotated[str | None, about("The address of a SearXNG.")] = None
     search_key: Annotated[Secret | None, about("The key for Brave, Tavily or Exa.", hides="all")] = None
+    fetch_hosts: Annotated[
+        tuple[str, ...],
+        about("Hosts in a private network that `url_fetch` may read, like `wiki.intern` or `wiki.intern:8080`."),
+    ] = ()
     telegram_token: Annotated[Secret | None, about("The token of a Telegram bot.", hides="all")] = None
     telegram_chat: Annotated[str | None, about("The Telegram chat that is written to where none is named.")] = None
     telegram_url: Annotated[str, about("Where the Telegram bot API is.")] = "https://api.telegram.org"
+    embeddings: Annotated[
+        str,
+        about(
+            "What finds documents and memories by their meaning: `local`, a model like `openai/text-embedding-3-small`,"
+            " or `none` for words alone."
+        ),
+    ] = "local"
+    embeddings_url: Annotated[
+        str | None, about("The address of an OpenAI-compatible server that has the `embeddings` model.")
+    ] = None
+    embeddings_key: Annotated[Secret | None, about("The key for that server.", hides="all")] = None
+    recall: Annotated[
+        bool, about("Lay memories that fit beside each message; an agent may say otherwise with `Recall: on` or `off`.")
+    ] = False

@@ -1,6 +1,8 @@
 """Which addresses are the public internet's, and which belong to this machine, its network, or no one."""
 
+import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from urllib.parse import urlsplit
 
 _NOT_PUBLIC = tuple(
     IPv4Network(each)
@@ -32,6 +34,8 @@ _PRIVATE = tuple(
 _PRIVATE_TOO = (IPv6Network("::1/128"), IPv6Network("fc00::/7"))
 _KEYS = (ip_address("100.100.100.200"), ip_address("fd00:ec2::254"), ip_address("fd20:ce::254"))
 """In a private network, and clouds hand out the keys of a machine there."""
+_LOCAL_NAMES = ("localhost", "local", "internal", "intern", "lan", "home", "corp", "private")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _UNICAST = IPv6Network("2000::/3")
 """All public addresses of IPv6 are in here. What maps, embeds or translates an IPv4 address in another way is not."""
 _NOT_PUBLIC_EITHER = tuple(
@@ -55,6 +59,22 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     return _is_public_4(found) if isinstance(found, IPv4Address) else _is_public_6(found)
+
+
+def is_public_url(url: str) -> bool:
+    """Whether an address of a page names a host that may be public, by its looks: nothing is looked up."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").rstrip(".")
+        host = host if host.isascii() else host.encode("idna").decode()
+    except ValueError:
+        return False
+    if parts.scheme not in ("http", "https") or "\\" in url or "%" in host:
+        return False
+    name, dot, last = host.rpartition(".")
+    if ":" in host or _NUMBER.fullmatch(last):
+        return is_public(host)
+    return bool(dot and name) and last not in _LOCAL_NAMES and not host.endswith(".home.arpa")
 
 
 def is_private(address: str) -> bool:

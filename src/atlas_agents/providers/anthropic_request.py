@@ -8,6 +8,7 @@ from atlas_agents.core.messages import File, Image, Message, Opaque, Part, Text,
 from atlas_agents.core.names import wire_name
 from atlas_agents.core.specs import ToolSpec
 from atlas_agents.providers.base import Request, encoded, spoken
+from atlas_agents.providers.far import LEFT_OUT, may_be_fetched
 
 _CACHE = "anthropic_bytes"
 _MAX_TOKENS = 8192
@@ -84,6 +85,8 @@ def _block(part: Part) -> dict[str, Any] | None:
             return block if status == "ok" else {**block, "is_error": True}
         case Thinking(text, signature):  # an unsigned thought would be refused
             return {"type": "thinking", "thinking": text, "signature": signature} if signature else None
+        case Image(url=url) | File(url=url) if url and not may_be_fetched(url):
+            return {"type": "text", "text": LEFT_OUT}
         case Image(media_type, data, url):
             source = {"type": "url", "url": url} if url else _base64(media_type, data)
             return {"type": "image", "source": source}

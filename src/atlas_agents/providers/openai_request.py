@@ -9,6 +9,7 @@ from atlas_agents.core.messages import File, Image, Message, Text, ToolCall
 from atlas_agents.core.names import wire_name
 from atlas_agents.core.specs import ToolSpec
 from atlas_agents.providers.base import Request, encoded, spoken
+from atlas_agents.providers.far import LEFT_OUT, may_be_fetched
 
 _CACHE = "openai_bytes"
 
@@ -96,6 +97,8 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
         match part:
             case Text(text):
                 found.append({"type": "text", "text": text})
+            case Image(url=url) if url and not may_be_fetched(url):
+                found.append({"type": "text", "text": LEFT_OUT})
             case Image(media_type, data, url):
                 found.append({"type": "image_url", "image_url": {"url": url or f"data:{media_type};base64,{data}"}})
             case File(name, media_type, data, _):

@@ -8,9 +8,9 @@ import msgspec
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.hidden import Finding, hidden_characters
 from atlas_agents.workspace.agents import AgentSpec, parse_agents
 from atlas_agents.workspace.files import NAMES, Look, look, read, write_defaults
-from atlas_agents.core.hidden import Finding, hidden_characters
 
 logger = logging.getLogger(__name__)
 _BETWEEN = "\n\n---\n\n"

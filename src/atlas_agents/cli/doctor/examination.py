@@ -10,6 +10,7 @@ from atlas_agents.cli.doctor.database import look_at_database, look_at_redis
 from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
 from atlas_agents.cli.doctor.gateway import look_at_gateway
 from atlas_agents.cli.doctor.machine import look_at_clock, look_at_home, look_at_python, look_at_room, look_at_token
+from atlas_agents.cli.doctor.search import look_at_search
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import AtlasError, ConfigError
 
@@ -23,6 +24,7 @@ _LOOKS: tuple[tuple[str, Look], ...] = (
     ("policy", look_at_policy),
     ("models", look_at_models),
     ("plugins", look_at_plugins),
+    ("search", look_at_search),
     ("database", look_at_database),
     ("redis", look_at_redis),
     ("gateway", look_at_gateway),

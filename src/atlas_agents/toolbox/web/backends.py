@@ -59,8 +59,9 @@ class Brave:
             key=self._key,
         )
         answer = _object(self.name, await asked(question, SECONDS))
-        web = answer.get("web") or {"results": []}  # it is missing where nothing was found
-        return hits(_list(self.name, _object(self.name, web), "results"), "description", most)
+        if not answer.get("web"):
+            return []
+        return hits(_list(self.name, _object(self.name, answer["web"]), "results"), "description", most)
 
 
 class Tavily:

@@ -40,8 +40,8 @@ def decoded(content: bytes, charset: str = "", *, markup: bool = False) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        if error.reason == "unexpected end of data":  # it was cut in the middle of a character
-            return content.decode("utf-8", "replace")
+        if error.reason == "unexpected end of data" and not content[: error.start].isascii():
+            return content.decode("utf-8", "replace")  # it was cut in the middle of a character
         return content.decode("cp1252", "replace")
 
 

@@ -25,7 +25,11 @@ def choose(named: str | None, url: str | None, key: Secret | None, environment: 
     if named == "duckduckgo":
         return DuckDuckGo()
     if named == "searxng" or (named is None and address):
-        return SearXNG(address) if address else f"SearXNG has no address: a person has to set ATLAS_SEARCH_URL or {_ADDRESS}"
+        return (
+            SearXNG(address)
+            if address
+            else f"SearXNG has no address: a person has to set ATLAS_SEARCH_URL or {_ADDRESS}"
+        )
     for name, (variable, make) in _KEYED.items():
         if named in (None, name):
             found = (key if named else None) or _secret(environment, variable)
@@ -34,7 +38,7 @@ def choose(named: str | None, url: str | None, key: Secret | None, environment: 
             if named:
                 return f"{name} has no key: a person has to set ATLAS_SEARCH_KEY or {variable}"
     if key:
-        return "there is a key in ATLAS_SEARCH_KEY and nobody to use it with: a person has to set ATLAS_SEARCH, to brave, tavily or exa"
+        return "there is a key to search with, and nobody named whose it is: a person has to set ATLAS_SEARCH"
     return NONE
 
 

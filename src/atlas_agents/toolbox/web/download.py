@@ -1,4 +1,4 @@
-"""Fetching: one address, the redirects from it, each past the guard anew, all under one clock and one limit of bytes."""
+"""Fetching: an address and the redirects from it, each past the guard anew, under one clock and one limit of bytes."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ _BUSY = (408, 429, 503)
 _PIECE = 1 << 16
 _HEADERS = {
     "User-Agent": f"atlas-agents/{version('atlas-agents')}",
-    "Accept": "text/html, application/xhtml+xml, text/*;q=0.9, application/json;q=0.9, application/pdf;q=0.8, */*;q=0.1",
+    "Accept": "text/html, application/xhtml+xml, text/*;q=0.9, application/json;q=0.9, application/pdf;q=0.9",
     "Accept-Encoding": ACCEPTED,
 }
 

@@ -11,12 +11,12 @@ _SECONDS = 20.0
 
 
 class DuckDuckGo:
-    """DuckDuckGo, without a key. `proxy` is an address to go through."""
+    """DuckDuckGo, without a key. `proxy` is an address to go through, `authority` a file of certificates to trust."""
 
     name = "DuckDuckGo"
 
-    def __init__(self, proxy: str | None = None, seconds: float = _SECONDS) -> None:
-        self._proxy = proxy
+    def __init__(self, proxy: str | None = None, authority: str | None = None, seconds: float = _SECONDS) -> None:
+        self._way = {"proxy": proxy, "authority": authority}
         self._seconds = seconds
         self._workers = Workers(warm=0, at_most=2)
 
@@ -24,7 +24,7 @@ class DuckDuckGo:
         await self._workers.close()
 
     async def search(self, query: str, most: int) -> list[Hit]:
-        arguments = {"query": query, "most": most, "proxy": self._proxy, "seconds": int(self._seconds)}
+        arguments = {"query": query, "most": most, "seconds": int(self._seconds), **self._way}
         try:
             async with asyncio.timeout(self._seconds + 5):
                 return hits(await self._workers.run(look, arguments), "body", most)
@@ -34,15 +34,19 @@ class DuckDuckGo:
             raise ToolFailed("DuckDuckGo could not be asked: the process that asked broke down") from None
 
 
-def look(query: str, most: int, proxy: str | None, seconds: int) -> list[dict[str, Any]]:
+def look(query: str, most: int, seconds: int, proxy: str | None, authority: str | None) -> list[dict[str, Any]]:
     """Ask; runs in a worker."""
     try:
-        from ddgs import DDGS
+        from ddgs.ddgs import DDGS
         from ddgs.exceptions import DDGSException, RatelimitException, TimeoutException
     except ImportError:
-        raise ToolFailed("DuckDuckGo needs an extra: a person has to say pip install 'atlas-agents[duckduckgo]'") from None
+        raise ToolFailed(
+            "DuckDuckGo needs an extra: a person has to say pip install 'atlas-agents[duckduckgo]'"
+        ) from None
     try:
-        return DDGS(proxy=proxy, timeout=seconds).text(query, max_results=most, backend="duckduckgo")
+        return DDGS(proxy=proxy, timeout=seconds, verify=authority or True).text(
+            query, max_results=most, backend="duckduckgo"
+        )
     except RatelimitException:
         raise Transient("DuckDuckGo wants fewer questions") from None
     except TimeoutException:

@@ -41,7 +41,9 @@ def extract(kind: Kind, content: bytes, charset: str, url: str) -> Extract:
     except MemoryError:
         raise ToolFailed("the page needs too much memory to be read") from None
     except ImportError as error:
-        raise ToolFailed(f"this cannot be read here: {error.name} is missing; say pip install 'atlas-agents[web]'") from None
+        raise ToolFailed(
+            f"this cannot be read here: {error.name} is missing; say pip install 'atlas-agents[web]'"
+        ) from None
     text, notes = plain(found.text), found.notes
     if len(text) > MOST_CHARACTERS:
         text, notes = text[:MOST_CHARACTERS], (*notes, f"Only its first {MOST_CHARACTERS:,} characters were read.")
@@ -80,7 +82,7 @@ _READERS = {"html": _html, "text": _text, "json": _json, "pdf": _pdf}
 
 @contextmanager
 def _little_memory() -> Generator[None]:
-    """Let this process grow by so much and no more; it serves other calls after this one, so the limit is taken back."""
+    """Let this process grow by so much and no more. The limit is taken back: other calls are served here after this."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     now = _size()
     if now:

@@ -24,7 +24,7 @@ _LEAST, _MOST = 500, 100_000
 def url_fetch(
     opening: AsyncExitStack, *, hosts: Iterable[str] = (), caps: Caps = CAPS, network: Network = INTERNET
 ) -> Tool:
-    """The tool. `hosts` are those of a private network that it may fetch from; what it holds open ends with `opening`."""
+    """The tool. `hosts` are those of a private network that it may read; what it holds open ends with `opening`."""
     reader = Reader(Hosts(hosts), caps, network)
     opening.push_async_callback(reader.close)
 
@@ -79,7 +79,9 @@ class Reader:
                 return await self._workers.run(extract, arguments)
         except TimeoutError:
             seconds = f"{self._caps.reading:g} s"
-            raise ToolFailed(f"{url} could not be read within {seconds}; it may be made to hold up its readers") from None
+            raise ToolFailed(
+                f"{url} could not be read within {seconds}; it may be made to hold up its readers"
+            ) from None
         except WorkerDied:
             raise ToolFailed(f"{url} could not be read: the process that read it broke down") from None
 

@@ -16,6 +16,7 @@ _AROUND = (
 )
 _MAIN = ("main", "[role=main]", "article", "#content", "#main", "#mw-content-text", ".markdown-body", ".post-content")
 _UNSEEN = ("display:none", "visibility:hidden", "font-size:0", "opacity:0")
+_STYLE = ConversionOptions(extract_metadata=False, autolinks=False, compact_tables=True, bullets="-")
 _ENOUGH = 200
 _MOST_LINKS = 40
 _WORDS = 100
@@ -36,8 +37,12 @@ def read_html(html: str, url: str) -> tuple[str, str, tuple[tuple[str, str], ...
         return title, "", ()
     links = _links(main, base)
     _without_pictures(main)
-    found = convert(main.html or "", ConversionOptions(extract_metadata=False, autolinks=False))
-    return title, found.content or "", links
+    found = convert(main.html or "", _STYLE).content
+    return (
+        title,
+        found or main.text(separator="\n"),
+        links,
+    )  # what is nested too deeply for the converter has words, too
 
 
 def _title(page: LexborHTMLParser) -> str:

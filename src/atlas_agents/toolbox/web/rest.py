@@ -1,4 +1,4 @@
-"""One question to a search service over HTTP: under a clock, up to a limit, its troubles told in sentences without the key."""
+"""One question to a search service: under a clock, up to a limit, its troubles told in sentences without the key."""
 
 import asyncio
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ async def _answer(question: Question) -> bytes:
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT)
     session = aiohttp.ClientSession(
-        timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=True
+        timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
     )
     method = "GET" if question.body is None else "POST"
     async with (

@@ -11,6 +11,8 @@ from atlas_agents.toolbox.web.hosts import Hosts
 
 LONGEST = 4000
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*\.?")
+_AUTHORITY = re.compile(r"[/?#]")
+"""Where the host ends."""
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _ADDRESS = re.compile(r"(0|[1-9][0-9]{0,2})(\.(0|[1-9][0-9]{0,2})){3}")
 _OTHER_SERVICES = frozenset(
@@ -41,6 +43,8 @@ def target(text: str, hosts: Hosts) -> Target:
         raise Refused(f"the address is {len(text):,} characters long; at most {LONGEST:,} can be taken")
     if "\\" in text or any(char.isspace() or not char.isprintable() for char in text):
         raise Refused("there is a space, a backslash or a character that cannot be seen in the address")
+    if "@" in _AUTHORITY.split(text.partition("://")[2], maxsplit=1)[0]:
+        raise Refused("there is a name or a password in the address; they are not sent")
     try:
         return _checked(URL(text), hosts)
     except (ValueError, TypeError) as error:
@@ -61,7 +65,7 @@ def onwards(here: URL, location: str, hosts: Hosts) -> Target:
 def _checked(url: URL, hosts: Hosts) -> Target:
     if url.scheme not in ("http", "https"):
         raise Refused(f"only http and https can be fetched, not {url.scheme or 'an address without either'}")
-    if url.raw_user is not None or url.raw_password is not None or "@" in url.raw_authority:
+    if url.raw_user is not None or url.raw_password is not None:
         raise Refused("there is a name or a password in the address; they are not sent")
     host, port = (url.raw_host or "").lower(), url.port
     if port is None or not _is_host(host):

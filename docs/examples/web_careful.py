@@ -1,0 +1,26 @@
+"""Before a page is fetched a person is asked, for the address itself can carry a secret out."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from atlas_agents import Policy, Question
+from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.toolbox.web.fetch import url_fetch
+
+
+async def approve(question: Question) -> bool:
+    print(f"{question.tool}? {question.arguments}")
+    return "password" not in str(question.arguments)
+
+
+async def main() -> None:
+    async with AsyncExitStack() as opening:
+        model = Scripted(calls("url_fetch", url="https://example.org/?password=hunter2"), says("I could not."))
+        policy = Policy.load("web_careful.toml")
+        atlas = house(model, [url_fetch(opening)], policy=policy, approve=approve)
+        await opening.enter_async_context(atlas)
+        atlas.on("tool:result", lambda event: print(event.status, event.error))
+        print((await atlas.ask("Read that page")).text)
+
+
+asyncio.run(main())

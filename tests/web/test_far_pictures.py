@@ -1,0 +1,80 @@
+"""Pictures and files named by address in a history: we fetch none of them, and no local one is passed on."""
+
+from urllib.parse import urlsplit
+
+import pytest
+from web_stage import page
+
+from atlas_agents import Agent, Atlas
+from atlas_agents.core.addresses import is_public_url
+from atlas_agents.core.messages import File, Image, Message, Text, user
+from atlas_agents.providers.anthropic_request import encode_request as to_anthropic
+from atlas_agents.providers.base import Request
+from atlas_agents.providers.openai_request import encode_request as to_openai
+from atlas_agents.testing import Environment, Registry, Scripted, house, says
+from fault_server import FaultServer
+from model_server import Asked, Reply, serving
+
+LOCAL = [
+    "http://127.0.0.1/cat.png",
+    "http://10.0.0.7/cat.png",
+    "http://169.254.169.254/latest/meta-data",
+    "http://localhost:18789/api",
+    "http://[::1]/",
+    "http://[::ffff:7f00:1]/",
+    "http://2130706433/",
+    "http://0x7f.1/",
+    "http://127.1/",
+    "http://\u2460\u2461\u2466.0.0.1/",
+    "http://127.0.0.1\\@a.example/",
+    "http://a.localhost/",
+    "http://nas.local/",
+    "http://metadata.google.internal/",
+    "http://nas/",
+    "file:///etc/passwd",
+    "ftp://a.example/",
+    "http://",
+    "http://[::1",
+]
+PUBLIC = [
+    "https://example.com/cat.png",
+    "http://8.8.8.8/",
+    "https://[2606:4700::1111]/",
+    "https://b\u00fccher.example/",
+]
+
+
+@pytest.mark.parametrize("url", LOCAL)
+def test_a_local_address_is_passed_on_to_no_vendor(url: str) -> None:
+    message = user("Look:", Image("image/png", url=url), File("a.pdf", "application/pdf", url=url))
+    for body in (to_openai(Request([message]), "m", official=True), to_anthropic(Request([message]), "m")):
+        assert url.encode() not in body
+        assert b"[something at an address that is not public was left out]" in body
+    assert not is_public_url(url)
+
+
+@pytest.mark.parametrize("url", PUBLIC)
+def test_a_public_address_is_passed_on(url: str) -> None:
+    message = Message("user", (Text("Look:"), Image("image/png", url=url)))
+    for body in (to_openai(Request([message]), "m", official=True), to_anthropic(Request([message]), "m")):
+        assert url in body.decode()
+
+
+async def test_nothing_in_the_house_fetches_what_a_history_names() -> None:
+    """Checking, counting, encoding, storing: a server that is named in the history hears nothing of it."""
+    async with FaultServer(then=page("secret")) as trap:
+        parts = (
+            Image("image/png", url=f"{trap.url}/cat.png"),
+            File("a.pdf", "application/pdf", url=f"{trap.url}/a.pdf"),
+        )
+        await house(Scripted(says("Nice."), says("Again."))).ask(user("Look:", *parts))
+
+        def mind(asked: Asked) -> Reply:
+            return Reply("Nice." if str(urlsplit(trap.url).port) not in str(asked.body) else "I could fetch it.")
+
+        with serving(mind) as model:
+            registry = Registry(Environment(model.settings, dotenv=None))
+            async with Atlas([Agent("a", model="http/any")], registry=registry) as atlas:
+                reply = await atlas.ask(user("Look:", *parts))
+        assert reply.text == "Nice."
+        assert trap.asked == []
