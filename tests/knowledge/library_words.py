@@ -3,7 +3,7 @@
 import hashlib
 import io
 import zipfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def asked() -> list[Asked]:
 @asynccontextmanager
 async def opened(
     store: Store | None = None, embedder: Embedder | None = None, sources: Sources | None = None, *, words: bool = False
-) -> AsyncIterator[Knowledge]:
+) -> AsyncGenerator[Knowledge]:
     """A library in memory, or in a store; one of `words` has no vectors."""
     chosen = None if words else embedder or EMBEDDER
     knowledge = Knowledge(store or MemoryStore(), chosen, sources or Sources())

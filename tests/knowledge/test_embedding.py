@@ -1,5 +1,6 @@
 """Vectors without a network, and from a server."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,7 +10,6 @@ from typing import Any
 
 import numpy
 import pytest
-import wordllama
 from aiohttp import web
 
 from atlas_agents.core.errors import ConfigError, ProviderError
@@ -22,8 +22,8 @@ TEXTS = ["how do I reset my password", "Walrus & carpenter: 42 oysters", "日本
 
 
 async def test_our_vectors_are_those_of_the_library_itself() -> None:
-    folder = Path(wordllama.__file__).parent
-    oracle: Any = wordllama.WordLlama.load(cache_dir=folder, disable_download=True)
+    library: Any = importlib.import_module("wordllama")  # it has no types
+    oracle = library.WordLlama.load(cache_dir=Path(library.__file__).parent, disable_download=True)
     theirs = oracle.embed(TEXTS, norm=True)
     ours = numpy.stack([numpy.frombuffer(each, numpy.float16) for each in await LocalEmbedder().embed(TEXTS)])
     assert ours.shape == theirs.shape == (4, 256)
@@ -35,16 +35,19 @@ async def test_a_text_that_says_nothing_has_no_vector() -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding.importlib.util, "find_spec", lambda name: None)
+    def nothing(name: str) -> None:
+        """There is no such package."""
+
+    monkeypatch.setattr(embedding.importlib.util, "find_spec", nothing)
     with pytest.raises(ConfigError, match=r"atlas-agents\[local\]"):
         LocalEmbedder()
 
 
 def test_nothing_heavy_is_imported_before_the_first_text() -> None:
     code = (
-        "import sys, atlas_agents.knowledge.tools, atlas_agents.stores.sqlite; from atlas_agents.knowledge.embedding "
-        "import LocalEmbedder; LocalEmbedder(); print([m for m in ('numpy', 'tokenizers', 'wordllama', 'aiohttp', 'pypdf')"
-        " if m in sys.modules])"
+        "import sys, atlas_agents.knowledge.study, atlas_agents.stores.sqlite; from atlas_agents.knowledge.embedding "
+        "import LocalEmbedder; LocalEmbedder(); heavy = ('numpy', 'tokenizers', 'wordllama', 'aiohttp', 'pypdf'); "
+        "print([name for name in heavy if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

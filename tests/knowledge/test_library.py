@@ -22,8 +22,8 @@ async def knowledge() -> AsyncIterator[Knowledge]:
         yield here
 
 
-async def first(knowledge: Knowledge, question: str, **more: str) -> tuple[str, str, str, str]:
-    (found, *_) = await knowledge.search(T, question, **more)
+async def first(knowledge: Knowledge, question: str) -> tuple[str, str, str, str]:
+    (found, *_) = await knowledge.search(T, question)
     return about_of(found.document).name, found.passage.heading, found.passage.position, found.document.shelf
 
 

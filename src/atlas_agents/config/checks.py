@@ -10,12 +10,8 @@ import msgspec
 
 from atlas_agents.config.given import KEYS_ELSEWHERE, Given
 from atlas_agents.config.urls import has_password, scheme
-<<<<<<< HEAD
-from atlas_agents.core.errors import BadModelRef
-from atlas_agents.core.plugins import Plugins
-=======
 from atlas_agents.core.errors import BadModelRef, ConfigError
->>>>>>> heads/web
+from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.secret import Secret
 from atlas_agents.providers.registry import parse_model_ref
 from atlas_agents.toolbox.web.hosts import Hosts
@@ -136,6 +132,18 @@ def _search_url(value: str, given: Given) -> str:
     return value
 
 
+def _embeddings(value: str, given: Given) -> str:
+    return value if value in ("local", "none") else _model(value, given)
+
+
+def _embeddings_url(value: str, given: Given) -> str:
+    if scheme(value) not in ("http", "https"):
+        raise given.wrong("it must begin with http:// or https://")
+    if has_password(value):
+        raise given.wrong("there is a password in it, and it would be shown; set embeddings_key")
+    return value
+
+
 def _address(value: Secret, given: Given, schemes: tuple[str, ...]) -> str:
     url = value.reveal()
     if scheme(url) not in schemes:
@@ -157,4 +165,6 @@ _CHECKS: dict[str, Callable[[Any, Given], Any]] = {
     "redis_url": _redis,
     "fetch_hosts": _fetch_hosts,
     "search_url": _search_url,
+    "embeddings": _embeddings,
+    "embeddings_url": _embeddings_url,
 }
