@@ -312,7 +312,12 @@ def test_every_statement_is_bound_to_one_tenant() -> None:
         if name.isupper() and not name.startswith("_") and name != "OPEN_RUNS":
             found += [value] if isinstance(value, str) else list(value)
     found += [statements.add_events(1), statements.add_events(2)]
-    found += [shelf_statements.passages(2), shelf_statements.postgres_nearest(3)]
+    found += [
+        shelf_statements.add_passages(1),
+        shelf_statements.passages(2),
+        shelf_statements.postgres_nearest(3),
+        shelf_statements.postgres_counts(2),
+    ]
     assert len(found) > 40
     for statement in found:
         tables = len(

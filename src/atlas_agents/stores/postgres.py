@@ -13,9 +13,10 @@ from psycopg_pool import AsyncConnectionPool
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
-from atlas_agents.core.shelves import Hit, Where
+from atlas_agents.core.shelves import Hit, PutDocument, Where
 from atlas_agents.core.store import Write
 from atlas_agents.stores import shelf_statements as shelf
+from atlas_agents.stores.matching import postgres_matching
 from atlas_agents.stores.postgres_line import Connection
 from atlas_agents.stores.postgres_session import (
     CONNECTING,
@@ -29,8 +30,8 @@ from atlas_agents.stores.postgres_session import (
 from atlas_agents.stores.postgres_vectors import ensure_index, find_extension
 from atlas_agents.stores.postgres_writer import Pool, Writer
 from atlas_agents.stores.query import Query, Row, Vector, query
-from atlas_agents.stores.reads import SqlReads, on_shelf
-from atlas_agents.stores.words import plain
+from atlas_agents.stores.reads import SqlReads
+from atlas_agents.stores.words import on_shelf
 
 _PAUSE = 0.1
 
@@ -110,6 +111,9 @@ class PostgresStore(SqlReads):
             await pool.close()
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        for write in writes:
+            if isinstance(write, PutDocument) and write.passages and (vector := write.passages[0].vector):
+                await self._is_indexed(write.document.model, len(vector) // 2)  # it is made while there is little in it
         return await self._opened()[1].commit(tenant, writes)
 
     async def fetch(self, query: Query) -> list[Row]:
@@ -130,19 +134,17 @@ class PostgresStore(SqlReads):
         return self._vectors_in is not None
 
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
-        match = " | ".join(f"'{word}'" for word in plain(words))
-        if not match:
-            return []
-        asked = query(tenant, shelf.POSTGRES_MATCHING, **on_shelf(where), match=match, limit=max(limit, 0))
-        return [Hit(id, score) for id, score in await self.search(asked)]
+        return await postgres_matching(self.search, tenant, where, words, limit)
 
     async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
         dimensions = len(vector) // 2
         if not await self._is_indexed(model, dimensions):
             return await super().nearest(tenant, where, model, vector, limit=limit)
         statement = shelf.postgres_nearest(dimensions)
-        asked = query(tenant, statement, **on_shelf(where), model=model, vector=Vector(vector), limit=max(limit, 0))
-        return [Hit(id, score) for id, score in await self.search(asked)]
+        values = {"model": model, "vector": Vector(vector), "limit": max(limit, 0)}
+        rows = await self.search(query(tenant, statement, **on_shelf(where), **values))
+        hits = [Hit(id, score) for id, score in rows]
+        return sorted(hits, key=lambda hit: (-hit.score, hit.passage))  # the index leaves the order of equals open
 
     async def _is_indexed(self, model: str, dimensions: int) -> bool:
         if self._vectors_in is None:

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 from atlas_agents.core.shelves import Document, Hit, Kind, PassageRow, Where
 from atlas_agents.core.store import (
@@ -29,6 +28,7 @@ from atlas_agents.stores.rows import (
     usage_of,
 )
 from atlas_agents.stores.vectors import Library, Vectors
+from atlas_agents.stores.words import on_shelf
 
 _ALL = (1 << 63) - 1
 
@@ -150,11 +150,6 @@ class SqlReads(ABC):
     async def vector_ids(self, library: Library) -> list[int]:
         asked = query(library.tenant, shelf.VECTOR_IDS, kind=library.kind, model=library.model)
         return [row[0] for row in await self.search(asked)]
-
-
-def on_shelf(where: Where) -> dict[str, Any]:
-    """The values of a statement that looks at one shelf or at all."""
-    return {"kind": where.kind, "any": where.shelf is None, "shelf": where.shelf or ""}
 
 
 def _at_most(limit: int | None) -> int:

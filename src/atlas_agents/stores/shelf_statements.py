@@ -16,9 +16,6 @@ DROP_DOCUMENT = f"DELETE FROM documents WHERE {_ON_SHELF} AND id = :id RETURNING
 COUNT_VECTORS = """
 SELECT count(*) FROM passages WHERE tenant = :tenant AND kind = :kind AND document = :id AND vector IS NOT NULL"""
 DROP_PASSAGES = "DELETE FROM passages WHERE tenant = :tenant AND kind = :kind AND document = :id"
-ADD_PASSAGE = """
-INSERT INTO passages (tenant, kind, document, shelf, owners, place, heading, text, position, model, vector)
-VALUES (:tenant, :kind, :document, :shelf, :owners, :place, :heading, :text, :position, :model, :vector)"""
 CHANGED = """
 INSERT INTO libraries (tenant, kind, model, version, vectors) VALUES (:tenant, :kind, :model, 1, :vectors)
 ON CONFLICT (tenant, kind, model) DO UPDATE SET version = libraries.version + 1,
@@ -39,13 +36,30 @@ SELECT p.id, -w.score FROM (SELECT id, score FROM (
     ORDER BY score LIMIT :limit) w
 JOIN passages p ON p.id = w.id WHERE p.tenant = :tenant AND p.kind = :kind ORDER BY w.score, p.id"""
 POSTGRES_MATCHING = f"""
-SELECT id, ts_rank_cd(words, to_tsquery('english', :match), 1) AS score FROM passages
-WHERE {_ON_SHELF} AND words @@ to_tsquery('english', :match) ORDER BY score DESC, id LIMIT :limit"""
+SELECT id, ts_rank(words, to_tsquery('english', :match), 1) AS score FROM (
+    SELECT id, words FROM passages WHERE {_ON_SHELF} AND words @@ to_tsquery('english', :match) LIMIT :most) found
+ORDER BY score DESC, id LIMIT :limit"""
 
 
 @cache
-def counts(count: int) -> str:
-    """How many passages match each of so many, as `:match0` and so on, and no more than `:most`."""
+def add_passages(count: int) -> str:
+    """Add so many passages of a document at once, as `:place0`, `:heading0` and so on."""
+    one = "(:tenant, :kind, :document, :shelf, :owners, :place{0}, :heading{0}, :text{0}, :position{0}, :model, :vector{0})"
+    rows = ", ".join(one.format(n) for n in range(count))
+    names = "tenant, kind, document, shelf, owners, place, heading, text, position, model, vector"
+    return f"INSERT INTO passages ({names}) VALUES {rows}"
+
+
+@cache
+def postgres_counts(count: int) -> str:
+    """How many passages have each of so many words, as `:match0` and so on, and no more than `:most`."""
+    one = "SELECT 1 FROM passages WHERE {} AND words @@ to_tsquery('english', :match{}) LIMIT :most"
+    return " UNION ALL ".join(f"SELECT count(*) FROM ({one.format(_ON_SHELF, n)}) found" for n in range(count))
+
+
+@cache
+def sqlite_counts(count: int) -> str:
+    """The same for SQLite, whose index has the owners in it."""
     one = "SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH :match{} LIMIT :most)"
     return " UNION ALL ".join(one.format(n) for n in range(count))
 

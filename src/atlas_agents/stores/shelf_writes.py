@@ -1,12 +1,16 @@
 """Documents and passages as steps: what is asked and what is written."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from atlas_agents.core.shelves import AddPassages, Document, DropDocument, Passage, PutDocument
 from atlas_agents.stores import shelf_statements as sql
 from atlas_agents.stores.query import Place, Steps, Vector, cleaned
 from atlas_agents.stores.refusals import no_document
 from atlas_agents.stores.words import owners_of
+
+_AT_ONCE = (32, 8, 1)
+"""So many passages go into a statement, so that each stays prepared."""
 
 
 def put_document(place: Place, write: PutDocument) -> Steps[Document]:
@@ -55,20 +59,26 @@ def _drop(place: Place, which: Document | DropDocument, shelf: str | None) -> St
 
 
 def _add(place: Place, document: Document, first: int, passages: Sequence[Passage]) -> Steps[None]:
-    owners = owners_of(place.tenant, document.kind, document.shelf)
-    for number, passage in enumerate(passages, first):
-        yield place.ask(
-            sql.ADD_PASSAGE,
-            kind=document.kind,
-            document=document.id,
-            shelf=document.shelf,
-            owners=owners,
-            place=number,
-            heading=cleaned(passage.heading),
-            text=cleaned(passage.text),
-            position=passage.position,
-            model=document.model,
-            vector=Vector(passage.vector) if passage.vector else None,
-        )
+    shared = {
+        "kind": document.kind,
+        "document": document.id,
+        "shelf": document.shelf,
+        "owners": owners_of(place.tenant, document.kind, document.shelf),
+        "model": document.model,
+    }
+    begin = 0
+    while begin < len(passages):
+        count = next(size for size in _AT_ONCE if size <= len(passages) - begin)
+        rows: dict[str, Any] = {}
+        for n, passage in enumerate(passages[begin : begin + count]):
+            rows |= {
+                f"place{n}": first + begin + n,
+                f"heading{n}": cleaned(passage.heading),
+                f"text{n}": cleaned(passage.text),
+                f"position{n}": passage.position,
+                f"vector{n}": Vector(passage.vector) if passage.vector else None,
+            }
+        yield place.ask(sql.add_passages(count), **shared, **rows)
+        begin += count
     vectors = sum(1 for passage in passages if passage.vector)
     yield place.ask(sql.CHANGED, kind=document.kind, model=document.model, vectors=vectors)

@@ -13,11 +13,11 @@ from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.shelves import Hit, Where
 from atlas_agents.core.store import Write
+from atlas_agents.stores.matching import sqlite_matching
 from atlas_agents.stores.query import Query, Row
 from atlas_agents.stores.reads import SqlReads
 from atlas_agents.stores.sqlite_file import Opening
 from atlas_agents.stores.sqlite_threads import Commit, Reader, Writer
-from atlas_agents.stores.sqlite_words import matching
 
 
 class SqliteStore(SqlReads):
@@ -75,7 +75,7 @@ class SqliteStore(SqlReads):
         return await self._open_threads()[2].lane.do(query)
 
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
-        return await matching(self.search, tenant, where, words, limit)
+        return await sqlite_matching(self.search, tenant, where, words, limit)
 
     def _open_threads(self) -> tuple[Writer, Reader, Reader]:
         if self._threads is None:

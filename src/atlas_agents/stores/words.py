@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from atlas_agents.core.shelves import Where
 
@@ -12,6 +13,11 @@ _WORD = re.compile(r"[^\W_]+")
 def plain(words: Iterable[str]) -> list[str]:
     """Letters and digits alone, each word once: nothing that means something in a query."""
     return list(dict.fromkeys(piece for word in words for piece in _WORD.findall(word)))
+
+
+def on_shelf(where: Where) -> dict[str, Any]:
+    """The values of a statement that looks at one shelf or at all."""
+    return {"kind": where.kind, "any": where.shelf is None, "shelf": where.shelf or ""}
 
 
 def owners_of(tenant: str, kind: str, shelf: str) -> str:
