@@ -44,9 +44,10 @@ ORDER BY score DESC, id LIMIT :limit"""
 @cache
 def add_passages(count: int) -> str:
     """Add so many passages of a document at once, as `:place0`, `:heading0` and so on."""
-    one = "(:tenant, :kind, :document, :shelf, :owners, :place{0}, :heading{0}, :text{0}, :position{0}, :model, :vector{0})"
+    shared = ":tenant, :kind, :document, :shelf, :owners, :model"
+    one = f"({shared}, :place{{0}}, :heading{{0}}, :text{{0}}, :position{{0}}, :vector{{0}})"
     rows = ", ".join(one.format(n) for n in range(count))
-    names = "tenant, kind, document, shelf, owners, place, heading, text, position, model, vector"
+    names = "tenant, kind, document, shelf, owners, model, place, heading, text, position, vector"
     return f"INSERT INTO passages ({names}) VALUES {rows}"
 
 
