@@ -89,6 +89,10 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "ATLAS_X_TOKEN": "token-of-x",
         "ATLAS_X_REFRESH_TOKEN": "refresh-of-x",
         "ATLAS_X_URL": "http://localhost:8082",
+        "ATLAS_EMBEDDINGS": "openai/text-embedding-3-small",
+        "ATLAS_EMBEDDINGS_URL": "http://localhost:8082/v1",
+        "ATLAS_EMBEDDINGS_KEY": "key-of-embeddings",
+        "ATLAS_RECALL": "true",
     }
     assert set(values) == {setting.variable for setting in SETTINGS.values()}
     settings = desk.load(**values)
@@ -133,6 +137,10 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "x_token": "[REDACTED]",
         "x_refresh_token": "[REDACTED]",
         "x_url": "http://localhost:8082",
+        "embeddings": "openai/text-embedding-3-small",
+        "embeddings_url": "http://localhost:8082/v1",
+        "embeddings_key": "[REDACTED]",
+        "recall": "true",
     }
     assert settings.token is not None and settings.token.reveal() == TOKEN
     assert settings.limits == Limits(at_once=2, per_tick=3, tick=0.5, per_day=7, repeats=4)

@@ -46,6 +46,13 @@ SCOPES = {
     "usage.summary": "read",
     "usage.tools": "read",
     "limits.get": "read",
+    "knowledge.list": "read",
+    "knowledge.search": "read",
+    "knowledge.add": "admin",
+    "knowledge.refresh": "admin",
+    "knowledge.remove": "admin",
+    "memories.list": "read",
+    "memories.forget": "write",
     "config.get": "admin",
     "tokens.rotate": "admin",
 }

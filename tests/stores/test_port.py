@@ -31,7 +31,7 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
-from atlas_agents.stores import statements
+from atlas_agents.stores import shelf_statements, statements
 from atlas_agents.stores.chain import broken_audit, broken_journal
 from conftest import Make
 
@@ -308,13 +308,21 @@ async def test_tenants_with_the_same_ids_never_meet(store: Store) -> None:
 
 def test_every_statement_is_bound_to_one_tenant() -> None:
     found: list[str] = []
-    for name, value in vars(statements).items():
+    for name, value in (*vars(statements).items(), *vars(shelf_statements).items()):
         if name.isupper() and not name.startswith("_") and name != "OPEN_RUNS":
             found += [value] if isinstance(value, str) else list(value)
     found += [statements.add_events(1), statements.add_events(2)]
-    assert len(found) > 30
+    found += [
+        shelf_statements.add_passages(1),
+        shelf_statements.passages(2),
+        shelf_statements.postgres_nearest(3),
+        shelf_statements.postgres_counts(2),
+    ]
+    assert len(found) > 40
     for statement in found:
-        tables = len(re.findall(r"\b(?:FROM|UPDATE|JOIN|INTO) (?!SET)\w+", statement))
+        tables = len(
+            re.findall(r"\b(?:FROM|UPDATE|JOIN|INTO) (?!SET|passage_words)\w+", statement)
+        )  # those have owners as words
         assert len(re.findall(r":tenant\b", statement)) >= tables - statement.count("DO UPDATE SET"), statement
 
 

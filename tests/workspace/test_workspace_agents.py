@@ -75,8 +75,8 @@ def test_a_file_without_sections_names_nobody(text: str) -> None:
 
 ID = "write ## and a name of 1 to 64 letters, digits, _ or - (### for a heading in a prompt)"
 KEYS = (
-    "There are Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Max rounds, Prompt; "
-    "free text goes after Prompt:"
+    "There are Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Max rounds, Recall, "
+    "Prompt; free text goes after Prompt:"
 )
 LONG = "a" * 65
 
@@ -144,6 +144,7 @@ LONG = "a" * 65
             f"## a\nMax rounds: {'9' * 5000}",
             f"2: Max rounds: '{'9' * 80}' is no count; write a whole number of at least 1",
         ),
+        ("## a\nRecall: maybe", "2: Recall: 'maybe' is neither; write on or off"),
         ("## a\nMax rounds: \u0663", "2: Max rounds: '\u0663' is no count; write a whole number of at least 1"),
         (
             "## a\nPrompt: x\n```\n## b\nRole: c",

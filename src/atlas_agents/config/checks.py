@@ -132,6 +132,18 @@ def _search_url(value: str, given: Given) -> str:
     return value
 
 
+def _embeddings(value: str, given: Given) -> str:
+    return value if value in ("local", "none") else _model(value, given)
+
+
+def _embeddings_url(value: str, given: Given) -> str:
+    if scheme(value) not in ("http", "https"):
+        raise given.wrong("it must begin with http:// or https://")
+    if has_password(value):
+        raise given.wrong("there is a password in it, and it would be shown; set embeddings_key")
+    return value
+
+
 def _address(value: Secret, given: Given, schemes: tuple[str, ...]) -> str:
     url = value.reveal()
     if scheme(url) not in schemes:
@@ -153,4 +165,6 @@ _CHECKS: dict[str, Callable[[Any, Given], Any]] = {
     "redis_url": _redis,
     "fetch_hosts": _fetch_hosts,
     "search_url": _search_url,
+    "embeddings": _embeddings,
+    "embeddings_url": _embeddings_url,
 }

@@ -49,3 +49,17 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
         Secret | None, about("What new access tokens are had by; its successors are kept in the home.", hides="all")
     ] = None
     x_url: Annotated[str, about("Where the API of X is.")] = "https://api.x.com"
+    embeddings: Annotated[
+        str,
+        about(
+            "What finds documents and memories by their meaning: `local`, a model like `openai/text-embedding-3-small`,"
+            " or `none` for words alone."
+        ),
+    ] = "local"
+    embeddings_url: Annotated[
+        str | None, about("The address of an OpenAI-compatible server that has the `embeddings` model.")
+    ] = None
+    embeddings_key: Annotated[Secret | None, about("The key for that server.", hides="all")] = None
+    recall: Annotated[
+        bool, about("Lay memories that fit beside each message; an agent may say otherwise with `Recall: on` or `off`.")
+    ] = False

@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from atlas_agents.core.shelves import AddPassages, Document, DropDocument, Hit, Kind, PassageRow, PutDocument, Where
+
 RunStatus: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting")
 JournalKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome", "asked", "answered", "ended"]
@@ -272,6 +274,9 @@ Write: TypeAlias = (
     | ReserveEvents
     | AddEvents
     | AddUsage
+    | PutDocument
+    | AddPassages
+    | DropDocument
 )
 
 
@@ -319,7 +324,11 @@ class Store(Protocol):
 
     async def journal(self, tenant: str, run_id: str) -> list[JournalRow]: ...
 
-    async def audit(self, tenant: str, *, after: int = 0, limit: int | None = None) -> list[AuditRow]: ...
+    async def audit(
+        self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
+    ) -> list[AuditRow]:
+        """In order; of more than `limit` the first ones, or the `last`."""
+        ...
 
     async def approval(self, tenant: str, id: str) -> ApprovalRow | None: ...
 
@@ -337,4 +346,24 @@ class Store(Protocol):
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
         """The sums of the days from `since` up to, and without, `until`."""
+        ...
+
+    async def document(self, tenant: str, kind: Kind, id: str) -> Document | None: ...
+
+    async def documents(
+        self, tenant: str, where: Where, *, after: str = "", limit: int | None = None
+    ) -> list[Document]:
+        """In the order of their ids; `after` is the id to go on from."""
+        ...
+
+    async def passages(self, tenant: str, ids: Sequence[int]) -> list[PassageRow]:
+        """Those that are there, in the order of the ids."""
+        ...
+
+    async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
+        """Passages with any of the words, the best first: those with rarer words, more of them, and shorter."""
+        ...
+
+    async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
+        """Passages whose vectors, made by this model, point nearest to where this one does; the score is the cosine."""
         ...

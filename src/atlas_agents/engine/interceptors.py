@@ -9,22 +9,26 @@ from atlas_agents.core.calling import call
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import Message
 from atlas_agents.providers.base import Request
+from atlas_agents.tools.permissions import Actor
 
 T = TypeVar("T")
 OnMessage: TypeAlias = Callable[[Message], Any]
 OnRequest: TypeAlias = Callable[[Request], Any]
+OnTurn: TypeAlias = Callable[[Message, Actor], Any]
 
 
 class Interceptor(msgspec.Struct, frozen=True):
-    """Up to three functions, sync or async.
+    """Up to four functions, sync or async.
 
     Each may return None (leave it), a changed value, or for messages a list: those before the last are added to the
-    conversation in front of it. Raise `Refused` to stop the turn; any other error stops it too.
+    conversation in front of it. Raise `Refused` to stop the turn; any other error stops it too. `before` is shown the
+    message as it will be sent and whose turn it is, and may give one message to stand in front of it.
     """
 
     outgoing: OnMessage | None = None
     incoming: OnMessage | None = None
     request: OnRequest | None = None
+    before: OnTurn | None = None
 
 
 class Interceptors:
@@ -37,10 +41,16 @@ class Interceptors:
         self._outgoing = [item.outgoing for item in interceptors if item.outgoing]
         self._incoming = [item.incoming for item in interceptors if item.incoming]
         self._request = [item.request for item in interceptors if item.request]
+        self._before = [item.before for item in interceptors if item.before]
 
-    async def outgoing(self, message: Message) -> list[Message]:
+    async def outgoing(self, message: Message, actor: Actor) -> list[Message]:
         """The user's message as it will be sent, and before it what was added."""
-        return await _through(self._outgoing, message)
+        *added, message = await _through(self._outgoing, message)
+        for function in self._before:
+            given = await call(function, message, actor)
+            if given is not None:
+                added.append(_must_be(Message, given, function))
+        return [*added, message]
 
     async def incoming(self, message: Message) -> list[Message]:
         """A model's message as it will be kept, and before it what was added."""

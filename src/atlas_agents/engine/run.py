@@ -146,7 +146,7 @@ class Run:
 
     async def take_in(self, message: Message) -> list[Message]:
         """Take the user's message in, as interceptors leave it: from here on it is not lost."""
-        messages = await self.interceptors.outgoing(message)
+        messages = await self.interceptors.outgoing(message, self.desk.actor)
         busy, journal = self.line.busy, self.desk.journal
         if busy and self.terms.when_busy == "reject":
             raise SessionBusy(

@@ -5,6 +5,7 @@ from atlas_agents.gateway.carrying_methods import add_carrying_methods
 from atlas_agents.gateway.chat_methods import add_chat_methods
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.house_methods import add_house_methods
+from atlas_agents.gateway.knowledge_methods import add_knowledge_methods
 from atlas_agents.gateway.record_methods import add_record_methods
 from atlas_agents.gateway.run_methods import add_run_methods
 from atlas_agents.gateway.search_methods import add_search_methods
@@ -18,6 +19,7 @@ _FAMILIES = (
     add_run_methods,
     add_approval_methods,
     add_record_methods,
+    add_knowledge_methods,
     add_house_methods,
 )
 

@@ -22,6 +22,7 @@ from atlas_agents.gateway.protocol.shapes import Features, PolicyShape, ServerSh
 from atlas_agents.gateway.runs import Runs
 from atlas_agents.gateway.settings import EVERYWHERE, GatewaySettings
 from atlas_agents.gateway.tokens import Grant, Tokens
+from atlas_agents.knowledge.study import Study
 
 LOOK_AGAIN = 0.5
 """Seconds between two looks at the token files, for the sockets that are open."""
@@ -71,6 +72,8 @@ class Hub:
         self.assignments = Assignments(self.store, atlas.tenant)
         self.audit = AuditTail(self.store, atlas.tenant)
         self.news: News
+        self.study: Study | None = None
+        """What agents know and remember, where they do."""
         self.more_settings: dict[str, Any] = {}
         """What else `config.get` shows."""
         self.connections: set[Peer] = set()

@@ -6,7 +6,9 @@ from datetime import datetime
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.plugins import Plugins
+from atlas_agents.knowledge.study import Study
 from atlas_agents.service.rooms import toolbox
+from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import tool
@@ -22,6 +24,8 @@ HOUSE_RULES = Policy(
         "send_telegram_message": {"*": "ask"},
         "post_to_x": {},  # nobody, until a policy names who
         "search_x": {},
+        "remember": {"*": "yes"},
+        "forget": {"*": "ask"},  # what is gone is gone, and a page that was read may have wanted it
     },
 )
 """Who may do what where there is no policy file: what has no effects, and, when a person agrees, these."""
@@ -38,11 +42,14 @@ def known_tools(
     opening: AsyncExitStack | None = None,
     plugins: Plugins | None = None,
     environment: Environment | None = None,
+    study: Study | None = None,
 ) -> ToolRegistry:
-    """Built-in tools, and those of installed plugins. What they come to hold open is closed with `opening`."""
+    """Built-in tools, and those of installed plugins. What they come to hold open is closed with `opening`; without a
+    `study` those that look things up are only there to be listed."""
     registry = ToolRegistry()
     given = opening or AsyncExitStack(), environment or Environment()
-    for item in (current_time, skill_tool(settings.workspace), *toolbox(settings, *given)):
+    room = study or Study(MemoryStore())
+    for item in (current_time, skill_tool(settings.workspace), *toolbox(settings, *given), *room.tools):
         registry.add(item, source="builtin")
     registry.load_plugins(plugins or Plugins(settings.disabled_plugins))
     return registry

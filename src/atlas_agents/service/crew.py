@@ -26,12 +26,19 @@ class Crew:
     for; `trouble` says why there is no local model, if there should be one."""
 
     def __init__(
-        self, workspace: Workspace, registry: Registry, tools: Iterable[Tool], default: str | None = None
+        self,
+        workspace: Workspace,
+        registry: Registry,
+        tools: Iterable[Tool],
+        default: str | None = None,
+        *,
+        recall: bool = False,
     ) -> None:
         self._workspace = workspace
         self._registry = registry
         self._tools = list(tools)
         self._default = default
+        self._recall = recall
         self.notices: dict[str, str] = {}
         self.trouble: str | None = None
         self.local: tuple[str, ...] = ()
@@ -43,6 +50,11 @@ class Crew:
         built = build_agents(state, self._tools, self._registry, self._default, self._stand_in)
         self.notices, self.local = built.notices, tuple(ref for ref in built.refs if _is_local(ref))
         return built.agents
+
+    def recalls(self, agent_id: str) -> bool:
+        """Whether memories are recalled before this agent's turns: as its section says, or else the settings."""
+        said = next((spec.recall for spec in self._workspace.state.agents if spec.id == agent_id), None)
+        return self._recall if said is None else said
 
     def _stand_in(self, ref: str) -> tuple[Model, str] | None:
         """A demo, where there should be a local model and is none."""

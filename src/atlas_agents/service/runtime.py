@@ -15,6 +15,7 @@ from atlas_agents.core.errors import ModelUnavailable
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
 from atlas_agents.engine.atlas import Atlas
+from atlas_agents.knowledge.study import Study
 from atlas_agents.local.fetch import Progress, obtain
 from atlas_agents.local.models import given_file, is_path, known, models_folder, state_of
 from atlas_agents.providers.registry import Registry
@@ -23,6 +24,7 @@ from atlas_agents.service.crew import Crew, Get
 from atlas_agents.service.place import occupied
 from atlas_agents.service.plugged import interceptors_of
 from atlas_agents.service.rooms import offers
+from atlas_agents.service.study import open_study
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.workspace import Workspace
@@ -36,7 +38,14 @@ class Runtime:
     """An Atlas with its store, its workspace and its tools; `async with opened(settings) as runtime`."""
 
     def __init__(
-        self, settings: Settings, store: Store, atlas: Atlas, crew: Crew, tools: ToolRegistry, workspace: Workspace
+        self,
+        settings: Settings,
+        store: Store,
+        atlas: Atlas,
+        crew: Crew,
+        tools: ToolRegistry,
+        workspace: Workspace,
+        study: Study,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -44,6 +53,7 @@ class Runtime:
         self.crew = crew
         self.tools = tools
         self.workspace = workspace
+        self.study = study
 
 
 @asynccontextmanager
@@ -75,21 +85,23 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
     workspace = Workspace(settings.workspace)
     if workspace.prepare():
         logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
-    plugins = Plugins(settings.disabled_plugins)
-    tools, registry = known_tools(settings, opening, plugins, environment), Registry(environment)
+    plugins, registry = Plugins(settings.disabled_plugins), Registry(environment)
     registry.load_plugins(plugins)
-    crew = Crew(workspace, registry, tools, settings.model)
+    study = open_study(settings, store, registry)
+    opening.push_async_callback(study.close)
+    tools = known_tools(settings, opening, plugins, environment, study)
+    crew = Crew(workspace, registry, tools, settings.model, recall=settings.recall)
     atlas = Atlas(
         crew.agents(),
         store=store,
         policy=open_policy(settings) or HOUSE_RULES,
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
-        interceptors=[offers(settings), *interceptors_of(plugins)],
+        interceptors=[offers(settings), *interceptors_of(plugins), study.recalling(crew.recalls)],
         registry=registry,
     )
     atlas.keep_secret(*settings.secrets)
-    return Runtime(settings, store, atlas, crew, tools, workspace)
+    return Runtime(settings, store, atlas, crew, tools, workspace, study)
 
 
 def _getter(folder: Path, told: Told | None) -> Get:

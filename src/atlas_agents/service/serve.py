@@ -88,6 +88,7 @@ async def _gateway(
     async with opened(settings, environment=environment, told=told, fetch=not idle) as runtime:
         gateway = Gateway(runtime.atlas, _of_gateway(settings))
         gateway.hub.more_settings |= {each.key: each.value for each in settings.explain()}
+        gateway.hub.study = runtime.study
         gateway.hub.runs.notice = lambda agent_id: runtime.crew.notices.get(agent_id, "")
         yield Serving(runtime, gateway)
 

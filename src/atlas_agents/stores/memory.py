@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.shelves import Document, Hit, Kind, PassageRow, Where
 from atlas_agents.core.store import (
     ApprovalRow,
     AuditRow,
@@ -16,8 +17,10 @@ from atlas_agents.core.store import (
     Write,
 )
 from atlas_agents.stores.memory_desk import Desk
+from atlas_agents.stores.memory_shelves import matching
 from atlas_agents.stores.memory_writes import carry_out
 from atlas_agents.stores.query import Place, query
+from atlas_agents.stores.vectors import Library, Vectors
 
 
 class MemoryStore:
@@ -26,6 +29,7 @@ class MemoryStore:
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._desks: dict[str, Desk] = {}
+        self._vectors = Vectors(self)
 
     async def open(self) -> None:
         """There is nothing to open."""
@@ -88,10 +92,16 @@ class MemoryStore:
     async def journal(self, tenant: str, run_id: str) -> list[JournalRow]:
         return list(self._desk(tenant).journal.get(run_id, {}).values())
 
-    async def audit(self, tenant: str, *, after: int = 0, limit: int | None = None) -> list[AuditRow]:
-        desk = self._desk(tenant)
-        found = [desk.audit[n] for n in range(max(after, 0) + 1, len(desk.audit) + 1)]
-        return found if limit is None else found[: max(limit, 0)]
+    async def audit(
+        self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
+    ) -> list[AuditRow]:
+        rows = self._desk(tenant).audit
+        begin, end = max(after, 0) + 1, len(rows) + 1
+        if limit is not None and last:
+            begin = max(begin, end - max(limit, 0))
+        elif limit is not None:
+            end = min(end, begin + max(limit, 0))
+        return [rows[n] for n in range(begin, end)]
 
     async def approval(self, tenant: str, id: str) -> ApprovalRow | None:
         return self._desk(tenant).approvals.get(id)
@@ -117,6 +127,43 @@ class MemoryStore:
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
         return [row for _, row in sorted(self._desk(tenant).usage.items()) if since <= row.day < until]
+
+    async def document(self, tenant: str, kind: Kind, id: str) -> Document | None:
+        return self._desk(tenant).documents.get((kind, id))
+
+    async def documents(
+        self, tenant: str, where: Where, *, after: str = "", limit: int | None = None
+    ) -> list[Document]:
+        found = [
+            document
+            for (kind, id), document in sorted(self._desk(tenant).documents.items())
+            if kind == where.kind and id > after and where.shelf in (None, document.shelf)
+        ]
+        return found if limit is None else found[: max(limit, 0)]
+
+    async def passages(self, tenant: str, ids: Sequence[int]) -> list[PassageRow]:
+        kept = self._desk(tenant).passages
+        return [kept[id].row for id in ids if id in kept]
+
+    async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
+        return matching(self._desk(tenant), where, words)[: max(limit, 0)]
+
+    async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
+        return await self._vectors.nearest(Library(tenant, where.kind, model), where.shelf, vector, limit)
+
+    async def library(self, library: Library) -> tuple[int, int]:
+        return self._desk(library.tenant).libraries.get((library.kind, library.model), (0, 0))
+
+    async def vectors(self, library: Library, after: int, limit: int) -> list[tuple[int, str, bytes]]:
+        found = [
+            (id, kept.row.shelf, kept.vector)
+            for id, kept in sorted(self._desk(library.tenant).passages.items())
+            if id > after and kept.vector and (kept.kind, kept.model) == (library.kind, library.model)
+        ]
+        return found[:limit]
+
+    async def vector_ids(self, library: Library) -> list[int]:
+        return [id for id, _, _ in await self.vectors(library, 0, 1 << 62)]
 
     def _desk(self, tenant: str) -> Desk:
         desk = self._desks.get(tenant)

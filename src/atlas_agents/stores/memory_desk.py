@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atlas_agents.core.shelves import Document, PassageRow
 from atlas_agents.core.store import (
     OPEN,
     ApprovalRow,
@@ -25,6 +26,15 @@ K = TypeVar("K")
 V = TypeVar("V")
 L = TypeVar("L")
 _ABSENT = object()
+
+
+class KeptPassage(msgspec.Struct, frozen=True):
+    """A passage with what the port does not give back of it."""
+
+    kind: str
+    row: PassageRow
+    model: str
+    vector: bytes
 
 
 class Desk:
@@ -48,6 +58,11 @@ class Desk:
         self.granting: dict[str, dict[str, None]] = {}
         self.counters: dict[tuple[str, str], int] = {}
         self.usage: dict[tuple[str, ...], UsageRow] = {}
+        self.documents: dict[tuple[str, str], Document] = {}
+        self.passages: dict[int, KeptPassage] = {}
+        self.passages_of: dict[tuple[str, str], dict[int, None]] = {}
+        self.libraries: dict[tuple[str, str], tuple[int, int]] = {}
+        self._last_passage = 0
         self._latest = 0
         self._undone: list[tuple[dict[Any, Any], Any, Any]] = []
 
@@ -91,6 +106,11 @@ class Desk:
     def tick(self, place: Place) -> int:
         self._latest = place.now if place.now > self._latest else self._latest + 1
         return self._latest
+
+    def next_passage(self) -> int:
+        """A number that no passage has had; one that was undone is not given again either."""
+        self._last_passage += 1
+        return self._last_passage
 
     def known(self, run_id: str) -> RunRow:
         if run_id not in self.runs:

@@ -58,11 +58,65 @@ _SECOND = (
     "CREATE INDEX approvals_pending ON approvals (tenant, run_id) WHERE answer IS NULL",
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND)
+# What is searched by its words is kept by each database in its own way: `{search}` is how.
+_THIRD = (
+    """CREATE TABLE documents (
+        tenant {text} NOT NULL, kind {text} NOT NULL, id {text} NOT NULL, shelf {text} NOT NULL, source {text} NOT NULL,
+        title {text} NOT NULL, hash {text} NOT NULL, model {text} NOT NULL, about {blob} NOT NULL,
+        passages {int} NOT NULL, created_at {int} NOT NULL, PRIMARY KEY (tenant, kind, id))""",
+    """CREATE TABLE passages (
+        id {number}, tenant {text} NOT NULL, kind {text} NOT NULL, document {text} NOT NULL, shelf {text} NOT NULL,
+        owners {text} NOT NULL, place {int} NOT NULL, heading {text} NOT NULL, text {text} NOT NULL,
+        position {text} NOT NULL, model {text} NOT NULL, vector {vector})""",
+    "CREATE UNIQUE INDEX passages_of_document ON passages (tenant, kind, document, place)",
+    "CREATE INDEX passages_with_vectors ON passages (tenant, kind, model, id) WHERE vector IS NOT NULL",
+    """CREATE TABLE libraries (
+        tenant {text} NOT NULL, kind {text} NOT NULL, model {text} NOT NULL, version {int} NOT NULL,
+        vectors {int} NOT NULL, PRIMARY KEY (tenant, kind, model))""",
+    "{search}",
+    "{search_added}",
+    "{search_removed}",
+)
+_SQLITE_SEARCH = {
+    "search": """CREATE VIRTUAL TABLE passage_words USING fts5 (
+        owners, heading, text, content='passages', content_rowid='id',
+        tokenize='porter unicode61 remove_diacritics 2')""",
+    "search_added": """CREATE TRIGGER passage_added AFTER INSERT ON passages BEGIN
+        INSERT INTO passage_words (rowid, owners, heading, text) VALUES (new.id, new.owners, new.heading, new.text);
+        END""",
+    "search_removed": """CREATE TRIGGER passage_removed AFTER DELETE ON passages BEGIN
+        INSERT INTO passage_words (passage_words, rowid, owners, heading, text)
+        VALUES ('delete', old.id, old.owners, old.heading, old.text);
+        END""",
+}
+_POSTGRES_SEARCH = {
+    "search": """ALTER TABLE passages ADD COLUMN words tsvector GENERATED ALWAYS AS (
+        setweight(to_tsvector('english', heading), 'A') || setweight(to_tsvector('english', text), 'B')) STORED""",
+    "search_added": "CREATE INDEX passages_words ON passages USING gin (words)",
+    "search_removed": "ALTER TABLE passages ALTER COLUMN vector SET STORAGE PLAIN",
+}
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD)
 VERSION = len(STEPS)
 
-SQLITE = {"text": "TEXT", "int": "INTEGER", "bool": "INTEGER", "blob": "BLOB"}
-POSTGRES = {"text": 'TEXT COLLATE "C"', "int": "BIGINT", "bool": "BOOLEAN", "blob": "BYTEA"}
+SQLITE = {
+    "text": "TEXT",
+    "int": "INTEGER",
+    "bool": "INTEGER",
+    "blob": "BLOB",
+    "number": "INTEGER PRIMARY KEY AUTOINCREMENT",
+    "vector": "BLOB",
+    **_SQLITE_SEARCH,
+}
+POSTGRES = {
+    "text": 'TEXT COLLATE "C"',
+    "int": "BIGINT",
+    "bool": "BOOLEAN",
+    "blob": "BYTEA",
+    "number": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "vector": "REAL[]",
+    **_POSTGRES_SEARCH,
+}
 
 
 def pending(version: int, where: str, types: dict[str, str]) -> list[tuple[int, list[str]]]:

@@ -13,7 +13,10 @@ from psycopg_pool import AsyncConnectionPool
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
+from atlas_agents.core.shelves import Hit, PutDocument, Where
 from atlas_agents.core.store import Write
+from atlas_agents.stores import shelf_statements as shelf
+from atlas_agents.stores.matching import postgres_matching
 from atlas_agents.stores.postgres_line import Connection
 from atlas_agents.stores.postgres_session import (
     CONNECTING,
@@ -24,9 +27,11 @@ from atlas_agents.stores.postgres_session import (
     rows_of,
     set_up,
 )
+from atlas_agents.stores.postgres_vectors import ensure_index, find_extension
 from atlas_agents.stores.postgres_writer import Pool, Writer
-from atlas_agents.stores.query import Query, Row
+from atlas_agents.stores.query import Query, Row, Vector, query
 from atlas_agents.stores.reads import SqlReads
+from atlas_agents.stores.words import on_shelf
 
 _PAUSE = 0.1
 
@@ -34,7 +39,8 @@ _PAUSE = 0.1
 class PostgresStore(SqlReads):
     """All tables live in one Postgres schema of their own. A lost connection is made anew for up to `patience` seconds;
     then callers are told `StoreLost`, and the next call tries again. So they are of a server that is there and has not
-    answered for `answer_timeout` seconds, which must be more than the `busy_timeout` that a lock may be waited for."""
+    answered for `answer_timeout` seconds, which must be more than the `busy_timeout` that a lock may be waited for.
+    Where the server has `pgvector`, it compares vectors; else this process does."""
 
     def __init__(
         self,
@@ -46,7 +52,9 @@ class PostgresStore(SqlReads):
         busy_timeout: float = 5.0,
         answer_timeout: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
+        pgvector: bool = True,
     ) -> None:
+        super().__init__()
         if not schema.isidentifier():
             raise StoreError(f"{schema!r} cannot be the name of a Postgres schema")
         if answer_timeout <= busy_timeout:
@@ -60,6 +68,9 @@ class PostgresStore(SqlReads):
         self._busy_timeout = busy_timeout
         self._answer_timeout = answer_timeout
         self._clock = clock
+        self._pgvector = pgvector
+        self._vectors_in: str | None = None
+        self._indexed: dict[tuple[str, int], bool] = {}
         self._open: tuple[Pool, Writer] | None = None
 
     @property
@@ -74,6 +85,7 @@ class PostgresStore(SqlReads):
             async with await connect(self._url) as connection:
                 await self._configure(connection)
                 await migrate(connection, self._schema)
+                self._vectors_in = await find_extension(connection) if self._pgvector else None
         except psycopg.Error as error:
             raise fault(error) from error
         pool: Pool = AsyncConnectionPool(
@@ -99,6 +111,9 @@ class PostgresStore(SqlReads):
             await pool.close()
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        for write in writes:
+            if isinstance(write, PutDocument) and write.passages and (vector := write.passages[0].vector):
+                await self._is_indexed(write.document.model, len(vector) // 2)  # it is made while there is little in it
         return await self._opened()[1].commit(tenant, writes)
 
     async def fetch(self, query: Query) -> list[Row]:
@@ -113,8 +128,37 @@ class PostgresStore(SqlReads):
                     raise fault(error) from error
             await self._clock.sleep(_PAUSE)
 
+    @property
+    def has_pgvector(self) -> bool:
+        """Whether the server compares vectors; else this process does, with all of them in memory."""
+        return self._vectors_in is not None
+
+    async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
+        return await postgres_matching(self.search, tenant, where, words, limit)
+
+    async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
+        dimensions = len(vector) // 2
+        if not await self._is_indexed(model, dimensions):
+            return await super().nearest(tenant, where, model, vector, limit=limit)
+        statement = shelf.postgres_nearest(dimensions)
+        values = {"model": model, "vector": Vector(vector), "limit": max(limit, 0)}
+        rows = await self.search(query(tenant, statement, **on_shelf(where), **values))
+        hits = [Hit(id, score) for id, score in rows]
+        return sorted(hits, key=lambda hit: (-hit.score, hit.passage))  # the index leaves the order of equals open
+
+    async def _is_indexed(self, model: str, dimensions: int) -> bool:
+        if self._vectors_in is None:
+            return False
+        if (model, dimensions) not in self._indexed:
+            try:
+                async with self._opened()[0].connection(timeout=1.0) as connection:
+                    self._indexed[model, dimensions] = await ensure_index(connection, model, dimensions)
+            except psycopg.Error as error:
+                raise fault(error) from error
+        return self._indexed[model, dimensions]
+
     async def _configure(self, connection: Connection) -> None:
-        await set_up(connection, self._schema, self._busy_timeout, self._answer_timeout)
+        await set_up(connection, self._schema, self._busy_timeout, self._answer_timeout, self._vectors_in)
 
     def _opened(self) -> tuple[Pool, Writer]:
         if self._open is None:

@@ -12,7 +12,8 @@ from psycopg.rows import TupleRow
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
 from atlas_agents.stores.migrations import POSTGRES, pending
 from atlas_agents.stores.postgres_line import Connection
-from atlas_agents.stores.query import Query, Row
+from atlas_agents.stores.postgres_vectors import VectorDumper
+from atlas_agents.stores.query import Query, Row, Vector
 
 Cursor: TypeAlias = psycopg.AsyncCursor[TupleRow]
 
@@ -45,17 +46,23 @@ async def connect(url: str) -> Connection:
     return await Connection.connect(url, **CONNECTING)
 
 
-async def set_up(connection: Connection, schema: str, busy_timeout: float, answer_timeout: float) -> None:
+async def set_up(
+    connection: Connection, schema: str, busy_timeout: float, answer_timeout: float, vectors: str | None = None
+) -> None:
     """Settings of every session. A worker that was paused inside a transaction loses it, and with it its lock."""
     connection.answer_timeout = answer_timeout
+    connection.adapters.register_dumper(Vector, VectorDumper)
+    path = f'"{schema}"' if vectors is None else f'"{schema}", "{vectors}"'
     milliseconds = str(max(1, int(busy_timeout * 1000)))
     await connection.execute(
         """SELECT set_config('search_path', %(schema)s, false), set_config('lock_timeout', %(wait)s, false),
         set_config('idle_in_transaction_session_timeout', '10000', false),
         CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
         THEN set_config('synchronous_commit', 'on', false) END""",
-        {"schema": f'"{schema}"', "wait": milliseconds},
+        {"schema": path, "wait": milliseconds},
     )
+    if vectors is not None:  # an index that gives too few that are ours goes on looking
+        await connection.execute("SELECT set_config('hnsw.iterative_scan', 'strict_order', false)")
 
 
 async def migrate(connection: Connection, schema: str) -> None:

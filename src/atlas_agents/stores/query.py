@@ -14,6 +14,10 @@ Row: TypeAlias = tuple[Any, ...]
 T = TypeVar("T")
 
 
+class Vector(bytes):
+    """16-bit floats; each database has its own way to keep them."""
+
+
 class Query(NamedTuple):
     """What to execute, with a value for each `:name`."""
 

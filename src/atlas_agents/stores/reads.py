@@ -1,7 +1,9 @@
 """The reading half of the port, over one verb: fetch the rows of a query."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+from atlas_agents.core.shelves import Document, Hit, Kind, PassageRow, Where
 from atlas_agents.core.store import (
     ApprovalRow,
     AuditRow,
@@ -12,6 +14,7 @@ from atlas_agents.core.store import (
     StoredMessage,
     UsageRow,
 )
+from atlas_agents.stores import shelf_statements as shelf
 from atlas_agents.stores import statements as sql
 from atlas_agents.stores.query import Query, Row, query
 from atlas_agents.stores.rows import (
@@ -24,12 +27,25 @@ from atlas_agents.stores.rows import (
     session_of,
     usage_of,
 )
+from atlas_agents.stores.vectors import Library, Vectors
+from atlas_agents.stores.words import on_shelf
 
 _ALL = (1 << 63) - 1
 
 
 class SqlReads(ABC):
-    """What both databases answer alike; each says how it fetches."""
+    """What both databases answer alike; each says how it fetches, and how it finds words."""
+
+    def __init__(self) -> None:
+        self._vectors = Vectors(self)
+
+    @abstractmethod
+    async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
+        """Each has an index of words of its own kind."""
+
+    async def search(self, query: Query) -> list[Row]:
+        """Execute one reading statement that may take a while."""
+        return await self.fetch(query)
 
     @abstractmethod
     async def fetch(self, query: Query) -> list[Row]:
@@ -73,9 +89,12 @@ class SqlReads(ABC):
     async def journal(self, tenant: str, run_id: str) -> list[JournalRow]:
         return [journal_of(row) for row in await self.fetch(query(tenant, sql.JOURNAL, run_id=run_id))]
 
-    async def audit(self, tenant: str, *, after: int = 0, limit: int | None = None) -> list[AuditRow]:
-        asked = query(tenant, sql.AUDIT, after=after, limit=_at_most(limit))
-        return [audit_of(row) for row in await self.fetch(asked)]
+    async def audit(
+        self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
+    ) -> list[AuditRow]:
+        asked = query(tenant, sql.LAST_AUDIT if last else sql.AUDIT, after=after, limit=_at_most(limit))
+        rows = await self.fetch(asked)
+        return [audit_of(row) for row in (reversed(rows) if last else rows)]
 
     async def approval(self, tenant: str, id: str) -> ApprovalRow | None:
         rows = await self.fetch(query(tenant, sql.APPROVAL, id=id))
@@ -97,6 +116,40 @@ class SqlReads(ABC):
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
         return [usage_of(row) for row in await self.fetch(query(tenant, sql.USAGE, since=since, until=until))]
+
+    async def document(self, tenant: str, kind: Kind, id: str) -> Document | None:
+        rows = await self.fetch(query(tenant, shelf.DOCUMENT, kind=kind, id=id))
+        return Document(*rows[0]) if rows else None
+
+    async def documents(
+        self, tenant: str, where: Where, *, after: str = "", limit: int | None = None
+    ) -> list[Document]:
+        asked = query(tenant, shelf.DOCUMENTS, **on_shelf(where), after=after, limit=_at_most(limit))
+        return [Document(*row) for row in await self.fetch(asked)]
+
+    async def passages(self, tenant: str, ids: Sequence[int]) -> list[PassageRow]:
+        if not ids:
+            return []
+        numbers = {f"id{n}": id for n, id in enumerate(ids)}
+        rows = await self.fetch(query(tenant, shelf.passages(len(numbers)), **numbers))
+        found = {row[0]: PassageRow(*row) for row in rows}
+        return [found[id] for id in ids if id in found]
+
+    async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
+        return await self._vectors.nearest(Library(tenant, where.kind, model), where.shelf, vector, limit)
+
+    async def library(self, library: Library) -> tuple[int, int]:
+        rows = await self.fetch(query(library.tenant, shelf.LIBRARY, kind=library.kind, model=library.model))
+        return (rows[0][0], rows[0][1]) if rows else (0, 0)
+
+    async def vectors(self, library: Library, after: int, limit: int) -> list[tuple[int, str, bytes]]:
+        named = {"kind": library.kind, "model": library.model, "after": after, "limit": limit}
+        rows = await self.search(query(library.tenant, shelf.VECTORS, **named))
+        return [(id, name, vector) for id, name, vector in rows]
+
+    async def vector_ids(self, library: Library) -> list[int]:
+        asked = query(library.tenant, shelf.VECTOR_IDS, kind=library.kind, model=library.model)
+        return [row[0] for row in await self.search(asked)]
 
 
 def _at_most(limit: int | None) -> int:

@@ -38,6 +38,10 @@ def no_run(run_id: str) -> NotStored:
     return NotStored(f"there is no run {run_id!r}")
 
 
+def no_document(id: str) -> NotStored:
+    return NotStored(f"there is no document {id!r}")
+
+
 def ended(run_id: str) -> Conflict:
     return Conflict(f"the run {run_id!r} has ended")
 

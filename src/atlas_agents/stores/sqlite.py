@@ -1,4 +1,4 @@
-"""The store on SQLite: one file, no server, one thread that writes and one that reads.
+"""The store on SQLite: one file, no server, one thread that writes, one that reads and one that searches.
 
 Commits that arrive while another is on its way to the disk are written together in one transaction (group commit),
 each in its own savepoint, so that one that fails harms no other. A caller hears of success only after the transaction
@@ -11,7 +11,9 @@ from typing import Any
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
+from atlas_agents.core.shelves import Hit, Where
 from atlas_agents.core.store import Write
+from atlas_agents.stores.matching import sqlite_matching
 from atlas_agents.stores.query import Query, Row
 from atlas_agents.stores.reads import SqlReads
 from atlas_agents.stores.sqlite_file import Opening
@@ -31,10 +33,11 @@ class SqliteStore(SqlReads):
         busy_timeout: float = 5.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        super().__init__()
         self.path = Path(path)
         self._how = Opening(self.path, must_exist, max_pages, busy_timeout)
         self._clock = clock
-        self._threads: tuple[Writer, Reader] | None = None
+        self._threads: tuple[Writer, Reader, Reader] | None = None
 
     @property
     def transactions(self) -> int:
@@ -44,23 +47,22 @@ class SqliteStore(SqlReads):
     async def open(self) -> None:
         if self._threads is not None:
             raise StoreError(f"the database {self.path} is open already")
-        writer, reader = Writer(self._how, self._clock), Reader(self._how)
+        writer, *readers = Writer(self._how, self._clock), Reader(self._how), Reader(self._how, large=True)
         try:
-            await writer.lane.do("open")
-            await reader.lane.do("open")
+            for each in (writer, *readers):
+                await each.lane.do("open")
         except BaseException:
-            await reader.lane.close("close")
-            await writer.lane.close("close")
+            for each in (*readers, writer):
+                await each.lane.close("close")
             raise
-        self._threads = writer, reader
+        self._threads = writer, readers[0], readers[1]
 
     async def close(self) -> None:
         """Finish what was asked, then let go of the file."""
         if self._threads is not None:
-            writer, reader = self._threads
-            self._threads = None
-            await reader.lane.close("close")
-            await writer.lane.close("close")
+            threads, self._threads = self._threads, None
+            for each in reversed(threads):
+                await each.lane.close("close")
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         return await self._open_threads()[0].lane.do(Commit(tenant, tuple(writes)))
@@ -68,7 +70,14 @@ class SqliteStore(SqlReads):
     async def fetch(self, query: Query) -> list[Row]:
         return await self._open_threads()[1].lane.do(query)
 
-    def _open_threads(self) -> tuple[Writer, Reader]:
+    async def search(self, query: Query) -> list[Row]:
+        """On a thread of its own, so that no other read waits for it."""
+        return await self._open_threads()[2].lane.do(query)
+
+    async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
+        return await sqlite_matching(self.search, tenant, where, words, limit)
+
+    def _open_threads(self) -> tuple[Writer, Reader, Reader]:
         if self._threads is None:
             raise StoreError(f"the database {self.path} is not open")
         return self._threads

@@ -15,6 +15,8 @@ from atlas_agents.stores.migrations import SQLITE, pending
 _OURS = 0x41544C53
 """The application id in the file's header: ATLS."""
 _OLDEST = (3, 35, 0)
+_LARGE_CACHE = 64 << 10
+"""In kilobytes."""
 _CHECKED_BYTES = 64 << 20
 """A file up to this size is checked whole at each opening; a larger one when its pages are read."""
 
@@ -71,9 +73,11 @@ def open_writer(how: Opening) -> sqlite3.Connection:
     return connection
 
 
-def open_reader(how: Opening) -> sqlite3.Connection:
-    """A connection that cannot write."""
+def open_reader(how: Opening, *, large: bool = False) -> sqlite3.Connection:
+    """A connection that cannot write; a `large` one keeps more of the file in memory, for who looks through it."""
     connection = _connect(how)
+    if large:
+        connection.execute(f"PRAGMA cache_size = -{_LARGE_CACHE:d}")
     connection.execute("PRAGMA query_only = ON")
     return connection
 

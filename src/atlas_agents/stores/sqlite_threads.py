@@ -120,8 +120,9 @@ class Writer:
 class Reader:
     """Owns a connection that only reads; a commit that has returned is seen by every later read."""
 
-    def __init__(self, how: Opening) -> None:
+    def __init__(self, how: Opening, *, large: bool = False) -> None:
         self._how = how
+        self._large = large
         self._path = how.path
         self._connection: sqlite3.Connection | None = None
         self.lane: Lane[ReaderJob] = Lane("atlas-sqlite-reader", self._work)
@@ -133,7 +134,7 @@ class Reader:
 
     def _do(self, job: ReaderJob) -> Any:
         if job == "open":
-            self._connection = open_reader(self._how)
+            self._connection = open_reader(self._how, large=self._large)
             return None
         if job == "close":
             connection, self._connection = self._connection, None

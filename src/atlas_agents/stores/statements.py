@@ -116,8 +116,9 @@ def add_events(count: int) -> str:
 AUDIT_END = "SELECT seq, hash FROM audit WHERE tenant = :tenant ORDER BY seq DESC LIMIT 1"
 ADD_AUDIT = """
 INSERT INTO audit (tenant, seq, entry, previous, hash) VALUES (:tenant, :seq, :entry, :previous, :hash)"""
-AUDIT = """
-SELECT seq, entry, previous, hash FROM audit WHERE tenant = :tenant AND seq > :after ORDER BY seq LIMIT :limit"""
+_AUDIT = "SELECT seq, entry, previous, hash FROM audit WHERE tenant = :tenant AND seq > :after"
+AUDIT = f"{_AUDIT} ORDER BY seq LIMIT :limit"
+LAST_AUDIT = f"{_AUDIT} ORDER BY seq DESC LIMIT :limit"
 
 # A clock that was put back gives nobody a second day: the latest one that was counted goes on, unless it is far ahead.
 _DAY = (

@@ -6,6 +6,7 @@ from typing import Any
 from atlas_agents.core.clock import days_ahead
 from atlas_agents.core.errors import Conflict, LimitSpent, NotStored, StoreError
 from atlas_agents.core.json import encode
+from atlas_agents.core.shelves import AddPassages, DropDocument, PutDocument
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
@@ -42,6 +43,7 @@ from atlas_agents.stores.run_writes import (
     reserve_events,
     set_run,
 )
+from atlas_agents.stores.shelf_writes import add_passages, drop_document, put_document
 
 
 def carry_out(place: Place, writes: Sequence[Write]) -> Steps[list[Any]]:
@@ -191,4 +193,7 @@ _STEPS: dict[type, Callable[[Place, Any], Steps[Any]]] = {
     ReserveEvents: reserve_events,
     AddEvents: add_events,
     AddUsage: _add_usage,
+    PutDocument: put_document,
+    AddPassages: add_passages,
+    DropDocument: drop_document,
 }

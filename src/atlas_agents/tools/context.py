@@ -19,20 +19,12 @@ def _unheard(key: str, value: Any) -> None:
 
 
 class ToolContext:
-    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again; `approved` says whether a
-    person was asked about it, and said yes."""
+    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again; `user` is for whom the
+    turn is taken; `approved` says whether a person was asked about it, and said yes."""
 
     __slots__ = (
-        "_note",
-        "_report",
-        "agent",
-        "approved",
-        "call_id",
-        "conversation",
-        "idempotency_key",
-        "metadata",
-        "run_id",
-        "tenant_id",
+        *("_note", "_report", "agent", "approved", "call_id", "conversation", "idempotency_key", "metadata", "run_id"),
+        *("tenant_id", "user"),
     )
 
     def __init__(
@@ -45,6 +37,7 @@ class ToolContext:
         tenant_id: str,
         metadata: Metadata,
         report: Callable[[str], object] = _silent,
+        user: str = "",
         approved: bool = False,
         note: Callable[[str, Any], object] = _unheard,
     ) -> None:
@@ -56,6 +49,7 @@ class ToolContext:
         self.metadata = metadata
         self.approved = approved
         self.idempotency_key = f"{run_id}:{call_id}"
+        self.user = user
         self._report = report
         self._note = note
 
@@ -76,6 +70,7 @@ class ToolContext:
             self.call_id,
             self.tenant_id,
             self.metadata,
+            self.user,
             self.approved,
         )
 
@@ -87,6 +82,7 @@ def _in_worker(
     call_id: str,
     tenant_id: str,
     metadata: Metadata,
+    user: str,
     approved: bool,
 ) -> ToolContext:
     return ToolContext(
@@ -97,5 +93,6 @@ def _in_worker(
         tenant_id=tenant_id,
         metadata=metadata,
         report=report,
+        user=user,
         approved=approved,
     )

@@ -273,6 +273,7 @@ class Settling:
             report=partial(loop.call_soon_threadsafe, self._report) if in_thread else self._report,
             approved=bool(ticket.bound),
             note=self._note,
+            user=desk.actor.user,
         )
 
     def _note(self, key: str, value: Any) -> None:

@@ -26,6 +26,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     max_rounds: int = 10
     hands_off_to: tuple[str, ...] = ()
+    recall: bool | None = None
     prompt: str = ""
     where: str = ""
     """File and line of its heading."""

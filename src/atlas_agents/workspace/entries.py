@@ -131,6 +131,12 @@ def _count(entry: Entry) -> int:
     return int(entry.value)
 
 
+def _switch(entry: Entry) -> bool:
+    if entry.value.casefold() not in ("on", "off"):
+        raise entry.wrong(f"{entry.value[:80]!r} is neither; write on or off")
+    return entry.value.casefold() == "on"
+
+
 KEYS: dict[str, tuple[str, Callable[[Entry], object]]] = {
     "model": ("models", _models),
     "description": ("description", _text),
@@ -142,5 +148,6 @@ KEYS: dict[str, tuple[str, Callable[[Entry], object]]] = {
     "temperature": ("temperature", _temperature),
     "max tokens": ("max_tokens", _count),
     "max rounds": ("max_rounds", _count),
+    "recall": ("recall", _switch),
 }
 """Each key, the field of an `AgentSpec` that it sets, and how its value is read. `Prompt:` ends the keys."""

@@ -50,7 +50,7 @@ export function itemsOf(talk: Talk): Item[] {
     asked = "";
   };
   for (const message of talk.messages) {
-    if (message.role === "system") continue;
+    if (message.role === "system" || message.metadata?.recalled) continue; // nobody said it
     if (isOwn(message)) {
       plan = planOf(message) ?? plan;
       if (current && !current.run?.plan) current.plan = plan;

@@ -194,7 +194,18 @@ class ServerShutdown(Wire, frozen=True):
     restart_expected_ms: int | None = None
 
 
-HouseEvent: TypeAlias = SessionUpdated | AuditAdded | ApprovalsUpdated | ServerShutdown
+class KnowledgeProgress(Wire, frozen=True):
+    """Documents are being read, for who asked for it: so many of all are done, `current` is the one at hand."""
+
+    event: ClassVar[str] = "knowledge.progress"
+    source: str
+    done: int
+    total: int
+    passages: int
+    current: str = ""
+
+
+HouseEvent: TypeAlias = SessionUpdated | AuditAdded | ApprovalsUpdated | KnowledgeProgress | ServerShutdown
 RUN_EVENTS: dict[str, type[RunEvent]] = {
     kind.event: kind
     for kind in (
@@ -215,7 +226,7 @@ RUN_EVENTS: dict[str, type[RunEvent]] = {
     )
 }
 HOUSE_EVENTS: dict[str, type[HouseEvent]] = {
-    kind.event: kind for kind in (SessionUpdated, AuditAdded, ApprovalsUpdated, ServerShutdown)
+    kind.event: kind for kind in (SessionUpdated, AuditAdded, ApprovalsUpdated, KnowledgeProgress, ServerShutdown)
 }
 LAST_WORDS = frozenset(("chat.final", "chat.error"))
 """Every run ends with exactly one of these."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from atlas_agents.gateway.protocol import chat, records, runs, sessions
+from atlas_agents.gateway.protocol import chat, knowledge, records, runs, sessions
 from atlas_agents.gateway.protocol.shapes import Done, Nothing, Scope, Wire
 
 
@@ -55,6 +55,19 @@ _ALL = (
     Method("audit.verify", "read", Nothing, records.AuditVerified, "Is the audit log's chain whole?", waits=True),
     Method("usage.summary", "read", records.UsageSummary, records.UsageFound, "Tokens and cost, summed."),
     Method("usage.tools", "read", records.UsageTools, records.ToolsUsed, "Calls of tools, counted.", waits=True),
+    Method("knowledge.list", "read", knowledge.KnowledgeList, knowledge.DocumentsFound, "Documents that agents know."),
+    Method(
+        "knowledge.search", "read", knowledge.KnowledgeSearch, knowledge.PassagesFound, "Passages that fit.", waits=True
+    ),
+    Method(
+        "knowledge.add", "admin", knowledge.KnowledgeAdd, knowledge.Ingested, "Read files or an address.", waits=True
+    ),
+    Method(
+        "knowledge.refresh", "admin", knowledge.KnowledgeRefresh, knowledge.Ingested, "Read what changed.", waits=True
+    ),
+    Method("knowledge.remove", "admin", knowledge.KnowledgeRemove, knowledge.Removed, "Remove documents."),
+    Method("memories.list", "read", knowledge.MemoriesList, knowledge.MemoriesFound, "What an agent remembers of you."),
+    Method("memories.forget", "write", knowledge.MemoriesForget, Done, "Have an agent forget something."),
     Method("limits.get", "read", Nothing, records.LimitsFound, "The limits of tool calls, and what is used."),
     Method("config.get", "admin", Nothing, records.ConfigFound, "The settings in force, without secrets."),
     Method("tokens.rotate", "admin", Nothing, records.TokenMade, "Make a new token; the old one ends at once."),

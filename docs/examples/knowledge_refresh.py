@@ -1,0 +1,31 @@
+"""Documents are kept up to date: only what has changed is read again, and what is gone goes."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from atlas_agents.knowledge.study import Study
+from atlas_agents.stores.memory import MemoryStore
+
+
+async def main() -> None:
+    study = Study(MemoryStore())  # without an embedder: found by words alone
+    knowledge = study.knowledge
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "tea.md").write_text("# Tea\n\nGreen tea wants 80 degrees.\n")
+        (folder / "bread.txt").write_text("Bread wants 220 degrees.\n")
+        print(await knowledge.add("default", place, category="kitchen", tell=lambda at: print(at.done, "of", at.total)))
+
+        (folder / "tea.md").write_text("# Tea\n\nBlack tea wants 95 degrees.\n")
+        (folder / "bread.txt").unlink()
+        print(await knowledge.refresh("default"))
+
+        for found in await knowledge.search("default", "degrees", category="kitchen"):
+            print(found.document.title, "|", found.passage.text)
+        print(await knowledge.search("another tenant", "degrees"))
+        print("removed:", await knowledge.remove("default", place))
+    await study.close()
+
+
+asyncio.run(main())

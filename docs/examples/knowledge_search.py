@@ -1,0 +1,49 @@
+"""An agent that looks things up in documents, and says where it found them."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from atlas_agents import Agent, Atlas
+from atlas_agents.knowledge.embedding import LocalEmbedder
+from atlas_agents.knowledge.study import Study
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Scripted, calls, says
+
+HANDBOOK = """\
+# Handbook
+
+## Holidays
+
+Everyone has 27 days off a year. Ask two weeks ahead.
+
+## Doors
+
+The doors open with the badge from six to ten in the evening.
+"""
+
+
+async def main() -> None:
+    store = MemoryStore()
+    study = Study(store, LocalEmbedder())
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "handbook.md").write_text(HANDBOOK)
+        report = await study.knowledge.add("default", f"{folder}/handbook.md", category="people")
+    print(f"{report.added} document, {report.passages} passages")
+
+    model = Scripted(
+        calls("search_atlasux_knowledge", query="how much vacation do I get", max_results=1),
+        says("27 days a year (handbook.md, line 5)."),
+    )
+    agent = Agent("tina", model=model, tools=study.tools)
+    async with Atlas([agent], store=store) as atlas:
+        async for event in atlas.send("How much vacation do I get?"):
+            if event.type == "tool:result":
+                (found,) = event.result["results"]
+                print(f"{found['source']}, {found['position']}: {found['heading']}\n{found['text']}")
+            elif event.type == "message:received":
+                print("→", event.message.text)
+    await study.close()
+
+
+asyncio.run(main())

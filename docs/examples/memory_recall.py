@@ -1,0 +1,30 @@
+"""Memories that fit are laid beside the message, before the model reads it."""
+
+import asyncio
+import re
+
+from atlas_agents import Agent, Atlas
+from atlas_agents.knowledge.embedding import LocalEmbedder
+from atlas_agents.knowledge.memories import Origin, Whose
+from atlas_agents.knowledge.study import Study
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Scripted, says
+
+
+async def main() -> None:
+    store = MemoryStore()
+    study = Study(store, LocalEmbedder())
+    ann = Whose("default", "tina", "ann")
+    await study.memories.remember(ann, "Ann drinks tea, never coffee.", ["food"], Origin(key="1"))
+    await study.memories.remember(ann, "Her boat is called Petrel.", ["boat"], Origin(key="2"))
+
+    model = Scripted(says("A tea."))
+    atlas = Atlas([Agent("tina", model=model)], store=store, interceptors=[study.recalling()])
+    async with atlas:
+        await atlas.ask("Order me tea or coffee", user="ann")
+    for message in model.requests[0].messages:
+        print(f"{message.role}: {re.sub(r'20..-..-..', 'some day', message.text)}")
+    await study.close()
+
+
+asyncio.run(main())

@@ -1,0 +1,34 @@
+"""An agent remembers something about one person, and nobody else can find it."""
+
+import asyncio
+
+from atlas_agents import Agent, Atlas
+from atlas_agents.knowledge.embedding import LocalEmbedder
+from atlas_agents.knowledge.study import Study
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Scripted, calls, says
+
+LOOK = calls("search_my_memories", query="what may she not eat", sources=["memory"])
+
+
+async def main() -> None:
+    store = MemoryStore()
+    study = Study(store, LocalEmbedder())
+    model = Scripted(
+        calls("remember", text="Ann is allergic to peanuts.", tags=["food"]),
+        says("I will think of it."),
+        LOOK,
+        says("No peanuts."),
+        LOOK,
+        says("I do not know."),
+    )
+    async with Atlas([Agent("tina", model=model, tools=study.tools)], store=store) as atlas:
+        await atlas.ask("I cannot eat peanuts", session="monday", user="ann")
+        for user in ("ann", "bob"):
+            await atlas.ask("What can I not eat?", session=f"{user} on friday", user=user)
+            (found,) = [part.result for part in model.requests[-1].messages[-1].tool_results]
+            print(user, [(each["source"], each["text"], each["tags"]) for each in found["results"]])
+    await study.close()
+
+
+asyncio.run(main())

@@ -1,0 +1,1 @@
+"""What agents know and remember: documents and memories, found by meaning and by words."""

@@ -1,0 +1,112 @@
+"""Markdown as blocks: paragraphs, code and tables, each with the headings that it stands under."""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*")
+_UNDERLINE = re.compile(r" {0,3}(=+|-{2,})[ \t]*")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s")
+_PAGE = re.compile(r"\[page (\d+) of \d+\]")
+"""Stands where a page begins, in text that came from pages."""
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Lines that belong together. `whole` ones, code and tables, are not cut where they need not be."""
+
+    path: tuple[str, ...]
+    text: str
+    line: int
+    page: int
+    whole: bool = False
+    table: bool = False
+
+
+class _Reader:
+    """Reads line by line; what it has gathered is given out when something else begins."""
+
+    def __init__(self, *, plain: bool) -> None:
+        self.plain = plain
+        self.path: list[tuple[int, str]] = []
+        self.lines: list[str] = []
+        self.first = 0
+        self.page = 0
+        self.fence = ""
+
+    def give(self, *, whole: bool = False, table: bool = False) -> Iterator[Block]:
+        text = "\n".join(self.lines).strip("\n")
+        self.lines = []
+        if text.strip():
+            path = tuple(words for _, words in self.path)
+            yield Block(path, text, self.first, self.page, whole or table, table)
+
+    def add(self, line: str, number: int) -> None:
+        if not self.lines:
+            self.first = number
+        self.lines.append(line)
+
+    def head(self, level: int, words: str) -> None:
+        self.path = [*(each for each in self.path if each[0] < level), (level, words)]
+
+    @property
+    def in_table(self) -> bool:
+        return not self.plain and bool(self.lines) and self.lines[-1].lstrip().startswith("|")
+
+    def read(self, line: str, number: int) -> Iterator[Block]:
+        page = _PAGE.fullmatch(line)
+        fence = None if self.plain else _FENCE.match(line)
+        if page:
+            yield from self.give()
+            self.page = int(page[1])
+        elif self.fence:
+            self.add(line, number)
+            if fence and fence[1].startswith(self.fence) and not line.strip(" \t`~"):
+                self.fence = ""
+                yield from self.give(whole=True)
+        elif fence:
+            yield from self.give(table=self.in_table)
+            self.fence = fence[1]
+            self.add(line, number)
+        else:
+            yield from self._plain(line, number)
+
+    def _plain(self, line: str, number: int) -> Iterator[Block]:
+        under = None if self.plain else _UNDERLINE.fullmatch(line)
+        if not self.plain and (heading := _HEADING.fullmatch(line)):
+            yield from self.give(table=self.in_table)
+            self.head(len(heading[1]), heading[2])
+        elif under and len(self.lines) == 1 and not self.in_table and not _ITEM.match(self.lines[0]):
+            self.head(1 if under[1][0] == "=" else 2, self.lines.pop().strip())
+        elif not line.strip():
+            yield from self.give(table=self.in_table)
+        else:
+            is_row = not self.plain and line.lstrip().startswith("|")
+            if self.lines and is_row != self.in_table:
+                yield from self.give(table=self.in_table)
+            self.add(line.rstrip(), number)
+
+
+def blocks(markdown: str, *, plain: bool = False) -> Iterator[Block]:
+    """All blocks, in order; a fence that is never closed is code to the end. `plain` text has paragraphs only."""
+    reader = _Reader(plain=plain)
+    for number, line in enumerate(_without_front_matter(markdown).split("\n"), 1):
+        yield from reader.read(line, number)
+    yield from reader.give(whole=bool(reader.fence), table=reader.in_table)
+
+
+def title_of(markdown: str) -> str:
+    """The first heading of the highest level that is first used."""
+    return next((block.path[0] for block in blocks(markdown) if block.path), "")
+
+
+def _without_front_matter(markdown: str) -> str:
+    """The lines stay where they are, so that their numbers are those of the file."""
+    if not markdown.startswith("---\n"):
+        return markdown
+    end = markdown.find("\n---\n", 3)
+    if end < 0:
+        return markdown
+    head = markdown[: end + 5]
+    return "\n" * head.count("\n") + markdown[end + 5 :]

@@ -1,0 +1,244 @@
+"""The library of an organisation: documents are added, kept up to date, searched and removed."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from atlas_agents.core.errors import ConfigError, NotStored, ToolFault
+from atlas_agents.core.json import encode
+from atlas_agents.core.shelves import AddPassages, Document, DropDocument, Passage, PutDocument, Where
+from atlas_agents.core.store import Store
+from atlas_agents.knowledge.chunks import Chunk, chunks
+from atlas_agents.knowledge.embedding import Embedder
+from atlas_agents.knowledge.search import Found, Searcher
+from atlas_agents.knowledge.sources import Item, Raw, Readable, Sources, is_url
+
+CATEGORY = "general"
+_VERSION = "1"
+"""Of the way in which documents are cut: with another one, all are read again."""
+_SLICE = 128
+_PAGE = 500
+_MOST_TOLD = 50
+
+
+class About(msgspec.Struct, frozen=True):
+    """What a document's row says besides: how it is cited, what it was added with, by whom, and its size in bytes."""
+
+    name: str
+    root: str
+    user: str = ""
+    size: int = 0
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far the work is: documents that are done, of how many; the one at hand, and passages so far."""
+
+    done: int
+    total: int
+    source: str
+    passages: int
+
+
+class Report(msgspec.Struct):
+    """What has become of documents. `skipped` says of each that could not be read, why."""
+
+    added: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    duplicates: int = 0
+    passages: int = 0
+    skipped: list[tuple[str, str]] = []
+
+    def skip(self, source: str, why: str) -> None:
+        if len(self.skipped) < _MOST_TOLD:
+            self.skipped.append((source, why))
+
+
+Tell: TypeAlias = Callable[[Progress], object]
+
+
+def _quietly(progress: Progress) -> None:
+    """Nobody looks."""
+
+
+class Knowledge:
+    """All documents of all tenants, each seen by its own tenant only. Without an embedder they are found by words."""
+
+    def __init__(self, store: Store, embedder: Embedder | None, sources: Sources) -> None:
+        self._store = store
+        self._embedder = embedder
+        self._sources = sources
+        self._searcher = Searcher(store, embedder)
+        self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def search(
+        self, tenant: str, question: str, *, category: str | None = None, max_results: int = 5
+    ) -> list[Found]:
+        """The passages that fit best, the best first."""
+        return await self._searcher.search(tenant, Where("knowledge", category), question, max_results)
+
+    async def add(
+        self, tenant: str, source: str, *, category: str = CATEGORY, user: str = "", tell: Tell = _quietly
+    ) -> Report:
+        """Read a file, a folder or an address. What is known and has not changed is left as it is; what is gone from a
+        folder that was added before is removed."""
+        items = await self._sources.find(source)
+        root = items[0].root
+        async with self._alone(tenant):
+            report = await self._take_in(tenant, items, category or CATEGORY, user, tell)
+            gone = {item.source for item in items}
+            for document in [each async for each in self._all(tenant)]:
+                if about_of(document).root == root and document.source not in gone:
+                    await self._drop(tenant, document, report)
+        return report
+
+    async def refresh(self, tenant: str, source: str | None = None, *, tell: Tell = _quietly) -> Report:
+        """Look again at everything that was added, or at what was added with one source."""
+        roots: dict[str, tuple[str, str]] = {}
+        async for document in self._all(tenant):
+            about = about_of(document)
+            if source is None or about.root == source:
+                roots.setdefault(about.root, (document.shelf, about.user))
+        if source is not None and not roots:
+            raise NotStored(f"nothing was added with {source!r}")
+        total = Report()
+        for root, (category, user) in roots.items():
+            try:
+                one = await self.add(tenant, root, category=category, user=user, tell=tell)
+            except ConfigError as error:  # the folder or file itself is gone
+                one = Report()
+                one.skip(root, str(error))
+            _sum(total, one)
+        return total
+
+    async def documents(self, tenant: str, *, category: str | None = None) -> list[Document]:
+        """All of them, in the order of their sources."""
+        found = [each async for each in self._all(tenant, category)]
+        return sorted(found, key=lambda document: document.source)
+
+    async def remove(self, tenant: str, which: str) -> int:
+        """Remove a document by its id or source, or all that was added with a source; how many there were."""
+        report = Report()
+        async with self._alone(tenant):
+            for document in [each async for each in self._all(tenant)]:
+                if which in (document.id, document.source, about_of(document).root):
+                    await self._drop(tenant, document, report)
+        if not report.removed:
+            raise NotStored(f"there is no document {which!r}")
+        return report.removed
+
+    async def close(self) -> None:
+        await self._sources.close()
+        if self._embedder is not None:
+            await self._embedder.close()
+
+    async def _take_in(self, tenant: str, items: Sequence[Item], category: str, user: str, tell: Tell) -> Report:
+        report = Report()
+        hashes = {each.hash: each.source async for each in self._all(tenant, category)}
+        for done, item in enumerate(items):
+            tell(Progress(done, len(items), item.name, report.passages))
+            known = await self._store.document(tenant, "knowledge", id_of(item.source))
+            try:
+                raw = await self._sources.fetch(item)
+                hash = self._hash(raw)
+                if known is not None and (known.hash, known.shelf) == (hash, category):
+                    report.unchanged += 1
+                elif hashes.get(hash, item.source) != item.source:
+                    report.duplicates += 1
+                else:
+                    readable = await self._sources.read(item, raw)
+                    about = About(item.name, item.root, user, len(raw.content))
+                    await self._keep(tenant, item, category, about, readable, hash, report)
+                    hashes[hash] = item.source
+                    report.added, report.changed = report.added + (known is None), report.changed + (known is not None)
+            except FileNotFoundError:
+                report.skip(item.name, "it is gone")
+            except ToolFault as error:
+                report.skip(item.name, str(error))
+        tell(Progress(len(items), len(items), "", report.passages))
+        return report
+
+    async def _keep(
+        self, tenant: str, item: Item, category: str, about: About, readable: Readable, hash: str, report: Report
+    ) -> None:
+        """In slices, so that nobody else who writes waits for long; the hash comes with the last one."""
+        cut = chunks(readable.text, plain=readable.plain)
+        title = readable.title or next((chunk.path[0] for chunk in cut if chunk.path), "") or about.name
+        model = self._embedder.model if self._embedder is not None else ""
+        document = Document("knowledge", id_of(item.source), category, item.source, title, "", model, encode(about))
+        slices = [cut[start : start + _SLICE] for start in range(0, len(cut), _SLICE)] or [[]]
+        for number, part in enumerate(slices):
+            passages = await self._passages(part, title, readable)
+            last = hash if number == len(slices) - 1 else ""
+            if number == 0:
+                write = PutDocument(msgspec.structs.replace(document, hash=last), passages)
+            else:
+                write = AddPassages("knowledge", document.id, passages, last)
+            await self._store.commit(tenant, [write])
+            report.passages += len(passages)
+
+    async def _passages(self, part: Sequence[Chunk], title: str, readable: Readable) -> tuple[Passage, ...]:
+        headings = [chunk.heading or title for chunk in part]
+        vectors = [b""] * len(part)
+        if self._embedder is not None:
+            pairs = zip(headings, part, strict=True)
+            vectors = await self._embedder.embed([f"{heading}\n{chunk.text}" for heading, chunk in pairs])
+        return tuple(
+            Passage(heading, chunk.text, _position(chunk, readable), vector)
+            for heading, chunk, vector in zip(headings, part, vectors, strict=True)
+        )
+
+    async def _drop(self, tenant: str, document: Document, report: Report) -> None:
+        await self._store.commit(tenant, [DropDocument("knowledge", document.id)])
+        report.removed += 1
+
+    async def _all(self, tenant: str, category: str | None = None) -> AsyncIterator[Document]:
+        after = ""
+        while page := await self._store.documents(tenant, Where("knowledge", category), after=after, limit=_PAGE):
+            for document in page:
+                yield document
+            after = page[-1].id
+
+    def _hash(self, raw: Raw) -> str:
+        model = self._embedder.model if self._embedder is not None else ""
+        return hashlib.sha256(f"{_VERSION}\n{raw.media}\n{model}\n".encode() + raw.content).hexdigest()
+
+    def _alone(self, tenant: str) -> asyncio.Lock:
+        """Two who add the same document at once would undo each other's half."""
+        lock = self._busy.get(tenant)
+        if lock is None:
+            lock = self._busy[tenant] = asyncio.Lock()
+        return lock
+
+
+def id_of(source: str) -> str:
+    """The id of the document that came from there."""
+    return "d" + hashlib.sha256(source.encode(errors="replace")).hexdigest()[:20]
+
+
+def about_of(document: Document) -> About:
+    return msgspec.json.decode(document.about, type=About)
+
+
+def _position(chunk: Chunk, readable: Readable) -> str:
+    if chunk.page:
+        return f"page {chunk.page}"
+    return f"line {chunk.line}" if readable.lines else ""
+
+
+def _sum(total: Report, one: Report) -> None:
+    for name in ("added", "changed", "unchanged", "removed", "duplicates", "passages"):
+        setattr(total, name, getattr(total, name) + getattr(one, name))
+    for source, why in one.skipped:
+        total.skip(source, why)
+
+
+def whole_source(source: str) -> str:
+    """A source as it is kept: an address as it is, a path from the root on."""
+    return source if is_url(source) else str(Path(source).expanduser().resolve())

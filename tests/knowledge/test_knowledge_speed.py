@@ -1,0 +1,30 @@
+"""A small piece of what bench/knowledge.py measures, so that nobody makes it slow unseen."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas_agents.stores.sqlite import SqliteStore
+
+BENCH = Path(__file__).parents[2] / "bench" / "knowledge.py"
+
+
+def bench() -> Any:
+    found = importlib.util.spec_from_file_location("bench_knowledge", BENCH)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+async def test_three_thousand_passages_are_read_and_searched_fast_enough(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    measured = await bench().measure(store, 3_000, 1)
+    await store.close()
+    assert measured["passages"] == 3_000
+    assert measured["ingest/s"] >= 200, measured
+    assert measured["CPU p95 ms"] <= 25, measured

@@ -1,0 +1,259 @@
+"""Documents come in, are kept up to date, are found with their place, and go without a trace."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from library_words import T, opened, pdf_file, word_file, write
+
+from atlas_agents.core.errors import ConfigError, NotStored, ToolFailed
+from atlas_agents.core.shelves import Where
+from atlas_agents.knowledge import library, sources
+from atlas_agents.knowledge.library import Knowledge, Progress, about_of
+from atlas_agents.knowledge.sources import Item, Sources
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.stores.sqlite import SqliteStore
+
+
+@pytest.fixture
+async def knowledge() -> AsyncIterator[Knowledge]:
+    async with opened() as here:
+        yield here
+
+
+async def first(knowledge: Knowledge, question: str) -> tuple[str, str, str, str]:
+    (found, *_) = await knowledge.search(T, question)
+    return about_of(found.document).name, found.passage.heading, found.passage.position, found.document.shelf
+
+
+async def test_a_folder_comes_in_and_what_is_found_says_where_it_stands(knowledge: Knowledge, tmp_path: Path) -> None:
+    write(tmp_path, sea_md="# Sea\n\n## Whales\n\nA whale breathes air.\n", land_txt="Horses eat grass.\n")
+    (tmp_path / ".hidden.md").write_text("whale whale whale")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG whale")
+    (tmp_path / "link.md").symlink_to("/etc/hostname")
+    seen: list[Progress] = []
+    report = await knowledge.add(T, str(tmp_path), category="nature", tell=seen.append)
+    assert (report.added, report.passages, report.skipped) == (2, 2, [])
+    assert [(each.done, each.total) for each in seen] == [(0, 2), (1, 2), (2, 2)]
+    assert await first(knowledge, "whale") == (f"{tmp_path.name}/sea.md", "Sea > Whales", "line 5", "nature")
+    assert [each.title for each in await knowledge.documents(T)] == [f"{tmp_path.name}/land.txt", "Sea"]
+
+
+async def test_only_what_has_changed_is_read_again(knowledge: Knowledge, tmp_path: Path) -> None:
+    write(tmp_path, a_md="# A\n\nwalrus\n", b_md="# B\n\nnarwhal\n", c_md="# C\n\ndolphin\n")
+    await knowledge.add(T, str(tmp_path))
+    write(tmp_path, a_md="# A\n\noctopus\n")
+    (tmp_path / "b.md").unlink()
+    report = await knowledge.add(T, str(tmp_path))
+    assert (report.added, report.changed, report.unchanged, report.removed) == (0, 1, 1, 1)
+    texts = {found.passage.text for found in await knowledge.search(T, "walrus narwhal octopus dolphin")}
+    assert texts == {"octopus", "dolphin"}
+
+
+async def test_a_refresh_looks_at_all_that_was_added(knowledge: Knowledge, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, a_md=f"# A\n\nwalrus {name}\n")
+        await knowledge.add(T, str(tmp_path / name), category=name)
+    write(tmp_path / "one", b_md="# B\n\nnarwhal\n")
+    write(tmp_path / "two", a_md="# A\n\noctopus\n")
+    report = await knowledge.refresh(T)
+    assert (report.added, report.changed, report.unchanged) == (1, 1, 1)
+    assert (await first(knowledge, "octopus"))[3] == "two" and (await first(knowledge, "narwhal"))[3] == "one"
+    with pytest.raises(NotStored):
+        await knowledge.refresh(T, "/never/added")
+
+
+async def test_a_folder_that_is_gone_keeps_its_documents_and_is_named(knowledge: Knowledge, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    write(tmp_path / "one", a_md="walrus")
+    await knowledge.add(T, str(tmp_path / "one"))
+    (tmp_path / "one" / "a.md").unlink()
+    (tmp_path / "one").rmdir()
+    report = await knowledge.refresh(T)
+    assert [source for source, _ in report.skipped] == [str(tmp_path / "one")]
+    assert len(await knowledge.search(T, "walrus")) == 1
+
+
+async def test_removing_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    (tmp_path / "docs").mkdir()
+    write(tmp_path / "docs", a_md="walrus one", b_md="walrus two")
+    async with opened(store) as knowledge:
+        await knowledge.add(T, str(tmp_path / "docs"))
+        assert len(await knowledge.search(T, "walrus")) == 2
+        assert await knowledge.remove(T, str(tmp_path / "docs" / "a.md")) == 1
+        assert await knowledge.remove(T, str(tmp_path / "docs")) == 1
+        assert await knowledge.search(T, "walrus") == await knowledge.documents(T) == []
+        assert await store.matching(T, Where("knowledge"), ["walrus"]) == []
+        with pytest.raises(NotStored):
+            await knowledge.remove(T, str(tmp_path / "docs"))
+    await store.close()
+
+
+async def test_a_copy_is_not_kept_twice_until_the_original_is_gone(knowledge: Knowledge, tmp_path: Path) -> None:
+    write(tmp_path, a_md="# A\n\nthe walrus\n", b_md="# A\n\nthe walrus\n", c_md="# C\n\nthe  walrus\n")
+    report = await knowledge.add(T, str(tmp_path))
+    assert (report.added, report.duplicates) == (2, 1)
+    assert len(await knowledge.search(T, "walrus")) == 1, "the same words are shown once"
+    (tmp_path / "a.md").unlink()
+    await knowledge.refresh(T)
+    assert (await knowledge.refresh(T)).added == 1
+    assert {Path(each.source).name for each in await knowledge.documents(T)} == {"b.md", "c.md"}
+
+
+async def test_a_category_holds_and_can_be_changed(knowledge: Knowledge, tmp_path: Path) -> None:
+    write(tmp_path, a_md="walrus")
+    await knowledge.add(T, str(tmp_path), category="sea")
+    assert await knowledge.search(T, "walrus", category="land") == []
+    assert len(await knowledge.search(T, "walrus", category="sea")) == 1
+    assert (await knowledge.add(T, str(tmp_path), category="land")).changed == 1
+    assert await knowledge.search(T, "walrus", category="sea") == []
+    assert [each.shelf for each in await knowledge.documents(T, category="land")] == ["land"]
+
+
+async def test_another_way_to_make_vectors_reads_everything_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    write(tmp_path, a_md="walrus")
+    async with opened(store, words=True) as plain:
+        await plain.add(T, str(tmp_path))
+        assert len(await plain.search(T, "walrus")) == 1
+        assert (await plain.search(T, "a big sea animal with tusks")) == []
+    async with opened(store) as knowledge:
+        assert (await knowledge.refresh(T)).changed == 1
+        assert len(await knowledge.search(T, "a big sea animal with tusks")) == 1
+
+
+async def test_a_long_document_is_kept_in_slices_and_counts_only_when_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_SLICE", 4)
+    write(tmp_path, a_md="\n\n".join(f"# Part {n}\n\nwalrus number {n}" for n in range(10)))
+    store = MemoryStore()
+    async with opened(store) as knowledge:
+        real, count = store.commit, 0
+
+        async def failing(tenant: str, writes: object) -> object:
+            nonlocal count
+            count += 1
+            if count == 2:
+                raise OSError("the power went")
+            return await real(tenant, writes)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+        monkeypatch.setattr(store, "commit", failing)
+        with pytest.raises(OSError, match="power"):
+            await knowledge.add(T, str(tmp_path))
+        report = await knowledge.add(T, str(tmp_path))
+        assert (report.changed, report.passages) == (1, 10)
+        (document,) = await knowledge.documents(T)
+        assert document.passages == 10 and (await knowledge.refresh(T)).unchanged == 1
+        assert len(await knowledge.search(T, "walrus", max_results=20)) == 10
+
+
+async def test_html_pdf_and_word_files_are_read(knowledge: Knowledge, tmp_path: Path) -> None:
+    page = "<html><head><title>Seals</title></head><body><nav>menu</nav><main><h1>Seals</h1><h2>Food</h2><p>A seal "
+    write(tmp_path, seals_html=f"{page}eats herring.</p><script>evil()</script></main></body></html>")
+    (tmp_path / "narwhal.pdf").write_bytes(pdf_file("The narwhal has a tusk of ivory"))
+    paper = word_file(
+        ("Heading1", "Otters"),
+        ("", "An otter holds hands while asleep."),
+        table=[["name", "teeth"], ["sea otter", "32"]],
+        title="On otters",
+    )
+    (tmp_path / "otters.docx").write_bytes(paper)
+    report = await knowledge.add(T, str(tmp_path))
+    assert (report.added, report.skipped) == (3, [])
+    name = tmp_path.name
+    assert await first(knowledge, "what do seals eat") == (f"{name}/seals.html", "Seals > Food", "", "general")
+    assert (await first(knowledge, "narwhal tusk"))[::2] == (f"{name}/narwhal.pdf", "page 1")
+    assert (await first(knowledge, "how many teeth has a sea otter"))[:2] == (f"{name}/otters.docx", "Otters")
+    assert {each.title for each in await knowledge.documents(T)} == {"Seals", f"{name}/narwhal.pdf", "On otters"}
+    found = await knowledge.search(T, "menu evil", max_results=20)
+    assert not any("evil" in each.passage.text or "menu" in each.passage.text for each in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.docx", b"no zip"), ("a.pdf", b"%PDF-1.4 broken"), ("a.docx", word_file()[:-30]), ("a.pdf", b"")],
+)
+async def test_what_cannot_be_read_is_named_and_stops_nothing(
+    knowledge: Knowledge, tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    write(tmp_path, b_md="walrus")
+    report = await knowledge.add(T, str(tmp_path))
+    assert report.added == 1 and [source for source, _ in report.skipped] == [f"{tmp_path.name}/{name}"]
+
+
+async def test_a_word_file_with_entities_is_not_read(knowledge: Knowledge, tmp_path: Path) -> None:
+    bomb = b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">]>'
+    paper = word_file(("", "x")).replace(b"<w:document", bomb + b"<w:document")
+    (tmp_path / "a.docx").write_bytes(paper)
+    report = await knowledge.add(T, str(tmp_path))
+    assert report.added == 0 and len(report.skipped) == 1
+
+
+async def test_a_file_that_is_too_large_is_not_read(
+    knowledge: Knowledge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "LARGEST", 10)
+    write(tmp_path, a_md="x" * 11)
+    assert "larger" in (await knowledge.add(T, str(tmp_path))).skipped[0][1]
+
+
+@pytest.mark.parametrize("source", ["/no/such/folder", "/dev/null", "."])
+async def test_what_is_no_document_is_refused_in_a_sentence(
+    knowledge: Knowledge, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError):
+        await knowledge.add(T, source)
+
+
+async def test_hidden_characters_do_not_come_in(knowledge: Knowledge, tmp_path: Path) -> None:
+    write(tmp_path, a_md="wal\u200brus \U000e0041\U000e0042 visible")
+    await knowledge.add(T, str(tmp_path))
+    assert [found.passage.text for found in await knowledge.search(T, "walrus")] == ["walrus  visible"]
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[tuple[str, dict[str, str]]]:
+    pages = {"/": "<html><body><main><h1>Crabs</h1><p>A crab walks sideways.</p></main></body></html>"}
+
+    async def serve(request: web.Request) -> web.Response:
+        if request.path not in pages:
+            raise web.HTTPNotFound
+        return web.Response(text=pages[request.path], content_type="text/html")
+
+    app = web.Application()
+    app.router.add_get("/{name:.*}", serve)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"127.0.0.1:{runner.addresses[0][1]}", pages
+    await runner.cleanup()
+
+
+async def test_a_page_of_the_web_is_read_and_refreshed(site: tuple[str, dict[str, str]]) -> None:
+    host, pages = site
+    async with opened(sources=Sources(hosts=[host])) as knowledge:
+        await knowledge.add(T, f"http://{host}/")
+        assert (await first(knowledge, "crab"))[:2] == (f"http://{host}/", "Crabs")
+        assert (await knowledge.refresh(T)).unchanged == 1
+        pages["/"] = pages["/"].replace("sideways", "backwards")
+        assert (await knowledge.refresh(T)).changed == 1
+        assert "backwards" in (await knowledge.search(T, "crab"))[0].passage.text
+        del pages["/"]
+        report = await knowledge.refresh(T)
+        assert len(report.skipped) == 1 and len(await knowledge.documents(T)) == 1, "a page that fails may come back"
+
+
+async def test_addresses_of_this_machine_are_not_read(site: tuple[str, dict[str, str]]) -> None:
+    host, _ = site
+    async with opened() as knowledge:
+        report = await knowledge.add(T, f"http://{host}/")
+        assert report.added == 0 and len(report.skipped) == 1
+    with pytest.raises(ToolFailed):
+        await Sources().fetch(Item(f"http://{host}/", "", ""))

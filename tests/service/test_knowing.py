@@ -1,0 +1,99 @@
+"""A service that knows and remembers: its tools are there, they obey the house's rules, and settings choose how."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from atlas_agents import ConfigError
+from atlas_agents.config.load import load
+from atlas_agents.core.environment import Environment
+from atlas_agents.knowledge.endpoint import EndpointEmbedder
+from atlas_agents.knowledge.memories import Origin, Whose
+from atlas_agents.providers.registry import Registry
+from atlas_agents.service.builtin import HOUSE_RULES
+from atlas_agents.service.runtime import opened
+from atlas_agents.service.study import open_study
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.tools.permissions import Actor
+
+TOOLS = {"search_atlasux_knowledge", "search_my_memories", "remember", "forget"}
+AGENTS = "# Agents\n\n## tina\n\nModel: http/rules\nRecall: on\n\n## petra\n\nModel: http/rules\nTools: none\n"
+
+
+class Model:
+    """An OpenAI-compatible server that answers with what it was last told, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(await request.json())
+        message = {"role": "assistant", "content": "Noted."}
+        return web.json_response(
+            {"choices": [{"message": message, "finish_reason": "stop", "index": 0}], "usage": None}
+        )
+
+
+def settled(home: Path, **values: str) -> tuple[Any, Environment]:
+    environment = Environment({"ATLAS_HOME": str(home), "HOME": str(home), **values}, dotenv=None)
+    return load({}, environment, home.parent), environment
+
+
+async def test_agents_have_the_tools_and_recall_as_their_section_says(tmp_path: Path) -> None:
+    model = Model()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", model.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    (tmp_path / "home" / "workspace").mkdir(parents=True)
+    (tmp_path / "home" / "workspace" / "AGENTS.md").write_text(AGENTS)
+    settings, environment = settled(tmp_path / "home", OPENAI_BASE_URL=url)
+    async with opened(settings, environment=environment, fetch=False) as runtime:
+        tina, petra = runtime.atlas.agents
+        assert {tool.name for tool in tina.tools} >= TOOLS and not petra.tools
+        await runtime.study.memories.remember(Whose("default", "tina", "ann"), "Ann likes tea.", [], Origin("a"))
+        await runtime.study.memories.remember(Whose("default", "petra", "ann"), "Ann likes tea.", [], Origin("b"))
+        for agent in ("tina", "petra"):
+            await runtime.atlas.ask("Do I like tea?", session=agent, agent_id=agent, user="ann")
+    await runner.cleanup()
+    said = [json.dumps([each for each in body["messages"] if each["role"] == "user"]) for body in model.asked]
+    assert ["Ann likes tea." in each for each in said] == [True, False]
+
+
+def test_without_a_policy_it_may_remember_and_asks_before_it_forgets() -> None:
+    actor = Actor("tina", "", "ann", "default")
+    cells = {name: HOUSE_RULES.verdict(name, actor, acts=name in ("remember", "forget")).cell for name in sorted(TOOLS)}
+    assert cells == {"search_atlasux_knowledge": "yes", "search_my_memories": "yes", "remember": "yes", "forget": "ask"}
+
+
+@pytest.mark.parametrize(
+    ("values", "model"),
+    [
+        ({}, "wordllama/l2-supercat-256"),
+        ({"ATLAS_EMBEDDINGS": "none"}, None),
+        (
+            {"ATLAS_EMBEDDINGS": "any/small", "ATLAS_EMBEDDINGS_URL": "http://127.0.0.1:9/v1/"},
+            "http://127.0.0.1:9/v1#small",
+        ),
+        ({"ATLAS_EMBEDDINGS": "ollama/nomic-embed-text"}, "http://localhost:11434/v1#nomic-embed-text"),
+        ({"ATLAS_EMBEDDINGS": "openai/small", "OPENAI_API_KEY": "sk-1"}, "https://api.openai.com/v1#small"),
+    ],
+)
+async def test_settings_choose_what_makes_vectors(tmp_path: Path, values: dict[str, str], model: str | None) -> None:
+    settings, environment = settled(tmp_path, **values)
+    study = open_study(settings, MemoryStore(), Registry(environment))
+    embedder: Any = study.memories.__dict__["_embedder"]
+    assert (embedder.model if embedder else None) == model
+    assert isinstance(embedder, EndpointEmbedder) == (model is not None and "#" in model)
+    await study.close()
+
+
+async def test_a_model_that_makes_no_vectors_is_refused(tmp_path: Path) -> None:
+    settings, environment = settled(tmp_path, ATLAS_EMBEDDINGS="anthropic/claude", ANTHROPIC_API_KEY="k")
+    with pytest.raises(ConfigError, match="embeddings"):
+        open_study(settings, MemoryStore(), Registry(environment))
