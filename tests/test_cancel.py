@@ -261,7 +261,7 @@ async def test_while_a_tool_waits_to_be_tried_again_nothing_has_happened() -> No
 async def test_while_an_interceptor_is_at_work(where: str) -> None:
     point, busy = Point(), [True]
 
-    async def stay(value: Any) -> None:
+    async def stay(*_: Any) -> None:
         if busy:
             await point.wait()
 

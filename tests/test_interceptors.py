@@ -240,7 +240,7 @@ async def test_what_several_interceptors_add_keeps_its_order() -> None:
 
 @pytest.mark.parametrize("where", ["outgoing", "incoming", "request"])
 async def test_an_interceptor_that_fails_stops_the_turn_with_its_error(where: str) -> None:
-    def broken(value: Any) -> None:
+    def broken(*_: Any) -> None:
         raise LookupError("typo")
 
     model = Scripted(says("Hello."))
@@ -265,7 +265,7 @@ async def test_an_interceptor_that_fails_stops_the_turn_with_its_error(where: st
     ],
 )
 async def test_what_an_interceptor_may_not_return_is_named(where: str, value: Any, complaint: str) -> None:
-    def wrong(_: Any) -> Any:
+    def wrong(*_: Any) -> Any:
         return value
 
     async with house(Scripted(says("Hello.")), interceptors=[Interceptor(**{where: wrong})]) as atlas:

@@ -3,7 +3,8 @@
 import asyncio
 
 from atlas_agents import Agent, Atlas, AtlasStream, tool
-from atlas_agents.testing import Scripted, calls, says
+from atlas_agents.engine.settings import Mode
+from atlas_agents.testing import Reply, Scripted, calls, says
 
 
 @tool(effect="pure")
@@ -18,7 +19,7 @@ async def miles(km: float) -> str:
     return f"{km / 1.609344:,.0f} miles"
 
 
-def agent(mode, *replies) -> Agent:
+def agent(mode: Mode, *replies: Reply) -> Agent:
     return Agent(mode, model=Scripted(*replies), mode=mode, tools=[distance, miles])
 
 
@@ -60,6 +61,8 @@ async def trace(stream: AtlasStream) -> None:
                 print("  tool  ", event.name, event.arguments, "→", event.result)
             case "message:received":
                 print("  says  ", event.message.text)
+            case _:
+                pass
 
 
 async def main() -> None:

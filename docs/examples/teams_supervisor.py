@@ -20,6 +20,8 @@ async def main() -> None:
                 print(event.agent_id, "begins")
             case "run:handoff":
                 print(event.from_agent, "hands over to", event.to_agent)
+            case _:
+                pass
     reply = await stream.reply()
     print(f"{reply.metadata['agent']}: {reply.text}")
 

@@ -11,7 +11,8 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.messages import user
 from atlas_agents.providers.base import Request
-from atlas_agents.service.builtin import HOUSE_RULES, known_tools, offers
+from atlas_agents.service.builtin import HOUSE_RULES, known_tools
+from atlas_agents.service.rooms import offers
 from atlas_agents.service.runtime import opened
 from atlas_agents.service.telegram import is_on
 
