@@ -53,7 +53,7 @@ class Notes(msgspec.Struct):
 
 
 class Notebook:
-    """Notes in a file, one per bot. What is changed counts once `save` has returned; on a full disk that takes a while."""
+    """Notes in a file, one per bot. What is changed counts once `save` has returned: on a full disk it waits."""
 
     def __init__(self, folder: Path, bot_id: str) -> None:
         self._path = make_private(folder) / f"notes-{bot_id}.json"
@@ -68,18 +68,19 @@ class Notebook:
         async with self._writing:
             if self._written >= mine:
                 return
-            while not await self._write():
-                await asyncio.sleep(_PAUSE)
+            await self._write()
 
-    async def _write(self) -> bool:
-        now = self._wanted
-        try:
-            await in_thread(keep, self._path, msgspec.to_builtins(self.notes, str_keys=True))
-        except OSError as error:
-            logger.warning("the Telegram channel waits until it can write %s: %s", self._path, error.strerror)
-            return False
-        self._written = now
-        return True
+    async def _write(self) -> None:
+        while True:
+            now = self._wanted
+            try:
+                await in_thread(keep, self._path, msgspec.to_builtins(self.notes, str_keys=True))
+            except OSError as error:
+                logger.warning("the Telegram channel waits until it can write %s: %s", self._path, error.strerror)
+                await asyncio.sleep(_PAUSE)
+            else:
+                self._written = now
+                return
 
 
 def trouble_of(folder: Path, bot_id: str) -> str:
