@@ -1,6 +1,7 @@
 """What the channel must still know after a sudden end: how far it has heard Telegram, and what it owes to whom."""
 
 import asyncio
+import logging
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,9 @@ import msgspec
 from atlas_agents.core.calling import in_thread
 from atlas_agents.core.keeping import keep, kept
 from atlas_agents.core.places import make_private
+
+logger = logging.getLogger(__name__)
+_PAUSE = 2.0
 
 
 class Owed(msgspec.Struct):
@@ -49,7 +53,7 @@ class Notes(msgspec.Struct):
 
 
 class Notebook:
-    """Notes in a file, one per bot. What is changed counts once `save` has returned."""
+    """Notes in a file, one per bot. What is changed counts once `save` has returned: on a full disk it waits."""
 
     def __init__(self, folder: Path, bot_id: str) -> None:
         self._path = make_private(folder) / f"notes-{bot_id}.json"
@@ -64,9 +68,19 @@ class Notebook:
         async with self._writing:
             if self._written >= mine:
                 return
+            await self._write()
+
+    async def _write(self) -> None:
+        while True:
             now = self._wanted
-            await in_thread(keep, self._path, msgspec.to_builtins(self.notes, str_keys=True))
-            self._written = now
+            try:
+                await in_thread(keep, self._path, msgspec.to_builtins(self.notes, str_keys=True))
+            except OSError as error:
+                logger.warning("the Telegram channel waits until it can write %s: %s", self._path, error.strerror)
+                await asyncio.sleep(_PAUSE)
+            else:
+                self._written = now
+                return
 
 
 def trouble_of(folder: Path, bot_id: str) -> str:
