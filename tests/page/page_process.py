@@ -95,7 +95,7 @@ def agents() -> list[Agent]:
     return [
         Agent("helper", model=Staged(), tools=tools, name="Helper"),
         Agent("writer", model="stage/staged-writer", name="Writer", description="Writes letters."),
-        Agent("planner", model=Staged(), tools=[look_up], name="Planner", mode="plan"),
+        Agent("planner", model=Staged(), tools=[look_up, build], name="Planner", mode="plan"),
     ]
 
 

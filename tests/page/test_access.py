@@ -62,6 +62,7 @@ def coloured(request: pytest.FixtureRequest, browser: Browser, house: House) -> 
     tab.context.close()
 
 
+@pytest.mark.timeout(180)
 def test_axe_finds_nothing_serious_in_any_view(coloured: Tab) -> None:
     tab, look = coloured, Look(coloured)
     look("welcome")
