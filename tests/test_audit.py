@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atlas_agents import MemoryAudit, Policy, ToolFailed, ToolResult, tool, verify, what_if
+from atlas_agents import MemoryAudit, Policy, ToolContext, ToolFailed, ToolResult, tool, verify, what_if
 from atlas_agents.testing import Scripted, calls, house, says
 from atlas_agents.tools.audit import Record
 from atlas_agents.tools.redact import HIDDEN, Redactor, is_secret_name
@@ -51,6 +51,40 @@ async def test_a_row_has_the_fields_that_auditors_ask_for() -> None:
         0,
     )
     assert meta["duration_ms"] >= 0
+
+
+async def test_a_tool_can_add_notes_to_its_row_and_they_are_bounded_and_redacted() -> None:
+    @tool
+    async def noting(context: ToolContext) -> str:
+        """Make notes."""
+        context.note("held_by", {"sandbox": "x" * 5000})
+        context.note("seen", "Bearer sk-proj-abcdefghijklmnopqrstuvwxyz0123456789")
+        for number in range(100):
+            context.note(f"more {number}", number)
+        return "done"
+
+    audit = MemoryAudit()
+    async with house(Scripted(calls("noting"), says("ok")), [noting], audit=audit) as atlas:
+        await atlas.ask("go")
+    (record,) = await audit.records()
+    notes = record.entry.meta["notes"]
+    assert len(notes) == 20 and max(len(note) for note in notes.values()) == 200
+    assert notes["held_by"].startswith('{"sandbox":"xxx') and notes["more 0"] == "0"
+    assert "abcdefghij" not in notes["seen"]
+
+
+async def test_a_note_from_a_worker_is_refused_rather_than_lost() -> None:
+    @tool
+    def noting(context: ToolContext) -> str:
+        """Make notes."""
+        context.note("held_by", "nobody")
+        return "done"
+
+    audit = MemoryAudit()
+    async with house(Scripted(calls("noting"), says("ok")), [noting], audit=audit) as atlas:
+        await atlas.ask("go")
+    (record,) = await audit.records()
+    assert (record.entry.success, record.entry.meta.get("notes")) == (False, None)
 
 
 async def test_a_long_result_is_cut_to_a_thousand_characters() -> None:

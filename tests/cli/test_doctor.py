@@ -31,8 +31,9 @@ def test_a_healthy_one_is_told_so(home: Home) -> None:
     assert (code, [each for each in findings if each["state"] != "ok"]) == (0, [])
     assert {each["what"] for each in findings} >= {
         "python", "clock", "settings", "home", "disk", "token", "workspace", "policy", "keys", "models", "plugins",
-        "database", "gateway",
+        "sandbox", "database", "gateway",
     }  # fmt: skip
+    assert {"what": "sandbox", "state": "ok", "words": "bubblewrap: it runs, and holds"} in findings
     told = home.run("doctor")
     assert told.returncode == 0
     assert told.stdout.endswith("0 things broken, 0 notices.\n")

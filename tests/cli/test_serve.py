@@ -51,6 +51,18 @@ def test_without_anything_a_demo_answers_and_says_so(bare: Home) -> None:
         assert "scripted demo" in asked.stdout + asked.stderr
 
 
+def test_with_nothing_but_a_registry_a_real_model_answers(bare: Home) -> None:
+    """What `make run` ends in: the small model is fetched, and no demo stands in for it."""
+    with bare.gateway(PIP_NO_INDEX="", PIP_FIND_LINKS=""):
+        bare.patience = 200
+        asked = bare.run("ask", "Say one word.")
+        assert asked.returncode == 0, asked.stderr
+        assert asked.stdout.strip()
+        assert "scripted demo" not in asked.stdout + asked.stderr
+        by_model = bare.run("usage", "--by", "model", "--json")
+    assert "smollm2-135m" in by_model.stdout, by_model.stdout + by_model.stderr
+
+
 def test_a_second_one_in_the_same_home_is_refused_in_one_sentence(home: Home) -> None:
     with home.gateway() as gateway:
         assert gateway.process is not None

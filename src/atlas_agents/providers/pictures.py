@@ -1,4 +1,4 @@
-"""Pictures in what a tool gave back: taken out of the text, so that a model sees them or is told that they are there."""
+"""Pictures in what a tool gave back: taken out of the text, so that a model sees them or is told of them."""
 
 from typing import Any, cast
 

@@ -4,12 +4,14 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 
 from atlas_agents.config.settings import Settings
+from atlas_agents.core.plugins import Plugins
 from atlas_agents.toolbox.code.tool import CodeInterpreter, code_tool
 from atlas_agents.toolbox.files import file_tools
 from atlas_agents.toolbox.shell import bash_tool
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
+from atlas_agents.workspace.skills import skill_tool
 
 HOUSE_RULES = Policy(
     name="house rules",
@@ -30,12 +32,14 @@ async def current_time() -> str:
     return datetime.now().astimezone().strftime("%A, %d %B %Y, %H:%M:%S %Z")
 
 
-def known_tools(settings: Settings, opening: AsyncExitStack | None = None) -> ToolRegistry:
+def known_tools(
+    settings: Settings, opening: AsyncExitStack | None = None, plugins: Plugins | None = None
+) -> ToolRegistry:
     """Built-in tools, and those of installed plugins. What they come to hold open is closed with `opening`."""
     registry = ToolRegistry()
-    for item in (current_time, *_toolbox(settings, opening or AsyncExitStack())):
+    for item in (current_time, skill_tool(settings.workspace), *_toolbox(settings, opening or AsyncExitStack())):
         registry.add(item, source="builtin")
-    registry.load_plugins()
+    registry.load_plugins(plugins or Plugins(settings.disabled_plugins))
     return registry
 
 

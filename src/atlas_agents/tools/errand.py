@@ -7,12 +7,14 @@ from atlas_agents.core.store import RunRow
 
 
 class Errand(msgspec.Struct, frozen=True):
-    """The messages it begins with, the shape of the answer, who speaks, and whether a person can be asked."""
+    """The messages it begins with, the shape of the answer, who speaks and how, and whether a person can be asked."""
 
     messages: tuple[msgspec.Raw, ...]
     output: msgspec.Raw = msgspec.Raw(b"null")
     model: str = ""
     asks: bool = True
+    mode: str = ""
+    team: msgspec.Raw = msgspec.Raw(b"{}")
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]

@@ -47,7 +47,7 @@ def place_for(root: Path, tenant: str, session: str) -> Path:
     for part in ("code", name):
         folder /= part
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = folder.lstat().st_mode
         except OSError as error:
             raise ToolFailed(f"the folder {folder} cannot be made: {error.strerror}") from None

@@ -19,7 +19,7 @@ _RUNNER = Path(runner.__file__).read_text(encoding="utf-8")
 _ONE_THREAD = {
     name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
-_LAST_WORDS = 2.0
+_LAST_WORDS = 1.0
 
 
 class Trouble(msgspec.Struct, frozen=True):

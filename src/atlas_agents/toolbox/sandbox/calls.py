@@ -13,6 +13,7 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _NUMBER, _ARCH = 0, 4
 _SPECIAL = 0o6000  # set-user-id and set-group-id: such a file would stay behind, outside of the sandbox
+_DEVICE = 0o20000  # of a file's type: a character or block device
 _CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE
 _FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink: all of them have a namespace; a vsock has none
 _TOKENS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -71,9 +72,8 @@ _MODES: Mapping[str, tuple[int, int, int]] = {  # which argument is the mode
     "fchmodat": (268, 53, 2),
     "fchmodat2": (452, 452, 2),
     "creat": (85, -1, 1),
-    "mknod": (133, -1, 1),
-    "mknodat": (259, 33, 2),
 }
+_NODES: Mapping[str, tuple[int, int, int]] = {"mknod": (133, -1, 1), "mknodat": (259, 33, 2)}
 _OPENS: Mapping[str, tuple[int, int, int]] = {"open": (2, -1, 1), "openat": (257, 56, 2)}  # which one is the flags
 _SOCKET = (41, 198)
 
@@ -90,9 +90,11 @@ def program(machine: str | None = None) -> bytes | None:
     for name, numbers in _FORBIDDEN.items():
         lines += _when(numbers[column], [_deny(_ENOSYS if name in _UNKNOWN else _EPERM)])
     for *numbers, mode in _MODES.values():
-        lines += _when(numbers[column], _without_special_bits(mode))
+        lines += _when(numbers[column], _without_bits(_SPECIAL, mode))
+    for *numbers, mode in _NODES.values():
+        lines += _when(numbers[column], _without_bits(_SPECIAL | _DEVICE, mode))
     for *numbers, flags in _OPENS.values():
-        made = _without_special_bits(flags + 1)
+        made = _without_bits(_SPECIAL, flags + 1)
         lines += _when(numbers[column], [_argument(flags), _step(_ANY_BIT, _CREATES, no=len(made)), *made, _allow()])
     known = [_step(_EQUAL, family, yes=len(_FAMILIES) - place) for place, family in enumerate(_FAMILIES)]
     lines += _when(_SOCKET[column], [_argument(0), *known, _deny(_EAFNOSUPPORT), _allow()])
@@ -122,5 +124,5 @@ def _when(number: int, then: Iterable[bytes]) -> list[bytes]:
     return [_step(_EQUAL, number, no=len(steps)), *steps] if number >= 0 else []
 
 
-def _without_special_bits(mode: int) -> list[bytes]:
-    return [_argument(mode), _step(_ANY_BIT, _SPECIAL, no=1), _deny(_EPERM), _allow()]
+def _without_bits(bits: int, mode: int) -> list[bytes]:
+    return [_argument(mode), _step(_ANY_BIT, bits, no=1), _deny(_EPERM), _allow()]

@@ -114,7 +114,7 @@ class _Disk:
             with suppress(OSError):
                 size += entry.stat(follow_symlinks=False).st_blocks * 512
         now = time.monotonic()
-        self._next = now + max(0.1, 10 * (now - began))
+        self._next = now + max(0.1, 4 * (now - began))
         return size, files
 
 

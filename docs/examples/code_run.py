@@ -1,0 +1,38 @@
+"""Code that a model wrote, run in a sandbox when a person has agreed."""
+
+import asyncio
+from pathlib import Path
+
+from atlas_agents import Agent, Atlas, MemoryAudit, Question
+from atlas_agents.testing import Scripted, calls, says
+from atlas_agents.toolbox.code.tool import CodeInterpreter, code_tool
+
+CODE = """
+import statistics
+numbers = [3, 1, 4, 1, 5, 9, 2, 6]
+open("numbers.txt", "w").write(str(numbers))
+print("of", len(numbers), "numbers")
+statistics.median(numbers)
+"""
+
+
+def approve(question: Question) -> bool:
+    print(f"May it run {question.tool}?")
+    return True
+
+
+async def main() -> None:
+    interpreter = CodeInterpreter(Path("workspace"), sandbox="bubblewrap")
+    model = Scripted(calls("code_interpreter", code=CODE), says("The median is 3.5."))
+    audit = MemoryAudit()
+    atlas = Atlas([Agent("analyst", model=model, tools=[code_tool(interpreter)])], audit=audit, approve=approve)
+    async with atlas:
+        reply = await atlas.ask("What is the median of the first digits of pi?")
+        print(reply.text)
+    await interpreter.close()
+    for record in await audit.records():
+        print(record.entry.meta["result"])
+        print(record.entry.meta["notes"])
+
+
+asyncio.run(main())

@@ -1,0 +1,55 @@
+"""Pictures in what a tool gave back: shown to models that can look, and to others named, never spelled out."""
+
+import json
+from typing import Any
+
+from atlas_agents import Image, ToolCall, ToolResult, assistant, tool_message, user
+from atlas_agents.providers import anthropic_request, openai_request
+from atlas_agents.providers.base import Request, spoken
+from atlas_agents.providers.pictures import parted
+
+PICTURE = {"type": "image", "name": "plot.png", "media_type": "image/png", "data": "aGVsbG8h"}
+RESULT = ToolResult("call_1", "ok", {"value": "42", "images": [PICTURE]})
+TALK = [user("plot"), assistant(ToolCall("call_1", "draw", {})), tool_message(RESULT)]
+
+
+def _sent(body: Any) -> dict[str, Any]:
+    return json.loads(body)["messages"][-1]
+
+
+def test_anthropic_s_models_see_them() -> None:
+    (block,) = _sent(anthropic_request.encode_request(Request(TALK), "claude"))["content"]
+    assert block["content"] == [
+        {"type": "text", "text": '{"value":"42","images":["(plot.png, image/png, 6 bytes)"]}'},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGVsbG8h"}},
+    ]
+
+
+def test_where_none_can_be_sent_it_is_said_that_there_is_one() -> None:
+    assert "aGVsbG8h" not in str(_sent(openai_request.encode_request(Request(TALK), "gpt", official=True)))
+    assert spoken(RESULT) == '{"value":"42","images":["(plot.png, image/png, 6 bytes)"]}'
+
+
+def test_a_result_that_is_a_picture() -> None:
+    found = {"type": "image", "media_type": "image/jpeg", "data": "aGVsbG8h"}
+    assert parted(found) == ("(image/jpeg, 6 bytes)", [Image("image/jpeg", "aGVsbG8h")])
+
+
+def test_what_only_looks_like_one_stays_as_it_is() -> None:
+    for given in (
+        {"type": "image"},
+        {"type": "image", "media_type": "text/html", "data": "aGVsbG8h"},
+        {"type": "image", "media_type": "image/png", "data": ""},
+        {"type": "picture", "media_type": "image/png", "data": "aGVsbG8h"},
+        ["image", 5, None, {"a": ["b"]}],
+    ):
+        assert parted(given) == (given, [])
+
+
+def test_pictures_are_bounded_in_number_and_depth() -> None:
+    rest, pictures = parted([PICTURE] * 20)
+    assert len(pictures) == 12 and rest == ["(plot.png, image/png, 6 bytes)"] * 20
+    deep: Any = PICTURE
+    for _ in range(10):
+        deep = [deep]
+    assert parted(deep) == (deep, [])

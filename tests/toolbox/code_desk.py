@@ -1,0 +1,93 @@
+"""An interpreter to try things on, in a place with things that must not be found."""
+
+import json
+import secrets
+import socket
+import sys
+import threading
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.errors import ToolFault
+from atlas_agents.core.metadata import Metadata
+from atlas_agents.toolbox.code.tool import CodeInterpreter, Kind
+from atlas_agents.tools.context import ToolContext
+
+SANDBOXES: tuple[str, ...] = ("bubblewrap", "landlock", "wasm")[: 3 if sys.version_info >= (3, 12) else 2]
+"""All that must work where the tests run; WebAssembly needs a newer Python than our oldest."""
+assert find_spec("sandlock"), "the tests of the sandbox need sandlock: install the dev group"
+
+
+class Desk:
+    """A workspace with secrets around it, listeners that nobody may reach, and an interpreter in the midst of it."""
+
+    def __init__(self, kind: str, root: Path, **given: Any) -> None:
+        self.canary = f"canary-{secrets.token_hex(8)}"
+        self.root = root
+        self.folder = root / "workspace"
+        self.folder.mkdir()
+        (self.folder / ".env").write_text(f"KEY={self.canary}")
+        self.outside = root / "outside.txt"
+        self.outside.write_text(self.canary)
+        sandbox: Kind = msgspec.convert(kind, Kind)
+        self.interpreter = CodeInterpreter(self.folder, sandbox=sandbox, **given)
+        self.conversation = Conversation(id="talk")
+        self.notes: dict[str, Any] = {}
+        self.progress: list[str] = []
+        self.reached: list[str] = []
+        self._listeners = [self._listen("tcp"), self._listen("udp"), self._listen("unix")]
+        self.tcp, self.udp = self._listeners[0].getsockname()[1], self._listeners[1].getsockname()[1]
+
+    @property
+    def place(self) -> Path:
+        """Where the code works."""
+        return self.folder / "code" / "talk"
+
+    def context(self, conversation: str = "") -> ToolContext:
+        return ToolContext(
+            conversation=Conversation(id=conversation) if conversation else self.conversation,
+            agent=None,
+            run_id="run",
+            call_id="call",
+            tenant_id="default",
+            metadata=Metadata(),
+            report=self.progress.append,
+            note=self.notes.__setitem__,
+        )
+
+    async def run(self, code: str, *, session: bool = False, conversation: str = "") -> dict[str, Any]:
+        """The result as a model gets it; a fault as `fault`."""
+        try:
+            result = await self.interpreter.run(code, self.context(conversation), session=session)
+        except ToolFault as fault:
+            return {"fault": str(fault), "kind": fault.kind}
+        return json.loads(msgspec.json.encode(result))
+
+    async def close(self) -> None:
+        await self.interpreter.close()
+        for listener in self._listeners:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+    def _listen(self, kind: str) -> socket.socket:
+        family = socket.AF_UNIX if kind == "unix" else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM)
+        listener.bind(str(self.root / "socket") if kind == "unix" else ("127.0.0.1", 0))
+        if kind != "udp":
+            listener.listen()
+        threading.Thread(target=self._wait, args=(listener, kind), daemon=True).start()
+        return listener
+
+    def _wait(self, listener: socket.socket, kind: str) -> None:
+        with suppress(OSError):
+            if kind == "udp":
+                listener.recv(1)
+            else:
+                listener.accept()[0].close()
+            self.reached.append(kind)
