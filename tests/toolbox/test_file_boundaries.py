@@ -148,6 +148,21 @@ def test_both_ways_agree_about_dots(path: str, number: int, root: Path) -> None:
         os.close(top)
 
 
+@pytest.mark.parametrize("path", ["link", "folder/x", "out/etc/passwd", "folder"])
+def test_the_walk_follows_no_link_at_all(path: str, root: Path) -> None:
+    (root / "docs").mkdir()
+    (root / "docs/x").touch()
+    for name, leads_to in (("link", "docs/x"), ("folder", "docs"), ("out", "/")):
+        (root / name).symlink_to(leads_to)
+    top = os.open(root, os.O_RDONLY)
+    try:
+        with pytest.raises(OSError) as refusal:
+            walk_beneath(top, path, os.O_RDONLY)
+        assert refusal.value.errno == errno.ELOOP
+    finally:
+        os.close(top)
+
+
 def test_no_descriptor_is_left_open(root: Path) -> None:
     (root / "a/b").mkdir(parents=True)
     top = os.open(root, os.O_RDONLY)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from calling_tools import Person, call
 
-from atlas_agents import Policy, ToolResult
+from atlas_agents import Policy, ToolFailed, ToolResult
 from atlas_agents.toolbox.files import file_tools
 from atlas_agents.toolbox.files.root import Root
+from atlas_agents.toolbox.files.target import target
 from atlas_agents.toolbox.files.write import found_edited, found_written
 from atlas_agents.tools.reconcile import Happened, NotHappened
 
@@ -297,3 +298,14 @@ def test_an_edit_that_nobody_saw_the_end_of_is_known_by_what_is_there(
 ) -> None:
     (tmp_path / "f").write_text(content)
     assert isinstance(found_edited(Root(str(tmp_path)), {"path": "f", "old": "two", "new": "2"}), finding)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_file_that_somebody_else_changes_meanwhile_is_not_replaced(there: bool, tmp_path: Path) -> None:
+    if there:
+        (tmp_path / "f").write_text("old")
+    with target(Root(str(tmp_path)), "f") as place:
+        (tmp_path / "f").write_text("somebody else's")
+        with pytest.raises(ToolFailed, match="was changed by somebody else just now"):
+            place.put(b"mine")
+    assert (tmp_path / "f").read_text() == "somebody else's" and os.listdir(tmp_path) == ["f"]

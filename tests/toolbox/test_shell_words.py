@@ -14,6 +14,7 @@ from atlas_agents.toolbox.shell.words import plain_words
 
 SEED = 20261115
 PIECES = [
+    *('"$a"', '"$(b)"', '"`b`"', '"\\\\"', '"!!"', "'$a'", "'`b`'", "'\\\\'", '"a\'b"', "$a", "a=$b"),
     *string.ascii_letters[:8],
     *(
         " ",

@@ -58,8 +58,8 @@ def bash_tool(
 
     async def bash(
         context: ToolContext,
-        command: str | None = None,
-        argv: list[str] | None = None,
+        command: str = "",
+        argv: list[str] = [],  # noqa: B006 - never changed
         cwd: str = ".",
         timeout: int = USUAL,  # noqa: ASYNC109 - the model's word for it
     ) -> str:

@@ -39,12 +39,11 @@ class Order(msgspec.Struct, frozen=True):
 
 def argv_of(arguments: Mapping[str, Any], shell: str) -> tuple[tuple[str, ...], bool]:
     """The very words to start a program with, and whether that program is a shell; BadArguments says what is wrong."""
-    command, argv = arguments.get("command"), arguments.get("argv")
-    if (command is None) == (argv is None):
+    text, argv = str(arguments.get("command") or ""), arguments.get("argv")
+    if bool(text) == bool(argv):
         raise BadArguments("Give either command, a text, or argv, a list of words.")
-    if argv is not None:
+    if argv:
         return _checked(argv), False
-    text = str(command)
     if not text.strip() or len(text) > LONGEST:
         raise BadArguments(f"A command has 1 to {LONGEST:,} characters; put a longer one into a file first.")
     if count_parts(text) > MOST_PARTS:
