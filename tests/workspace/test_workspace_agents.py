@@ -75,8 +75,8 @@ def test_a_file_without_sections_names_nobody(text: str) -> None:
 
 ID = "write ## and a name of 1 to 64 letters, digits, _ or - (### for a heading in a prompt)"
 KEYS = (
-    "There are Model, Description, Name, Role, Mode, Tools, Temperature, Max tokens, Max rounds, Recall, Prompt; "
-    "free text goes after Prompt:"
+    "There are Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Max rounds, Recall, "
+    "Prompt; free text goes after Prompt:"
 )
 LONG = "a" * 65
 

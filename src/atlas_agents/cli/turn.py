@@ -23,6 +23,7 @@ from atlas_agents.gateway.protocol.events import (
     ChatReasoning,
     ChatReset,
     PlanChanged,
+    RunHandoff,
     ToolCalling,
     ToolProgressing,
     ToolSettled,
@@ -145,6 +146,8 @@ class Turn:
             case ToolProgressing():
                 name = self._calls[event.tool_call_id].name if event.tool_call_id in self._calls else "?"
                 screen.line(one_line(f"  {name}: {event.message}"), "dim")
+            case RunHandoff():
+                screen.line(f"{event.from_} hands over to {event.to}", "cyan")
             case PlanChanged():
                 self._plan(event)
             case ToolSettled():

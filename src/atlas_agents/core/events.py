@@ -3,7 +3,7 @@
 message:sent, stream:start, then stream:chunk, stream:thinking, stream:reset, tool:called, tool:progress and
 tool:result as they happen, then stream:end, and last message:received or error. Where turns are kept in a store, or
 questions wait for an answer, approval:asked, approval:answered and message:kept stand among them, and where a turn is
-taken by a plan, plan:updated.
+taken by a plan, plan:updated; where it changes hands, run:handoff.
 """
 
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -115,6 +115,15 @@ class MessageKept(msgspec.Struct, frozen=True, tag="message:kept", tag_field="ty
     type: ClassVar[Literal["message:kept"]] = "message:kept"
 
 
+class HandedOver(msgspec.Struct, frozen=True, tag="run:handoff", tag_field="type"):
+    """From here on another agent speaks in this turn."""
+
+    stream_id: str
+    from_agent: str
+    to_agent: str
+    type: ClassVar[Literal["run:handoff"]] = "run:handoff"
+
+
 StepStatus: TypeAlias = Literal["pending", "running", "done", "failed", "changed", "dropped"]
 
 
@@ -193,6 +202,7 @@ Event: TypeAlias = (
     | ApprovalAsked
     | ApprovalAnswered
     | PlanUpdated
+    | HandedOver
     | ToolProgress
     | ToolAnswered
     | MessageKept
@@ -211,6 +221,7 @@ EventName: TypeAlias = Literal[
     "approval:asked",
     "approval:answered",
     "plan:updated",
+    "run:handoff",
     "tool:progress",
     "tool:result",
     "message:kept",

@@ -21,7 +21,8 @@ from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
 from atlas_agents.engine.interceptors import Interceptor
-from atlas_agents.engine.loop import rounds, run_turn, shaped
+from atlas_agents.engine.lineup import Lineup
+from atlas_agents.engine.loop import chained, rounds, run_turn, shaped
 from atlas_agents.engine.plan import planned
 from atlas_agents.engine.result import RunResult
 from atlas_agents.engine.roster import Roster
@@ -30,6 +31,7 @@ from atlas_agents.engine.sessions import Sessions
 from atlas_agents.engine.settings import Mode
 from atlas_agents.engine.shelf import Shelf
 from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.engine.team import Strategy, known_lineup
 from atlas_agents.providers.prices import Price
 from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve
@@ -85,6 +87,8 @@ class Atlas:
             prices=prices,
             clock=clock,
         )
+        self._house.find_agent = self._roster.get
+        self._strategy: Strategy | None = None
         self._shelf = Shelf(most=_WARM if store is not None else None)
         self._live: dict[str, AtlasStream] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -112,6 +116,17 @@ class Atlas:
 
     def set_agent_by_id(self, agent_id: str) -> Self:
         self._roster.current = self._roster.find(agent_id)
+        return self
+
+    def register_agent(self, agent: Agent) -> Self:
+        """Have one more agent, or another one of a known id; who answers when none is named stays the same."""
+        self._roster.adopt(agent)
+        self._roster.current = self._roster.current or agent
+        return self
+
+    def route(self, strategy: Strategy | None) -> Self:
+        """Let a strategy of `atlas_agents.team` say who takes a turn for which no agent is named; None ends that."""
+        self._strategy = strategy
         return self
 
     @property
@@ -189,8 +204,18 @@ class Atlas:
                     idempotency_key=idempotency_key,
                 )
             )
-        run = self._open(session, agent_id, output=output, user=user, terms=Terms(when_busy, model=model, mode=mode))
-        return await self._turn(run, _as_message(message))
+        message = _as_message(message)
+        agent_id, team = self._lined_up(message, agent_id)
+        terms = Terms(when_busy, model=model, mode=mode, team=team)
+        run = self._open(session, agent_id, output=output, user=user, terms=terms)
+        return await self._turn(run, message)
+
+    def _lined_up(self, message: Message, agent_id: str | None) -> tuple[str | None, Lineup]:
+        """Who takes the turn: the agent that is named, else whom the strategy says."""
+        if agent_id is not None or self._strategy is None:
+            return agent_id, Lineup()
+        team = known_lineup(self._strategy(message, self._roster.all), self._roster.__contains__)
+        return team.agent_id or None, team
 
     def send(
         self,
@@ -218,12 +243,14 @@ class Atlas:
         if when_busy not in get_args(WhenBusy):
             raise ConfigError(f"when_busy is one of {', '.join(get_args(WhenBusy))}, not {when_busy!r}")
         stream = AtlasStream(new_id())
-        terms = Terms(when_busy, idempotency_key, model, mode, asks=asks)
+        message = _as_message(message)
+        agent_id, team = self._lined_up(message, agent_id)
+        terms = Terms(when_busy, idempotency_key, model, mode, team, asks=asks)
         run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms, wishes=wishes)
         if idempotency_key and run.desk.journal is None:
             raise ConfigError("an idempotency key needs a store, Atlas(store=…), and a session by name")
         before = [other for other in self._live.values() if other.session == run.conversation.id]
-        self._start(stream, run, _as_message(message))
+        self._start(stream, run, message)
         if when_busy == "interrupt":
             stream.interrupt(before)
         return stream
@@ -407,11 +434,14 @@ class Atlas:
 
 def _mode_of(run: Run) -> Callable[[Run], Awaitable[Message]]:
     mode = planned if run.settings.mode == "plan" else rounds
+    if run.terms.team.then:
+        mode = partial(chained, mode=mode)
     return partial(shaped, mode=mode) if run.output else mode
 
 
 def _terms(errand: Errand, row: RunRow) -> Terms:
-    return Terms(model=errand.model, mode=cast(Mode | None, errand.mode or None), row=row, asks=errand.asks)
+    team = msgspec.json.decode(errand.team, type=Lineup)
+    return Terms(model=errand.model, mode=cast(Mode | None, errand.mode or None), team=team, row=row, asks=errand.asks)
 
 
 def _as_message(message: str | Message) -> Message:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from atlas_agents.core.store import RunRow, Store
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.history import History
 from atlas_agents.engine.interceptors import Interceptor, Interceptors
+from atlas_agents.engine.lineup import HAND_OFF, MOST_HAND_OFFS, hand_off_tool
 from atlas_agents.engine.listeners import Listeners
 from atlas_agents.engine.order import Line, line_of
 from atlas_agents.engine.output import Output
@@ -85,6 +87,8 @@ class House:
         )
         self.listeners = Listeners(self.governance.redactor.trace)
         self._registry = registry
+        self.find_agent: Callable[[str], Any] = _nobody
+        """Who else there is."""
         self._pools: weakref.WeakKeyDictionary[Any, dict[bool, Failover]] = weakref.WeakKeyDictionary()
 
     def open_run(
@@ -116,14 +120,14 @@ class House:
             run_id=run_id,
             agent=agent,
             actor=Actor(settings.id, settings.role, user, self.tenant),
-            tools=_tools(context, settings),
+            tools=self._tools(context, settings, terms.team.hands_to or settings.hands_off_to),
             conversation=conversation,
             metadata=context.metadata,
             emit=emit,
             journal=self._journal(run_id, conversation, emit, terms.row) if kept else None,
             asks=terms.asks,
         )
-        return Run(
+        run = Run(
             id=run_id,
             settings=settings,
             context=context,
@@ -141,6 +145,28 @@ class House:
             prices=self.prices,
             terms=terms,
         )
+        run.let_speak = partial(self._let_speak, run)
+        return run
+
+    def _let_speak(self, run: Run, agent_id: str) -> None:
+        """Another agent goes on with a run: its prompt, its model, its tools, its role."""
+        agent = self.find_agent(agent_id)
+        if agent is None or agent_id == run.settings.id:
+            return
+        settings, context = agent.settings, agent.context
+        run.settings, run.context, run.prelude = settings, context, context.messages
+        run.provider = self._pool(agent, settings).for_turn(self.clock)
+        others = settings.hands_off_to if run.hand_overs + 1 < MOST_HAND_OFFS else ()
+        actor = Actor(settings.id, settings.role, run.desk.actor.user, self.tenant)
+        run.desk.take_over(agent, actor, self._tools(context, settings, others))
+
+    def _tools(self, context: Context, settings: Settings, others: Sequence[str]) -> Mapping[str, Tool]:
+        """The agent's own, and those that its mode and its colleagues bring."""
+        tools = context.tool_map()
+        if settings.mode == "plan":
+            tools = {**tools, plan_tool().wire_name: plan_tool()}
+        found = [agent.settings for each in others if each != settings.id and (agent := self.find_agent(each))]
+        return {**tools, HAND_OFF: hand_off_tool(found)} if found else tools
 
     def _journal(
         self, run_id: str, conversation: Conversation, emit: Callable[[Event], None], row: RunRow | None
@@ -229,6 +255,5 @@ class House:
         return model
 
 
-def _tools(context: Context, settings: Settings) -> Mapping[str, Tool]:
-    tools = context.tool_map()
-    return {**tools, plan_tool().wire_name: plan_tool()} if settings.mode == "plan" else tools
+def _nobody(agent_id: str) -> None:
+    return None

@@ -30,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True):
     mode: Mode = "tools"
     parallel_tools: bool = True
     max_rounds: int = 10
+    hands_off_to: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.id.strip():

@@ -9,6 +9,7 @@ from atlas_agents.core.events import (
     ApprovalAsked,
     ErrorRaised,
     Event,
+    HandedOver,
     MessageKept,
     MessageReceived,
     PlanUpdated,
@@ -84,6 +85,8 @@ class Translator:
                 return wire.ChatStarted(id, agent_id, self._model, self._notice(agent_id))
             case PlanUpdated(id, steps):
                 return wire.PlanChanged(id, tuple([PlanStepShape(step.text, step.status) for step in steps]))
+            case HandedOver(id, before, now):
+                return wire.RunHandoff(id, before, now)
             case MessageKept(id, message):
                 return wire.ChatMessage(id, message_shape(message, id))
             case ToolCalled() | ToolProgress() | ToolAnswered() | ApprovalAsked() | ApprovalAnswered():

@@ -14,6 +14,7 @@ from atlas_agents.toolbox.web.search import web_search
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
+from atlas_agents.workspace.skills import skill_tool
 
 HOUSE_RULES = Policy(
     name="house rules",
@@ -48,7 +49,7 @@ def known_tools(
     registry = ToolRegistry()
     room = study or Study(MemoryStore())
     toolbox = _toolbox(settings, opening or AsyncExitStack(), environment or Environment())
-    for item in (current_time, *toolbox, *room.tools):
+    for item in (current_time, skill_tool(settings.workspace), *toolbox, *room.tools):
         registry.add(item, source="builtin")
     registry.load_plugins(plugins or Plugins(settings.disabled_plugins))
     return registry

@@ -14,6 +14,7 @@ class Errand(msgspec.Struct, frozen=True):
     model: str = ""
     asks: bool = True
     mode: str = ""
+    team: msgspec.Raw = msgspec.Raw(b"{}")
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]

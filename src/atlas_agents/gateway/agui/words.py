@@ -9,6 +9,7 @@ from atlas_agents.core.events import (
     ApprovalAsked,
     ErrorRaised,
     Event,
+    HandedOver,
     MessageKept,
     PlanUpdated,
     StreamChunk,
@@ -80,6 +81,8 @@ class Words:
                 return [agui.Custom("tool.progress", value)]
             case PlanUpdated(_, steps):
                 return [agui.Custom("plan.updated", {"steps": msgspec.to_builtins(steps)})]
+            case HandedOver(_, before, now):
+                return [agui.Custom("run.handoff", {"from": before, "to": now})]
             case ToolAnswered(call_id=call_id, status=status, result=result, error=error):
                 return self._result(ToolResult(call_id, status, result, error))
             case MessageKept(_, message) if message.role == "assistant" and not message.tool_calls:

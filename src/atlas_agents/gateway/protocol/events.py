@@ -70,6 +70,15 @@ class PlanChanged(Wire, frozen=True):
     steps: tuple[PlanStepShape, ...]
 
 
+class RunHandoff(Wire, frozen=True):
+    """From here on another agent speaks in this turn."""
+
+    event: ClassVar[str] = "run.handoff"
+    run_id: str
+    from_: str = msgspec.field(name="from")
+    to: str
+
+
 class ToolSettled(Wire, frozen=True):
     """A call has its result."""
 
@@ -145,6 +154,7 @@ RunEvent: TypeAlias = (
     | ToolCalling
     | ToolProgressing
     | PlanChanged
+    | RunHandoff
     | ToolSettled
     | ApprovalRequested
     | ApprovalResolved
@@ -205,6 +215,7 @@ RUN_EVENTS: dict[str, type[RunEvent]] = {
         ToolCalling,
         ToolProgressing,
         PlanChanged,
+        RunHandoff,
         ToolSettled,
         ApprovalRequested,
         ApprovalResolved,
