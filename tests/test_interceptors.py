@@ -19,6 +19,7 @@ from atlas_agents import (
     user,
 )
 from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.tools.permissions import Actor
 from checks import beating, events_of, is_paired, roles, told
 
 
@@ -289,3 +290,32 @@ async def test_a_sync_interceptor_never_blocks_the_loop() -> None:
         async with house(Scripted(says("Hello.")), interceptors=interceptors) as atlas:
             await atlas.ask("Hi")
     assert lived == [True] * 3
+
+
+# Before
+
+
+async def test_what_is_known_of_who_asks_can_stand_before_the_message() -> None:
+    async def before(message: Message, actor: Actor) -> Message | None:
+        return user(f"{actor.user} asks {actor.agent_id}: {message.text}", synthetic=True) if actor.user else None
+
+    def polite(message: Message) -> Message:
+        return user(f"{message.text}, please")
+
+    model = Scripted(says("Sure."), says("Sure."))
+    async with house(model, interceptors=[Interceptor(outgoing=polite, before=before)]) as atlas:
+        await atlas.ask("Go", user="ann")
+        await atlas.ask("Stop")
+    agent = atlas.agents[0].id
+    assert texts(model.requests[1].messages) == [
+        ("user", f"ann asks {agent}: Go, please"),
+        ("user", "Go, please"),
+        ("assistant", "Sure."),
+        ("user", "Stop, please"),
+    ]
+
+
+async def test_what_stands_before_a_message_is_a_message() -> None:
+    async with house(Scripted(), interceptors=[Interceptor(before=lambda message, actor: "words")]) as atlas:
+        with pytest.raises(ConfigError, match="no Message"):
+            await atlas.ask("Go")
