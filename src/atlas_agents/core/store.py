@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from atlas_agents.core.jobs import AddJob, ClaimJob, JobRow, JobState, RetryJob, SetJob, TellJob
+
 RunStatus: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting")
 JournalKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome", "asked", "answered", "ended"]
@@ -272,6 +274,11 @@ Write: TypeAlias = (
     | ReserveEvents
     | AddEvents
     | AddUsage
+    | AddJob
+    | ClaimJob
+    | SetJob
+    | RetryJob
+    | TellJob
 )
 
 
@@ -337,4 +344,21 @@ class Store(Protocol):
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
         """The sums of the days from `since` up to, and without, `until`."""
+        ...
+
+    async def job(self, tenant: str, id: str) -> JobRow | None: ...
+
+    async def jobs(
+        self, tenant: str, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
+    ) -> list[JobRow]:
+        """The latest first, in these states or in any; `before` is the `seq` to go on from."""
+        ...
+
+    async def jobs_under(self, tenant: str, parent: str) -> list[JobRow]:
+        """Those that were asked for in a job, in order."""
+        ...
+
+    async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
+        """All that there is to do: jobs that run, that have ended and are not told of, that are late, and that are due,
+        the most urgent ones first."""
         ...

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.jobs import JobRow, JobState
 from atlas_agents.core.store import (
     ApprovalRow,
     AuditRow,
@@ -16,6 +17,7 @@ from atlas_agents.core.store import (
     Write,
 )
 from atlas_agents.stores.memory_desk import Desk
+from atlas_agents.stores.memory_jobs import pending
 from atlas_agents.stores.memory_writes import carry_out
 from atlas_agents.stores.query import Place, query
 
@@ -117,6 +119,22 @@ class MemoryStore:
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
         return [row for _, row in sorted(self._desk(tenant).usage.items()) if since <= row.day < until]
+
+    async def job(self, tenant: str, id: str) -> JobRow | None:
+        return self._desk(tenant).jobs.get(id)
+
+    async def jobs(
+        self, tenant: str, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
+    ) -> list[JobRow]:
+        found = [job for job in self._desk(tenant).jobs.values() if not states or job.state in states]
+        later = [job for job in found if before is None or job.seq < before]
+        return sorted(later, key=lambda job: -job.seq)[: max(limit, 0)]
+
+    async def jobs_under(self, tenant: str, parent: str) -> list[JobRow]:
+        return [job for job in self._desk(tenant).jobs.values() if parent and job.parent == parent]
+
+    async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
+        return pending(self._desk(tenant), now)[: max(limit, 0)]
 
     def _desk(self, tenant: str) -> Desk:
         desk = self._desks.get(tenant)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atlas_agents.core.jobs import JobRow
 from atlas_agents.core.store import (
     OPEN,
     ApprovalRow,
@@ -48,6 +49,7 @@ class Desk:
         self.granting: dict[str, dict[str, None]] = {}
         self.counters: dict[tuple[str, str], int] = {}
         self.usage: dict[tuple[str, ...], UsageRow] = {}
+        self.jobs: dict[str, JobRow] = {}
         self._latest = 0
         self._undone: list[tuple[dict[Any, Any], Any, Any]] = []
 

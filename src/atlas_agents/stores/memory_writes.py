@@ -7,6 +7,7 @@ import msgspec
 
 from atlas_agents.core.clock import days_ahead
 from atlas_agents.core.errors import Conflict, LimitSpent, NotStored, StoreError
+from atlas_agents.core.jobs import AddJob, ClaimJob, RetryJob, SetJob, TellJob
 from atlas_agents.core.json import encode
 from atlas_agents.core.store import (
     OPEN,
@@ -37,8 +38,12 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.stores.chain import START, audit_row, journal_row
 from atlas_agents.stores.memory_desk import Desk
+from atlas_agents.stores.memory_jobs import add_job, claim_job, retry_job, set_job, tell_job
 from atlas_agents.stores.query import Place, cleaned, query
 from atlas_agents.stores.refusals import busy, check_count, check_fingerprint, check_numbers, no_session
+
+_SHOWN = ("label", "error", "task", "result")
+"""Text that is only shown: cleaned, and not refused."""
 
 
 def carry_out(desk: Desk, place: Place, writes: Sequence[Write]) -> list[Any]:
@@ -55,10 +60,18 @@ def _carry_out(desk: Desk, place: Place, write: Write) -> Any:
     act = _ACTS.get(type(write))
     if act is None:
         raise StoreError(f"a store cannot write a {type(write).__name__}")
-    row = write.approval if isinstance(write, PutApproval) else write.usage if isinstance(write, AddUsage) else write
-    texts = {name: value for name, value in msgspec.structs.asdict(row).items() if name not in ("label", "error")}
+    texts = {name: value for name, value in msgspec.structs.asdict(_row(write)).items() if name not in _SHOWN}
     query(place.tenant, "", **{name: value for name, value in texts.items() if name != "tenant"})
     return act(desk, place, write)
+
+
+def _row(write: Write) -> msgspec.Struct:
+    """What a write keeps."""
+    match write:
+        case PutApproval(approval=row) | AddUsage(usage=row) | AddJob(job=row):
+            return row
+        case _:
+            return write
 
 
 def _put_session(desk: Desk, place: Place, write: PutSession) -> Session:
@@ -256,4 +269,9 @@ _ACTS: dict[type, Callable[[Desk, Place, Any], Any]] = {
     ReserveEvents: _reserve_events,
     AddEvents: _add_events,
     AddUsage: _add_usage,
+    AddJob: add_job,
+    ClaimJob: claim_job,
+    SetJob: set_job,
+    RetryJob: retry_job,
+    TellJob: tell_job,
 }

@@ -1,7 +1,9 @@
 """The reading half of the port, over one verb: fetch the rows of a query."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+from atlas_agents.core.jobs import JobRow, JobState
 from atlas_agents.core.store import (
     ApprovalRow,
     AuditRow,
@@ -12,12 +14,14 @@ from atlas_agents.core.store import (
     StoredMessage,
     UsageRow,
 )
+from atlas_agents.stores import job_statements as job_sql
 from atlas_agents.stores import statements as sql
 from atlas_agents.stores.query import Query, Row, query
 from atlas_agents.stores.rows import (
     approval_of,
     audit_of,
     event_of,
+    job_of,
     journal_of,
     message_of,
     run_of,
@@ -97,6 +101,25 @@ class SqlReads(ABC):
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
         return [usage_of(row) for row in await self.fetch(query(tenant, sql.USAGE, since=since, until=until))]
+
+    async def job(self, tenant: str, id: str) -> JobRow | None:
+        rows = await self.fetch(query(tenant, job_sql.JOB, id=id))
+        return job_of(rows[0]) if rows else None
+
+    async def jobs(
+        self, tenant: str, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
+    ) -> list[JobRow]:
+        statement = job_sql.jobs_in(len(states)) if states else job_sql.JOBS
+        named = {f"state{n}": state for n, state in enumerate(states)}
+        asked = query(tenant, statement, limit=max(limit, 0), before=_ALL if before is None else before, **named)
+        return [job_of(row) for row in await self.fetch(asked)]
+
+    async def jobs_under(self, tenant: str, parent: str) -> list[JobRow]:
+        return [job_of(row) for row in await self.fetch(query(tenant, job_sql.JOBS_UNDER, parent=parent))]
+
+    async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
+        asked = query(tenant, job_sql.PENDING_JOBS, until=now, limit=max(limit, 0))
+        return [job_of(row) for row in await self.fetch(asked)]
 
 
 def _at_most(limit: int | None) -> int:

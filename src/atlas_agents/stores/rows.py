@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from atlas_agents.core.jobs import JobRow
 from atlas_agents.core.store import (
     ApprovalRow,
     AuditRow,
@@ -17,6 +18,7 @@ from atlas_agents.core.store import (
 from atlas_agents.stores.query import Row
 
 _metadata = msgspec.json.Decoder(dict[str, Any])
+_chain = msgspec.json.Decoder(tuple[str, ...])
 
 
 def session_of(row: Row) -> Session:
@@ -51,3 +53,8 @@ def event_of(row: Row) -> EventRow:
 
 def usage_of(row: Row) -> UsageRow:
     return UsageRow(*row)
+
+
+def job_of(row: Row) -> JobRow:
+    before, chain, between, told, after = row[:9], row[9], row[10:22], row[22], row[23:]
+    return JobRow(*before, _chain.decode(chain), *between, bool(told), *after)

@@ -5,6 +5,7 @@ from typing import Any
 
 from atlas_agents.core.clock import days_ahead
 from atlas_agents.core.errors import Conflict, LimitSpent, NotStored, StoreError
+from atlas_agents.core.jobs import AddJob, ClaimJob, RetryJob, SetJob, TellJob
 from atlas_agents.core.json import encode
 from atlas_agents.core.store import (
     AcceptRun,
@@ -30,6 +31,7 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.stores import statements as sql
 from atlas_agents.stores.chain import START, audit_row
+from atlas_agents.stores.job_writes import add_job, claim_job, retry_job, set_job, tell_job
 from atlas_agents.stores.query import Place, Steps, cleaned
 from atlas_agents.stores.refusals import no_session
 from atlas_agents.stores.rows import approval_of, message_of, session_of
@@ -191,4 +193,9 @@ _STEPS: dict[type, Callable[[Place, Any], Steps[Any]]] = {
     ReserveEvents: reserve_events,
     AddEvents: add_events,
     AddUsage: _add_usage,
+    AddJob: add_job,
+    ClaimJob: claim_job,
+    SetJob: set_job,
+    RetryJob: retry_job,
+    TellJob: tell_job,
 }
