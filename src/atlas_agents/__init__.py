@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         UnknownAgent,
     )
     from atlas_agents.core.events import Event, Usage
+    from atlas_agents.core.jobs import JobRow
     from atlas_agents.core.messages import (
         File,
         Image,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     )
     from atlas_agents.core.messages import tool as tool_message
     from atlas_agents.core.metadata import Metadata
+    from atlas_agents.core.office import Delegation
     from atlas_agents.core.questions import Answer, Question
     from atlas_agents.core.rules import Rule
     from atlas_agents.core.specs import ToolSpec
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from atlas_agents.engine.context import Context
     from atlas_agents.engine.history import History
     from atlas_agents.engine.interceptors import Interceptor
+    from atlas_agents.engine.jobs import Jobs
     from atlas_agents.engine.result import CallResult, RunResult, Step
     from atlas_agents.engine.run import Accepted
     from atlas_agents.engine.sessions import Sessions
@@ -116,6 +119,7 @@ __all__ = [
     "ContextCycle",
     "Conversation",
     "Declined",
+    "Delegation",
     "DoneChunk",
     "DuplicateTool",
     "Event",
@@ -124,6 +128,8 @@ __all__ = [
     "History",
     "Image",
     "Interceptor",
+    "JobRow",
+    "Jobs",
     "Limits",
     "LocalProvider",
     "MemoryAudit",
@@ -189,10 +195,12 @@ _HOMES = {
         "ProviderError Refused SessionBusy StoreError ToolFailed ToolFault Transient UnknownAgent"
     ),
     "core.events": "Event Usage",
+    "core.jobs": "JobRow",
     "core.messages": (
         "File Image Message Opaque Part Text Thinking ToolCall ToolResult assistant system tool:tool_message user"
     ),
     "core.metadata": "Metadata",
+    "core.office": "Delegation",
     "core.questions": "Answer Question",
     "core.rules": "Rule",
     "core.specs": "ToolSpec",
@@ -201,6 +209,7 @@ _HOMES = {
     "engine.context": "Context",
     "engine.history": "History",
     "engine.interceptors": "Interceptor",
+    "engine.jobs": "Jobs",
     "engine.result": "CallResult RunResult Step",
     "engine.run": "Accepted",
     "engine.sessions": "Sessions",

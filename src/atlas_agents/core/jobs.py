@@ -26,6 +26,10 @@ class Chain(msgspec.Struct, frozen=True, omit_defaults=True):
     deadline: int | None = None
 
 
+NOBODY = Chain()
+"""The chain of a turn that a person began."""
+
+
 class JobRow(msgspec.Struct, frozen=True):
     """A job. `asker_*` say who asked, in which call of which run, and for which user; nobody did where they are empty.
     `chain` names the agents that wait for it, up to the one that asked. Times are in milliseconds since 1970."""

@@ -12,14 +12,17 @@ from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict
 from atlas_agents.core.events import EventName
 from atlas_agents.core.ids import new_id
+from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, user
+from atlas_agents.core.office import Colleague, Delegation
 from atlas_agents.core.questions import Answer, Decision, Question
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, Store, UsageRow
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
 from atlas_agents.engine.interceptors import Interceptor
+from atlas_agents.engine.jobs import Jobs
 from atlas_agents.engine.loop import rounds, run_turn, shaped
 from atlas_agents.engine.result import RunResult
 from atlas_agents.engine.roster import Roster
@@ -65,6 +68,7 @@ class Atlas:
         registry: Registry | None = None,
         prices: Mapping[str, Price] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        delegation: Delegation | None = None,
     ) -> None:
         self._roster = Roster(agents, default_agent)
         self._house = House(
@@ -81,12 +85,17 @@ class Atlas:
             registry=registry,
             prices=prices,
             clock=clock,
+            delegation=delegation,
         )
         self._shelf = Shelf(most=_WARM if store is not None else None)
         self._live: dict[str, AtlasStream] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self.sessions = Sessions(store, tenant, self._shelf.drop)
+        office, limiter = self._house.governance.office, self._house.governance.limiter
+        self._jobs = Jobs(self, office, limiter.beat) if office is not None else None
+        if office is not None:
+            office.agents = lambda: [Colleague(each.id, each.name, each.role, each.description) for each in self.agents]
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -115,6 +124,13 @@ class Atlas:
     def store(self) -> Store | None:
         """Where its state is kept, if not in memory."""
         return self._house.store
+
+    @property
+    def jobs(self) -> Jobs:
+        """The work that its agents hand to each other, or that is due at a time; it is done within `jobs.at_work()`."""
+        if self._jobs is None:
+            raise ConfigError("this Atlas keeps no jobs: give it a store, Atlas(store=…)")
+        return self._jobs
 
     @property
     def tenant(self) -> str:
@@ -200,6 +216,7 @@ class Atlas:
         idempotency_key: str = "",
         asks: bool = True,
         wishes: Wishes | None = None,
+        chain: Chain = NOBODY,
     ) -> AtlasStream:
         """Start one turn and give back its stream; `await stream.accepted()` tells when the message is taken in.
 
@@ -208,11 +225,12 @@ class Atlas:
         interrupt those that were sent before. The same `idempotency_key` again in a session that is kept gives the turn
         that it named first. With `asks=False` nobody is there to be asked: a call that needs a yes is refused, and the
         model is told why. `wishes` are what the caller would like of the model, where the agent leaves room.
+        `chain` says for whom it is, where an agent handed it on.
         """
         if when_busy not in get_args(WhenBusy):
             raise ConfigError(f"when_busy is one of {', '.join(get_args(WhenBusy))}, not {when_busy!r}")
         stream = AtlasStream(new_id())
-        terms = Terms(when_busy, idempotency_key, model, asks=asks)
+        terms = Terms(when_busy, idempotency_key, model, asks=asks, chain=chain)
         run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms, wishes=wishes)
         if idempotency_key and run.desk.journal is None:
             raise ConfigError("an idempotency key needs a store, Atlas(store=…), and a session by name")
@@ -272,7 +290,12 @@ class Atlas:
         """
         store, tenant = self._house.store, self._house.tenant
         rows = await store.open_runs() if store is not None else []
-        return [stream for row in rows if row.tenant == tenant and (stream := await self._take_on(row))]
+        over = await self._jobs.over(rows) if self._jobs is not None else set[str]()
+        streams = [stream for row in rows if row.tenant == tenant and (stream := await self._take_on(row))]
+        for stream in streams:
+            if stream.stream_id in over:
+                stream.cancel()
+        return streams
 
     async def _take_on(self, row: RunRow) -> AtlasStream | None:
         if row.id in self._live:
@@ -284,7 +307,8 @@ class Atlas:
             await store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", lost)])
             return None
         stream, errand = AtlasStream(row.id), errand_of(row)
-        output, terms = msgspec.json.decode(errand.output), Terms(model=errand.model, row=row, asks=errand.asks)
+        output = msgspec.json.decode(errand.output)
+        terms = Terms(model=errand.model, row=row, asks=errand.asks, chain=errand.chain)
         run = self._open(row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=terms)
         return self._start(stream, run, None)
 
@@ -307,6 +331,8 @@ class Atlas:
 
         With a store, turns that were stopped stay open, and go on after the next start; without one they are cancelled.
         """
+        if self._jobs is not None:
+            await self._jobs.close()
         if grace and self._running:
             await asyncio.wait(self._running, timeout=grace)
         for run in self._runs:

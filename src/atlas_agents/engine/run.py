@@ -12,6 +12,7 @@ import msgspec
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost
 from atlas_agents.core.events import Event, StreamChunk, StreamReset, Usage
+from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
 from atlas_agents.core.store import RunRow, RunStatus
@@ -60,13 +61,14 @@ class Wishes(msgspec.Struct, frozen=True):
 class Terms(msgspec.Struct, frozen=True):
     """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
     the model that speaks in place of the agent's, the row of one that was taken in before and goes on, and whether
-    there is anybody to ask for a yes."""
+    there is anybody to ask for a yes; and who handed it on, if it was."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
     model: str = ""
     row: RunRow | None = None
     asks: bool = True
+    chain: Chain = NOBODY
 
 
 class Known(Exception):
@@ -151,6 +153,7 @@ class Run:
                 output=self.output.schema.encode() if self.output else None,
                 model=self.terms.model,
                 asks=self.terms.asks,
+                chain=self.terms.chain,
             )
             try:
                 row = await whole(accepting)

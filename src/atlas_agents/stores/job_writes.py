@@ -1,11 +1,11 @@
 """The writes about jobs as steps."""
 
-from atlas_agents.core.errors import Conflict, LimitSpent
+from atlas_agents.core.errors import Conflict
 from atlas_agents.core.jobs import OPEN_JOB, AddJob, ClaimJob, JobRow, RetryJob, SetJob, TellJob
 from atlas_agents.core.json import encode
 from atlas_agents.stores import job_statements as sql
 from atlas_agents.stores.query import Place, Steps, cleaned
-from atlas_agents.stores.refusals import check_job_owner, job_ended, no_job
+from atlas_agents.stores.refusals import check_job_owner, job_ended, no_job, too_many_jobs
 from atlas_agents.stores.rows import job_of
 
 
@@ -15,7 +15,7 @@ def add_job(place: Place, write: AddJob) -> Steps[JobRow]:
     if known:
         return job_of(known[0])
     if write.most is not None and (yield place.ask(sql.COUNT_JOBS, root=job.root))[0][0] >= write.most:
-        raise LimitSpent(f"there are {write.most} jobs of {job.root!r} already")
+        raise too_many_jobs(write.most)
     rows = yield place.ask(
         sql.ADD_JOB,
         id=job.id,

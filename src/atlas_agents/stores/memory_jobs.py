@@ -2,11 +2,11 @@
 
 import msgspec
 
-from atlas_agents.core.errors import Conflict, LimitSpent
+from atlas_agents.core.errors import Conflict
 from atlas_agents.core.jobs import OPEN_JOB, AddJob, ClaimJob, JobRow, RetryJob, SetJob, TellJob
 from atlas_agents.stores.memory_desk import Desk
 from atlas_agents.stores.query import Place, cleaned
-from atlas_agents.stores.refusals import check_job_owner, job_ended, no_job
+from atlas_agents.stores.refusals import check_job_owner, job_ended, no_job, too_many_jobs
 
 
 def add_job(desk: Desk, place: Place, write: AddJob) -> JobRow:
@@ -15,7 +15,7 @@ def add_job(desk: Desk, place: Place, write: AddJob) -> JobRow:
         return desk.jobs[job.id]
     alike = sum(each.root == job.root for each in desk.jobs.values()) if job.root else 0
     if write.most is not None and alike >= write.most:
-        raise LimitSpent(f"there are {write.most} jobs of {job.root!r} already")
+        raise too_many_jobs(write.most)
     new = msgspec.structs.replace(
         job,
         task=cleaned(job.task),

@@ -1,6 +1,6 @@
 """What every store refuses, and in the same words."""
 
-from atlas_agents.core.errors import Conflict, Fenced, NotStored, SessionBusy, StoreError
+from atlas_agents.core.errors import Conflict, Fenced, LimitSpent, NotStored, SessionBusy, StoreError
 from atlas_agents.core.jobs import OPEN_JOB, JobRow
 from atlas_agents.core.store import OPEN, AcceptRun, AddEvents, ReserveEvents, RunRow
 
@@ -40,6 +40,10 @@ def check_job_owner(job: JobRow, claimed: int | None) -> None:
 
 def no_job(id: str) -> NotStored:
     return NotStored(f"there is no job {id!r}")
+
+
+def too_many_jobs(most: int) -> LimitSpent:
+    return LimitSpent(f"All {most} jobs that may follow from one message are given out: do the rest without them.")
 
 
 def job_ended(job: JobRow) -> Conflict:

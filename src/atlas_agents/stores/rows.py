@@ -56,5 +56,6 @@ def usage_of(row: Row) -> UsageRow:
 
 
 def job_of(row: Row) -> JobRow:
-    before, chain, between, told, after = row[:9], row[9], row[10:22], row[22], row[23:]
-    return JobRow(*before, _chain.decode(chain), *between, bool(told), *after)
+    values = list(row)
+    values[9], values[22] = _chain.decode(row[9]), bool(row[22])
+    return JobRow(*values)

@@ -4,7 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.errors import ToolFailed
+from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.metadata import Metadata
+from atlas_agents.core.office import Office
+from atlas_agents.core.store import Write
 from atlas_agents.tools.workers import report
 
 
@@ -13,9 +17,13 @@ def _silent(message: str) -> None:
 
 
 class ToolContext:
-    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again."""
+    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again; `user` is for whom the
+    turn is taken, and `chain` who handed it on; `office` is None where nothing is kept."""
 
-    __slots__ = ("_report", "agent", "call_id", "conversation", "idempotency_key", "metadata", "run_id", "tenant_id")
+    __slots__ = (
+        *("_report", "_writes", "agent", "call_id", "chain", "conversation", "idempotency_key", "metadata", "office"),
+        *("run_id", "tenant_id", "user"),
+    )
 
     def __init__(
         self,
@@ -27,6 +35,10 @@ class ToolContext:
         tenant_id: str,
         metadata: Metadata,
         report: Callable[[str], object] = _silent,
+        user: str = "",
+        chain: Chain = NOBODY,
+        office: Office | None = None,
+        writes: list[Write] | None = None,
     ) -> None:
         self.conversation = conversation
         self.agent = agent
@@ -35,11 +47,26 @@ class ToolContext:
         self.tenant_id = tenant_id
         self.metadata = metadata
         self.idempotency_key = f"{run_id}:{call_id}"
+        self.user = user
+        self.chain = chain
+        self.office = office
         self._report = report
+        self._writes = writes
 
     def progress(self, message: str) -> None:
         """Tell whoever listens how far the work is."""
         self._report(str(message))
+
+    def also(self, write: Write) -> None:
+        """Have this written together with the outcome of the call, if it is a good one: both or none."""
+        if self._writes is None:
+            raise ToolFailed("nothing is kept here: this needs a store, and a session by name")
+        self._writes.append(write)
+
+    def begin_again(self) -> None:
+        """Another try: what an earlier one wanted to have written is not."""
+        if self._writes:
+            self._writes.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a worker it is a copy; what it reports from there still arrives."""
@@ -50,11 +77,20 @@ class ToolContext:
             self.call_id,
             self.tenant_id,
             self.metadata,
+            self.user,
+            self.chain,
         )
 
 
 def _in_worker(
-    conversation: Conversation, agent: Any, run_id: str, call_id: str, tenant_id: str, metadata: Metadata
+    conversation: Conversation,
+    agent: Any,
+    run_id: str,
+    call_id: str,
+    tenant_id: str,
+    metadata: Metadata,
+    user: str,
+    chain: Chain,
 ) -> ToolContext:
     return ToolContext(
         conversation=conversation,
@@ -64,4 +100,6 @@ def _in_worker(
         tenant_id=tenant_id,
         metadata=metadata,
         report=report,
+        user=user,
+        chain=chain,
     )

@@ -2,17 +2,20 @@
 
 import msgspec
 
+from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.messages import Message
 from atlas_agents.core.store import RunRow
 
 
 class Errand(msgspec.Struct, frozen=True):
-    """The messages it begins with, the shape of the answer, who speaks, and whether a person can be asked."""
+    """The messages it begins with, the shape of the answer, who speaks, whether a person can be asked, and for whom it
+    is done."""
 
     messages: tuple[msgspec.Raw, ...]
     output: msgspec.Raw = msgspec.Raw(b"null")
     model: str = ""
     asks: bool = True
+    chain: Chain = NOBODY
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]
