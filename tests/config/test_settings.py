@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from settings_words import Desk
 
-from atlas_agents import ConfigError, Limits
+from atlas_agents import ConfigError, Delegation, Limits
 from atlas_agents.config import SETTINGS, Explained, load, load_again, open_home
 from atlas_agents.core import places
 from atlas_agents.testing import Environment
@@ -78,6 +78,9 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "ATLAS_TELEGRAM_TOKEN": "123:token-of-bot",
         "ATLAS_TELEGRAM_CHAT": "-100",
         "ATLAS_TELEGRAM_URL": "http://localhost:8081",
+        "ATLAS_DELEGATION_DEPTH": "2",
+        "ATLAS_DELEGATION_JOBS": "9",
+        "ATLAS_JOBS_AT_ONCE": "4",
     }
     assert set(values) == {setting.variable for setting in SETTINGS.values()}
     settings = desk.load(**values)
@@ -111,8 +114,12 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "telegram_token": "[REDACTED]",
         "telegram_chat": "-100",
         "telegram_url": "http://localhost:8081",
+        "delegation_depth": "2",
+        "delegation_jobs": "9",
+        "jobs_at_once": "4",
     }
     assert settings.token is not None and settings.token.reveal() == TOKEN
+    assert settings.delegation == Delegation(depth=2, jobs=9, at_once=4)
     assert settings.limits == Limits(at_once=2, per_tick=3, tick=0.5, per_day=7, repeats=4)
 
 

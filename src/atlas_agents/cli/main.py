@@ -8,6 +8,7 @@ from atlas_agents.cli import (
     approvals_commands,
     audit_commands,
     config_commands,
+    job_commands,
     model_commands,
     protocol_commands,
     session_commands,
@@ -171,6 +172,7 @@ def init(
 
 app.add_typer(session_commands.app, name="sessions")
 app.add_typer(approvals_commands.app, name="approvals")
+app.add_typer(job_commands.app, name="jobs")
 app.add_typer(audit_commands.app, name="audit")
 app.add_typer(model_commands.app, name="models")
 app.add_typer(token_commands.app, name="token")

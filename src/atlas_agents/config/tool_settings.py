@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from atlas_agents.config.about import about
 from atlas_agents.core.secret import Secret
@@ -27,3 +28,8 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     telegram_token: Annotated[Secret | None, about("The token of a Telegram bot.", hides="all")] = None
     telegram_chat: Annotated[str | None, about("The Telegram chat that is written to where none is named.")] = None
     telegram_url: Annotated[str, about("Where the Telegram bot API is.")] = "https://api.telegram.org"
+    delegation_depth: Annotated[int, Meta(ge=1, le=20), about("How many agents deep a task may be handed on.")] = 3
+    delegation_jobs: Annotated[
+        int, Meta(ge=1, le=10_000), about("How many jobs may follow from one message of a user.")
+    ] = 50
+    jobs_at_once: Annotated[int, Meta(ge=1, le=64), about("How many jobs are worked on at once.")] = 8

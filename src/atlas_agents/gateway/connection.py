@@ -26,7 +26,7 @@ _encoder = msgspec.json.Encoder()
 class Connection:
     """A client that has shown a right token, or has yet to."""
 
-    __slots__ = ("_link", "_waiting", "address", "full", "grant", "hub", "lists", "on_close", "sessions")
+    __slots__ = ("_link", "_waiting", "address", "full", "grant", "hub", "jobs", "lists", "on_close", "sessions")
 
     def __init__(self, hub: Hub, link: Link, address: str) -> None:
         self.hub = hub
@@ -37,6 +37,7 @@ class Connection:
         """What is to be undone when the socket is gone."""
         self.sessions: set[str] = set()
         self.lists = False
+        self.jobs = False
         self._link = link
         self._waiting: set[asyncio.Task[None]] = set()
 

@@ -4,6 +4,7 @@ from atlas_agents.gateway.approval_methods import add_approval_methods
 from atlas_agents.gateway.chat_methods import add_chat_methods
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.house_methods import add_house_methods
+from atlas_agents.gateway.job_methods import add_job_methods
 from atlas_agents.gateway.record_methods import add_record_methods
 from atlas_agents.gateway.run_methods import add_run_methods
 from atlas_agents.gateway.search_methods import add_search_methods
@@ -14,6 +15,7 @@ _FAMILIES = (
     add_session_methods,
     add_search_methods,
     add_run_methods,
+    add_job_methods,
     add_approval_methods,
     add_record_methods,
     add_house_methods,

@@ -34,6 +34,8 @@ class Peer(Protocol):
     full: bool
     lists: bool
     """It has asked for the list of sessions, and wants to hear what changes in it."""
+    jobs: bool
+    """The same of jobs."""
     sessions: set[str]
     """The sessions that it hears."""
 

@@ -18,6 +18,7 @@ from atlas_agents.gateway.app import App
 from atlas_agents.gateway.families import all_methods
 from atlas_agents.gateway.http import site
 from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.job_methods import follow_jobs
 from atlas_agents.gateway.link import HttpProtocol, Link
 from atlas_agents.gateway.listen import BACKLOG, listeners
 from atlas_agents.gateway.models import model_of
@@ -62,6 +63,7 @@ class Gateway:
         hub.runs.on_change = hub.news.changed
         hub.runs.on_call = hub.audit.look
         hub.runs.on_question = hub.news.asked
+        follow_jobs(hub)
         self.readiness = Readiness(self._look)
         self._app = App(hub, site(hub, self.readiness, [*routes, *openai_routes(hub), *agui_routes(hub)]))
         self._stop = asyncio.Event()
@@ -102,6 +104,7 @@ class Gateway:
         try:
             if recover:
                 await self._recover()
+                self.atlas.jobs.start()
             self.readiness.started = True
             logger.info(
                 "listening", extra={"fields": {"at": [f"{host} port {port}" for host, port in self._addresses]}}

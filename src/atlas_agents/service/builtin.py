@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 
 from atlas_agents.config.settings import Settings
+from atlas_agents.toolbox.team import delegate_task
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
@@ -16,6 +17,7 @@ HOUSE_RULES = Policy(
         "file_write": {"*": "ask"},
         "file_edit": {"*": "ask"},
         "send_telegram_message": {"*": "ask"},
+        "delegate_task": {"*": "yes"},  # who is asked acts under its own rules
     },
 )
 """Who may do what where there is no policy file: what has no effects, and, when a person agrees, these."""
@@ -38,4 +40,4 @@ def known_tools(settings: Settings, opening: AsyncExitStack | None = None) -> To
 
 def _toolbox(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
     """What touches the outside, a room of the toolbox after the other."""
-    return []
+    return [delegate_task]

@@ -81,6 +81,7 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
         registry=registry,
+        delegation=settings.delegation,
     )
     return Runtime(settings, store, atlas, crew, tools, workspace)
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import msgspec
 
 from atlas_agents.core.text import clean
+from atlas_agents.gateway.protocol.jobs import JobShape
 from atlas_agents.gateway.protocol.records import AuditShape
 from atlas_agents.gateway.protocol.shapes import Decision, MessageShape, SessionShape, UsageShape, Wire
 
@@ -167,6 +168,13 @@ class ApprovalsUpdated(Wire, frozen=True):
     session_key: str
 
 
+class JobUpdated(Wire, frozen=True):
+    """A job is new, begun, put back or over; for those who have asked for the list."""
+
+    event: ClassVar[str] = "job.updated"
+    job: JobShape
+
+
 class ServerShutdown(Wire, frozen=True):
     """The server stops; with a figure, it expects to be back."""
 
@@ -174,7 +182,7 @@ class ServerShutdown(Wire, frozen=True):
     restart_expected_ms: int | None = None
 
 
-HouseEvent: TypeAlias = SessionUpdated | AuditAdded | ApprovalsUpdated | ServerShutdown
+HouseEvent: TypeAlias = SessionUpdated | AuditAdded | ApprovalsUpdated | JobUpdated | ServerShutdown
 RUN_EVENTS: dict[str, type[RunEvent]] = {
     kind.event: kind
     for kind in (
@@ -193,7 +201,7 @@ RUN_EVENTS: dict[str, type[RunEvent]] = {
     )
 }
 HOUSE_EVENTS: dict[str, type[HouseEvent]] = {
-    kind.event: kind for kind in (SessionUpdated, AuditAdded, ApprovalsUpdated, ServerShutdown)
+    kind.event: kind for kind in (SessionUpdated, AuditAdded, ApprovalsUpdated, JobUpdated, ServerShutdown)
 }
 LAST_WORDS = frozenset(("chat.final", "chat.error"))
 """Every run ends with exactly one of these."""

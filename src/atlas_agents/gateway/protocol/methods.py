@@ -2,7 +2,7 @@
 
 import msgspec
 
-from atlas_agents.gateway.protocol import chat, records, runs, sessions
+from atlas_agents.gateway.protocol import chat, jobs, records, runs, sessions
 from atlas_agents.gateway.protocol.shapes import Done, Nothing, Scope, Wire
 
 
@@ -39,6 +39,10 @@ _ALL = (
     ),
     Method("runs.list", "read", runs.RunsList, runs.RunsFound, "Turns, the latest first."),
     Method("runs.get", "read", runs.OneRun, runs.RunFound, "A turn, step by step."),
+    Method("jobs.list", "read", jobs.JobsList, jobs.JobPage, "Work that was handed on or is due, the latest first."),
+    Method("jobs.get", "read", jobs.OneJob, jobs.JobFound, "One job."),
+    Method("jobs.cancel", "write", jobs.OneJob, jobs.JobFound, "Stop a job, and what was asked for in it."),
+    Method("jobs.retry", "write", jobs.OneJob, jobs.JobFound, "Try a job again that was not done."),
     Method("approvals.list", "read", Nothing, sessions.ApprovalsFound, "Questions that wait for an answer."),
     Method("approvals.resolve", "approve", sessions.ApprovalsResolve, Done, "Answer a question."),
     Method("exec.approve", "approve", sessions.ExecAnswer, Done, "Say yes to a question, once."),
