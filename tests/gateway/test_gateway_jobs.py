@@ -125,3 +125,30 @@ async def test_whose_job_it_is_not_cannot_tell_it_from_one_that_never_was(tmp_pa
         await ann.get("approvals.resolve", approvalId=questions[0]["approvalId"], decision="allow-once")
         assert (await job_of(ann, "done"))["result"] == "Paid."
         assert [frame for frame in bob.frames if frame.get("event") == "job.updated"] == []
+
+
+async def test_a_schedule_is_kept_run_and_removed_by_whose_it_is(tmp_path: Path) -> None:
+    lines = {name: {"token": name + STRONG, "scopes": ["read", "write"]} for name in ("ann", "bob")}
+    (tmp_path / "tokens.json").write_text(json.dumps(lines))
+    atlas = team([says("The news.")], [])
+    async with (
+        opened(tmp_path, atlas) as gateway,
+        joined(gateway, "ann" + STRONG) as ann,
+        joined(gateway, "bob" + STRONG) as bob,
+    ):
+        made = (await ann.get("schedules.add", name="news", cron="@daily", task="The news!"))["schedule"]
+        assert (made["agentId"], made["zone"], made["user"]) == ("lead", "UTC", "ann") and made["nextAt"] > 0
+        assert (await ann.get("schedules.list"))["schedules"] == [made]
+        assert (await bob.get("schedules.list"))["schedules"] == []
+        for method in ("schedules.run", "schedules.pause", "schedules.remove"):
+            others, nobodys = await bob.ask(method, name="news"), await bob.ask(method, name="nothing")
+            assert others["error"] == nobodys["error"]
+        assert (await bob.ask("schedules.add", name="news", cron="@daily", task="x"))["error"]["code"] == -32005
+        assert "cron expression" in (await ann.ask("schedules.add", name="b", cron="no", task="x"))["error"]["message"]
+        await ann.get("jobs.list")
+        job = (await ann.get("schedules.run", name="news"))["job"]
+        assert (await job_of(ann, "done"))["result"] == "The news."
+        assert job["sessionKey"] == f"schedules/news/jobs/{job['jobId']}"
+        assert "nextAt" not in (await ann.get("schedules.pause", name="news"))["schedule"]
+        await ann.get("schedules.remove", name="news")
+        assert (await ann.get("schedules.list"))["schedules"] == []

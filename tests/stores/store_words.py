@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from atlas_agents.core.jobs import AddJob, JobRow
+from atlas_agents.core.records import PutRecord
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
@@ -73,6 +74,7 @@ async def everything(store: Store, tenant: str = TENANT) -> dict[str, Any]:
         "counted": await store.counted(tenant, "a", DAY),
         "usage": await store.usage(tenant),
         "jobs": await store.jobs(tenant),
+        "records": await store.records(tenant, "user"),
     }
 
 
@@ -91,4 +93,5 @@ def one_of_each() -> list[Write]:
         AddEvents("r1", ((1, b'{"e":1}'), (2, b'{"e":2}'))),
         AddUsage(UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1)),
         AddJob(job()),
+        PutRecord("user", "ann", b"{}"),
     ]

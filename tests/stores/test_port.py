@@ -31,7 +31,7 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
-from atlas_agents.stores import job_statements, statements
+from atlas_agents.stores import job_statements, record_statements, statements
 from atlas_agents.stores.chain import broken_audit, broken_journal
 from conftest import Make
 
@@ -55,7 +55,7 @@ async def test_what_a_commit_returns_is_what_is_read_afterwards(store: Store) ->
     assert await store.pending_approvals(TENANT) == [asked]
     assert await store.grants(TENANT, "b") == [granted] == [await store.approval(TENANT, "p0")]
     assert await store.usage(TENANT) == [UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1)]
-    assert nothing == [None, None, *await store.jobs(TENANT)]
+    assert nothing == [None, None, *await store.jobs(TENANT), *await store.records(TENANT, "user")]
 
 
 async def test_what_is_not_there_is_none_or_empty(store: Store) -> None:
@@ -308,8 +308,8 @@ async def test_tenants_with_the_same_ids_never_meet(store: Store) -> None:
 
 def test_every_statement_is_bound_to_one_tenant() -> None:
     found: list[str] = []
-    for name, value in (*vars(statements).items(), *vars(job_statements).items()):
-        if name.isupper() and not name.startswith("_") and name != "OPEN_RUNS":
+    for name, value in (*vars(statements).items(), *vars(job_statements).items(), *vars(record_statements).items()):
+        if name.isupper() and not name.startswith("_") and name not in ("OPEN_RUNS", "TENANTS"):
             found += [value] if isinstance(value, str) else list(value)
     found += [statements.add_events(1), statements.add_events(2), job_statements.jobs_in(2)]
     assert len(found) > 30

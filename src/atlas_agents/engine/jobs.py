@@ -16,6 +16,7 @@ from atlas_agents.core.jobs import OPEN_JOB, AddJob, JobRow, JobState, RetryJob
 from atlas_agents.core.office import Office
 from atlas_agents.core.store import RunRow
 from atlas_agents.engine.job_work import Turns, Work
+from atlas_agents.engine.schedules import Schedules
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.tools.beat import Beat
 from atlas_agents.tools.errand import errand_of
@@ -38,6 +39,8 @@ class Jobs:
         self._doing: set[str] = set()
         self._alarms: dict[str, Alarm] = {}
         self._seen: dict[str, JobState] = {}
+        self.schedules = Schedules(office.store, lambda: turns.tenant, office.clock, self.wake)
+        """Tasks that recur."""
         self.on_change: Callable[[JobRow], object] = _nobody
         """Called with a job that is new, begun, put back or over."""
 
@@ -129,6 +132,7 @@ class Jobs:
         while True:
             news.clear()
             try:
+                await self.schedules.due()
                 await self._look()
             except StoreError as trouble:
                 logger.warning("jobs wait until the store is back: %s", trouble)

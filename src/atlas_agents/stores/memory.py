@@ -5,6 +5,7 @@ from typing import Any
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.jobs import JobRow, JobState
+from atlas_agents.core.records import Record, RecordKind
 from atlas_agents.core.store import (
     ApprovalRow,
     AuditRow,
@@ -135,6 +136,30 @@ class MemoryStore:
 
     async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
         return pending(self._desk(tenant), now)[: max(limit, 0)]
+
+    async def record(self, tenant: str, kind: RecordKind, key: str) -> Record | None:
+        return self._desk(tenant).records.get((kind, key))
+
+    async def records(self, tenant: str, kind: RecordKind) -> list[Record]:
+        return [record for (of, _), record in sorted(self._desk(tenant).records.items()) if of == kind]
+
+    async def active(self, tenant: str) -> list[tuple[str, str, int]]:
+        last: dict[tuple[str, str], int] = {}
+        for run in self._desk(tenant).runs.values():
+            last[run.agent_id, run.user] = max(run.created_at, last.get((run.agent_id, run.user), 0))
+        return [(agent, user, at) for (agent, user), at in sorted(last.items())]
+
+    async def tokens(self, tenant: str, since: str, until: str) -> int:
+        return sum(row.input_tokens + row.output_tokens for row in await self.usage(tenant, since=since, until=until))
+
+    async def stored(self, tenant: str) -> int:
+        desk = self._desk(tenant)
+        messages = [len(row.body) for rows in desk.messages.values() for row in rows.values()]
+        steps = [len(row.payload) for rows in desk.journal.values() for row in rows.values()]
+        return sum(messages) + sum(steps) + sum(len(r.body) for rows in desk.events.values() for r in rows.values())
+
+    async def tenants(self) -> list[str]:
+        return sorted(name for name, desk in self._desks.items() if any(kind == "tenant" for kind, _ in desk.records))
 
     def _desk(self, tenant: str) -> Desk:
         desk = self._desks.get(tenant)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from atlas_agents.core.jobs import JobRow
+from atlas_agents.core.records import Record
 from atlas_agents.core.store import (
     OPEN,
     ApprovalRow,
@@ -50,6 +51,7 @@ class Desk:
         self.counters: dict[tuple[str, str], int] = {}
         self.usage: dict[tuple[str, ...], UsageRow] = {}
         self.jobs: dict[str, JobRow] = {}
+        self.records: dict[tuple[str, str], Record] = {}
         self._latest = 0
         self._undone: list[tuple[dict[Any, Any], Any, Any]] = []
 

@@ -73,6 +73,10 @@ _FOURTH = (
     "CREATE INDEX jobs_pending ON jobs (tenant, priority, due_at) WHERE state IN ('queued', 'running')",
     "CREATE INDEX jobs_untold ON jobs (tenant, seq) WHERE NOT told",
     "CREATE INDEX jobs_of_root ON jobs (tenant, root) WHERE root <> ''",
+    """CREATE TABLE records (
+        tenant {text} NOT NULL, kind {text} NOT NULL, key {text} NOT NULL, body {blob} NOT NULL,
+        version {int} NOT NULL, PRIMARY KEY (tenant, kind, key))""",
+    "CREATE INDEX records_of_tenants ON records (tenant) WHERE kind = 'tenant'",
     "CREATE INDEX jobs_of_parent ON jobs (tenant, parent, seq) WHERE parent <> ''",
 )
 

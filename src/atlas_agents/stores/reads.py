@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from atlas_agents.core.jobs import JobRow, JobState
+from atlas_agents.core.records import Record, RecordKind
 from atlas_agents.core.store import (
     ApprovalRow,
     AuditRow,
@@ -15,6 +16,7 @@ from atlas_agents.core.store import (
     UsageRow,
 )
 from atlas_agents.stores import job_statements as job_sql
+from atlas_agents.stores import record_statements as record_sql
 from atlas_agents.stores import statements as sql
 from atlas_agents.stores.query import Query, Row, query
 from atlas_agents.stores.rows import (
@@ -120,6 +122,25 @@ class SqlReads(ABC):
     async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
         asked = query(tenant, job_sql.PENDING_JOBS, until=now, limit=max(limit, 0))
         return [job_of(row) for row in await self.fetch(asked)]
+
+    async def record(self, tenant: str, kind: RecordKind, key: str) -> Record | None:
+        rows = await self.fetch(query(tenant, record_sql.RECORD, kind=kind, key=key))
+        return Record(*rows[0]) if rows else None
+
+    async def records(self, tenant: str, kind: RecordKind) -> list[Record]:
+        return [Record(*row) for row in await self.fetch(query(tenant, record_sql.RECORDS, kind=kind))]
+
+    async def active(self, tenant: str) -> list[tuple[str, str, int]]:
+        return [(row[0], row[1], row[2]) for row in await self.fetch(query(tenant, record_sql.ACTIVE))]
+
+    async def tokens(self, tenant: str, since: str, until: str) -> int:
+        return int((await self.fetch(query(tenant, record_sql.TOKENS, since=since, until=until)))[0][0])
+
+    async def stored(self, tenant: str) -> int:
+        return int((await self.fetch(query(tenant, record_sql.STORED)))[0][0])
+
+    async def tenants(self) -> list[str]:
+        return [row[0] for row in await self.fetch(Query(record_sql.TENANTS, {}))]
 
 
 def _at_most(limit: int | None) -> int:
