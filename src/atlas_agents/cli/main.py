@@ -11,6 +11,7 @@ from atlas_agents.cli import (
     job_commands,
     model_commands,
     protocol_commands,
+    schedule_commands,
     session_commands,
     token_commands,
 )
@@ -173,6 +174,7 @@ def init(
 app.add_typer(session_commands.app, name="sessions")
 app.add_typer(approvals_commands.app, name="approvals")
 app.add_typer(job_commands.app, name="jobs")
+app.add_typer(schedule_commands.app, name="schedule")
 app.add_typer(audit_commands.app, name="audit")
 app.add_typer(model_commands.app, name="models")
 app.add_typer(token_commands.app, name="token")

@@ -7,6 +7,7 @@ from atlas_agents.gateway.house_methods import add_house_methods
 from atlas_agents.gateway.job_methods import add_job_methods
 from atlas_agents.gateway.record_methods import add_record_methods
 from atlas_agents.gateway.run_methods import add_run_methods
+from atlas_agents.gateway.schedule_methods import add_schedule_methods
 from atlas_agents.gateway.search_methods import add_search_methods
 from atlas_agents.gateway.session_methods import add_session_methods
 
@@ -16,6 +17,7 @@ _FAMILIES = (
     add_search_methods,
     add_run_methods,
     add_job_methods,
+    add_schedule_methods,
     add_approval_methods,
     add_record_methods,
     add_house_methods,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from atlas_agents.gateway.protocol import chat, jobs, records, runs, sessions
+from atlas_agents.gateway.protocol import chat, jobs, records, runs, schedules, sessions
 from atlas_agents.gateway.protocol.shapes import Done, Nothing, Scope, Wire
 
 
@@ -43,6 +43,13 @@ _ALL = (
     Method("jobs.get", "read", jobs.OneJob, jobs.JobFound, "One job."),
     Method("jobs.cancel", "write", jobs.OneJob, jobs.JobFound, "Stop a job, and what was asked for in it."),
     Method("jobs.retry", "write", jobs.OneJob, jobs.JobFound, "Try a job again that was not done."),
+    Method(
+        "schedules.add", "write", schedules.SchedulesAdd, schedules.ScheduleFound, "Have a task done over and over."
+    ),
+    Method("schedules.list", "read", Nothing, schedules.SchedulesFound, "Tasks that recur."),
+    Method("schedules.pause", "write", schedules.SchedulesPause, schedules.ScheduleFound, "Let a schedule rest."),
+    Method("schedules.run", "write", schedules.OneSchedule, jobs.JobFound, "Do the task of a schedule now."),
+    Method("schedules.remove", "write", schedules.OneSchedule, Done, "Remove a schedule."),
     Method("approvals.list", "read", Nothing, sessions.ApprovalsFound, "Questions that wait for an answer."),
     Method("approvals.resolve", "approve", sessions.ApprovalsResolve, Done, "Answer a question."),
     Method("exec.approve", "approve", sessions.ExecAnswer, Done, "Say yes to a question, once."),
