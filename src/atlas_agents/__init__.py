@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ModelUnavailable,
         NotPermitted,
         NotStored,
+        PlanSpent,
         PoisonedRun,
         ProviderError,
         Refused,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from atlas_agents.core.questions import Answer, Question
     from atlas_agents.core.rules import Rule
     from atlas_agents.core.specs import ToolSpec
+    from atlas_agents.core.tenancy import Plan, Tenancy, User
     from atlas_agents.engine.agent import Agent, agent
     from atlas_agents.engine.atlas import Atlas
     from atlas_agents.engine.context import Context
@@ -144,6 +146,8 @@ __all__ = [
     "Opaque",
     "OpenAIProvider",
     "Part",
+    "Plan",
+    "PlanSpent",
     "PoisonedRun",
     "Policy",
     "Price",
@@ -159,6 +163,7 @@ __all__ = [
     "Sessions",
     "Step",
     "StoreError",
+    "Tenancy",
     "Text",
     "TextChunk",
     "Thinking",
@@ -175,6 +180,7 @@ __all__ = [
     "Transient",
     "UnknownAgent",
     "Usage",
+    "User",
     "Verdict",
     "agent",
     "assistant",
@@ -191,7 +197,7 @@ _HOMES = {
     "core.conversation": "Conversation",
     "core.errors": (
         "AtlasError BadArguments BadModelRef BadOutput BadTool BrokenHistory Cancelled ConfigError Conflict "
-        "ContextCycle Declined DuplicateTool MissingKey ModelUnavailable NotPermitted NotStored PoisonedRun "
+        "ContextCycle Declined DuplicateTool MissingKey ModelUnavailable NotPermitted NotStored PlanSpent PoisonedRun "
         "ProviderError Refused SessionBusy StoreError ToolFailed ToolFault Transient UnknownAgent"
     ),
     "core.events": "Event Usage",
@@ -204,6 +210,7 @@ _HOMES = {
     "core.questions": "Answer Question",
     "core.rules": "Rule",
     "core.specs": "ToolSpec",
+    "core.tenancy": "Plan Tenancy User",
     "engine.agent": "Agent agent",
     "engine.atlas": "Atlas",
     "engine.context": "Context",

@@ -13,6 +13,7 @@ from atlas_agents.cli import (
     protocol_commands,
     schedule_commands,
     session_commands,
+    tenant_commands,
     token_commands,
 )
 from atlas_agents.cli.flags import Json
@@ -177,6 +178,9 @@ app.add_typer(job_commands.app, name="jobs")
 app.add_typer(schedule_commands.app, name="schedule")
 app.add_typer(audit_commands.app, name="audit")
 app.add_typer(model_commands.app, name="models")
+app.add_typer(tenant_commands.users, name="users")
+app.add_typer(tenant_commands.plans, name="plans")
+app.add_typer(tenant_commands.tenants, name="tenants")
 app.add_typer(token_commands.app, name="token")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(protocol_commands.app, name="protocol")

@@ -7,6 +7,7 @@ import msgspec
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.store import Store
+from atlas_agents.core.tenancy import Tenancy
 
 
 class Delegation(msgspec.Struct, frozen=True):
@@ -38,8 +39,12 @@ class Colleague(msgspec.Struct, frozen=True):
 class Office:
     """One per house that keeps things."""
 
-    def __init__(self, store: Store, delegation: Delegation | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, store: Store, tenant: str, delegation: Delegation | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self.store = store
+        self.tenancy = Tenancy(store, tenant, clock)
+        self.users = self.tenancy.users
         self.delegation = delegation or Delegation()
         self.clock = clock
         self.agents: Callable[[], Sequence[Colleague]] = tuple

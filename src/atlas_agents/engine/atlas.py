@@ -18,6 +18,7 @@ from atlas_agents.core.messages import Message, user
 from atlas_agents.core.office import Colleague, Delegation
 from atlas_agents.core.questions import Answer, Decision, Question
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, Store, UsageRow
+from atlas_agents.core.tenancy import Tenancy
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
@@ -131,6 +132,13 @@ class Atlas:
         if self._jobs is None:
             raise ConfigError("this Atlas keeps no jobs: give it a store, Atlas(store=…)")
         return self._jobs
+
+    @property
+    def tenancy(self) -> Tenancy:
+        """The users of its tenant, and its plan."""
+        if self._house.governance.office is None:
+            raise ConfigError("this Atlas keeps no users: give it a store, Atlas(store=…)")
+        return self._house.governance.office.tenancy
 
     @property
     def tenant(self) -> str:

@@ -79,7 +79,7 @@ class House:
             redactor=Redactor(),
             policy=policy,
             retries=tuple(retries),
-            office=Office(store, delegation, clock) if store is not None else None,
+            office=Office(store, tenant, delegation, clock) if store is not None else None,
         )
         self.listeners = Listeners(self.governance.redactor.trace)
         self._registry = registry

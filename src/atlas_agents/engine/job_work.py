@@ -12,6 +12,7 @@ from atlas_agents.core.errors import (
     ConfigError,
     Conflict,
     Fenced,
+    PlanSpent,
     PoisonedRun,
     ProviderError,
     Refused,
@@ -27,7 +28,7 @@ from atlas_agents.engine.stream import AtlasStream
 logger = logging.getLogger(__name__)
 _LABEL = 60
 _LAST = 50
-_FINAL = (ConfigError, Refused, BadOutput, BrokenHistory)
+_FINAL = (ConfigError, Refused, BadOutput, BrokenHistory, PlanSpent)
 """What another attempt would not change."""
 
 

@@ -142,6 +142,7 @@ class Run:
                 "a turn of this session is under way; wait for it, or send this one with when_busy='queue'"
             )
         if journal is not None:
+            await self._admitted()
             accepting = journal.accept(
                 messages,
                 self.settings.id,
@@ -165,6 +166,12 @@ class Run:
             busy = row.status == "queued"
         self._acknowledge(Accepted(self.id, "queued" if busy else "started"))
         return messages
+
+    async def _admitted(self) -> None:
+        """The plan allows another turn of this agent; one that was taken in before needs no leave again."""
+        office = self.desk.house.office
+        if office is not None:
+            await office.tenancy.admit(self.settings.id, [each.id for each in office.agents()])
 
     async def begin(self, messages: Sequence[Message]) -> Sequence[Message]:
         """It is this run's turn: read the conversation as it is, mended where it was broken; a run that goes on gives

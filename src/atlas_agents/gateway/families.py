@@ -10,6 +10,7 @@ from atlas_agents.gateway.run_methods import add_run_methods
 from atlas_agents.gateway.schedule_methods import add_schedule_methods
 from atlas_agents.gateway.search_methods import add_search_methods
 from atlas_agents.gateway.session_methods import add_session_methods
+from atlas_agents.gateway.tenant_methods import add_tenant_methods
 
 _FAMILIES = (
     add_chat_methods,
@@ -21,6 +22,7 @@ _FAMILIES = (
     add_approval_methods,
     add_record_methods,
     add_house_methods,
+    add_tenant_methods,
 )
 
 

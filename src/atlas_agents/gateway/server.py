@@ -28,6 +28,7 @@ from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.faults import RESTART
 from atlas_agents.gateway.ready import Readiness
 from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.gateway.tenant_methods import look_who_may_not
 
 logger = logging.getLogger(__name__)
 _LAST_WORDS = 1.0
@@ -102,6 +103,7 @@ class Gateway:
         serving = asyncio.create_task(server.serve(sockets))
         beside = [asyncio.create_task(work) for work in (self.hub.watch_tokens(), self.hub.runs.writer.run())]
         try:
+            await look_who_may_not(self.hub)
             if recover:
                 await self._recover()
                 self.atlas.jobs.start()

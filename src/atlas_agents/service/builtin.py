@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 
 from atlas_agents.config.settings import Settings
-from atlas_agents.toolbox.team import delegate_task
+from atlas_agents.toolbox.team import delegate_task, get_subscription_info, get_team_members
 from atlas_agents.tools.permissions import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
@@ -40,4 +40,4 @@ def known_tools(settings: Settings, opening: AsyncExitStack | None = None) -> To
 
 def _toolbox(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
     """What touches the outside, a room of the toolbox after the other."""
-    return [delegate_task]
+    return [delegate_task, get_team_members, get_subscription_info]

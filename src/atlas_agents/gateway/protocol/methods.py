@@ -2,7 +2,7 @@
 
 import msgspec
 
-from atlas_agents.gateway.protocol import chat, jobs, records, runs, schedules, sessions
+from atlas_agents.gateway.protocol import chat, jobs, records, runs, schedules, sessions, tenants
 from atlas_agents.gateway.protocol.shapes import Done, Nothing, Scope, Wire
 
 
@@ -65,6 +65,14 @@ _ALL = (
     Method("usage.summary", "read", records.UsageSummary, records.UsageFound, "Tokens and cost, summed."),
     Method("usage.tools", "read", records.UsageTools, records.ToolsUsed, "Calls of tools, counted.", waits=True),
     Method("limits.get", "read", Nothing, records.LimitsFound, "The limits of tool calls, and what is used."),
+    Method("users.list", "read", Nothing, tenants.UsersFound, "Who belongs here."),
+    Method("users.put", "admin", tenants.UsersPut, tenants.UserFound, "Add somebody, or change them."),
+    Method("users.remove", "admin", tenants.OneUser, Done, "Remove somebody."),
+    Method("plans.list", "read", Nothing, tenants.PlansFound, "The plans that there are."),
+    Method("plans.put", "admin", tenants.PlansPut, tenants.PlanFound, "Make a plan, or change one."),
+    Method("tenants.get", "read", Nothing, tenants.TenantFound, "The plan, and how much of it is used."),
+    Method("tenants.update", "admin", tenants.TenantsUpdate, tenants.TenantFound, "Have another plan."),
+    Method("tenants.list", "admin", Nothing, tenants.TenantsFound, "The tenants of this store."),
     Method("config.get", "admin", Nothing, records.ConfigFound, "The settings in force, without secrets."),
     Method("tokens.rotate", "admin", Nothing, records.TokenMade, "Make a new token; the old one ends at once."),
 )
