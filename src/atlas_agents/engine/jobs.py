@@ -39,6 +39,7 @@ class Jobs:
         self._doing: set[str] = set()
         self._alarms: dict[str, Alarm] = {}
         self._seen: dict[str, JobState] = {}
+        self._waiting: dict[str, list[asyncio.Future[JobRow]]] = {}
         self.schedules = Schedules(office.store, lambda: turns.tenant, office.clock, self.wake)
         """Tasks that recur."""
         self.on_change: Callable[[JobRow], object] = _nobody
@@ -56,6 +57,13 @@ class Jobs:
         if job is None:
             raise NotStored(f"there is no job {id!r}")
         return job
+
+    async def ended(self, id: str) -> JobRow:
+        """Wait until a job is over, however it ends; NotStored if there is none."""
+        waiter: asyncio.Future[JobRow] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(id, []).append(waiter)
+        job = await self.get(id)
+        return job if job.state not in OPEN_JOB else await waiter
 
     async def add(self, job: JobRow) -> JobRow:
         """Have something done; a job of this id that is there already is not added again."""
@@ -189,6 +197,9 @@ class Jobs:
             self.on_change(job)
         if job.state not in OPEN_JOB:
             self._seen.pop(job.id, None)
+            for waiter in self._waiting.pop(job.id, ()):
+                if not waiter.done():
+                    waiter.set_result(job)
 
 
 def _nobody(job: JobRow) -> None:
