@@ -42,6 +42,7 @@ from atlas_agents.providers.registry import Registry
 from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, house, says
 from atlas_agents.tools.approvals import binding
 from atlas_agents.tools.audit import Entry, Record
+from atlas_agents.tools.beat import Beat
 from atlas_agents.tools.limits import Slots, Ticks, process_slots
 from atlas_agents.tools.permissions import Actor
 from atlas_agents.tools.redact import HIDDEN, Redactor
@@ -667,7 +668,7 @@ class Bell(VirtualClock):
 
 async def test_a_turn_given_to_who_gives_up_goes_to_the_next() -> None:
     clock = Bell()
-    ticks = Ticks(clock, 1, 5.0)
+    ticks = Ticks(Beat(clock, 5.0), 1)
     await ticks.turn("a")
     second, third = (asyncio.create_task(ticks.turn("a")) for _ in range(2))
     await asyncio.sleep(0)

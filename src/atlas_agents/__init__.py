@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ModelUnavailable,
         NotPermitted,
         NotStored,
+        PlanSpent,
         PoisonedRun,
         ProviderError,
         Refused,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         UnknownAgent,
     )
     from atlas_agents.core.events import Event, PlanStep, Usage
+    from atlas_agents.core.jobs import JobRow
     from atlas_agents.core.messages import (
         File,
         Image,
@@ -49,14 +51,17 @@ if TYPE_CHECKING:
     )
     from atlas_agents.core.messages import tool as tool_message
     from atlas_agents.core.metadata import Metadata
+    from atlas_agents.core.office import Delegation
     from atlas_agents.core.questions import Answer, Question
     from atlas_agents.core.rules import Rule
     from atlas_agents.core.specs import ToolSpec
+    from atlas_agents.core.tenancy import Plan, Tenancy, User
     from atlas_agents.engine.agent import Agent, agent
     from atlas_agents.engine.atlas import Atlas
     from atlas_agents.engine.context import Context
     from atlas_agents.engine.history import History
     from atlas_agents.engine.interceptors import Interceptor
+    from atlas_agents.engine.jobs import Jobs
     from atlas_agents.engine.result import CallResult, RunResult, Step
     from atlas_agents.engine.run import Accepted
     from atlas_agents.engine.sessions import Sessions
@@ -116,6 +121,7 @@ __all__ = [
     "ContextCycle",
     "Conversation",
     "Declined",
+    "Delegation",
     "DoneChunk",
     "DuplicateTool",
     "Event",
@@ -124,6 +130,8 @@ __all__ = [
     "History",
     "Image",
     "Interceptor",
+    "JobRow",
+    "Jobs",
     "Limits",
     "LocalProvider",
     "MemoryAudit",
@@ -138,6 +146,8 @@ __all__ = [
     "Opaque",
     "OpenAIProvider",
     "Part",
+    "Plan",
+    "PlanSpent",
     "PlanStep",
     "PoisonedRun",
     "Policy",
@@ -154,6 +164,7 @@ __all__ = [
     "Sessions",
     "Step",
     "StoreError",
+    "Tenancy",
     "Text",
     "TextChunk",
     "Thinking",
@@ -170,6 +181,7 @@ __all__ = [
     "Transient",
     "UnknownAgent",
     "Usage",
+    "User",
     "Verdict",
     "agent",
     "assistant",
@@ -186,22 +198,26 @@ _HOMES = {
     "core.conversation": "Conversation",
     "core.errors": (
         "AtlasError BadArguments BadModelRef BadOutput BadTool BrokenHistory Cancelled ConfigError Conflict "
-        "ContextCycle Declined DuplicateTool MissingKey ModelUnavailable NotPermitted NotStored PoisonedRun "
+        "ContextCycle Declined DuplicateTool MissingKey ModelUnavailable NotPermitted NotStored PlanSpent PoisonedRun "
         "ProviderError Refused SessionBusy StoreError ToolFailed ToolFault Transient UnknownAgent"
     ),
     "core.events": "Event PlanStep Usage",
+    "core.jobs": "JobRow",
     "core.messages": (
         "File Image Message Opaque Part Text Thinking ToolCall ToolResult assistant system tool:tool_message user"
     ),
     "core.metadata": "Metadata",
+    "core.office": "Delegation",
     "core.questions": "Answer Question",
     "core.rules": "Rule",
     "core.specs": "ToolSpec",
+    "core.tenancy": "Plan Tenancy User",
     "engine.agent": "Agent agent",
     "engine.atlas": "Atlas",
     "engine.context": "Context",
     "engine.history": "History",
     "engine.interceptors": "Interceptor",
+    "engine.jobs": "Jobs",
     "engine.result": "CallResult RunResult Step",
     "engine.run": "Accepted",
     "engine.sessions": "Sessions",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from settings_words import Desk
 
-from atlas_agents import ConfigError, Limits
+from atlas_agents import ConfigError, Delegation, Limits
 from atlas_agents.config import SETTINGS, Explained, load, load_again, open_home
 from atlas_agents.core import places
 from atlas_agents.testing import Environment
@@ -93,6 +93,9 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "ATLAS_EMBEDDINGS_URL": "http://localhost:8082/v1",
         "ATLAS_EMBEDDINGS_KEY": "key-of-embeddings",
         "ATLAS_RECALL": "true",
+        "ATLAS_DELEGATION_DEPTH": "2",
+        "ATLAS_DELEGATION_JOBS": "9",
+        "ATLAS_JOBS_AT_ONCE": "4",
     }
     assert set(values) == {setting.variable for setting in SETTINGS.values()}
     settings = desk.load(**values)
@@ -141,8 +144,12 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "embeddings_url": "http://localhost:8082/v1",
         "embeddings_key": "[REDACTED]",
         "recall": "true",
+        "delegation_depth": "2",
+        "delegation_jobs": "9",
+        "jobs_at_once": "4",
     }
     assert settings.token is not None and settings.token.reveal() == TOKEN
+    assert settings.delegation == Delegation(depth=2, jobs=9, at_once=4)
     assert settings.limits == Limits(at_once=2, per_tick=3, tick=0.5, per_day=7, repeats=4)
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 import pytest
 from crash.bugs import BUGS
-from crash.scripts import SCRIPTS
+from crash.scripts import JOBS, SCRIPTS
 from crash.tally import Tally
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -84,6 +84,15 @@ def test_a_turn_survives_errors_once_and_for_ever(shard: str, holds: Crash) -> N
 @pytest.mark.parametrize("shard", of(D))
 def test_two_sessions_and_three_clients_survive_whatever_happens(shard: str, holds: Crash) -> None:
     holds("D", "--shard", shard, "--count", "201")
+
+
+@pytest.mark.parametrize(("lane", "count", "least"), [("A", 1, 160), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80)])
+def test_what_is_handed_on_is_done_and_told_once(lane: str, count: int, least: int, crash: Crash) -> None:
+    every = ("handed on",) if lane in ("A", "zombies") else tuple(JOBS)
+    named = [argument for name in every for argument in ("--script", name)]
+    tally = crash(lane, "--count", str(count), *named)
+    assert not tally.bad, "\n\n".join(tally.bad)
+    assert tally.cases >= least
 
 
 def test_cases_that_failed_once_hold(crash: Crash) -> None:

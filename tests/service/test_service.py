@@ -144,7 +144,7 @@ async def test_a_page_of_every_origin_is_not_let_in_by_a_star(tmp_path: Path) ->
 async def test_tools_that_act_are_not_granted_until_a_policy_does(tmp_path: Path) -> None:
     async with served(tmp_path / "home") as here:
         allowed = {tool["name"]: tool["allowed"] for tool in (await said(here, "tools.list"))["tools"]}
-        assert allowed["current_time"] and allowed["file_read"] and allowed["bash"]
+        assert allowed["current_time"] and allowed["file_read"] and allowed["bash"] and allowed["delegate_task"]
         assert allowed["web_search"] and allowed["url_fetch"]  # they have no effects
         policy = here.runtime.atlas.policy
         assert policy is not None

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atlas_agents.core.jobs import AddJob, JobRow
+from atlas_agents.core.records import PutRecord
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
@@ -37,6 +39,12 @@ def approval(id: str = "p1", binding: str = "b", created_at: int = 1) -> Approva
     return ApprovalRow(id, "r1", "s", "c1", binding, b'{"q":1}', 99, created_at)
 
 
+def job(id: str = "j1", **more: Any) -> JobRow:
+    """A job that somebody asked for."""
+    given: dict[str, Any] = {"root": "r1", "chain": ("a",), "asker_session": "s", "asker_agent": "a", "asker_run": "r1"}
+    return JobRow(id, "delegation", "b", "write", "s/jobs/1", **{**given, **more})
+
+
 async def outcomes(tries: Iterable[Awaitable[T]]) -> tuple[list[T], list[BaseException]]:
     """All at once: what came back, and what was raised."""
     found = await asyncio.gather(*tries, return_exceptions=True)
@@ -65,6 +73,8 @@ async def everything(store: Store, tenant: str = TENANT) -> dict[str, Any]:
         "grants": await store.grants(tenant, "b"),
         "counted": await store.counted(tenant, "a", DAY),
         "usage": await store.usage(tenant),
+        "jobs": await store.jobs(tenant),
+        "records": await store.records(tenant, "user"),
     }
 
 
@@ -82,4 +92,6 @@ def one_of_each() -> list[Write]:
         ReserveEvents("r1", 2),
         AddEvents("r1", ((1, b'{"e":1}'), (2, b'{"e":2}'))),
         AddUsage(UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1)),
+        AddJob(job()),
+        PutRecord("user", "ann", b"{}"),
     ]

@@ -42,7 +42,7 @@ async def test_an_older_database_comes_along_with_all_it_holds(
     before = await everything(store)
     await store.close()
     add_step(
-        monkeypatch, "ALTER TABLE runs ADD COLUMN priority {int} NOT NULL DEFAULT 0", "CREATE TABLE jobs (id {text})"
+        monkeypatch, "ALTER TABLE runs ADD COLUMN priority {int} NOT NULL DEFAULT 0", "CREATE TABLE later (id {text})"
     )
     newer = await make_store()
     assert await everything(newer) == before

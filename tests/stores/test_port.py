@@ -31,7 +31,7 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
-from atlas_agents.stores import shelf_statements, statements
+from atlas_agents.stores import job_statements, record_statements, shelf_statements, statements
 from atlas_agents.stores.chain import broken_audit, broken_journal
 from conftest import Make
 
@@ -55,7 +55,7 @@ async def test_what_a_commit_returns_is_what_is_read_afterwards(store: Store) ->
     assert await store.pending_approvals(TENANT) == [asked]
     assert await store.grants(TENANT, "b") == [granted] == [await store.approval(TENANT, "p0")]
     assert await store.usage(TENANT) == [UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1)]
-    assert nothing == [None, None]
+    assert nothing == [None, None, *await store.jobs(TENANT), *await store.records(TENANT, "user")]
 
 
 async def test_what_is_not_there_is_none_or_empty(store: Store) -> None:
@@ -308,17 +308,18 @@ async def test_tenants_with_the_same_ids_never_meet(store: Store) -> None:
 
 def test_every_statement_is_bound_to_one_tenant() -> None:
     found: list[str] = []
-    for name, value in (*vars(statements).items(), *vars(shelf_statements).items()):
-        if name.isupper() and not name.startswith("_") and name != "OPEN_RUNS":
+    rooms = (statements, shelf_statements, job_statements, record_statements)
+    for name, value in [item for room in rooms for item in vars(room).items()]:
+        if name.isupper() and not name.startswith("_") and name not in ("OPEN_RUNS", "TENANTS"):
             found += [value] if isinstance(value, str) else list(value)
-    found += [statements.add_events(1), statements.add_events(2)]
+    found += [statements.add_events(1), statements.add_events(2), job_statements.jobs_in(2)]
     found += [
         shelf_statements.add_passages(1),
         shelf_statements.passages(2),
         shelf_statements.postgres_nearest(3),
         shelf_statements.postgres_counts(2),
     ]
-    assert len(found) > 40
+    assert len(found) > 60
     for statement in found:
         tables = len(
             re.findall(r"\b(?:FROM|UPDATE|JOIN|INTO) (?!SET|passage_words)\w+", statement)

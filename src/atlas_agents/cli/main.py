@@ -8,12 +8,15 @@ from atlas_agents.cli import (
     approvals_commands,
     audit_commands,
     config_commands,
+    job_commands,
     knowledge_commands,
     model_commands,
     plugin_commands,
     protocol_commands,
+    schedule_commands,
     session_commands,
     telegram_commands,
+    tenant_commands,
     token_commands,
 )
 from atlas_agents.cli.flags import Json
@@ -174,9 +177,14 @@ def init(
 
 app.add_typer(session_commands.app, name="sessions")
 app.add_typer(approvals_commands.app, name="approvals")
+app.add_typer(job_commands.app, name="jobs")
+app.add_typer(schedule_commands.app, name="schedule")
 app.add_typer(audit_commands.app, name="audit")
 app.add_typer(knowledge_commands.app, name="knowledge")
 app.add_typer(model_commands.app, name="models")
+app.add_typer(tenant_commands.users, name="users")
+app.add_typer(tenant_commands.plans, name="plans")
+app.add_typer(tenant_commands.tenants, name="tenants")
 app.add_typer(token_commands.app, name="token")
 app.add_typer(telegram_commands.app, name="telegram")
 app.add_typer(config_commands.app, name="config")

@@ -32,11 +32,12 @@ def create(
     scopes: Annotated[str, typer.Option(metavar="LIST", help="Of read, write, approve, admin.")] = "read,write",
     all_sessions: Annotated[bool, typer.Option("--all-sessions", help="Not only its own sessions.")] = False,
     role: Annotated[str, typer.Option(metavar="ROLE", help="A role for policies.")] = "",
+    user: Annotated[str, typer.Option(metavar="NAME", help="Whose it is, if not the user of that name.")] = "",
 ) -> None:
     """Make a token for somebody else, and print it; it is not shown again."""
     from atlas_agents.cli.tokens import create
 
-    raise typer.Exit(create(name, scopes, all_sessions=all_sessions, role=role))
+    raise typer.Exit(create(name, scopes, all_sessions=all_sessions, role=role, user=user))
 
 
 @app.command("list")

@@ -40,7 +40,7 @@ def rotate() -> int:
     return guarded(work)
 
 
-def create(name: str, scopes: str, *, all_sessions: bool, role: str) -> int:
+def create(name: str, scopes: str, *, all_sessions: bool, role: str, user: str = "") -> int:
     def work() -> None:
         settings = given.settings()
         _opened(settings)
@@ -51,7 +51,7 @@ def create(name: str, scopes: str, *, all_sessions: bool, role: str) -> int:
         token = secrets.token_urlsafe(32)
         digest = sha256(token.encode()).hexdigest()
         sessions = "all" if all_sessions else "own"
-        lines[name] = Named(_scopes(scopes), sha256=digest, sessions=sessions, role=role)
+        lines[name] = Named(_scopes(scopes), sha256=digest, sessions=sessions, role=role, user=user)
         _write(path, lines)
         try:
             _opened(settings)

@@ -11,6 +11,7 @@ from atlas_agents.config.about import about
 from atlas_agents.config.kinds import words_for
 from atlas_agents.config.tool_settings import ToolSettings
 from atlas_agents.config.urls import redacted
+from atlas_agents.core.office import Delegation
 from atlas_agents.core.secret import Secret
 from atlas_agents.tools.limits import Limits
 
@@ -99,6 +100,11 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         """All that must never be shown, wherever it was said."""
         found = [getattr(self, key) for key, setting in SETTINGS.items() if setting.hides == "all"]
         return tuple(each for each in found if isinstance(each, Secret))
+
+    @property
+    def delegation(self) -> Delegation:
+        """How far work may be handed on."""
+        return Delegation(depth=self.delegation_depth, jobs=self.delegation_jobs, at_once=self.jobs_at_once)
 
     def explain(self) -> tuple[Explained, ...]:
         """Every setting with its value, as it may be shown, and where it comes from."""

@@ -63,3 +63,8 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     recall: Annotated[
         bool, about("Lay memories that fit beside each message; an agent may say otherwise with `Recall: on` or `off`.")
     ] = False
+    delegation_depth: Annotated[int, Meta(ge=1, le=20), about("How many agents deep a task may be handed on.")] = 3
+    delegation_jobs: Annotated[
+        int, Meta(ge=1, le=10_000), about("How many jobs may follow from one message of a user.")
+    ] = 50
+    jobs_at_once: Annotated[int, Meta(ge=1, le=64), about("How many jobs are worked on at once.")] = 8

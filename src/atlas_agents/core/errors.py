@@ -15,6 +15,7 @@ AtlasError
 ├── Refused              the caller: an interceptor said no
 ├── Cancelled            who awaits the reply of a cancelled turn
 ├── ScriptExhausted      the author of a test: the scripted model has no reply left
+├── PlanSpent            the caller: the tenant's plan does not allow it; the model was not asked
 ├── PoisonedRun          whoever listens: the turn ended the process again and again, and was given up
 ├── StoreError           whoever started or asked: the store cannot be used, in one clear line
 │   ├── StoreBusy        the caller: another process holds the database; it may be tried again
@@ -162,6 +163,10 @@ class Cancelled(AtlasError):
 
 class ScriptExhausted(AtlasError):
     """A scripted model was asked more often than it has replies."""
+
+
+class PlanSpent(AtlasError):
+    """The tenant's plan does not allow it."""
 
 
 class PoisonedRun(AtlasError):

@@ -17,7 +17,7 @@ def parted(result: Any) -> tuple[Any, list[Image]]:
 
 
 def _without(value: Any, found: list[Image], depth: int) -> Any:
-    if depth > _DEEPEST or len(found) >= _MOST:
+    if depth > _DEEPEST:
         return value
     if isinstance(value, list):
         return [_without(item, found, depth + 1) for item in cast(list[Any], value)]
@@ -27,7 +27,8 @@ def _without(value: Any, found: list[Image], depth: int) -> Any:
     picture = _picture(fields)
     if picture is None:
         return {key: _without(item, found, depth + 1) for key, item in fields.items()}
-    found.append(picture)
+    if len(found) < _MOST:
+        found.append(picture)
     name = f"{fields['name']}, " if isinstance(fields.get("name"), str) else ""
     return f"({name}{picture.media_type}, {len(picture.data) * 3 // 4:,} bytes)"
 
@@ -36,6 +37,12 @@ def _picture(fields: dict[str, Any]) -> Image | None:
     """As our own tools give it, and as tools of the Model Context Protocol do."""
     kind = next((fields[name] for name in _NAMES if isinstance(fields.get(name), str)), None)
     data = fields.get("data")
-    if fields.get("type") != "image" or kind is None or not isinstance(data, str) or not data:
+    if (
+        fields.get("type") != "image"
+        or kind is None
+        or not kind.startswith("image/")
+        or not isinstance(data, str)
+        or not data
+    ):
         return None
     return Image(kind, data)

@@ -1,7 +1,8 @@
 """The store port: what is kept, and the two verbs that keep it.
 
 Everything that belongs together is written by one `commit`: all of it or nothing, and durable when the call returns.
-Every row has a tenant, and no verb can name two of them, the recovery at a start apart (`open_runs`).
+Every row has a tenant, and no verb can name two of them, the recovery at a start (`open_runs`) and the list of tenants
+apart.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from atlas_agents.core.jobs import AddJob, ClaimJob, JobRow, JobState, RetryJob, SetJob, TellJob
+from atlas_agents.core.records import DropRecord, PutRecord, Record, RecordKind
 from atlas_agents.core.shelves import AddPassages, Document, DropDocument, Hit, Kind, PassageRow, PutDocument, Where
 
 RunStatus: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
@@ -277,6 +280,13 @@ Write: TypeAlias = (
     | PutDocument
     | AddPassages
     | DropDocument
+    | AddJob
+    | ClaimJob
+    | SetJob
+    | RetryJob
+    | TellJob
+    | PutRecord
+    | DropRecord
 )
 
 
@@ -366,4 +376,43 @@ class Store(Protocol):
 
     async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
         """Passages whose vectors, made by this model, point nearest to where this one does; the score is the cosine."""
+        ...
+
+    async def job(self, tenant: str, id: str) -> JobRow | None: ...
+
+    async def jobs(
+        self, tenant: str, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
+    ) -> list[JobRow]:
+        """The latest first, in these states or in any; `before` is the `seq` to go on from."""
+        ...
+
+    async def jobs_under(self, tenant: str, parent: str) -> list[JobRow]:
+        """Those that were asked for in a job, in order."""
+        ...
+
+    async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
+        """All that there is to do: jobs that run, that have ended and are not told of, that are late, and that are due,
+        the most urgent ones first."""
+        ...
+
+    async def record(self, tenant: str, kind: RecordKind, key: str) -> Record | None: ...
+
+    async def records(self, tenant: str, kind: RecordKind) -> list[Record]:
+        """All of a kind, by key."""
+        ...
+
+    async def active(self, tenant: str) -> list[tuple[str, str, int]]:
+        """Agents and the users for whom they took turns, and when that was last."""
+        ...
+
+    async def tokens(self, tenant: str, since: str, until: str) -> int:
+        """All tokens, in and out, of the days from `since` up to, and without, `until`."""
+        ...
+
+    async def stored(self, tenant: str) -> int:
+        """Bytes of messages, journals and events."""
+        ...
+
+    async def tenants(self) -> list[str]:
+        """Every tenant that has a record of itself."""
         ...

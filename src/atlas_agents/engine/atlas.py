@@ -13,15 +13,19 @@ from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict
 from atlas_agents.core.events import EventName
 from atlas_agents.core.ids import new_id
+from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, user
+from atlas_agents.core.office import Colleague, Delegation
 from atlas_agents.core.questions import Answer, Decision, Question
 from atlas_agents.core.secret import Secret
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, Store, UsageRow
+from atlas_agents.core.tenancy import Tenancy
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
 from atlas_agents.engine.interceptors import Interceptor
+from atlas_agents.engine.jobs import Jobs
 from atlas_agents.engine.lineup import Lineup
 from atlas_agents.engine.loop import chained, rounds, run_turn, shaped
 from atlas_agents.engine.plan import planned
@@ -71,6 +75,7 @@ class Atlas:
         registry: Registry | None = None,
         prices: Mapping[str, Price] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        delegation: Delegation | None = None,
     ) -> None:
         self._roster = Roster(agents, default_agent)
         self._house = House(
@@ -87,6 +92,7 @@ class Atlas:
             registry=registry,
             prices=prices,
             clock=clock,
+            delegation=delegation,
         )
         self._house.find_agent = self._roster.get
         self._strategy: Strategy | None = None
@@ -95,6 +101,10 @@ class Atlas:
         self._running: set[asyncio.Task[None]] = set()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self.sessions = Sessions(store, tenant, self._shelf.drop)
+        office, limiter = self._house.governance.office, self._house.governance.limiter
+        self._jobs = Jobs(self, office, limiter.beat) if office is not None else None
+        if office is not None:
+            office.agents = lambda: [Colleague(each.id, each.name, each.role, each.description) for each in self.agents]
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -134,6 +144,20 @@ class Atlas:
     def store(self) -> Store | None:
         """Where its state is kept, if not in memory."""
         return self._house.store
+
+    @property
+    def jobs(self) -> Jobs:
+        """The work that its agents hand to each other, or that is due at a time; it is done within `jobs.at_work()`."""
+        if self._jobs is None:
+            raise ConfigError("this Atlas keeps no jobs: give it a store, Atlas(store=…)")
+        return self._jobs
+
+    @property
+    def tenancy(self) -> Tenancy:
+        """The users of its tenant, and its plan."""
+        if self._house.governance.office is None:
+            raise ConfigError("this Atlas keeps no users: give it a store, Atlas(store=…)")
+        return self._house.governance.office.tenancy
 
     @property
     def tenant(self) -> str:
@@ -236,6 +260,7 @@ class Atlas:
         idempotency_key: str = "",
         asks: bool = True,
         wishes: Wishes | None = None,
+        chain: Chain = NOBODY,
     ) -> AtlasStream:
         """Start one turn and give back its stream; `await stream.accepted()` tells when the message is taken in.
 
@@ -244,13 +269,14 @@ class Atlas:
         interrupt those that were sent before. The same `idempotency_key` again in a session that is kept gives the turn
         that it named first. With `asks=False` nobody is there to be asked: a call that needs a yes is refused, and the
         model is told why. `wishes` are what the caller would like of the model, where the agent leaves room.
+        `chain` says for whom it is, where an agent handed it on.
         """
         if when_busy not in get_args(WhenBusy):
             raise ConfigError(f"when_busy is one of {', '.join(get_args(WhenBusy))}, not {when_busy!r}")
         stream = AtlasStream(new_id())
         message = _as_message(message)
         agent_id, team = self._lined_up(message, agent_id)
-        terms = Terms(when_busy, idempotency_key, model, mode, team, asks=asks)
+        terms = Terms(when_busy, idempotency_key, model, mode, team, asks=asks, chain=chain)
         run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms, wishes=wishes)
         if idempotency_key and run.desk.journal is None:
             raise ConfigError("an idempotency key needs a store, Atlas(store=…), and a session by name")
@@ -311,7 +337,12 @@ class Atlas:
         """
         store, tenant = self._house.store, self._house.tenant
         rows = await store.open_runs() if store is not None else []
-        return [stream for row in rows if row.tenant == tenant and (stream := await self._take_on(row))]
+        over = await self._jobs.over(rows) if self._jobs is not None else set[str]()
+        streams = [stream for row in rows if row.tenant == tenant and (stream := await self._take_on(row))]
+        for stream in streams:
+            if stream.stream_id in over:
+                stream.cancel()
+        return streams
 
     async def _take_on(self, row: RunRow) -> AtlasStream | None:
         if row.id in self._live:
@@ -346,6 +377,8 @@ class Atlas:
 
         With a store, turns that were stopped stay open, and go on after the next start; without one they are cancelled.
         """
+        if self._jobs is not None:
+            await self._jobs.close()
         if grace and self._running:
             await asyncio.wait(self._running, timeout=grace)
         for run in self._runs:
@@ -446,7 +479,8 @@ def _mode_of(run: Run) -> Callable[[Run], Awaitable[Message]]:
 
 def _terms(errand: Errand, row: RunRow) -> Terms:
     team = msgspec.json.decode(errand.team, type=Lineup)
-    return Terms(model=errand.model, mode=cast(Mode | None, errand.mode or None), team=team, row=row, asks=errand.asks)
+    mode = cast(Mode | None, errand.mode or None)
+    return Terms(model=errand.model, mode=mode, team=team, row=row, asks=errand.asks, chain=errand.chain)
 
 
 def _as_message(message: str | Message) -> Message:

@@ -13,6 +13,7 @@ from atlas_agents.core.errors import ConfigError, NotStored
 from atlas_agents.core.events import Event, MessageKept
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.messages import Message
+from atlas_agents.core.office import Delegation, Office
 from atlas_agents.core.questions import Answer, Question
 from atlas_agents.core.secret import Secret
 from atlas_agents.core.store import RunRow, Store
@@ -65,6 +66,7 @@ class House:
         registry: Registry | None = None,
         prices: Mapping[str, Price] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        delegation: Delegation | None = None,
     ) -> None:
         self.system_prompt = system_prompt
         self.history = history or History()
@@ -84,6 +86,7 @@ class House:
             redactor=Redactor(),
             policy=policy,
             retries=tuple(retries),
+            office=Office(store, tenant, delegation, clock) if store is not None else None,
         )
         self.listeners = Listeners(self.governance.redactor.trace)
         self._registry = registry
@@ -126,6 +129,7 @@ class House:
             emit=emit,
             journal=self._journal(run_id, conversation, emit, terms.row) if kept else None,
             asks=terms.asks,
+            chain=terms.chain,
         )
         run = Run(
             id=run_id,

@@ -12,6 +12,7 @@ import msgspec
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost
 from atlas_agents.core.events import Event, HandedOver, PlanStep, StreamChunk, StreamReset, Usage
+from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
 from atlas_agents.core.store import RunRow, RunStatus
@@ -62,7 +63,7 @@ class Wishes(msgspec.Struct, frozen=True):
 class Terms(msgspec.Struct, frozen=True):
     """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
     the model that speaks in place of the agent's, another mode than the agent's, who else takes part, the row of one
-    that was taken in before and goes on, and whether there is anybody to ask for a yes."""
+    that was taken in before and goes on, whether there is anybody to ask for a yes, and who handed it on."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
@@ -71,6 +72,7 @@ class Terms(msgspec.Struct, frozen=True):
     team: Lineup = Lineup()
     row: RunRow | None = None
     asks: bool = True
+    chain: Chain = NOBODY
 
 
 def _nobody(agent_id: str) -> None:
@@ -153,6 +155,7 @@ class Run:
                 "a turn of this session is under way; wait for it, or send this one with when_busy='queue'"
             )
         if journal is not None:
+            await self._admitted()
             accepting = journal.accept(
                 messages,
                 self.settings.id,
@@ -166,6 +169,7 @@ class Run:
                 mode=self.terms.mode or "",
                 team=encode(self.terms.team),
                 asks=self.terms.asks,
+                chain=self.terms.chain,
             )
             try:
                 row = await whole(accepting)
@@ -177,6 +181,12 @@ class Run:
             busy = row.status == "queued"
         self._acknowledge(Accepted(self.id, "queued" if busy else "started"))
         return messages
+
+    async def _admitted(self) -> None:
+        """The plan allows another turn of this agent; one that was taken in before needs no leave again."""
+        office = self.desk.house.office
+        if office is not None:
+            await office.tenancy.admit(self.settings.id, [each.id for each in office.agents()])
 
     async def begin(self, messages: Sequence[Message]) -> Sequence[Message]:
         """It is this run's turn: read the conversation as it is, mended where it was broken; a run that goes on gives

@@ -100,7 +100,7 @@ def short(request: Request, name: str) -> str:
 class Seat:
     """A request that is waited for. To the hub it is a connection like others, closed when its token is void."""
 
-    full = lists = False
+    full = lists = jobs = False
 
     def __init__(self, request: Request, grant: Grant) -> None:
         self.sessions: set[str] = set()

@@ -26,7 +26,9 @@ _encoder = msgspec.json.Encoder()
 class Connection:
     """A client that has shown a right token, or has yet to."""
 
-    __slots__ = ("_link", "_waiting", "address", "full", "grant", "hub", "incoming", "lists", "on_close", "sessions")
+    __slots__ = (
+        *("_link", "_waiting", "address", "full", "grant", "hub", "incoming", "jobs", "lists", "on_close", "sessions"),
+    )
 
     def __init__(self, hub: Hub, link: Link, address: str) -> None:
         self.hub = hub
@@ -39,6 +41,7 @@ class Connection:
         self.lists = False
         self.incoming: list[str] = []
         """Pieces of a session that is being carried here."""
+        self.jobs = False
         self._link = link
         self._waiting: set[asyncio.Task[None]] = set()
 

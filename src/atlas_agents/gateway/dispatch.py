@@ -12,6 +12,7 @@ from atlas_agents.core.errors import (
     ConfigError,
     Conflict,
     NotStored,
+    PlanSpent,
     Refused,
     SessionBusy,
     StoreError,
@@ -143,6 +144,8 @@ def fault_of(error: Exception) -> Fault:
         case StoreError():
             logger.error("the store could not be used: %s", error)
             return Fault("UNAVAILABLE", "nothing can be kept at the moment", retry_after_ms=_RETRY_AFTER_MS)
+        case PlanSpent():
+            return Fault("LIMIT_EXCEEDED", str(error))
         case ConfigError() | ToolFault():
             return Fault("INVALID_PARAMS", str(error))
         case Refused():

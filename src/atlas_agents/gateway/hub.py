@@ -35,6 +35,8 @@ class Peer(Protocol):
     full: bool
     lists: bool
     """It has asked for the list of sessions, and wants to hear what changes in it."""
+    jobs: bool
+    """The same of jobs."""
     sessions: set[str]
     """The sessions that it hears."""
 
@@ -77,6 +79,8 @@ class Hub:
         self.more_settings: dict[str, Any] = {}
         """What else `config.get` shows."""
         self.connections: set[Peer] = set()
+        self.suspended: frozenset[str] = frozenset()
+        """Users whose keys open nothing."""
         self.stopping = False
         self.server = ServerShape("atlas", version("atlas-agents"))
         self.features = Features(methods.names, (*RUN_EVENTS, *HOUSE_EVENTS))
@@ -102,6 +106,8 @@ class Hub:
         if wait := self._lockout.wait(address):
             return wait, None
         grant = self.tokens.who(token)
+        if grant is not None and grant.principal.id in self.suspended:
+            grant = None
         if grant is None:
             self._lockout.wrong(address)
         return 0.0, grant
@@ -126,5 +132,6 @@ class Hub:
         """Close every socket whose token is not valid any more, or has other rights now."""
         self.tokens.refresh()
         for peer in list(self.connections):
-            if peer.grant is None or not self.tokens.holds(peer.grant):
+            held = peer.grant is not None and self.tokens.holds(peer.grant)
+            if not held or (peer.grant is not None and peer.grant.principal.id in self.suspended):
                 peer.close(BAD_TOKEN, "the token has changed")

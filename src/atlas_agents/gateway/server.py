@@ -18,6 +18,7 @@ from atlas_agents.gateway.app import App
 from atlas_agents.gateway.families import all_methods
 from atlas_agents.gateway.http import site
 from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.job_methods import follow_jobs
 from atlas_agents.gateway.link import HttpProtocol, Link
 from atlas_agents.gateway.listen import BACKLOG, listeners
 from atlas_agents.gateway.models import model_of
@@ -27,6 +28,7 @@ from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.faults import RESTART
 from atlas_agents.gateway.ready import Readiness
 from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.gateway.tenant_methods import look_who_may_not
 
 logger = logging.getLogger(__name__)
 _LAST_WORDS = 1.0
@@ -62,6 +64,7 @@ class Gateway:
         hub.runs.on_change = hub.news.changed
         hub.runs.on_call = hub.audit.look
         hub.runs.on_question = hub.news.asked
+        follow_jobs(hub)
         self.readiness = Readiness(self._look)
         self._app = App(hub, site(hub, self.readiness, [*routes, *openai_routes(hub), *agui_routes(hub)]))
         self._stop = asyncio.Event()
@@ -100,8 +103,10 @@ class Gateway:
         serving = asyncio.create_task(server.serve(sockets))
         beside = [asyncio.create_task(work) for work in (self.hub.watch_tokens(), self.hub.runs.writer.run())]
         try:
+            await look_who_may_not(self.hub)
             if recover:
                 await self._recover()
+                self.atlas.jobs.start()
             self.readiness.started = True
             logger.info(
                 "listening", extra={"fields": {"at": [f"{host} port {port}" for host, port in self._addresses]}}

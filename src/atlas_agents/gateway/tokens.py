@@ -38,13 +38,15 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line of `tokens.json`: the token or its SHA-256, and what it may do, with its own sessions or with all."""
+    """A line of `tokens.json`: the token or its SHA-256, and what it may do, with its own sessions or with all. Several
+    may be one user's: `user` says whose, if it is not the one of that name."""
 
     scopes: tuple[Scope, ...]
     token: str = ""
     sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
     sessions: Literal["own", "all"] = "own"
     role: str = ""
+    user: str = ""
 
 
 class Tokens:
@@ -159,8 +161,11 @@ class Tokens:
         if line.token:
             digest = _digest(self._accepted(line.token, f"{self._named_path}: {name}"))
         scopes: tuple[Scope, ...] = tuple([scope for scope in ALL if scope in line.scopes])
-        prefix = f"@{name}/" if line.sessions == "own" else ""
-        return Grant(Principal(name, line.role or "guest", scopes), digest, prefix)
+        user = line.user or name
+        if not _NAME.fullmatch(user) or user == "owner":
+            raise ConfigError(f"{self._named_path}: {name}: {user!r} is no name for a user")
+        prefix = f"@{user}/" if line.sessions == "own" else ""
+        return Grant(Principal(user, line.role or "guest", scopes), digest, prefix)
 
 
 def strength(token: str) -> float:

@@ -26,6 +26,7 @@ HOUSE_RULES = Policy(
         "search_x": {},
         "remember": {"*": "yes"},
         "forget": {"*": "ask"},  # what is gone is gone, and a page that was read may have wanted it
+        "delegate_task": {"*": "yes"},  # who is asked acts under its own rules
     },
 )
 """Who may do what where there is no policy file: what has no effects, and, when a person agrees, these."""

@@ -11,6 +11,7 @@ from atlas_agents.toolbox.code.tool import CodeInterpreter, code_tool
 from atlas_agents.toolbox.files import file_tools
 from atlas_agents.toolbox.offers import offered_on
 from atlas_agents.toolbox.shell import bash_tool
+from atlas_agents.toolbox.team import delegate_task, get_subscription_info, get_team_members
 from atlas_agents.toolbox.telegram.api import BotApi
 from atlas_agents.toolbox.telegram.send import KEYWORDS as TELEGRAM_WORDS
 from atlas_agents.toolbox.telegram.send import NAME as TELEGRAM
@@ -30,7 +31,7 @@ def toolbox(settings: Settings, opening: AsyncExitStack, environment: Environmen
     folder = settings.folder or settings.workspace
     near = [*_of_the_folder(settings, folder), _code(settings, folder, opening)]
     far = [*_web(settings, opening, environment), _telegram(settings, opening), *_x(settings, opening)]
-    return [*near, *far]
+    return [*near, *far, delegate_task, get_team_members, get_subscription_info]
 
 
 def _of_the_folder(settings: Settings, folder: Path) -> list[Tool]:

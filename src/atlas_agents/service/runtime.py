@@ -99,6 +99,7 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
         limits=settings.limits,
         interceptors=[offers(settings), *interceptors_of(plugins), study.recalling(crew.recalls)],
         registry=registry,
+        delegation=settings.delegation,
     )
     atlas.keep_secret(*settings.secrets)
     return Runtime(settings, store, atlas, crew, tools, workspace, study)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.jobs import JobRow, JobState
+from atlas_agents.core.records import Record, RecordKind
 from atlas_agents.core.shelves import Document, Hit, Kind, PassageRow, Where
 from atlas_agents.core.store import (
     ApprovalRow,
@@ -17,6 +19,7 @@ from atlas_agents.core.store import (
     Write,
 )
 from atlas_agents.stores.memory_desk import Desk
+from atlas_agents.stores.memory_jobs import pending
 from atlas_agents.stores.memory_shelves import matching
 from atlas_agents.stores.memory_writes import carry_out
 from atlas_agents.stores.query import Place, query
@@ -164,6 +167,46 @@ class MemoryStore:
 
     async def vector_ids(self, library: Library) -> list[int]:
         return [id for id, _, _ in await self.vectors(library, 0, 1 << 62)]
+
+    async def job(self, tenant: str, id: str) -> JobRow | None:
+        return self._desk(tenant).jobs.get(id)
+
+    async def jobs(
+        self, tenant: str, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
+    ) -> list[JobRow]:
+        found = [job for job in self._desk(tenant).jobs.values() if not states or job.state in states]
+        later = [job for job in found if before is None or job.seq < before]
+        return sorted(later, key=lambda job: -job.seq)[: max(limit, 0)]
+
+    async def jobs_under(self, tenant: str, parent: str) -> list[JobRow]:
+        return [job for job in self._desk(tenant).jobs.values() if parent and job.parent == parent]
+
+    async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
+        return pending(self._desk(tenant), now)[: max(limit, 0)]
+
+    async def record(self, tenant: str, kind: RecordKind, key: str) -> Record | None:
+        return self._desk(tenant).records.get((kind, key))
+
+    async def records(self, tenant: str, kind: RecordKind) -> list[Record]:
+        return [record for (of, _), record in sorted(self._desk(tenant).records.items()) if of == kind]
+
+    async def active(self, tenant: str) -> list[tuple[str, str, int]]:
+        last: dict[tuple[str, str], int] = {}
+        for run in self._desk(tenant).runs.values():
+            last[run.agent_id, run.user] = max(run.created_at, last.get((run.agent_id, run.user), 0))
+        return [(agent, user, at) for (agent, user), at in sorted(last.items())]
+
+    async def tokens(self, tenant: str, since: str, until: str) -> int:
+        return sum(row.input_tokens + row.output_tokens for row in await self.usage(tenant, since=since, until=until))
+
+    async def stored(self, tenant: str) -> int:
+        desk = self._desk(tenant)
+        messages = [len(row.body) for rows in desk.messages.values() for row in rows.values()]
+        steps = [len(row.payload) for rows in desk.journal.values() for row in rows.values()]
+        return sum(messages) + sum(steps) + sum(len(r.body) for rows in desk.events.values() for r in rows.values())
+
+    async def tenants(self) -> list[str]:
+        return sorted(name for name, desk in self._desks.items() if any(kind == "tenant" for kind, _ in desk.records))
 
     def _desk(self, tenant: str) -> Desk:
         desk = self._desks.get(tenant)

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atlas_agents.core.jobs import JobRow
+from atlas_agents.core.records import Record
 from atlas_agents.core.shelves import Document, PassageRow
 from atlas_agents.core.store import (
     OPEN,
@@ -63,6 +65,8 @@ class Desk:
         self.passages_of: dict[tuple[str, str], dict[int, None]] = {}
         self.libraries: dict[tuple[str, str], tuple[int, int]] = {}
         self._last_passage = 0
+        self.jobs: dict[str, JobRow] = {}
+        self.records: dict[tuple[str, str], Record] = {}
         self._latest = 0
         self._undone: list[tuple[dict[Any, Any], Any, Any]] = []
 

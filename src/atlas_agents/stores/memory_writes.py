@@ -7,7 +7,9 @@ import msgspec
 
 from atlas_agents.core.clock import days_ahead
 from atlas_agents.core.errors import Conflict, LimitSpent, NotStored, StoreError
+from atlas_agents.core.jobs import AddJob, ClaimJob, RetryJob, SetJob, TellJob
 from atlas_agents.core.json import encode
+from atlas_agents.core.records import DropRecord, PutRecord, Record
 from atlas_agents.core.shelves import AddPassages, DropDocument, PutDocument
 from atlas_agents.core.store import (
     OPEN,
@@ -38,11 +40,13 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.stores.chain import START, audit_row, journal_row
 from atlas_agents.stores.memory_desk import Desk
+from atlas_agents.stores.memory_jobs import add_job, claim_job, retry_job, set_job, tell_job
 from atlas_agents.stores.memory_shelves import add_passages, drop_document, put_document
 from atlas_agents.stores.query import Place, cleaned, query
+from atlas_agents.stores.record_writes import check_version, no_record
 from atlas_agents.stores.refusals import busy, check_count, check_fingerprint, check_numbers, no_session
 
-_SHOWN = ("label", "error", "title")
+_SHOWN = ("label", "error", "title", "task", "result")
 """Text that is only shown: cleaned, and not refused."""
 
 
@@ -68,7 +72,7 @@ def _carry_out(desk: Desk, place: Place, write: Write) -> Any:
 def _row(write: Write) -> msgspec.Struct:
     """What a write keeps."""
     match write:
-        case PutApproval(approval=row) | AddUsage(usage=row) | PutDocument(document=row):
+        case PutApproval(approval=row) | AddUsage(usage=row) | PutDocument(document=row) | AddJob(job=row):
             return row
         case _:
             return write
@@ -253,6 +257,19 @@ def _add_usage(desk: Desk, place: Place, write: AddUsage) -> None:
     desk.put(desk.usage, names, row)
 
 
+def _put_record(desk: Desk, place: Place, write: PutRecord) -> Record:
+    name = (write.kind, write.key)
+    version = desk.records[name].version if name in desk.records else 0
+    check_version(write, version)
+    return desk.put(desk.records, name, Record(write.kind, write.key, write.body, version + 1))
+
+
+def _drop_record(desk: Desk, place: Place, write: DropRecord) -> None:
+    if (write.kind, write.key) not in desk.records:
+        raise no_record(write)
+    desk.remove(desk.records, (write.kind, write.key))
+
+
 _ACTS: dict[type, Callable[[Desk, Place, Any], Any]] = {
     PutSession: _put_session,
     DropSession: _drop_session,
@@ -272,4 +289,11 @@ _ACTS: dict[type, Callable[[Desk, Place, Any], Any]] = {
     PutDocument: put_document,
     AddPassages: add_passages,
     DropDocument: drop_document,
+    AddJob: add_job,
+    ClaimJob: claim_job,
+    SetJob: set_job,
+    RetryJob: retry_job,
+    TellJob: tell_job,
+    PutRecord: _put_record,
+    DropRecord: _drop_record,
 }

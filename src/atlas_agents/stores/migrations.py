@@ -96,7 +96,27 @@ _POSTGRES_SEARCH = {
     "search_removed": "ALTER TABLE passages ALTER COLUMN vector SET STORAGE PLAIN",
 }
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD)
+_FOURTH = (
+    """CREATE TABLE jobs (
+        tenant {text} NOT NULL, id {text} NOT NULL, kind {text} NOT NULL, agent_id {text} NOT NULL,
+        task {text} NOT NULL, session {text} NOT NULL, state {text} NOT NULL, priority {int} NOT NULL,
+        parent {text} NOT NULL, root {text} NOT NULL, chain {text} NOT NULL, user_id {text} NOT NULL,
+        asker_run {text} NOT NULL, asker_call {text} NOT NULL, asker_session {text} NOT NULL,
+        asker_agent {text} NOT NULL, due_at {int} NOT NULL, deadline {int}, attempts {int} NOT NULL,
+        allowed {int} NOT NULL, epoch {int} NOT NULL, result {text}, error {text}, told {bool} NOT NULL,
+        created_at {int} NOT NULL, ended_at {int}, seq {int} NOT NULL,
+        PRIMARY KEY (tenant, id), UNIQUE (tenant, seq))""",
+    "CREATE INDEX jobs_pending ON jobs (tenant, priority, due_at) WHERE state IN ('queued', 'running')",
+    "CREATE INDEX jobs_untold ON jobs (tenant, seq) WHERE NOT told",
+    "CREATE INDEX jobs_of_root ON jobs (tenant, root) WHERE root <> ''",
+    """CREATE TABLE records (
+        tenant {text} NOT NULL, kind {text} NOT NULL, key {text} NOT NULL, body {blob} NOT NULL,
+        version {int} NOT NULL, PRIMARY KEY (tenant, kind, key))""",
+    "CREATE INDEX records_of_tenants ON records (tenant) WHERE kind = 'tenant'",
+    "CREATE INDEX jobs_of_parent ON jobs (tenant, parent, seq) WHERE parent <> ''",
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
 VERSION = len(STEPS)
 
 SQLITE = {

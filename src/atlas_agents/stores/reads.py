@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from atlas_agents.core.jobs import JobRow, JobState
+from atlas_agents.core.records import Record, RecordKind
 from atlas_agents.core.shelves import Document, Hit, Kind, PassageRow, Where
 from atlas_agents.core.store import (
     ApprovalRow,
@@ -14,6 +16,8 @@ from atlas_agents.core.store import (
     StoredMessage,
     UsageRow,
 )
+from atlas_agents.stores import job_statements as job_sql
+from atlas_agents.stores import record_statements as record_sql
 from atlas_agents.stores import shelf_statements as shelf
 from atlas_agents.stores import statements as sql
 from atlas_agents.stores.query import Query, Row, query
@@ -21,6 +25,7 @@ from atlas_agents.stores.rows import (
     approval_of,
     audit_of,
     event_of,
+    job_of,
     journal_of,
     message_of,
     run_of,
@@ -150,6 +155,44 @@ class SqlReads(ABC):
     async def vector_ids(self, library: Library) -> list[int]:
         asked = query(library.tenant, shelf.VECTOR_IDS, kind=library.kind, model=library.model)
         return [row[0] for row in await self.search(asked)]
+
+    async def job(self, tenant: str, id: str) -> JobRow | None:
+        rows = await self.fetch(query(tenant, job_sql.JOB, id=id))
+        return job_of(rows[0]) if rows else None
+
+    async def jobs(
+        self, tenant: str, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
+    ) -> list[JobRow]:
+        statement = job_sql.jobs_in(len(states)) if states else job_sql.JOBS
+        named = {f"state{n}": state for n, state in enumerate(states)}
+        asked = query(tenant, statement, limit=max(limit, 0), before=_ALL if before is None else before, **named)
+        return [job_of(row) for row in await self.fetch(asked)]
+
+    async def jobs_under(self, tenant: str, parent: str) -> list[JobRow]:
+        return [job_of(row) for row in await self.fetch(query(tenant, job_sql.JOBS_UNDER, parent=parent))]
+
+    async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
+        asked = query(tenant, job_sql.PENDING_JOBS, until=now, limit=max(limit, 0))
+        return [job_of(row) for row in await self.fetch(asked)]
+
+    async def record(self, tenant: str, kind: RecordKind, key: str) -> Record | None:
+        rows = await self.fetch(query(tenant, record_sql.RECORD, kind=kind, key=key))
+        return Record(*rows[0]) if rows else None
+
+    async def records(self, tenant: str, kind: RecordKind) -> list[Record]:
+        return [Record(*row) for row in await self.fetch(query(tenant, record_sql.RECORDS, kind=kind))]
+
+    async def active(self, tenant: str) -> list[tuple[str, str, int]]:
+        return [(row[0], row[1], row[2]) for row in await self.fetch(query(tenant, record_sql.ACTIVE))]
+
+    async def tokens(self, tenant: str, since: str, until: str) -> int:
+        return int((await self.fetch(query(tenant, record_sql.TOKENS, since=since, until=until)))[0][0])
+
+    async def stored(self, tenant: str) -> int:
+        return int((await self.fetch(query(tenant, record_sql.STORED)))[0][0])
+
+    async def tenants(self) -> list[str]:
+        return [row[0] for row in await self.fetch(Query(record_sql.TENANTS, {}))]
 
 
 def _at_most(limit: int | None) -> int:

@@ -1,6 +1,7 @@
 """What every store refuses, and in the same words."""
 
-from atlas_agents.core.errors import Conflict, Fenced, NotStored, SessionBusy, StoreError
+from atlas_agents.core.errors import Conflict, Fenced, LimitSpent, NotStored, SessionBusy, StoreError
+from atlas_agents.core.jobs import OPEN_JOB, JobRow
 from atlas_agents.core.store import OPEN, AcceptRun, AddEvents, ReserveEvents, RunRow
 
 _MOST_EVENTS = 1 << 31
@@ -28,6 +29,25 @@ def check_owner(run_id: str, status: str, epoch: int, claimed: int) -> None:
         raise Fenced(f"the run {run_id!r} has a new owner: its epoch is {epoch}, not {claimed}")
     if status not in OPEN:
         raise ended(run_id)
+
+
+def check_job_owner(job: JobRow, claimed: int | None) -> None:
+    if claimed is not None and job.epoch != claimed:
+        raise Fenced(f"the job {job.id!r} has a new owner: its epoch is {job.epoch}, not {claimed}")
+    if job.state not in OPEN_JOB:
+        raise job_ended(job)
+
+
+def no_job(id: str) -> NotStored:
+    return NotStored(f"there is no job {id!r}")
+
+
+def too_many_jobs(most: int) -> LimitSpent:
+    return LimitSpent(f"All {most} jobs that may follow from one message are given out: do the rest without them.")
+
+
+def job_ended(job: JobRow) -> Conflict:
+    return Conflict(f"the job {job.id!r} has ended: it is {job.state}")
 
 
 def no_session(key: str) -> NotStored:

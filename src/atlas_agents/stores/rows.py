@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from atlas_agents.core.jobs import JobRow
 from atlas_agents.core.store import (
     ApprovalRow,
     AuditRow,
@@ -17,6 +18,7 @@ from atlas_agents.core.store import (
 from atlas_agents.stores.query import Row
 
 _metadata = msgspec.json.Decoder(dict[str, Any])
+_chain = msgspec.json.Decoder(tuple[str, ...])
 
 
 def session_of(row: Row) -> Session:
@@ -53,3 +55,9 @@ def event_of(row: Row) -> EventRow:
 
 def usage_of(row: Row) -> UsageRow:
     return UsageRow(*row)
+
+
+def job_of(row: Row) -> JobRow:
+    values = list(row)
+    values[9], values[22] = _chain.decode(row[9]), bool(row[22])
+    return JobRow(*values)

@@ -5,7 +5,9 @@ from typing import Any
 
 from atlas_agents.core.clock import days_ahead
 from atlas_agents.core.errors import Conflict, LimitSpent, NotStored, StoreError
+from atlas_agents.core.jobs import AddJob, ClaimJob, RetryJob, SetJob, TellJob
 from atlas_agents.core.json import encode
+from atlas_agents.core.records import DropRecord, PutRecord
 from atlas_agents.core.shelves import AddPassages, DropDocument, PutDocument
 from atlas_agents.core.store import (
     AcceptRun,
@@ -31,7 +33,9 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.stores import statements as sql
 from atlas_agents.stores.chain import START, audit_row
+from atlas_agents.stores.job_writes import add_job, claim_job, retry_job, set_job, tell_job
 from atlas_agents.stores.query import Place, Steps, cleaned
+from atlas_agents.stores.record_writes import drop_record, put_record
 from atlas_agents.stores.refusals import no_session
 from atlas_agents.stores.rows import approval_of, message_of, session_of
 from atlas_agents.stores.run_writes import (
@@ -196,4 +200,11 @@ _STEPS: dict[type, Callable[[Place, Any], Steps[Any]]] = {
     PutDocument: put_document,
     AddPassages: add_passages,
     DropDocument: drop_document,
+    AddJob: add_job,
+    ClaimJob: claim_job,
+    SetJob: set_job,
+    RetryJob: retry_job,
+    TellJob: tell_job,
+    PutRecord: put_record,
+    DropRecord: drop_record,
 }

@@ -4,8 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import BadTool
+from atlas_agents.core.errors import BadTool, ToolFailed
+from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.metadata import Metadata
+from atlas_agents.core.office import Office
+from atlas_agents.core.store import Write
 from atlas_agents.tools.workers import report
 
 
@@ -20,11 +23,12 @@ def _unheard(key: str, value: Any) -> None:
 
 class ToolContext:
     """Whose call it is. `idempotency_key` is the same whenever this very call is tried again; `user` is for whom the
-    turn is taken; `approved` says whether a person was asked about it, and said yes."""
+    turn is taken, and `chain` who handed it on; `approved` says whether a person was asked about it, and said yes;
+    `office` is None where nothing is kept."""
 
     __slots__ = (
-        *("_note", "_report", "agent", "approved", "call_id", "conversation", "idempotency_key", "metadata", "run_id"),
-        *("tenant_id", "user"),
+        *("_note", "_report", "_writes", "agent", "approved", "call_id", "chain", "conversation", "idempotency_key"),
+        *("metadata", "office", "run_id", "tenant_id", "user"),
     )
 
     def __init__(
@@ -40,6 +44,9 @@ class ToolContext:
         user: str = "",
         approved: bool = False,
         note: Callable[[str, Any], object] = _unheard,
+        chain: Chain = NOBODY,
+        office: Office | None = None,
+        writes: list[Write] | None = None,
     ) -> None:
         self.conversation = conversation
         self.agent = agent
@@ -50,8 +57,11 @@ class ToolContext:
         self.approved = approved
         self.idempotency_key = f"{run_id}:{call_id}"
         self.user = user
+        self.chain = chain
+        self.office = office
         self._report = report
         self._note = note
+        self._writes = writes
 
     def progress(self, message: str) -> None:
         """Tell whoever listens how far the work is."""
@@ -60,6 +70,17 @@ class ToolContext:
     def note(self, key: str, value: Any) -> None:
         """Add to the call's row in the audit log, under `notes`: what it ran in, what it asked. It is redacted."""
         self._note(str(key), value)
+
+    def also(self, write: Write) -> None:
+        """Have this written together with the outcome of the call, if it is a good one: both or none."""
+        if self._writes is None:
+            raise ToolFailed("nothing is kept here: this needs a store, and a session by name")
+        self._writes.append(write)
+
+    def begin_again(self) -> None:
+        """Another try: what an earlier one wanted to have written is not."""
+        if self._writes:
+            self._writes.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a worker it is a copy; what it reports from there still arrives."""
@@ -72,6 +93,7 @@ class ToolContext:
             self.metadata,
             self.user,
             self.approved,
+            self.chain,
         )
 
 
@@ -84,6 +106,7 @@ def _in_worker(
     metadata: Metadata,
     user: str,
     approved: bool,
+    chain: Chain,
 ) -> ToolContext:
     return ToolContext(
         conversation=conversation,
@@ -95,4 +118,5 @@ def _in_worker(
         report=report,
         user=user,
         approved=approved,
+        chain=chain,
     )

@@ -9,8 +9,10 @@ import msgspec
 from atlas_agents.core.clock import Clock
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.events import Event
+from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.metadata import Metadata
+from atlas_agents.core.office import Office
 from atlas_agents.tools.approvals import Approvals, Book
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.journal import Journal
@@ -24,7 +26,9 @@ from atlas_agents.tools.workers import Workers
 class Governance:
     """What governs every call of a house; shared by all its runs. A policy may be replaced while runs are under way."""
 
-    __slots__ = ("_underway", "approvals", "audit", "clock", "limiter", "policy", "redactor", "retries", "workers")
+    __slots__ = (
+        *("_underway", "approvals", "audit", "clock", "limiter", "office", "policy", "redactor", "retries", "workers"),
+    )
 
     def __init__(
         self,
@@ -37,8 +41,10 @@ class Governance:
         redactor: Redactor,
         policy: Policy | None = None,
         retries: tuple[float, ...] = (1.0, 3.0, 9.0),
+        office: Office | None = None,
     ) -> None:
         self.clock = clock
+        self.office = office
         self.workers = workers
         self.approvals = approvals
         self.limiter = limiter
@@ -88,6 +94,7 @@ class Desk:
         "actor",
         "agent",
         "asks",
+        "chain",
         "conversation",
         "emit",
         "house",
@@ -113,9 +120,11 @@ class Desk:
         emit: Callable[[Event], None],
         journal: Journal | None = None,
         asks: bool = True,
+        chain: Chain = NOBODY,
     ) -> None:
         self.journal = journal
         self.asks = asks
+        self.chain = chain
         self.house = house
         self.run_id = run_id
         self.agent = agent

@@ -2,12 +2,14 @@
 
 import msgspec
 
+from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.messages import Message
 from atlas_agents.core.store import RunRow
 
 
 class Errand(msgspec.Struct, frozen=True):
-    """The messages it begins with, the shape of the answer, who speaks and how, and whether a person can be asked."""
+    """The messages it begins with, the shape of the answer, who speaks and how, whether a person can be asked, and for
+    whom it is done."""
 
     messages: tuple[msgspec.Raw, ...]
     output: msgspec.Raw = msgspec.Raw(b"null")
@@ -15,6 +17,7 @@ class Errand(msgspec.Struct, frozen=True):
     asks: bool = True
     mode: str = ""
     team: msgspec.Raw = msgspec.Raw(b"{}")
+    chain: Chain = NOBODY
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]

@@ -158,6 +158,7 @@ class Attempt:
         for pause in (*house.retries, None):
             self.tries += 1
             self.resting = False
+            context.begin_again()
             try:
                 return json_value(await self._once(values, context))
             except Exception as caught:

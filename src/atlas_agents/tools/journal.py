@@ -14,6 +14,7 @@ from atlas_agents.core.clock import SYSTEM_CLOCK, Clock, day_of
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import PoisonedRun, SessionBusy, StoreLost
 from atlas_agents.core.events import Usage
+from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.core.store import (
@@ -108,11 +109,12 @@ class Journal:
         mode: str = "",
         team: bytes = b"{}",
         asks: bool = True,
+        chain: Chain = NOBODY,
     ) -> RunRow:
         """Take the user's message in, the last of these: acknowledged when this returns, and begun if the session is
         idle. With `wait` it queues behind others; else SessionBusy. A key that was seen gives the known run."""
         began_with = tuple(msgspec.Raw(each.to_json()) for each in messages)
-        errand = Errand(began_with, msgspec.Raw(output or b"null"), model, asks, mode, msgspec.Raw(team))
+        errand = Errand(began_with, msgspec.Raw(output or b"null"), model, asks, mode, msgspec.Raw(team), chain)
         accepted = AcceptRun(
             self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), at_once=True
         )
@@ -258,9 +260,9 @@ class Journal:
         if call.id not in self._intents:
             await self._step("intent", call.id, encode(call), *([reserve] if reserve else ()))
 
-    async def settle(self, call: ToolCall, result: ToolResult, entry: Entry) -> None:
-        """It has an outcome: the outcome and its audit row, both or none."""
-        await self._step("outcome", call.id, encode(result), AddAudit(encode(entry)))
+    async def settle(self, call: ToolCall, result: ToolResult, entry: Entry, *more: Write) -> None:
+        """It has an outcome: the outcome, its audit row and what else belongs to it, all or nothing."""
+        await self._step("outcome", call.id, encode(result), AddAudit(encode(entry)), *more)
 
     async def end(self, status: RunStatus, error: str | None = None, said: Sequence[Text | Thinking] = ()) -> None:
         """The turn is over; what it added last is kept with that, and so is what was `said` of a message that never

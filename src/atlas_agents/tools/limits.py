@@ -14,6 +14,7 @@ import msgspec
 from atlas_agents.core.clock import Clock, day_of
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError, LimitReached
+from atlas_agents.tools.beat import Beat
 
 PROCESS_CAP = 64
 
@@ -130,13 +131,13 @@ class MemoryCounter:
 class Ticks:
     """Lets through so many calls of an agent per tick; the rest wait for the next ones, in order."""
 
-    def __init__(self, clock: Clock, per_tick: int, tick: float) -> None:
-        self._clock = clock
+    def __init__(self, beat: Beat, per_tick: int) -> None:
+        self._beat = beat
         self._per_tick = per_tick
-        self._tick = tick
         self._left: dict[str, int] = {}
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
         self._ticking: asyncio.AbstractEventLoop | None = None
+        """The loop on which the next tick is waited for."""
 
     async def turn(self, agent_id: str) -> None:
         """Wait for this call's turn."""
@@ -164,9 +165,9 @@ class Ticks:
         if self._ticking is not None:
             if not self._ticking.is_closed():
                 return
-            self._queues.clear()  # its alarm will not ring any more, and nobody waits there
+            self._queues.clear()  # its beat will not ring any more, and nobody waits there
         self._ticking = asyncio.get_running_loop()
-        self._clock.call_later(self._tick, self._next)
+        self._beat.next(self._next)
 
     def _give_back(self, agent_id: str) -> None:
         for place in self._queues.get(agent_id, ()):
@@ -218,7 +219,8 @@ class Limiter:
         self._clock = clock
         self._zero = clock.time() - clock.monotonic()
         self.days = MemoryCounter() if days is None else days
-        self.ticks = Ticks(clock, limits.per_tick, limits.tick) if limits.per_tick is not None else None
+        self.beat = Beat(clock, limits.tick)
+        self.ticks = Ticks(self.beat, limits.per_tick) if limits.per_tick is not None else None
         self._sessions: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
 
     def repeats(self) -> Repeats | None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.core.errors import Declined, ToolFault, ToolTimeout
+from atlas_agents.core.errors import Declined, LimitSpent, ToolFault, ToolTimeout
 from atlas_agents.core.events import ToolAnswered, ToolProgress
 from atlas_agents.core.messages import ToolCall, ToolResult
+from atlas_agents.core.store import Write
 from atlas_agents.core.text import clean
 from atlas_agents.tools.audit import MAX_NOTE, MAX_NOTES, MAX_RESULT, Entry
 from atlas_agents.tools.clear import Cleared, Denied
@@ -35,7 +36,7 @@ class Settling:
 
     __slots__ = (
         *("_attempt", "_began", "_desk", "_failure", "_fault", "_halted", "_over", "_refused", "_ticket", "_untouched"),
-        *("_notes", "_took", "_waiter", "_written", "result"),
+        *("_notes", "_took", "_waiter", "_writes", "_written", "result"),
     )
 
     def __init__(self, ticket: Cleared | Denied, desk: Desk) -> None:
@@ -47,6 +48,7 @@ class Settling:
         self._refused = self._halted = self._untouched = self._over = False
         self._waiter: asyncio.Future[None] | None = None
         self._written = desk.journal.outcome(ticket.call) if desk.journal is not None else None
+        self._writes: list[Write] | None = None if desk.journal is None else []
         self._failure: Exception | None = None
         self._took: float | None = None
         self._notes: dict[str, Any] = {}
@@ -121,8 +123,7 @@ class Settling:
         """Written down, then told. Of a turn that was halted, `given` tells, in the model's order."""
         try:
             result = self.result or await self._found_out(self._outcome(value, error))
-            await self._record(result)
-            self._written = result
+            self._written = result = await self._record(result)
             if not self._halted and self.result is None:
                 self.result = self._tell(result)
         except Left as failure:
@@ -155,13 +156,22 @@ class Settling:
             return result
         return as_result(await find_out(ticket.tool, ticket.call, self._desk), ticket.call, self._desk) or result
 
-    async def _record(self, result: ToolResult) -> None:
-        """Where there is a journal, the outcome and its audit row are one step."""
-        journal, entry = self._desk.journal, self._entry(result)
+    async def _record(self, result: ToolResult) -> ToolResult:
+        """Where there is a journal, the outcome, its audit row and what the tool wants written are one step; what is
+        refused then was not done, and that is the outcome."""
+        journal, call = self._desk.journal, self._ticket.call
         if journal is None:
-            await self._desk.house.audit.append(entry)
-        else:
-            await journal.settle(self._ticket.call, result, entry)
+            await self._desk.house.audit.append(self._entry(result))
+            return result
+        more = self._writes if self._writes and result.status == "ok" else ()
+        try:
+            await journal.settle(call, result, self._entry(result), *more)
+        except LimitSpent as spent:
+            result = ToolResult(call.id, "error", str(spent), "limit")
+            await journal.settle(call, result, self._entry(result))
+        if more and self._desk.house.office is not None:
+            self._desk.house.office.wake()
+        return result
 
     def _unbegun(self) -> ToolResult:
         """Of a call that was not begun: nothing happened, unless it was in a run that was cut short."""
@@ -274,6 +284,9 @@ class Settling:
             approved=bool(ticket.bound),
             note=self._note,
             user=desk.actor.user,
+            chain=desk.chain,
+            office=desk.house.office,
+            writes=self._writes,
         )
 
     def _note(self, key: str, value: Any) -> None:

@@ -16,7 +16,7 @@ from crash import lanes, special
 from crash.bugs import BUGS
 from crash.random_cases import random_case
 from crash.runner import Case, Runner
-from crash.scripts import SCRIPTS, Script
+from crash.scripts import JOBS, SCRIPTS, Script
 from crash.seams import set_points
 from crash.stores import Place
 from crash.tally import Counting
@@ -92,7 +92,7 @@ class Lane:
     def _scripts(self, names: tuple[str, ...] = ()) -> list[Script]:
         wanted = self._given.script or names or tuple(SCRIPTS)
         part, parts = self._part()
-        return [SCRIPTS[name] for name in wanted][part - 1 :: parts]
+        return [(SCRIPTS | JOBS)[name] for name in wanted][part - 1 :: parts]
 
     def _part(self) -> tuple[int, int]:
         part, parts = map(int, self._given.shard.split("/"))

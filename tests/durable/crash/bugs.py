@@ -7,12 +7,15 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents import Answer, Message, Question, ToolCall, ToolResult
+from atlas_agents import Answer, Atlas, Message, Question, ToolCall, ToolResult
 from atlas_agents.core.errors import Conflict, NotStored, StoreError
+from atlas_agents.core.ids import new_id
+from atlas_agents.core.jobs import JobRow, TellJob
 from atlas_agents.core.json import encode
-from atlas_agents.core.store import AddAudit, AnswerApproval, Reserve, RunStatus, Store
+from atlas_agents.core.store import AddAudit, AnswerApproval, Reserve, RunStatus, Store, Write
 from atlas_agents.engine import house
 from atlas_agents.engine.history import History
+from atlas_agents.engine.job_work import Work
 from atlas_agents.engine.run import Accepted, Run
 from atlas_agents.stores import migrations, run_writes, statements, writes
 from atlas_agents.tools.approvals import Approvals
@@ -202,6 +205,40 @@ def fence_nobody() -> None:
     _set(run_writes, check_owner=check)
 
 
+def keep_a_job_apart() -> None:
+    """A job is written when its call has its outcome, and not with it."""
+    settle = Journal.settle
+
+    async def apart(self: Any, call: ToolCall, result: ToolResult, entry: Entry, *more: Write) -> None:
+        await settle(self, call, result, entry)
+        if more:
+            await self._store.commit(self._tenant, more)
+
+    _set(Journal, settle=apart)
+
+
+def tell_before_telling() -> None:
+    """That its asker knows is written before it is so."""
+    tell = Work.tell
+
+    async def early(self: Any, job: JobRow) -> bool:
+        await self._store.commit(self._tenant, [TellJob(job.id, job.attempts)])
+        return await tell(self, job)
+
+    _set(Work, tell=early)
+
+
+def forget_names() -> None:
+    """What came of a job is told anew each time."""
+    send: Callable[..., Any] = Atlas.send
+
+    def nameless(self: Atlas, *given: Any, idempotency_key: str = "", **more: Any) -> Any:
+        key = f"{idempotency_key} {new_id()}" if idempotency_key.startswith("answer") else idempotency_key
+        return send(self, *given, idempotency_key=key, **more)
+
+    _set(Atlas, send=nameless)
+
+
 BUGS: dict[str, Bug] = {
     "run, then record": Bug(run_then_record, "A", "one unsafe call", ("I2",)),
     "record, then run": Bug(record_then_run, "A", "one unsafe call", ("I7",)),
@@ -219,6 +256,9 @@ BUGS: dict[str, Bug] = {
     "the end is not written": Bug(never_end, "A", "text only", ("I4",)),
     "the day is counted apart": Bug(count_apart, "A", "the day is spent", ("I12",)),
     "an answer is forgotten": Bug(ask_again, "A", "approved", ("I9",)),
+    "a job is kept apart": Bug(keep_a_job_apart, "A", "handed on", ("jobs",)),
+    "a job is told of before it is": Bug(tell_before_telling, "A", "handed on", ("jobs", "I11")),
+    "the answer of a job has no name": Bug(forget_names, "A", "handed on", ("jobs",)),
     "nobody is fenced": Bug(fence_nobody, "zombies", "one unsafe call", ("I9",)),
 }
 

@@ -23,6 +23,7 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "I9": more_checks.clients_saw_the_truth,
     "I11": more_checks.again_changes_nothing,
     "I12": more_checks.counts_are_exact,
+    "jobs": more_checks.jobs_are_done_once,
 }
 _CALM = ("nothing", "kill", "stop", "busy", "full", "lost", "unclear", "io")
 """What may strike and still leaves a turn to come to its proper end, also where a new day brings no new rights."""
@@ -60,6 +61,7 @@ def readable(outcome: Outcome, found: Sequence[str]) -> str:
         lines.append(f"  run {row.id} in {row.session}: {row.status}, epoch {row.epoch}, key {row.key}, {row.error}")
         steps = [step for step in outcome.tables.journal if step.run_id == row.id]
         lines += [f"    {step.seq:3} {step.kind:9} {step.key:36} {_short(step.payload)}" for step in steps]
+    lines += [f"  job {job}" for job in outcome.tables.jobs]
     lines += [f"  audit {row.seq} {_short(row.entry)}" for row in outcome.tables.audit]
     lines += [f"  message {each.session} {each.seq} {_short(each.body)}" for each in outcome.tables.messages]
     return "\n".join([*lines, *(f"  {_line(note)}" for note in outcome.notes if note.what != "passed")])

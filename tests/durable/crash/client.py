@@ -42,14 +42,31 @@ class Client:
         STAGE.points.cancel = lambda: loop.call_soon_threadsafe(self._cancel_all) and None
         if again and not sends_first:
             await self._recover()
+        if not (again and sends_first):
+            self._see_to_jobs()
         looking = asyncio.create_task(self._look_after_others()) if again and sends_first else None
         await asyncio.gather(*(self._send_all(sends) for sends in self._script.clients))
         if again and sends_first:
             await self._recover()
-        while self._following:
-            await asyncio.wait(set(self._following))
+            self._see_to_jobs()
+        while await self._has_jobs() or self._following:
+            await asyncio.wait([*self._following, asyncio.create_task(asyncio.sleep(0.005))])
         if looking is not None:
             looking.cancel()
+
+    def _see_to_jobs(self) -> None:
+        if self._script.jobs:
+            self._atlas.jobs.on_turn(lambda stream, _: self._follow(stream, ""))
+            self._atlas.jobs.start()
+
+    async def _has_jobs(self) -> bool:
+        """There is something to do, or to tell."""
+        if not self._script.jobs or self._atlas.store is None:
+            return False
+        try:
+            return bool(await self._atlas.store.pending_jobs(self._atlas.tenant, 1 << 60))
+        except AtlasError:
+            return True
 
     async def _look_after_others(self) -> None:
         """Turns that went on because a message was sent to their session: nobody was given their streams."""

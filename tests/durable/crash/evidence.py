@@ -1,5 +1,7 @@
 """What a case left behind, in order: runs with their steps, messages and effects, and what clients saw of them."""
 
+import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,10 +12,11 @@ from atlas_agents import Message, ToolResult
 from atlas_agents.core.store import JournalRow
 from crash.runner import Outcome
 from crash.scripts import Send
-from crash.stores import RunLine
+from crash.stores import JobLine, RunLine
 from crash.world import Note
 
 _results = msgspec.json.Decoder(ToolResult)
+_NAMES = re.compile(r"\b[0-9a-f]{16}\b")
 
 
 class Trace:
@@ -47,6 +50,7 @@ class Evidence:
         self.client = [note for note in outcome.notes if note.who == "client"]
         self.requests = [note for note in outcome.notes if note.what == "request"]
         sends = {send.key: send for send in self.script.sends}
+        sends |= {send.key: send for row in self.tables.runs for send in _of_job(row, self.tables.jobs)}
         self.traces = {row.id: Trace(row, sends.get(row.key)) for row in self.tables.runs}
         self.sessions: dict[str, list[Message]] = defaultdict(list)
         for step in self.tables.journal:
@@ -61,6 +65,11 @@ class Evidence:
             if note.what == "effect":
                 trace = self.traces.get(note.run)
                 trace.effects.append(note) if trace else self.strays.append(note)
+        for job in self.tables.jobs:  # that there is one is what handing on work has come to
+            key = f"{job.asker_run}:{job.asker_call}"
+            note = Note("tool", "effect", 0, 0, job.asker_run, job.asker_call, key, "delegate_task", job.seq)
+            trace = self.traces.get(job.asker_run)
+            trace.effects.append(note) if trace else self.strays.append(note)
         self.audited: list[dict[str, Any]] = [msgspec.json.decode(row.entry) for row in self.tables.audit]
 
     def seen(self, *kinds: str) -> Iterable[Note]:
@@ -77,11 +86,23 @@ def ends(trace: Trace) -> list[dict[str, Any]]:
     return [msgspec.json.decode(step.payload) for step in trace.of("ended")]
 
 
+def _of_job(row: RunLine, jobs: Iterable[JobLine]) -> Iterator[Send]:
+    """A turn that nobody sent: that of a job, or the one in which its asker hears of it."""
+    for job in jobs:
+        if row.key.startswith((f"job {job.id} ", f"answer {job.id} ")):
+            yield Send(f"{row.key.split()[0]} of {job.agent}", row.key, row.session)
+
+
+def nameless(value: Any) -> Any:
+    """The same without the names of jobs."""
+    return json.loads(_NAMES.sub("JOB", json.dumps(value))) if "job" in str(value) else value
+
+
 def story(trace: Trace) -> list[Any]:
     """A run as whoever reads the conversation sees it, without names and times."""
     told: list[Any] = [trace.row.status]
     for message in trace.messages:
-        told.append((message.role, message.text.split(" #")[0]))
+        told.append((message.role, nameless(message.text.split(" #")[0])))
         told += [("calls", call.name, call.arguments) for call in message.tool_calls]
-        told += [("result", result.status, result.result) for result in message.tool_results]
+        told += [("result", result.status, nameless(result.result)) for result in message.tool_results]
     return told

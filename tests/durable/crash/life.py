@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from atlas_agents import Agent, Answer, Approvals, Atlas, History, Limits, Question, RetryPolicy
+from atlas_agents import Agent, Answer, Approvals, Atlas, Delegation, History, Limits, Question, RetryPolicy
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import Store
 from atlas_agents.testing import Environment, Registry
@@ -91,7 +91,8 @@ async def _recover_again(setting: Setting, store: Store) -> None:
     streams = await atlas.recover()
     for stream in streams:
         await asyncio.wait([asyncio.ensure_future(stream.reply())])
-    same = not streams and setting.place.rows() == before
+    left = await store.pending_jobs(atlas.tenant, 1 << 60)
+    same = not streams and not left and setting.place.rows() == before
     STAGE.world.note("runner", "recovered again", n=int(same))
     await atlas.close()
 
@@ -108,20 +109,24 @@ def prepare(setting: Setting, life: Life) -> None:
 
 def build(script: Script, store: Store) -> Atlas:
     models = [Player("first", breaks=True), Player("second")] if script.fails_over else [Player()]
-    agent = Agent(
-        "a",
-        providers=models,
-        tools=TOOLS,
-        retry=_RETRY,
-        parallel_tools=not script.one_by_one,
-        mode=script.mode,
-        max_rounds=script.rounds,
-    )
+    agents = [
+        Agent(
+            id,
+            providers=models,
+            tools=TOOLS,
+            retry=_RETRY,
+            parallel_tools=not script.one_by_one,
+            mode=script.mode,
+            max_rounds=script.rounds,
+        )
+        for id in ("abc" if script.jobs else "a")
+    ]
     return Atlas(
-        [agent],
+        agents,
         store=store,
         history=History(max_messages=script.memory or None),
-        limits=Limits(per_day=script.per_day or None),
+        limits=Limits(per_day=script.per_day or None, tick=0.03),
+        delegation=Delegation(pauses=(0.0,)),
         approve=Approvals(_say if script.asks == "function" else None, wait=True, deadline=script.deadline),
         retries=(0.1, 0.1),
         registry=_REGISTRY,

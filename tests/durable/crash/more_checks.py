@@ -98,6 +98,36 @@ def _found_out(is_: Any, was: Any) -> bool:
     return is_[:3] == ("result", "ok", "found out") and was[:2] == ("result", "ok")
 
 
+def jobs_are_done_once(evidence: Evidence) -> Iterator[str]:
+    """What was handed on is done and told, each once, and nothing is done that nobody handed on."""
+    asked = Counter(
+        (trace.row.id, step.key)
+        for trace in evidence.traces.values()
+        for step, result in trace.outcomes()
+        if result.status == "ok" and "'job_id'" in str(result.result)
+    )
+    kept = Counter((job.asker_run, job.asker_call) for job in evidence.tables.jobs)
+    if asked != kept:
+        yield f"handed on is {dict(asked)}, and there are the jobs {dict(kept)}"
+    every = evidence.tables.jobs
+    for job in every:
+        if job.state in ("queued", "running") or not job.told:
+            yield f"the job {job.id} is {job.state}, and told: {job.told}"
+        told = [
+            m for m in evidence.sessions[job.asker_session] if m.metadata.get("job") == job.id and "state" in m.metadata
+        ]
+        if not told and any(job.asker_session == other.session and other.state != "done" for other in every):
+            continue  # what it was for had ended before
+        if len(told) != 1 or told[0].metadata["state"] != job.state:
+            yield f"of the job {job.id}, which is {job.state}, its asker was told {[m.metadata for m in told]}"
+        tasks = [m for m in evidence.sessions[job.session] if m.text == job.task]
+        if len(tasks) != job.attempts:
+            yield f"the task of the job {job.id} was given {len(tasks)} times, in {job.attempts} attempts"
+        last = next((m.text for m in reversed(evidence.sessions[job.session]) if m.role == "assistant"), "")
+        if job.state == "done" and job.result != last:
+            yield f"the job {job.id} came to {job.result!r}, and {last!r} was said"
+
+
 def again_changes_nothing(evidence: Evidence) -> Iterator[str]:
     """I11: after all has ended, another start finds nothing to do."""
     again = [note.n for note in evidence.notes if note.what == "recovered again"]

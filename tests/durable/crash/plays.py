@@ -13,10 +13,17 @@ import msgspec
 from atlas_agents import Happened, Message, NotHappened, ProviderError, ToolContext, ToolFailed, Transient, tool
 from atlas_agents.providers.base import Capabilities, Chunk, Request, TextChunk, ToolCallChunk
 from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
+from atlas_agents.toolbox.team import delegate_task
 from crash.points import in_model
 from crash.stage import STAGE
 
 CANARY = "canary-5f0e"
+
+
+def _hand(to: str, task: str) -> Reply:
+    return calls("delegate_task", target_agent=to, task_description=task)
+
+
 SHAPE = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 PLAYS: dict[str, tuple[Reply, ...]] = {
     "text": (says("Just a few words."),),
@@ -65,6 +72,12 @@ PLAYS: dict[str, tuple[Reply, ...]] = {
         says("Final Answer: Paid and ordered."),
     ),
     "poison": (calls("die", n=1), says("Alive.")),
+    "hand on": (_hand("b", "unsafe #j"), says("Handed on.")),
+    "hand further": (_hand("b", "ask c #j"), says("Handed on.")),
+    "ask c": (_hand("c", "keyed #k"), says("I asked c.")),
+    "hand both": (_hand("b", "yes #j") + _hand("c", "broken #k"), says("Handed on.")),
+    "broken": (fails(ProviderError("no such model", "bad_request")),),
+    "answered": (says("Good to know."),),
 }
 STOPPED = ("stopped", "stopped later")
 """Plays that the client cancels in the middle."""
@@ -101,10 +114,8 @@ def next_reply(messages: Sequence[Message]) -> Reply:
         if message.role == "assistant" and said is None:
             said = message
         elif message.role == "user" and not _is_own(message):
-            replies = PLAYS[message.text.split(" #")[0]]
-            if (
-                messages[-1].metadata.get("synthetic") and len(replies) == 2
-            ):  # it is told to mend its answer, of which it may see nothing
+            replies = PLAYS["answered" if "state" in message.metadata else message.text.split(" #")[0]]
+            if messages[-1].metadata.get("synthetic") and len(replies) == 2:  # it may see nothing of what it must mend
                 return replies[-1]
             known = [_words(reply) for reply in replies]
             return replies[known.index((said.text, _calls(said))) + 1 if said is not None else 0]
@@ -255,5 +266,5 @@ async def die(n: int, context: ToolContext) -> str:
     return await _act(context, "die", n)
 
 
-TOOLS = (look, pay, order, wire, stumble, break_, ring, ship, post, press, wait, hold, die)
+TOOLS = (look, pay, order, wire, stumble, break_, ring, ship, post, press, wait, hold, die, delegate_task)
 EFFECTS = {each.name: each.effect for each in TOOLS}

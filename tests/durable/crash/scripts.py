@@ -43,6 +43,8 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
     fails_over: bool = False
     migrates: bool = False
     mode: Mode = "tools"
+    jobs: bool = False
+    """There are other agents, and somebody sees to what is handed to them."""
     like: str = ""
     """The script that has the same ends, if not this one itself."""
 
@@ -100,4 +102,13 @@ SCRIPTS: dict[str, Script] = {
         _one("in text", "steps", "Paid and ordered.", mode="react"),
     )
 }
+JOBS: dict[str, Script] = {
+    script.name: script
+    for script in (
+        Script("handed on", ((Send("hand on", "1"),),), ("Handed on.", "Good to know.", "Paid."), jobs=True),
+        Script("handed further", ((Send("hand further", "1"),),), jobs=True),
+        Script("two handed on", ((Send("hand both", "1"),),), jobs=True),
+    )
+}
+"""Scripts in which agents hand work to each other."""
 POISON = Script("poison", ((Send("poison", "1"), Send("text", "2")),))

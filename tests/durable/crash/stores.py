@@ -17,13 +17,15 @@ from crash.seams import PointedStore
 
 Rows: TypeAlias = Sequence[Sequence[Any]]
 QUERIES = (
-    "SELECT id, session, status, epoch, idempotency_key, error FROM runs ORDER BY session, place",
+    "SELECT id, session, status, epoch, idempotency_key, error, agent_id FROM runs ORDER BY session, place",
     "SELECT run_id, seq, kind, key, payload, at, previous, hash FROM journal ORDER BY run_id, seq",
     "SELECT session, seq, id, run_id, body FROM messages ORDER BY session, seq",
     "SELECT seq, entry, previous, hash FROM audit ORDER BY seq",
     "SELECT id, run_id, call_id, question, answer, expires_at, answered_at FROM approvals ORDER BY id",
     "SELECT agent_id, day, used FROM counters ORDER BY agent_id, day",
     "SELECT session, input_tokens, output_tokens, turns FROM usage_sums ORDER BY session, day, model",
+    "SELECT id, seq, agent_id, task, session, state, asker_run, asker_call, asker_session, attempts, result, told"
+    " FROM jobs ORDER BY seq",
 )
 
 
@@ -36,6 +38,24 @@ class RunLine(msgspec.Struct, frozen=True):
     epoch: int
     key: str
     error: str | None
+    agent: str
+
+
+class JobLine(msgspec.Struct, frozen=True):
+    """A job, and who asked for it."""
+
+    id: str
+    seq: int
+    agent: str
+    task: str
+    session: str
+    state: str
+    asker_run: str
+    asker_call: str
+    asker_session: str
+    attempts: int
+    result: str | None
+    told: bool | int
 
 
 class MessageLine(msgspec.Struct, frozen=True):
@@ -70,6 +90,7 @@ class Tables(msgspec.Struct, frozen=True):
     approvals: list[ApprovalLine]
     counters: list[tuple[str, str, int]]
     usage: list[tuple[str, int, int, int]]
+    jobs: list[JobLine]
 
 
 class Place(Protocol):
@@ -110,7 +131,7 @@ async def make(path: Path) -> None:
 
 
 def tables(found: Sequence[Rows]) -> Tables:
-    runs, journal, messages, audit, approvals, counters, usage = found
+    runs, journal, messages, audit, approvals, counters, usage, jobs = found
     return Tables(
         [RunLine(*row) for row in runs],
         [_step(*row) for row in journal],
@@ -119,6 +140,7 @@ def tables(found: Sequence[Rows]) -> Tables:
         [_approval(*row) for row in approvals],
         [(row[0], row[1], row[2]) for row in counters],
         [(row[0], row[1], row[2], row[3]) for row in usage],
+        [JobLine(*row) for row in jobs],
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import msgspec
 
 from atlas_agents.core.text import clean
+from atlas_agents.gateway.protocol.jobs import JobShape
 from atlas_agents.gateway.protocol.records import AuditShape
 from atlas_agents.gateway.protocol.shapes import Decision, MessageShape, PlanStepShape, SessionShape, UsageShape, Wire
 
@@ -187,6 +188,13 @@ class ApprovalsUpdated(Wire, frozen=True):
     session_key: str
 
 
+class JobUpdated(Wire, frozen=True):
+    """A job is new, begun, put back or over; for those who have asked for the list."""
+
+    event: ClassVar[str] = "job.updated"
+    job: JobShape
+
+
 class ServerShutdown(Wire, frozen=True):
     """The server stops; with a figure, it expects to be back."""
 
@@ -205,7 +213,7 @@ class KnowledgeProgress(Wire, frozen=True):
     current: str = ""
 
 
-HouseEvent: TypeAlias = SessionUpdated | AuditAdded | ApprovalsUpdated | KnowledgeProgress | ServerShutdown
+HouseEvent: TypeAlias = SessionUpdated | AuditAdded | ApprovalsUpdated | KnowledgeProgress | JobUpdated | ServerShutdown
 RUN_EVENTS: dict[str, type[RunEvent]] = {
     kind.event: kind
     for kind in (
@@ -226,7 +234,8 @@ RUN_EVENTS: dict[str, type[RunEvent]] = {
     )
 }
 HOUSE_EVENTS: dict[str, type[HouseEvent]] = {
-    kind.event: kind for kind in (SessionUpdated, AuditAdded, ApprovalsUpdated, KnowledgeProgress, ServerShutdown)
+    kind.event: kind
+    for kind in (SessionUpdated, AuditAdded, ApprovalsUpdated, KnowledgeProgress, JobUpdated, ServerShutdown)
 }
 LAST_WORDS = frozenset(("chat.final", "chat.error"))
 """Every run ends with exactly one of these."""

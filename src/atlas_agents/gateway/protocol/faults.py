@@ -13,6 +13,7 @@ Kind: TypeAlias = Literal[
     "RUN_NOT_FOUND",
     "APPROVAL_NOT_FOUND",
     "AGENT_NOT_FOUND",
+    "JOB_NOT_FOUND",
     "INTERNAL",
     "FORBIDDEN",
     "BUSY",
@@ -29,6 +30,7 @@ CODES: dict[Kind, int] = {
     "RUN_NOT_FOUND": -32602,
     "APPROVAL_NOT_FOUND": -32602,
     "AGENT_NOT_FOUND": -32602,
+    "JOB_NOT_FOUND": -32602,
     "INTERNAL": -32603,
     "FORBIDDEN": -32001,
     "BUSY": -32002,
@@ -74,11 +76,12 @@ class Fault(Exception):
         return FaultShape(CODES[self.kind], self.message, detail)
 
 
-def not_found(what: Literal["SESSION", "RUN", "APPROVAL"]) -> Fault:
+def not_found(what: Literal["SESSION", "RUN", "APPROVAL", "JOB"]) -> Fault:
     """The same words whether it never was or belongs to somebody else."""
     kinds: dict[str, Any] = {
         "SESSION": ("SESSION_NOT_FOUND", "there is no such session"),
         "RUN": ("RUN_NOT_FOUND", "there is no such run"),
         "APPROVAL": ("APPROVAL_NOT_FOUND", "there is no such open question"),
+        "JOB": ("JOB_NOT_FOUND", "there is no such job"),
     }
     return Fault(*kinds[what])

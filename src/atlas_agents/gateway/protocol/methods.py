@@ -2,7 +2,7 @@
 
 import msgspec
 
-from atlas_agents.gateway.protocol import chat, knowledge, records, runs, sessions
+from atlas_agents.gateway.protocol import chat, jobs, knowledge, records, runs, schedules, sessions, tenants
 from atlas_agents.gateway.protocol.shapes import Done, Nothing, Scope, Wire
 
 
@@ -41,6 +41,17 @@ _ALL = (
     Method("sessions.import", "write", sessions.SessionsImport, sessions.Imported, "A session made of such lines."),
     Method("runs.list", "read", runs.RunsList, runs.RunsFound, "Turns, the latest first."),
     Method("runs.get", "read", runs.OneRun, runs.RunFound, "A turn, step by step."),
+    Method("jobs.list", "read", jobs.JobsList, jobs.JobPage, "Work that was handed on or is due, the latest first."),
+    Method("jobs.get", "read", jobs.OneJob, jobs.JobFound, "One job."),
+    Method("jobs.cancel", "write", jobs.OneJob, jobs.JobFound, "Stop a job, and what was asked for in it."),
+    Method("jobs.retry", "write", jobs.OneJob, jobs.JobFound, "Try a job again that was not done."),
+    Method(
+        "schedules.add", "write", schedules.SchedulesAdd, schedules.ScheduleFound, "Have a task done over and over."
+    ),
+    Method("schedules.list", "read", Nothing, schedules.SchedulesFound, "Tasks that recur."),
+    Method("schedules.pause", "write", schedules.SchedulesPause, schedules.ScheduleFound, "Let a schedule rest."),
+    Method("schedules.run", "write", schedules.OneSchedule, jobs.JobFound, "Do the task of a schedule now."),
+    Method("schedules.remove", "write", schedules.OneSchedule, Done, "Remove a schedule."),
     Method("approvals.list", "read", Nothing, sessions.ApprovalsFound, "Questions that wait for an answer."),
     Method("approvals.resolve", "approve", sessions.ApprovalsResolve, Done, "Answer a question."),
     Method("exec.approve", "approve", sessions.ExecAnswer, Done, "Say yes to a question, once."),
@@ -69,6 +80,14 @@ _ALL = (
     Method("memories.list", "read", knowledge.MemoriesList, knowledge.MemoriesFound, "What an agent remembers of you."),
     Method("memories.forget", "write", knowledge.MemoriesForget, Done, "Have an agent forget something."),
     Method("limits.get", "read", Nothing, records.LimitsFound, "The limits of tool calls, and what is used."),
+    Method("users.list", "read", Nothing, tenants.UsersFound, "Who belongs here."),
+    Method("users.put", "admin", tenants.UsersPut, tenants.UserFound, "Add somebody, or change them."),
+    Method("users.remove", "admin", tenants.OneUser, Done, "Remove somebody."),
+    Method("plans.list", "read", Nothing, tenants.PlansFound, "The plans that there are."),
+    Method("plans.put", "admin", tenants.PlansPut, tenants.PlanFound, "Make a plan, or change one."),
+    Method("tenants.get", "read", Nothing, tenants.TenantFound, "The plan, and how much of it is used."),
+    Method("tenants.update", "admin", tenants.TenantsUpdate, tenants.TenantFound, "Have another plan."),
+    Method("tenants.list", "admin", Nothing, tenants.TenantsFound, "The tenants of this store."),
     Method("config.get", "admin", Nothing, records.ConfigFound, "The settings in force, without secrets."),
     Method("tokens.rotate", "admin", Nothing, records.TokenMade, "Make a new token; the old one ends at once."),
 )

@@ -1,0 +1,29 @@
+"""A task that recurs: when it is due, also where the clock leaps."""
+
+import asyncio
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from atlas_agents import Agent, Atlas
+from atlas_agents.core.schedules import Schedule
+from atlas_agents.engine.schedules import upcoming
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Scripted, says
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+async def main() -> None:
+    night = Schedule("backup", "30 2 * * *", "clerk", "Check the backup.", zone="Europe/Berlin")
+    spring = int(datetime(2027, 3, 27, 12, tzinfo=BERLIN).timestamp() * 1000)
+    for time in upcoming(night, spring, 2):
+        print(datetime.fromtimestamp(time / 1000, BERLIN).isoformat(timespec="minutes"))
+
+    clerk = Agent("clerk", model=Scripted(says("The backup is fine.")))
+    async with Atlas([clerk], store=MemoryStore()) as atlas, atlas.jobs.at_work():
+        await atlas.jobs.schedules.add(night)
+        job = await atlas.jobs.schedules.run("backup")  # now, whatever its times say
+        print(job.kind, "-", (await atlas.jobs.ended(job.id)).result)
+
+
+asyncio.run(main())

@@ -1,0 +1,33 @@
+"""Small things that a tenant keeps by name and reads as a whole: its schedules, its users, its plan."""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan"]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One of them; `body` is JSON. `version` rises with every change."""
+
+    kind: RecordKind
+    key: str
+    body: bytes
+    version: int
+
+
+class PutRecord(msgspec.Struct, frozen=True, tag=True):
+    """Keep a record, or change one; it is the result. With a version it must be the one that is there, 0 for none yet:
+    else `Conflict`."""
+
+    kind: RecordKind
+    key: str
+    body: bytes
+    version: int | None = None
+
+
+class DropRecord(msgspec.Struct, frozen=True, tag=True):
+    """Remove a record; `NotStored` if there is none."""
+
+    kind: RecordKind
+    key: str

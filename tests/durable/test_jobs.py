@@ -1,0 +1,358 @@
+"""Work that agents hand to each other: done once, told once, bounded, stopped when its time is over."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from atlas_agents import Agent, Answer, Approvals, Atlas, Delegation, Message, Policy, ToolContext, tool
+from atlas_agents.core.errors import Conflict, NotStored, ProviderError
+from atlas_agents.core.jobs import JobRow
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, calls, fails, says
+from atlas_agents.toolbox.team import delegate_task
+from atlas_agents.tools.permissions import Cell
+
+QUICK = (0.0, 0.0, 0.0, 0.0)
+
+
+def hand(to: str, task: str = "write it", **more: Any) -> Any:
+    return calls("delegate_task", target_agent=to, task_description=task, **more)
+
+
+def agent(id: str, *replies: Any, **more: Any) -> Agent:
+    return Agent(id, model=Scripted(*replies), tools=[delegate_task, *more.pop("tools", ())], **more)
+
+
+def team(*agents: Agent, **more: Any) -> Atlas:
+    more.setdefault("store", MemoryStore(clock=more.get("clock") or VirtualClock()))
+    more.setdefault("delegation", Delegation(pauses=QUICK))
+    return Atlas(agents, registry=Registry(Environment({}, dotenv=None)), **more)
+
+
+async def until(holds: Callable[[], Awaitable[Any]]) -> Any:
+    """What it comes to, as soon as it is something."""
+    async with asyncio.timeout(10):
+        while not (found := await holds()):  # noqa: ASYNC110 - of the store, which tells nobody
+            await asyncio.sleep(0.001)
+    return found
+
+
+async def settled(atlas: Atlas, *states: str) -> list[JobRow]:
+    """All jobs in the order in which they were asked for, once nothing is left to do."""
+
+    async def look() -> bool:
+        assert atlas.store is not None
+        return not await atlas.store.pending_jobs(atlas.tenant, 1 << 60) and not await atlas.store.open_runs()
+
+    await until(look)
+    jobs = sorted(await atlas.jobs.list(), key=lambda job: job.seq)
+    if states:
+        assert [job.state for job in jobs] == list(states), [job.error for job in jobs]
+    return jobs
+
+
+@asynccontextmanager
+async def working(atlas: Atlas) -> AsyncGenerator[Atlas, None]:
+    async with atlas, atlas.jobs.at_work():
+        yield atlas
+
+
+async def said(atlas: Atlas, session: str = "default") -> list[tuple[str, str]]:
+    rows = await atlas.sessions.messages(session)
+    found = [Message.from_json(row.body) for row in rows]
+    return [(each.role, each.text) for each in found if each.text]
+
+
+async def test_a_task_is_done_by_the_other_agent_and_its_answer_comes_back() -> None:
+    lead = agent("lead", hand("writer", "a poem", priority="high"), says("He is at it."), says("Here is the poem."))
+    async with working(team(lead, agent("writer", says("Roses are red.")))) as atlas:
+        assert (await atlas.ask("A poem!", user="ann")).text == "He is at it."
+        (job,) = await settled(atlas, "done")
+        told = await said(atlas)
+        assert told[:2] == [("user", "A poem!"), ("assistant", "He is at it.")]
+        role, words = told[2]
+        assert role == "user" and job.id in words and "The answer of writer:\n\nRoses are red." in words
+        assert told[3:] == [("assistant", "Here is the poem.")]
+        assert await said(atlas, job.session) == [("user", "a poem"), ("assistant", "Roses are red.")]
+    assert (job.priority, job.user, job.chain, job.asker_agent) == (2, "ann", ("lead",), "lead")
+    assert (job.attempts, job.result, job.told, job.session) == (1, "Roses are red.", True, f"default/jobs/{job.id}")
+
+
+async def test_the_model_is_told_the_id_of_the_job_and_the_audit_log_has_the_call() -> None:
+    lead = agent("lead", hand("writer"), says("Done."), says("Thanks."))
+    async with working(team(lead, agent("writer", says("x")))) as atlas:
+        await atlas.ask("go")
+        (job,) = await settled(atlas, "done")
+        (row,) = await atlas.audit.records(atlas.tenant)
+    assert (row.entry.entity_id, row.entry.success) == ("delegate_task", True)
+    assert job.id in str(row.entry.meta["result"])
+
+
+async def test_an_answer_waits_for_the_turn_that_is_under_way() -> None:
+    free = asyncio.Event()
+
+    @tool
+    async def hold() -> str:
+        """Wait."""
+        await free.wait()
+        return "held"
+
+    lead = agent("lead", hand("writer"), calls("hold"), says("First."), says("Second."), tools=[hold])
+    async with working(team(lead, agent("writer", says("x")))) as atlas:
+        asking = asyncio.create_task(atlas.ask("go"))
+
+        async def queued() -> bool:
+            runs = await atlas.store.runs("default", "default") if atlas.store else []
+            return [run.status for run in runs] == ["running", "queued"]
+
+        await until(queued)
+        free.set()
+        assert (await asking).text == "First."
+        await settled(atlas, "done")
+        assert [text for role, text in await said(atlas) if role == "assistant"] == ["First.", "Second."]
+
+
+async def test_a_job_that_hands_on_is_done_when_it_has_its_answers() -> None:
+    a = agent("a", hand("b"), says("I asked b."), says("All is well."))
+    b = agent("b", hand("c", "one") + hand("c", "two"), says("I asked c."), says("b has one."), says("b has both."))
+    async with working(team(a, b, agent("c", says("c1"), says("c2")))) as atlas:
+        await atlas.ask("go")
+        first, *others = await settled(atlas, "done", "done", "done")
+        assert first.result == "b has both."
+        assert [(job.parent, job.chain, job.root) for job in others] == [(first.id, ("a", "b"), first.root)] * 2
+        told = [text for role, text in await said(atlas) if role == "user"]
+        assert len(told) == 2 and "b has both." in told[1]
+
+
+@pytest.mark.parametrize(("depth", "jobs"), [(1, 1), (3, 3), (5, 5)])
+async def test_a_chain_is_cut_at_its_depth(depth: int, jobs: int) -> None:
+    names = [f"a{n}" for n in range(8)]
+    agents = [
+        agent(name, hand(after), says(f"{name} asked."), says(f"{name} is done.")) for name, after in pairwise(names)
+    ]
+    atlas = team(*agents, agent("a7", says("x")), delegation=Delegation(depth=depth))
+    async with working(atlas):
+        await atlas.ask("go")
+        assert len(await settled(atlas, *["done"] * jobs)) == jobs
+        errors = [row.entry.meta["error"] for row in await atlas.audit.records(atlas.tenant)]
+    assert errors == [None] * jobs + ["limit"], "one error, where it is cut"
+
+
+async def test_work_does_not_go_in_a_circle() -> None:
+    b = agent("b", hand("a") + hand("b") + hand("nobody"), says("I do it."))
+    async with working(team(agent("a", hand("b"), says("Asked."), says("Good.")), b)) as atlas:
+        await atlas.ask("go")
+        (job,) = await settled(atlas, "done")
+        records = await atlas.audit.records(atlas.tenant)
+    assert job.result == "I do it."
+    assert [row.entry.meta["error"] for row in records] == [None, "limit", "bad_arguments", "bad_arguments"]
+    assert "a waits for what you do" in str(records[1].entry.meta["result"])
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_one_message_gives_out_only_so_many_jobs(parallel: bool) -> None:
+    many = hand("b", "0")
+    for n in range(1, 50):
+        many += hand("b", str(n))
+    a = agent("a", many, says("Asked."), *[says("Good.")] * 20, parallel_tools=parallel)
+    atlas = team(a, agent("b", *[says("x")] * 20), delegation=Delegation(jobs=20))
+    async with working(atlas):
+        await atlas.ask("go")
+        await settled(atlas, *["done"] * 20)
+        errors = [row.entry.meta["error"] for row in await atlas.audit.records(atlas.tenant)]
+    assert (errors.count(None), errors.count("limit")) == (20, 30), "one error each"
+
+
+async def test_two_agents_that_answer_each_other_for_ever_are_cut() -> None:
+    a = agent("a", *[hand("b"), says("Asked.")] * 7, hand("b"), says("I give up."))
+    async with working(team(a, agent("b", *[says("x")] * 9), delegation=Delegation(jobs=7))) as atlas:
+        await atlas.ask("go")
+        await settled(atlas, *["done"] * 7)
+        assert (await said(atlas))[-1] == ("assistant", "I give up.")
+
+
+async def test_a_job_whose_deadline_passes_is_stopped_and_said_to_be() -> None:
+    clock, begun = VirtualClock(), asyncio.Event()
+
+    @tool
+    async def hang() -> str:
+        """Hang."""
+        begun.set()
+        await asyncio.sleep(60)
+        return "never"
+
+    lead = agent("lead", hand("slow", deadline="2 minutes"), says("Asked."), says("A pity."))
+    slow = agent("slow", calls("hang"), says("x"), tools=[hang])
+    hang.timeout = 600
+    async with working(team(lead, slow, clock=clock, store=MemoryStore(clock=clock))) as atlas:
+        await atlas.ask("go")
+        await begun.wait()
+        await clock.advance(119)
+        assert (await atlas.jobs.list())[0].state == "running"
+        await clock.advance(2)
+        (job,) = await settled(atlas, "expired")
+        assert "was not done by its deadline" in (await said(atlas))[2][1]
+        runs = await atlas.store.runs("default", job.session) if atlas.store else []
+        assert [run.status for run in runs] == ["cancelled"]
+
+
+async def test_what_was_asked_for_in_a_job_is_not_wanted_after_its_deadline() -> None:
+    clock = VirtualClock()
+    b = agent("b", hand("c", deadline="1 day"), says("Asked c."), says("x"))
+    atlas = team(
+        agent("a", hand("b", deadline="10 minutes"), says("Asked."), says("Good.")),
+        b,
+        agent("c", says("c")),
+        clock=clock,
+    )
+    async with working(atlas):
+        await atlas.ask("go")
+        first, second = await settled(atlas, "done", "done")
+    assert first.deadline == second.deadline == int((clock.time() + 600) * 1000)
+
+
+async def test_cancelling_a_job_stops_all_that_was_asked_for_in_it() -> None:
+    begun = asyncio.Event()
+
+    @tool
+    async def hang() -> str:
+        """Hang."""
+        begun.set()
+        await asyncio.sleep(60)
+        return "never"
+
+    a = agent("a", hand("b"), says("Asked."), says("A pity."))
+    b, c = agent("b", hand("c"), says("Waiting for c."), says("x")), agent("c", calls("hang"), says("x"), tools=[hang])
+    async with working(team(a, b, c)) as atlas:
+        await atlas.ask("go")
+        await begun.wait()
+        (first,) = await atlas.jobs.list(states=("running",), limit=1, before=2)
+        ended = await atlas.jobs.cancel(first.id, by="ann")
+        assert (ended.state, ended.error) == ("cancelled", "by ann")
+        jobs = await settled(atlas, "cancelled", "cancelled")
+        assert "was cancelled: by ann" in (await said(atlas))[2][1]
+        assert await said(atlas, jobs[0].session) == [("user", "write it"), ("assistant", "Waiting for c.")]
+        with pytest.raises(Conflict):
+            await atlas.jobs.cancel(first.id)
+        with pytest.raises(NotStored):
+            await atlas.jobs.cancel("no such")
+
+
+async def test_a_job_that_fails_is_tried_again_and_then_dead() -> None:
+    away = [fails(ProviderError("away", "auth"))] * 5
+    lead = agent("lead", hand("b") + hand("c"), says("Asked."), says("One."), says("Other."), says("Both."))
+    b = agent("b", *away, says("Now it works."))
+    c = agent("c", fails(ProviderError("no such model", "bad_request")), says("x"))
+    async with working(team(lead, b, c)) as atlas:
+        await atlas.ask("go")
+        dead, failed = await settled(atlas, "dead", "failed")
+        assert (dead.attempts, dead.error) == (5, "away") and (failed.attempts, failed.error) == (1, "no such model")
+        words = [text for role, text in await said(atlas) if role == "user"]
+        assert any("in 5 attempts: away" in text for text in words)
+        again = await atlas.jobs.retry(dead.id)
+        assert (again.state, again.allowed) == ("queued", 10)
+        done, _ = await settled(atlas, "done", "failed")
+        assert (done.result, done.attempts) == ("Now it works.", 6)
+        assert "Now it works." in [text for role, text in await said(atlas) if role == "user"][-1]
+        with pytest.raises(Conflict):
+            await atlas.jobs.retry(done.id)
+
+
+async def test_the_pause_before_the_next_attempt_grows() -> None:
+    clock = VirtualClock()
+    lead = agent("lead", hand("b"), says("Asked."), says("Good."))
+    b = agent("b", fails(ProviderError("away", "auth")), fails(ProviderError("away", "auth")), says("Back."))
+    async with working(team(lead, b, clock=clock, delegation=Delegation(pauses=(7.0, 60.0)))) as atlas:
+        await atlas.ask("go")
+
+        async def state() -> tuple[str, int]:
+            (job,) = await atlas.jobs.list()
+            return job.state, job.attempts
+
+        async def is_back() -> bool:
+            return (await state())[0] == "queued" and (await state())[1] > 0
+
+        await until(is_back)
+        await clock.advance(6)
+        assert await state() == ("queued", 1)
+        await clock.advance(5)
+        await until(lambda: _is(state, ("queued", 2)))
+        await clock.advance(55)
+        assert await state() == ("queued", 2)
+        await clock.advance(10)
+        await settled(atlas, "done")
+
+
+async def _is(state: Callable[[], Awaitable[Any]], wanted: Any) -> bool:
+    return await state() == wanted
+
+
+async def test_a_question_in_a_job_goes_to_a_person_and_the_asking_agent_cannot_answer_it() -> None:
+    done: list[str] = []
+
+    @tool(confirm=True)
+    async def pay(context: ToolContext) -> str:
+        """Pay."""
+        done.append(context.user)
+        return "paid"
+
+    lead = agent("lead", hand("payer"), says("Asked."), calls("approve"), says("I cannot approve it."))
+    payer = agent("payer", calls("pay"), says("Paid."), tools=[pay])
+    async with working(team(lead, payer, approve=Approvals(wait=True))) as atlas:
+        await atlas.ask("go", user="ann")
+        (question,) = await until(atlas.pending)
+        assert (question.agent_id, question.asked_by, question.tool) == ("payer", "ann", "pay")
+        assert not done
+        await atlas.answer(question.id, Answer("once", by="ann"))
+        (job,) = await settled(atlas, "done")
+        assert done == ["ann"] and question.session == job.session
+
+
+async def test_the_other_agent_acts_under_its_own_role() -> None:
+    @tool
+    async def deploy() -> str:
+        """Deploy."""
+        return "deployed"
+
+    may: dict[str, Cell] = {"admin": "yes"}
+    rules = Policy(tools={"delegate_task": {"*": "yes"}, "deploy": may})
+    lead = agent("lead", hand("intern"), says("Asked."), says("Good."), role="admin", tools=[deploy])
+    intern = agent("intern", calls("deploy"), says("I may not."), role="intern", tools=[deploy])
+    async with working(team(lead, intern, policy=rules)) as atlas:
+        await atlas.ask("go")
+        (job,) = await settled(atlas, "done")
+        records = await atlas.audit.records(atlas.tenant)
+    assert job.result == "I may not."
+    assert [(row.entry.entity_id, row.entry.meta["error"]) for row in records] == [
+        ("delegate_task", None), ("deploy", "not_permitted"),
+    ]  # fmt: skip
+
+
+async def test_only_so_many_jobs_are_worked_on_at_once_the_most_urgent_first() -> None:
+    priorities = ["low", "normal", "urgent", "high", "normal"]
+    asked = hand("w", "0", priority="low")
+    for n, priority in enumerate(priorities, 1):
+        asked += hand("w", str(n), priority=priority)
+    lead = agent("lead", asked, says("Asked."), *[says("ok")] * 6)
+    atlas = team(lead, agent("w", *[says("done")] * 6), delegation=Delegation(at_once=1))
+    seen: list[tuple[str, str]] = []
+    atlas.jobs.on_change = lambda job: seen.append((job.task, job.state))
+    async with atlas:
+        await atlas.ask("go")
+        assert [job.state for job in await atlas.jobs.list()] == ["queued"] * 6, "nobody is at work yet"
+        async with atlas.jobs.at_work():
+            await settled(atlas, *["done"] * 6)
+    order = ["3", "4", "2", "5", "0", "1"]
+    assert [each for each in seen if each[1] != "queued"] == [
+        (task, state) for task in order for state in ("running", "done")
+    ]
+
+
+async def test_without_a_store_nothing_can_be_handed_on() -> None:
+    atlas = Atlas([agent("a", hand("b"), says("I do it myself.")), agent("b")])
+    reply = await atlas.ask("go")
+    assert reply.text == "I do it myself."

@@ -1,0 +1,154 @@
+"""Jobs over the wire: listed, heard of, stopped and tried again by those whose they are, and by nobody else."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from gateway_client import Client, joined, opened
+
+from atlas_agents import Agent, Approvals, Atlas, Delegation, ProviderError, tool
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Environment, Registry, Reply, Scripted, calls, fails, says
+from atlas_agents.toolbox.team import delegate_task
+
+HAND = calls("delegate_task", target_agent="writer", task_description="a poem", priority="high")
+STRONG = "-0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def team(lead: list[Reply], writer: list[Reply], *tools: Any, store: MemoryStore | None = None) -> Atlas:
+    agents = [
+        Agent("lead", model=Scripted(*lead), tools=[delegate_task]),
+        Agent("writer", model=Scripted(*writer), tools=tools),
+    ]
+    return Atlas(
+        agents,
+        store=store or MemoryStore(),
+        approve=Approvals(wait=True),
+        delegation=Delegation(pauses=(0.0,)),
+        registry=Registry(Environment({}, dotenv=None)),
+    )
+
+
+async def job_of(client: Client, state: str) -> dict[str, Any]:
+    """The job, as it is told that it has come to this state."""
+    while (job := (await client.until("job.updated"))["job"])["state"] != state:
+        pass
+    return job
+
+
+async def test_a_job_is_told_of_as_it_goes_and_both_turns_are_heard(tmp_path: Path) -> None:
+    atlas = team([HAND, says("Asked."), says("Thanks.")], [says("Roses are red.")])
+    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
+        assert await client.get("jobs.list") == {"jobs": []}
+        first = (await client.get("chat.send", sessionKey="s", message="A poem!"))["runId"]
+        done = await job_of(client, "done")
+        while (await client.until("chat.final"))["runId"] == first:
+            pass
+        told = [frame["data"]["job"]["state"] for frame in client.events() if frame["event"] == "job.updated"]
+        assert told == ["queued", "running", "done"]
+        assert (done["result"], done["askedBy"], done["askerSession"]) == ("Roses are red.", "lead", "s")
+        assert done["sessionKey"] == f"s/jobs/{done['jobId']}" and done["priority"] == "high"
+        said = (await client.get("chat.history", sessionKey=done["sessionKey"]))["messages"]
+        assert [each["parts"][0]["text"] for each in said] == ["a poem", "Roses are red."]
+        assert (await client.get("jobs.get", jobId=done["jobId"]))["job"] == done
+        assert (await client.get("jobs.list", states=["done"]))["jobs"] == [done]
+        assert (await client.get("jobs.list", states=["dead"]))["jobs"] == []
+        labels = {each["label"] for each in (await client.get("sessions.list"))["sessions"]}
+        assert "a poem" in labels
+
+
+async def test_a_job_is_stopped_and_tried_again(tmp_path: Path) -> None:
+    @tool
+    async def hang() -> str:
+        """Hang."""
+        await asyncio.sleep(60)
+        return "never"
+
+    atlas = team([HAND, says("Asked."), says("A pity."), says("At last.")], [calls("hang"), says("A poem.")], hang)
+    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
+        await client.get("jobs.list")
+        await client.get("chat.send", sessionKey="s", message="A poem!")
+        running = await job_of(client, "running")
+        stopped = (await client.get("jobs.cancel", jobId=running["jobId"]))["job"]
+        assert (stopped["state"], stopped["error"]) == ("cancelled", "by owner")
+        again = await client.ask("jobs.cancel", jobId=running["jobId"])
+        assert again["error"]["data"]["kind"] == "CONFLICT"
+        assert (await client.get("jobs.retry", jobId=running["jobId"]))["job"]["state"] == "queued"
+        assert (await job_of(client, "done"))["result"] == "A poem."
+        refused = await client.ask("jobs.retry", jobId=running["jobId"])
+        assert refused["error"]["data"]["kind"] == "CONFLICT"
+
+
+async def test_a_dead_job_is_seen_and_others_go_on(tmp_path: Path) -> None:
+    away = [fails(ProviderError("away", "auth"))] * 5
+    atlas = team([HAND, says("Asked."), HAND, says("Asked again."), *[says("So be it.")] * 3], [*away, says("A poem.")])
+    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
+        await client.get("jobs.list")
+        await client.get("chat.send", sessionKey="s", message="A poem!")
+        dead = await job_of(client, "dead")
+        assert (dead["attempts"], dead["error"]) == (5, "away")
+        await job_of(client, "done")
+        states = [each["state"] for each in (await client.get("jobs.list"))["jobs"]]
+        assert states == ["done", "dead"]
+
+
+async def test_whose_job_it_is_not_cannot_tell_it_from_one_that_never_was(tmp_path: Path) -> None:
+    names = {"ann": ["read", "write", "approve"], "bob": ["read", "write", "approve"]}
+    lines = {name: {"token": name + STRONG, "scopes": scopes} for name, scopes in names.items()}
+    (tmp_path / "tokens.json").write_text(json.dumps(lines))
+
+    @tool(confirm=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    atlas = team([HAND, says("Asked."), says("Thanks.")], [calls("pay"), says("Paid.")], pay)
+    async with (
+        opened(tmp_path, atlas) as gateway,
+        joined(gateway, "ann" + STRONG) as ann,
+        joined(gateway, "bob" + STRONG) as bob,
+    ):
+        await ann.get("jobs.list")
+        await bob.get("jobs.list")
+        await ann.get("chat.send", sessionKey="s", message="A poem!")
+        job = await job_of(ann, "running")
+        while not (questions := (await ann.get("approvals.list"))["approvals"]):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert (await bob.get("jobs.list"))["jobs"] == (await bob.get("approvals.list"))["approvals"] == []
+        for method in ("jobs.get", "jobs.cancel", "jobs.retry"):
+            others, nobodys = await bob.ask(method, jobId=job["jobId"]), await bob.ask(method, jobId="0" * 16)
+            assert others["error"] == nobodys["error"] and others["error"]["data"]["kind"] == "JOB_NOT_FOUND"
+        assert job["user"] == "ann" and job["sessionKey"].startswith("s/jobs/")
+        denied = await bob.ask("approvals.resolve", approvalId=questions[0]["approvalId"], decision="allow-once")
+        assert denied["error"]["data"]["kind"] == "APPROVAL_NOT_FOUND"
+        await ann.get("approvals.resolve", approvalId=questions[0]["approvalId"], decision="allow-once")
+        assert (await job_of(ann, "done"))["result"] == "Paid."
+        assert [frame for frame in bob.frames if frame.get("event") == "job.updated"] == []
+
+
+async def test_a_schedule_is_kept_run_and_removed_by_whose_it_is(tmp_path: Path) -> None:
+    lines = {name: {"token": name + STRONG, "scopes": ["read", "write"]} for name in ("ann", "bob")}
+    (tmp_path / "tokens.json").write_text(json.dumps(lines))
+    atlas = team([says("The news.")], [])
+    async with (
+        opened(tmp_path, atlas) as gateway,
+        joined(gateway, "ann" + STRONG) as ann,
+        joined(gateway, "bob" + STRONG) as bob,
+    ):
+        made = (await ann.get("schedules.add", name="news", cron="@daily", task="The news!"))["schedule"]
+        assert (made["agentId"], made["zone"], made["user"]) == ("lead", "UTC", "ann") and made["nextAt"] > 0
+        assert (await ann.get("schedules.list"))["schedules"] == [made]
+        assert (await bob.get("schedules.list"))["schedules"] == []
+        for method in ("schedules.run", "schedules.pause", "schedules.remove"):
+            others, nobodys = await bob.ask(method, name="news"), await bob.ask(method, name="nothing")
+            assert others["error"] == nobodys["error"]
+        assert (await bob.ask("schedules.add", name="news", cron="@daily", task="x"))["error"]["code"] == -32005
+        assert "cron expression" in (await ann.ask("schedules.add", name="b", cron="no", task="x"))["error"]["message"]
+        await ann.get("jobs.list")
+        job = (await ann.get("schedules.run", name="news"))["job"]
+        assert (await job_of(ann, "done"))["result"] == "The news."
+        assert job["sessionKey"] == f"schedules/news/jobs/{job['jobId']}"
+        assert "nextAt" not in (await ann.get("schedules.pause", name="news"))["schedule"]
+        await ann.get("schedules.remove", name="news")
+        assert (await ann.get("schedules.list"))["schedules"] == []

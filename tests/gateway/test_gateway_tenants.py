@@ -1,0 +1,57 @@
+"""Users, their keys, and plans over the wire."""
+
+import json
+from pathlib import Path
+
+from gateway_client import joined, knocked, opened
+
+STRONG = "-0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+async def test_two_keys_of_one_user_share_their_sessions_and_are_suspended_together(tmp_path: Path) -> None:
+    lines = {
+        "ann": {"token": "ann" + STRONG, "scopes": ["read", "write"]},
+        "ann-phone": {"token": "phone" + STRONG, "scopes": ["read"], "user": "ann"},
+        "bob": {"token": "bob" + STRONG, "scopes": ["read"]},
+    }
+    (tmp_path / "tokens.json").write_text(json.dumps(lines))
+    async with (
+        opened(tmp_path) as gateway,
+        joined(gateway) as owner,
+        joined(gateway, "ann" + STRONG) as ann,
+        joined(gateway, "phone" + STRONG) as phone,
+    ):
+        assert phone.frames[0]["principal"] == {"id": "ann", "role": "guest", "scopes": ["read"]}
+        await ann.get("chat.send", sessionKey="s", message="hi")
+        await ann.until("chat.final")
+        assert [each["sessionKey"] for each in (await phone.get("sessions.list"))["sessions"]] == ["s"]
+        assert (await owner.get("users.list"))["users"][0]["name"] == "owner"
+        await owner.get("users.put", name="ann", role="admin")
+        (user,) = (await owner.get("users.list"))["users"]
+        assert (user["role"], user["status"]) == ("admin", "active") and user["lastActive"] > 0
+        await owner.get("users.put", name="ann", status="suspended")
+        for socket in (ann, phone):
+            assert (await socket.closed())[0] == 4401
+        async with knocked(gateway) as again:
+            await again.say(type="auth", token="ann" + STRONG)
+            assert (await again.closed())[0] == 4401
+        async with joined(gateway, "bob" + STRONG) as bob:
+            assert (await bob.ask("users.put", name="bob", role="owner"))["error"]["code"] == -32001
+        await owner.get("users.remove", name="ann")
+        async with joined(gateway, "ann" + STRONG) as back:
+            await back.get("health.check")
+
+
+async def test_a_plan_that_is_used_up_is_said_to_be(tmp_path: Path) -> None:
+    async with opened(tmp_path) as gateway, joined(gateway) as owner:
+        assert (await owner.get("tenants.get"))["plan"] == {"name": "unlimited"}
+        await owner.get("plans.put", name="tiny", tokens=1)
+        assert (await owner.ask("tenants.update", plan="huge"))["error"]["code"] == -32602
+        await owner.get("tenants.update", plan="tiny")
+        await owner.get("chat.send", sessionKey="s", message="hi")
+        await owner.until("chat.final")
+        refused = (await owner.ask("chat.send", sessionKey="s", message="again"))["error"]
+        assert refused["data"]["kind"] == "LIMIT_EXCEEDED" and "used up for this month" in refused["message"]
+        found = await owner.get("tenants.get")
+        assert found["plan"] == {"name": "tiny", "tokens": 1} and found["tokens"] > 0 and found["tenant"] == "default"
+        assert (await owner.get("tenants.list"))["tenants"] == ["default"]

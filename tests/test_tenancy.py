@@ -1,0 +1,130 @@
+"""Plans that are kept to, users, and the two tools that tell of them, from what is really there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas_agents import Agent, Atlas, ConfigError, Plan, PlanSpent, User
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.testing import Environment, Registry, Reply, Scripted, VirtualClock, calls, says
+from atlas_agents.toolbox.team import get_subscription_info, get_team_members
+
+TOOLS = [get_team_members, get_subscription_info]
+
+
+def house(*replies: Reply, store: Any = None, clock: Any = None, **more: Any) -> Atlas:
+    clock = clock or VirtualClock()
+    agents = [
+        Agent("lead", model=Scripted(*replies), tools=TOOLS, role="boss"),
+        Agent("other", model=Scripted(says("x"))),
+    ]
+    registry = Registry(Environment({}, dotenv=None))
+    return Atlas(agents, store=store or MemoryStore(clock=clock), clock=clock, registry=registry, **more)
+
+
+async def limited(atlas: Atlas, **limits: int) -> None:
+    await atlas.tenancy.put_plan(Plan("small", **limits))
+    await atlas.tenancy.use_plan("small")
+
+
+async def test_without_a_plan_nothing_is_limited_and_there_is_one_owner() -> None:
+    async with house(says("Hello.")) as atlas:
+        await atlas.ask("hi")
+        assert await atlas.tenancy.plan() == Plan("unlimited")
+        assert await atlas.tenancy.users() == [User("owner", "owner")]
+
+
+async def test_a_turn_over_the_months_tokens_is_refused_before_the_model_is_asked(tmp_path: Path) -> None:
+    clock, model = VirtualClock(), Scripted(says("One."), says("Two."), says("Three."))
+    store = SqliteStore(tmp_path / "atlas.db", clock=clock)
+    await store.open()
+
+    def opened() -> Atlas:
+        return Atlas([Agent("a", model=model)], store=store, clock=clock)
+
+    async with opened() as atlas:
+        await limited(atlas, tokens=1)
+        await atlas.ask("first")
+    async with opened() as again:  # the count outlives the process
+        with pytest.raises(PlanSpent, match="used up for this month"):
+            await again.ask("second")
+        assert len(model.requests) == 1
+        assert [run.status for run in await store.runs("default", "default")] == ["done"], "it was not taken in"
+        await clock.advance(32 * 86400)
+        assert (await again.ask("third")).text == "Two."
+    await store.close()
+
+
+async def test_a_turn_under_way_is_ended_when_the_tokens_are_used_up() -> None:
+    atlas = house(calls("get_subscription_info"), says("never"))
+    async with atlas:
+        await limited(atlas, tokens=1)
+        with pytest.raises(PlanSpent):
+            await atlas.ask("hi")
+        runs = await atlas.store.runs("default", "default") if atlas.store else []
+        assert [run.status for run in runs] == ["failed"]
+
+
+async def test_agents_storage_and_seats_are_limited() -> None:
+    clock = VirtualClock()
+    async with house(*[says("Hello.")] * 3, clock=clock) as atlas:
+        await limited(atlas, agents=1, seats=2, storage=100)
+        with pytest.raises(PlanSpent, match="room for 1 agents"):
+            await atlas.ask("hi", agent_id="other")
+        await atlas.ask("hi")
+        await clock.advance(61)
+        with pytest.raises(PlanSpent, match="bytes"):
+            await atlas.ask("hi")
+        for name in ("ann", "bob", "ann"):
+            await atlas.tenancy.put_user(User(name))
+        with pytest.raises(PlanSpent, match="2 seats"):
+            await atlas.tenancy.put_user(User("eve"))
+        with pytest.raises(ConfigError, match="no plan"):
+            await atlas.tenancy.use_plan("large")
+
+
+async def test_the_tools_tell_what_is_there() -> None:
+    atlas = house(calls("get_team_members") + calls("get_subscription_info"), says("So it is."))
+    async with atlas:
+        await limited(atlas, tokens=10**6, agents=5, seats=3)
+        await atlas.tenancy.put_user(User("ann", "admin"))
+        await atlas.tenancy.put_user(User("bob", status="invited"))
+        told = [event.result async for event in atlas.send("who?", user="ann") if event.type == "tool:result"]
+        team, plan = sorted(told, key=lambda result: isinstance(result, dict))
+    assert [(each["id"], each["role"], each["status"]) for each in team] == [
+        ("lead", "boss", "active"),
+        ("other", "", "active"),
+        ("ann", "admin", "active"),
+        ("bob", "member", "invited"),
+    ]
+    assert plan["plan"] == "small" and plan["agents"] == {"used": 2, "limit": 5}
+    assert plan["seats"] == {"used": 2, "limit": 3} and plan["storage_bytes"]["used"] > 0
+    assert plan["tokens"]["limit"] == 10**6 and plan["tokens"]["used_this_month"] > 0
+
+
+@pytest.mark.parametrize(
+    ("filters", "ids"),
+    [
+        ({}, ["lead", "other", "ann", "bob"]),
+        ({"role_filter": "Admin"}, ["ann"]),
+        ({"status_filter": "invited"}, ["bob"]),
+        ({"role_filter": "boss", "status_filter": "active"}, ["lead"]),
+        ({"role_filter": "none"}, []),
+    ],
+)
+async def test_members_are_filtered_and_those_who_were_active_have_a_time(
+    filters: dict[str, str], ids: list[str]
+) -> None:
+    atlas = house(calls("get_team_members", **filters), says("ok"))
+    async with atlas:
+        await atlas.tenancy.put_user(User("ann", "admin"))
+        await atlas.tenancy.put_user(User("bob", status="invited"))
+        stream = atlas.send("who?", user="ann")
+        found: list[dict[str, Any]] = []
+        async for event in stream:
+            if event.type == "tool:result":
+                found = event.result
+        assert [each["id"] for each in found] == ids
+        assert {each["id"] for each in found if each["last_active"]} == set(ids) & {"lead", "ann"}
