@@ -38,6 +38,7 @@ SCOPES = {
     "models.list": "read",
     "tools.list": "read",
     "tools.matrix": "read",
+    "tools.invoke": "write",
     "audit.list": "read",
     "audit.subscribe": "read",
     "audit.verify": "read",

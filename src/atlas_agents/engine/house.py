@@ -24,6 +24,7 @@ from atlas_agents.engine.settings import Settings
 from atlas_agents.providers.failover import Failover
 from atlas_agents.providers.prices import Price, Prices
 from atlas_agents.providers.registry import Registry
+from atlas_agents.providers.scripted import Scripted
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog, MemoryAudit
 from atlas_agents.tools.desk import Desk, Governance
@@ -123,7 +124,7 @@ class House:
             conversation=conversation,
             line=line or line_of(conversation),
             prelude=context.messages if prelude is None else prelude,
-            provider=self._pool(agent, settings, terms.model).for_turn(self.clock),
+            provider=Scripted() if terms.call else self._pool(agent, settings, terms.model).for_turn(self.clock),
             desk=desk,
             emit=emit,
             interceptors=self.interceptors,

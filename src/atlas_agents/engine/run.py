@@ -59,14 +59,15 @@ class Wishes(msgspec.Struct, frozen=True):
 
 class Terms(msgspec.Struct, frozen=True):
     """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
-    the model that speaks in place of the agent's, the row of one that was taken in before and goes on, and whether
-    there is anybody to ask for a yes."""
+    the model that speaks in place of the agent's, the row of one that was taken in before and goes on, whether there is
+    anybody to ask for a yes, and, of a turn without a model, the one call that it makes."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
     model: str = ""
     row: RunRow | None = None
     asks: bool = True
+    call: ToolCall | None = None
 
 
 class Known(Exception):
@@ -151,6 +152,7 @@ class Run:
                 output=self.output.schema.encode() if self.output else None,
                 model=self.terms.model,
                 asks=self.terms.asks,
+                call=self.terms.call,
             )
             try:
                 row = await whole(accepting)

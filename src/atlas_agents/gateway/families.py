@@ -1,6 +1,7 @@
 """All families of methods, put together."""
 
 from atlas_agents.gateway.approval_methods import add_approval_methods
+from atlas_agents.gateway.call_methods import add_call_methods
 from atlas_agents.gateway.chat_methods import add_chat_methods
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.house_methods import add_house_methods
@@ -16,6 +17,7 @@ _FAMILIES = (
     add_run_methods,
     add_approval_methods,
     add_record_methods,
+    add_call_methods,
     add_house_methods,
 )
 

@@ -2,17 +2,19 @@
 
 import msgspec
 
-from atlas_agents.core.messages import Message
+from atlas_agents.core.messages import Message, ToolCall
 from atlas_agents.core.store import RunRow
 
 
 class Errand(msgspec.Struct, frozen=True):
-    """The messages it begins with, the shape of the answer, who speaks, and whether a person can be asked."""
+    """The messages it begins with, the shape of the answer, who speaks, and whether a person can be asked. With a
+    `call` nobody speaks: it is just that call."""
 
     messages: tuple[msgspec.Raw, ...]
     output: msgspec.Raw = msgspec.Raw(b"null")
     model: str = ""
     asks: bool = True
+    call: ToolCall | msgspec.UnsetType = msgspec.UNSET
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]
