@@ -8,6 +8,7 @@ from atlas_agents.cli import (
     approvals_commands,
     audit_commands,
     config_commands,
+    mcp_commands,
     model_commands,
     protocol_commands,
     session_commands,
@@ -173,6 +174,7 @@ app.add_typer(session_commands.app, name="sessions")
 app.add_typer(approvals_commands.app, name="approvals")
 app.add_typer(audit_commands.app, name="audit")
 app.add_typer(model_commands.app, name="models")
+app.add_typer(mcp_commands.app, name="mcp")
 app.add_typer(token_commands.app, name="token")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(protocol_commands.app, name="protocol")

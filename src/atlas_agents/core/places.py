@@ -10,7 +10,7 @@ from atlas_agents.core.errors import ConfigError
 _FOLDER = "atlas-agents"
 _APPLE = Path("Library", "Application Support")
 
-PROTECTED = ("AGENTS.md", "SOUL.md", "TOOLS.md", "atlas.toml", ".env")
+PROTECTED = ("AGENTS.md", "SOUL.md", "TOOLS.md", "atlas.toml", "mcp.json", ".env")
 """Names of files that agents are made of, whether the files exist or not."""
 
 

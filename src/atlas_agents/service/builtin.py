@@ -2,22 +2,24 @@
 
 from contextlib import AsyncExitStack
 from datetime import datetime
+from logging import getLogger
 
 from atlas_agents.config.settings import Settings
-from atlas_agents.tools.permissions import Policy
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.mcp.servers import Servers
+from atlas_agents.tools.permissions import Cell, Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
 
-HOUSE_RULES = Policy(
-    name="house rules",
-    tools={
-        "bash": {"*": "yes"},  # the tool itself asks, unless a rule on its argv says otherwise
-        "code_interpreter": {"*": "ask"},
-        "file_write": {"*": "ask"},
-        "file_edit": {"*": "ask"},
-        "send_telegram_message": {"*": "ask"},
-    },
-)
+logger = getLogger(__name__)
+_ASKED: dict[str, dict[str, Cell]] = {
+    "bash": {"*": "yes"},  # the tool itself asks, unless a rule on its argv says otherwise
+    "code_interpreter": {"*": "ask"},
+    "file_write": {"*": "ask"},
+    "file_edit": {"*": "ask"},
+    "send_telegram_message": {"*": "ask"},
+}
+HOUSE_RULES = Policy(name="house rules", tools=_ASKED)
 """Who may do what where there is no policy file: what has no effects, and, when a person agrees, these."""
 
 
@@ -27,13 +29,35 @@ async def current_time() -> str:
     return datetime.now().astimezone().strftime("%A, %d %B %Y, %H:%M:%S %Z")
 
 
-def known_tools(settings: Settings, opening: AsyncExitStack | None = None) -> ToolRegistry:
-    """Built-in tools, and those of installed plugins. What they come to hold open is closed with `opening`."""
+def house_rules(servers: Servers) -> Policy:
+    """The same, and when a person agrees, the tools of MCP servers that the owner has approved."""
+    acts = [offer for offer in servers.offers() if offer.tool.effect != "pure"]
+    lines: dict[str, dict[str, Cell]] = {f"{offer.server}/{offer.tool.name}": {"*": "ask"} for offer in acts}
+    return Policy(name="house rules", tools=_ASKED | lines) if lines else HOUSE_RULES
+
+
+def known_tools(
+    settings: Settings, opening: AsyncExitStack | None = None, servers: Servers | None = None
+) -> ToolRegistry:
+    """Built-in tools, those of installed plugins, and of MCP servers. What they come to hold open is closed with
+    `opening`."""
     registry = ToolRegistry()
     for item in (current_time, *_toolbox(settings, opening or AsyncExitStack())):
         registry.add(item, source="builtin")
     registry.load_plugins()
+    if servers is not None:
+        add_servers(registry, servers)
     return registry
+
+
+def add_servers(registry: ToolRegistry, servers: Servers) -> None:
+    """Know the tools of MCP servers as they are approved now, in place of those that were known of them before."""
+    registry.drop("mcp")
+    for offer in servers.offers():
+        try:
+            registry.add(offer.tool, source="mcp", namespace=offer.server)
+        except ConfigError as error:
+            logger.warning("a tool of the MCP server %s is left out: %s", offer.server, error)
 
 
 def _toolbox(settings: Settings, opening: AsyncExitStack) -> list[Tool]:

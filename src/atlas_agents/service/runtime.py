@@ -16,9 +16,11 @@ from atlas_agents.core.store import Store
 from atlas_agents.engine.atlas import Atlas
 from atlas_agents.local.fetch import Progress, obtain
 from atlas_agents.local.models import given_file, is_path, known, models_folder, state_of
+from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.registry import Registry
-from atlas_agents.service.builtin import HOUSE_RULES, known_tools
+from atlas_agents.service.builtin import house_rules, known_tools
 from atlas_agents.service.crew import Crew, Get
+from atlas_agents.service.foreign import follow_servers, open_servers
 from atlas_agents.service.place import occupied
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry
@@ -33,7 +35,14 @@ class Runtime:
     """An Atlas with its store, its workspace and its tools; `async with opened(settings) as runtime`."""
 
     def __init__(
-        self, settings: Settings, store: Store, atlas: Atlas, crew: Crew, tools: ToolRegistry, workspace: Workspace
+        self,
+        settings: Settings,
+        store: Store,
+        atlas: Atlas,
+        crew: Crew,
+        tools: ToolRegistry,
+        workspace: Workspace,
+        servers: Servers,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -41,6 +50,7 @@ class Runtime:
         self.crew = crew
         self.tools = tools
         self.workspace = workspace
+        self.servers = servers
 
 
 @asynccontextmanager
@@ -61,6 +71,8 @@ async def opened(
         runtime = _wired(settings, store, environment, opening)
         opening.push_async_callback(runtime.atlas.close)
         beside = [asyncio.create_task(runtime.crew.follow(runtime.atlas))]
+        following = follow_servers(runtime.servers, settings, runtime.atlas, runtime.crew, runtime.tools)
+        beside.append(asyncio.create_task(following))
         if fetch:
             get = _getter(models_folder(environment), told)
             beside.append(asyncio.create_task(runtime.crew.fetch(runtime.atlas, get)))
@@ -72,17 +84,19 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
     workspace = Workspace(settings.workspace)
     if workspace.prepare():
         logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
-    tools, registry = known_tools(settings, opening), Registry(environment)
+    registry = Registry(environment)
+    servers = open_servers(settings, environment, registry, opening)
+    tools = known_tools(settings, opening, servers)
     crew = Crew(workspace, registry, tools, settings.model)
     atlas = Atlas(
         crew.agents(),
         store=store,
-        policy=open_policy(settings) or HOUSE_RULES,
+        policy=open_policy(settings) or house_rules(servers),
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
         registry=registry,
     )
-    return Runtime(settings, store, atlas, crew, tools, workspace)
+    return Runtime(settings, store, atlas, crew, tools, workspace, servers)
 
 
 def _getter(folder: Path, told: Told | None) -> Get:

@@ -1,9 +1,9 @@
 """What an MCP client can have done here: a tool called as an agent could call it, an agent asked."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -120,7 +120,7 @@ class Work:
             raise
 
 
-async def _beats(stream: AtlasStream) -> Any:
+async def _beats(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
     """The events of a stream, and None whenever there was none for a while."""
     events = aiter(stream)
     coming = asyncio.ensure_future(anext(events))
@@ -160,7 +160,7 @@ def _outcome(result: ToolResult) -> Outcome:
     text = value if isinstance(value, str) else encode(value).decode()
     if result.error == "declined" and value == {"cancelled": True}:
         text = "A person said no to this call, or nobody said yes in time. Nothing was done."
-    return Outcome(text, value if isinstance(value, dict) and not failed else None, failed)
+    return Outcome(text, cast(dict[str, Any], value) if isinstance(value, dict) and not failed else None, failed)
 
 
 def _asks(agent: Agent) -> str:
