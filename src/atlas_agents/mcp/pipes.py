@@ -10,10 +10,10 @@ import os
 import re
 import signal
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import anyio
 import mcp_types as types
@@ -137,6 +137,9 @@ class Child:
                     break
         with suppress(ProcessLookupError, PermissionError):  # what it may have left behind
             os.killpg(process.pid, signal.SIGKILL)
+        transport = getattr(process, "_transport", None)  # has no other name, and a pipe that was not read stays open
+        if transport is not None:
+            transport.close()
         for stream in (self._heard, self.heard, self.said, self._said):
             stream.close()
 
@@ -165,13 +168,26 @@ async def started(
     try:
         yield child
     finally:
-        ending = asyncio.ensure_future(child.end())
-        while not ending.done():  # also when this is cancelled once more
-            with suppress(asyncio.CancelledError):
-                await asyncio.shield(ending)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _whole(_put_away(child, tasks))
+
+
+async def _put_away(child: Child, tasks: list[asyncio.Task[None]]) -> None:
+    await child.end()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _whole(work: Coroutine[Any, Any, None]) -> None:
+    """Do it to its end, and only then be cancelled: a child that is not seen to its end stays."""
+    doing, cancelled = asyncio.ensure_future(work), False
+    while not doing.done():
+        try:
+            await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def inherited() -> dict[str, str]:
