@@ -32,7 +32,7 @@ def text(words: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": words}]}
 
 
-def act(name: str, given: dict[str, Any], id: Any, meta: dict[str, Any]) -> dict[str, Any] | None:
+def act(name: str, given: dict[str, Any], id: Any, meta: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C901, PLR0915
     with (FOLDER / "acts").open("a") as file:
         file.write(f"{name} {json.dumps(given)}\n")
     words, count = given.get("text", ""), given.get("count", 0)
@@ -85,8 +85,9 @@ def main() -> None:
     if (FOLDER / "broken").exists():
         sys.exit("I do not feel well")
     for line in sys.stdin:
-        told = json.loads(line)
-        id, params = told.get("id"), told.get("params") or {}
+        told: dict[str, Any] = json.loads(line)
+        id: Any = told.get("id")
+        params: dict[str, Any] = told.get("params", {})
         match told.get("method"):
             case "initialize":
                 about = {"name": "scripted", "version": "1"}
@@ -100,7 +101,7 @@ def main() -> None:
             case "tools/list":
                 write({"id": id, "result": {"tools": tools()}})
             case "tools/call":
-                result = act(params["name"], params.get("arguments") or {}, id, params.get("_meta") or {})
+                result = act(params["name"], params.get("arguments", {}), id, params.get("_meta", {}))
                 if result is not None:
                     write({"id": id, "result": result})
             case _ if id is not None and "method" in told:

@@ -13,6 +13,7 @@ from mcp_house import acts, opened, scripted, servers_of, written
 from atlas_agents import Atlas
 from atlas_agents.core.errors import Transient
 from atlas_agents.mcp import connection, pipes
+from checks import until
 
 ANSWER = len(json.dumps({"jsonrpc": "2.0", "id": 3, "result": {"content": [{"type": "text", "text": "done"}]}})) + 1
 
@@ -68,9 +69,11 @@ async def test_pauses_grow_from_one_second_to_thirty(tmp_path: Path, monkeypatch
     reached = connection.Connection(servers.known["s"], servers._environment, tmp_path, clock=Clock())  # type: ignore
     with pytest.raises(Transient, match="I do not feel well"):
         await reached.tools()
-    async with asyncio.timeout(20):
-        while len(slept) < 8:
-            await asyncio.sleep(0.02)
+
+    async def often_enough() -> bool:
+        return len(slept) >= 8
+
+    await until(often_enough)
     await reached.close()
     for seconds, expected in zip(slept, (1, 2, 4, 8, 16, 30, 30, 30), strict=False):
         assert expected * 0.9 <= seconds <= expected
@@ -135,9 +138,11 @@ async def test_a_cancelled_turn_leaves_no_process_behind(tmp_path: Path) -> None
     folder = tmp_path / "s"
     async with opened(written(tmp_path, s=scripted(folder, confirm=False))) as (atlas, _):
         stream = await atlas.begin_call("s/hang", {})
-        async with asyncio.timeout(10):
-            while not acts(folder):
-                await asyncio.sleep(0.01)
+
+        async def acted() -> list[str]:
+            return acts(folder)
+
+        await until(acted)
         stream.cancel()
     pid = int((folder / "starts").read_text().split()[-1])
     with pytest.raises(ProcessLookupError):

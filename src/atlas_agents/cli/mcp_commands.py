@@ -62,7 +62,7 @@ def login(server: Name) -> None:
 def add(
     server: Name,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND ARGUMENT...]", help="What starts it.")
+        list[str] | None, typer.Argument(metavar="COMMAND", help="After --, what starts it, and its arguments.")
     ] = None,
     url: Annotated[str | None, typer.Option(metavar="URL", help="Where it is, in place of a command.")] = None,
     env: Annotated[

@@ -101,7 +101,7 @@ def read_servers(folder: Path) -> dict[str, Server]:
 def _object(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise ConfigError(f"{path}: it cannot be read: {error.strerror}") from error

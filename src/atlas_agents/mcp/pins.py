@@ -47,7 +47,7 @@ class Pins:
     def read(self) -> dict[str, Approval]:
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=dict[str, Approval])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from error

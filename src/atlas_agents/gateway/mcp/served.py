@@ -118,7 +118,9 @@ class Served:
             text = await self._library.read(uri, self._who(ctx).principal.id)
         except AtlasError as error:
             raise _refused(str(error)) from error
-        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=text)])
+        return types.ReadResourceResult(
+            contents=[types.TextResourceContents(uri=uri, text=text, mime_type="text/plain")]
+        )
 
     @property
     def _library(self) -> Any:
