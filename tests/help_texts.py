@@ -24,6 +24,8 @@ def commands() -> list[str]:
 def _named(name: str, command: Any) -> Iterator[str]:
     yield name
     for each, inner in getattr(command, "commands", {}).items():
+        if inner.hidden:  # another spelling of one that is shown
+            continue
         yield from _named(f"{name} {each}", inner)
 
 

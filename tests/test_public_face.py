@@ -237,6 +237,8 @@ async def test_the_events_are_one_union_told_apart_by_type() -> None:
             "tool:called",
             "approval:asked",
             "approval:answered",
+            "plan:updated",
+            "run:handoff",
             "tool:progress",
             "tool:result",
             "message:kept",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         Transient,
         UnknownAgent,
     )
-    from atlas_agents.core.events import Event, Usage
+    from atlas_agents.core.events import Event, PlanStep, Usage
     from atlas_agents.core.messages import (
         File,
         Image,
@@ -138,6 +138,7 @@ __all__ = [
     "Opaque",
     "OpenAIProvider",
     "Part",
+    "PlanStep",
     "PoisonedRun",
     "Policy",
     "Price",
@@ -188,7 +189,7 @@ _HOMES = {
         "ContextCycle Declined DuplicateTool MissingKey ModelUnavailable NotPermitted NotStored PoisonedRun "
         "ProviderError Refused SessionBusy StoreError ToolFailed ToolFault Transient UnknownAgent"
     ),
-    "core.events": "Event Usage",
+    "core.events": "Event PlanStep Usage",
     "core.messages": (
         "File Image Message Opaque Part Text Thinking ToolCall ToolResult assistant system tool:tool_message user"
     ),

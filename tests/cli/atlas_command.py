@@ -64,6 +64,7 @@ class Home:
 
     folder: Path
     env: dict[str, str] = field(default_factory=dict[str, str])
+    patience: float = PATIENCE
 
     @property
     def path(self) -> Path:
@@ -87,9 +88,7 @@ class Home:
         }
         return {**kept, **own, **self.env, **env}
 
-    def run(
-        self, *arguments: str, stdin: str = "", patience: float = PATIENCE, **env: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         """Run the command where there is no terminal."""
         return subprocess.run(
             [ATLAS, *arguments],
@@ -98,7 +97,7 @@ class Home:
             input=stdin,
             capture_output=True,
             encoding="utf-8",
-            timeout=patience,
+            timeout=self.patience,
         )
 
     def terminal(self, *arguments: str, rows: int = 40, columns: int = 100, **env: str) -> Terminal:
@@ -180,13 +179,13 @@ def furnished(folder: Path, server: ModelServer | None = None, *, agents: str = 
     return home
 
 
-def install_plugin(place: Path, code: str) -> None:
+def install_plugin(place: Path, code: str, points: str = "[atlas_agents.tools]\ndemo = demo_plugin:tools\n") -> None:
     """A package as pip would have put it there."""
     package = place / "demo_plugin-1.0.dist-info"
     package.mkdir(parents=True)
     (place / "demo_plugin.py").write_text(code)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: demo-plugin\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[atlas_agents.tools]\ndemo = demo_plugin:tools\n")
+    (package / "entry_points.txt").write_text(points)
 
 
 def mind(asked: Asked) -> Reply:

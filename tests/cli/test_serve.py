@@ -54,7 +54,8 @@ def test_without_anything_a_demo_answers_and_says_so(bare: Home) -> None:
 def test_with_nothing_but_a_registry_a_real_model_answers(bare: Home) -> None:
     """What `make run` ends in: the small model is fetched, and no demo stands in for it."""
     with bare.gateway(PIP_NO_INDEX="", PIP_FIND_LINKS=""):
-        asked = bare.run("ask", "Say one word.", patience=200)
+        bare.patience = 200
+        asked = bare.run("ask", "Say one word.")
         assert asked.returncode == 0, asked.stderr
         assert asked.stdout.strip()
         assert "scripted demo" not in asked.stdout + asked.stderr

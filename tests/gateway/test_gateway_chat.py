@@ -57,6 +57,19 @@ async def test_the_full_profile_adds_session_and_number_to_every_event(tmp_path:
         assert [part["text"] for part in final["message"]["parts"] if part["type"] == "text"] == ["Hi."]
 
 
+async def test_a_turn_can_be_taken_by_a_plan_that_is_told_as_it_is_worked_off(tmp_path: Path) -> None:
+    atlas = kept(calls("make_plan", steps=["Think", "Say it"]), says("Thought."), says("Said."), says("There you are."))
+    async with talking(tmp_path, atlas) as client:
+        sent = await client.get("chat.send", sessionKey="main", message="Well?", mode="plan")
+        await client.until("chat.final")
+        told = [event["data"]["steps"] for event in client.events(sent["runId"]) if event["event"] == "plan.updated"]
+        assert [step["text"] for step in told[0]] == ["Think", "Say it"]
+        assert [[step["status"] for step in steps] for steps in (told[0], told[-1])] == [["pending"] * 2, ["done"] * 2]
+        history = await client.get("chat.history", sessionKey="main")
+        plans = [plan for message in history["messages"] if (plan := message.get("metadata", {}).get("plan"))]
+        assert plans[-1] == told[-1]
+
+
 async def test_a_tool_call_is_told_with_its_result(tmp_path: Path) -> None:
     def shout(input: str) -> str:
         return input.upper()

@@ -75,7 +75,7 @@ def test_a_file_without_sections_names_nobody(text: str) -> None:
 
 ID = "write ## and a name of 1 to 64 letters, digits, _ or - (### for a heading in a prompt)"
 KEYS = (
-    "There are Model, Description, Name, Role, Mode, Tools, Temperature, Max tokens, Max rounds, Prompt; "
+    "There are Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Max rounds, Prompt; "
     "free text goes after Prompt:"
 )
 LONG = "a" * 65
@@ -127,7 +127,7 @@ LONG = "a" * 65
             "2: Model: there is nothing between two commas, or after the last; take the comma out",
         ),
         ("## a\nModel: a/b, a/b", "2: Model: 'a/b' is named twice; keep one of them"),
-        ("## a\nMode: dance", "2: Mode: there is no mode 'dance'; write tools"),
+        ("## a\nMode: dance", "2: Mode: there is no mode 'dance'; write tools or react or plan"),
         ("## a\nRole: user:ana", "2: Role: 'user:ana' is no role; write 1 to 64 letters, digits, _ or -"),
         ("## a\nTools: *, bash", "2: Tools: * is all tools; name no others beside it"),
         (

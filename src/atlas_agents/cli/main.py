@@ -10,13 +10,14 @@ from atlas_agents.cli import (
     config_commands,
     mcp_commands,
     model_commands,
+    plugin_commands,
     protocol_commands,
     session_commands,
     token_commands,
 )
 from atlas_agents.cli.flags import Json
 
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(cls=plugin_commands.WithPlugins, pretty_exceptions_enable=False, rich_markup_mode=None)
 Model = Annotated[
     str | None,
     typer.Option("--model", metavar="REF", help="Talk to this model alone: anthropic/…, openai/…, http/…, or demo."),
@@ -178,6 +179,8 @@ app.add_typer(mcp_commands.app, name="mcp")
 app.add_typer(token_commands.app, name="token")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(protocol_commands.app, name="protocol")
+app.add_typer(plugin_commands.app, name="plugins")
+app.add_typer(plugin_commands.app, name="plugin", hidden=True)
 
 
 def main() -> None:

@@ -22,6 +22,8 @@ from atlas_agents.gateway.protocol.events import (
     ChatFinal,
     ChatReasoning,
     ChatReset,
+    PlanChanged,
+    RunHandoff,
     ToolCalling,
     ToolProgressing,
     ToolSettled,
@@ -112,6 +114,9 @@ class Ending(msgspec.Struct, frozen=True):
         return any(isinstance(part, ToolCallPart) for part in (self.message.parts if self.message else ()))
 
 
+_MARKS = {"pending": "·", "running": "→", "done": "✓", "failed": "✗", "changed": "↷", "dropped": "–"}
+
+
 class Turn:
     """A run on a screen."""
 
@@ -120,6 +125,7 @@ class Turn:
         self._screen = screen
         self._calls: dict[str, ToolCalling] = {}
         self._steps: list[Step] = []
+        self._plan_lines: list[str] = []
         self._model = ""
 
     def show(self, event: SessionEvent) -> None:
@@ -140,6 +146,10 @@ class Turn:
             case ToolProgressing():
                 name = self._calls[event.tool_call_id].name if event.tool_call_id in self._calls else "?"
                 screen.line(one_line(f"  {name}: {event.message}"), "dim")
+            case RunHandoff():
+                screen.line(f"{event.from_} hands over to {event.to}", "cyan")
+            case PlanChanged():
+                self._plan(event)
             case ToolSettled():
                 self._settle(event)
             case _:
@@ -157,6 +167,14 @@ class Turn:
         self._steps.append(Step(event.name, arguments, event.status, event.result, event.duration_ms, event.error))
         words = answered(event.name, event.status, event.result, event.error, event.duration_ms / 1000)
         self._screen.line(words, "green" if event.status == "ok" else "red")
+
+    def _plan(self, event: PlanChanged) -> None:
+        """The whole plan when it is made; afterwards the step that changed."""
+        lines = [f"  {_MARKS[step.status]} {number}. {step.text}" for number, step in enumerate(event.steps, 1)]
+        changed = [line for line in lines if line not in self._plan_lines]
+        self._plan_lines = lines
+        for line in changed:
+            self._screen.line(one_line(line), "cyan")
 
     def _catch_up(self, found: RunPosition) -> None:
         """Show what a run has said that was under way before we came."""

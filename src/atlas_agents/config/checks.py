@@ -11,6 +11,7 @@ import msgspec
 from atlas_agents.config.given import KEYS_ELSEWHERE, Given
 from atlas_agents.config.urls import has_password, scheme
 from atlas_agents.core.errors import BadModelRef
+from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.secret import Secret
 from atlas_agents.providers.registry import parse_model_ref
 
@@ -96,7 +97,8 @@ def _policy(value: Path, given: Given) -> Path:
 
 
 def _database(value: Secret, given: Given) -> Secret:
-    url = _address(value, given, (*SQLITE, *POSTGRES))
+    known = (*SQLITE, *POSTGRES)
+    url = _address(value, given, known if scheme(value.reveal()) in known else (*known, *Plugins().names("stores")))
     if scheme(url) not in SQLITE:
         return value
     _, _, rest = url.partition("://")

@@ -1,12 +1,14 @@
 """What settings name, opened: the home folder, the store, the policy."""
 
 from pathlib import Path
+from typing import Any
 
 from atlas_agents.config.checks import POSTGRES, SQLITE
 from atlas_agents.config.settings import Settings
 from atlas_agents.config.urls import scheme
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.places import make_private
+from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
 from atlas_agents.tools.permissions import Policy
 
@@ -28,7 +30,26 @@ def open_store(settings: Settings) -> Store:
         return _sqlite(Path(url.removeprefix("sqlite:///")), settings)
     if scheme(url) in POSTGRES:
         return _postgres(url)
-    raise ConfigError("database_url: it must begin with sqlite:// or postgresql://")
+    return _of_plugin(scheme(url), url, settings)
+
+
+def _of_plugin(kind: str, url: str, settings: Settings) -> Store:
+    stores: dict[str, Store] = {}
+
+    def take(name: str, thing: Any) -> None:
+        if name == kind:
+            stores[name] = thing(url)
+
+    plugins = Plugins(settings.disabled_plugins)
+    plugins.load("stores", take)
+    if kind in stores:
+        return stores[kind]
+    why = plugins.disabled.get(kind)
+    raise ConfigError(
+        f"database_url: the plugin {kind!r} is disabled: {why}"
+        if why
+        else "database_url: it must begin with sqlite:// or postgresql://, or be of a kind that a plugin knows"
+    )
 
 
 def _sqlite(path: Path, settings: Settings) -> Store:

@@ -2,7 +2,8 @@
 
 message:sent, stream:start, then stream:chunk, stream:thinking, stream:reset, tool:called, tool:progress and
 tool:result as they happen, then stream:end, and last message:received or error. Where turns are kept in a store, or
-questions wait for an answer, approval:asked, approval:answered and message:kept stand among them.
+questions wait for an answer, approval:asked, approval:answered and message:kept stand among them, and where a turn is
+taken by a plan, plan:updated; where it changes hands, run:handoff.
 """
 
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -114,6 +115,33 @@ class MessageKept(msgspec.Struct, frozen=True, tag="message:kept", tag_field="ty
     type: ClassVar[Literal["message:kept"]] = "message:kept"
 
 
+class HandedOver(msgspec.Struct, frozen=True, tag="run:handoff", tag_field="type"):
+    """From here on another agent speaks in this turn."""
+
+    stream_id: str
+    from_agent: str
+    to_agent: str
+    type: ClassVar[Literal["run:handoff"]] = "run:handoff"
+
+
+StepStatus: TypeAlias = Literal["pending", "running", "done", "failed", "changed", "dropped"]
+
+
+class PlanStep(msgspec.Struct, frozen=True):
+    """A step of a plan. `changed` is one that was under way when the plan was made anew."""
+
+    text: str
+    status: StepStatus = "pending"
+
+
+class PlanUpdated(msgspec.Struct, frozen=True, tag="plan:updated", tag_field="type"):
+    """The plan of this turn as it now stands, and how far it is."""
+
+    stream_id: str
+    steps: tuple[PlanStep, ...]
+    type: ClassVar[Literal["plan:updated"]] = "plan:updated"
+
+
 class ToolProgress(msgspec.Struct, frozen=True, tag="tool:progress", tag_field="type"):
     """A tool says how far it is."""
 
@@ -173,6 +201,8 @@ Event: TypeAlias = (
     | ToolCalled
     | ApprovalAsked
     | ApprovalAnswered
+    | PlanUpdated
+    | HandedOver
     | ToolProgress
     | ToolAnswered
     | MessageKept
@@ -190,6 +220,8 @@ EventName: TypeAlias = Literal[
     "tool:called",
     "approval:asked",
     "approval:answered",
+    "plan:updated",
+    "run:handoff",
     "tool:progress",
     "tool:result",
     "message:kept",

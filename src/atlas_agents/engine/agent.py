@@ -54,6 +54,7 @@ class Agent:
         mode: Mode = "tools",
         parallel_tools: bool = True,
         max_rounds: int = 10,
+        hands_off_to: Sequence[str] = (),
     ) -> None:
         self._settings = Settings(
             id=id,
@@ -70,6 +71,7 @@ class Agent:
             mode=mode,
             parallel_tools=parallel_tools,
             max_rounds=max_rounds,
+            hands_off_to=tuple(hands_off_to),
         )
         self._context = Context(*contexts, name=id, metadata=metadata, rules=rules, tools=tools)
         self._house: House | None = None

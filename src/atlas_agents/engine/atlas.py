@@ -2,7 +2,8 @@
 
 import asyncio
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self, cast, get_args
 
 import msgspec
@@ -21,18 +22,22 @@ from atlas_agents.engine.direct import call_of, direct, request_of, result_of, s
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
 from atlas_agents.engine.interceptors import Interceptor
-from atlas_agents.engine.loop import rounds, run_turn, shaped
+from atlas_agents.engine.lineup import Lineup
+from atlas_agents.engine.loop import chained, rounds, run_turn, shaped
+from atlas_agents.engine.plan import planned
 from atlas_agents.engine.result import RunResult
 from atlas_agents.engine.roster import Roster
 from atlas_agents.engine.run import Accepted, Known, Run, Terms, WhenBusy, Wishes
 from atlas_agents.engine.sessions import Sessions
+from atlas_agents.engine.settings import Mode
 from atlas_agents.engine.shelf import Shelf
 from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.engine.team import Strategy, known_lineup
 from atlas_agents.providers.prices import Price
 from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
-from atlas_agents.tools.errand import errand_of
+from atlas_agents.tools.errand import Errand, errand_of
 from atlas_agents.tools.journal import in_step
 from atlas_agents.tools.limits import Limits
 from atlas_agents.tools.permissions import Actor, Policy, Verdict
@@ -83,6 +88,8 @@ class Atlas:
             prices=prices,
             clock=clock,
         )
+        self._house.find_agent = self._roster.get
+        self._strategy: Strategy | None = None
         self._shelf = Shelf(most=_WARM if store is not None else None)
         self._live: dict[str, AtlasStream] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -110,6 +117,17 @@ class Atlas:
 
     def set_agent_by_id(self, agent_id: str) -> Self:
         self._roster.current = self._roster.find(agent_id)
+        return self
+
+    def register_agent(self, agent: Agent) -> Self:
+        """Have one more agent, or another one of a known id; who answers when none is named stays the same."""
+        self._roster.adopt(agent)
+        self._roster.current = self._roster.current or agent
+        return self
+
+    def route(self, strategy: Strategy | None) -> Self:
+        """Let a strategy of `atlas_agents.team` say who takes a turn for which no agent is named; None ends that."""
+        self._strategy = strategy
         return self
 
     @property
@@ -167,6 +185,7 @@ class Atlas:
         output: Any = None,
         user: str = "",
         model: str = "",
+        mode: Mode | None = None,
         when_busy: WhenBusy = "queue",
         idempotency_key: str = "",
     ) -> Message:
@@ -181,12 +200,23 @@ class Atlas:
                     output=output,
                     user=user,
                     model=model,
+                    mode=mode,
                     when_busy=when_busy,
                     idempotency_key=idempotency_key,
                 )
             )
-        run = self._open(session, agent_id, output=output, user=user, terms=Terms(when_busy, model=model))
-        return await self._turn(run, _as_message(message))
+        message = _as_message(message)
+        agent_id, team = self._lined_up(message, agent_id)
+        terms = Terms(when_busy, model=model, mode=mode, team=team)
+        run = self._open(session, agent_id, output=output, user=user, terms=terms)
+        return await self._turn(run, message)
+
+    def _lined_up(self, message: Message, agent_id: str | None) -> tuple[str | None, Lineup]:
+        """Who takes the turn: the agent that is named, else whom the strategy says."""
+        if agent_id is not None or self._strategy is None:
+            return agent_id, Lineup()
+        team = known_lineup(self._strategy(message, self._roster.all), self._roster.__contains__)
+        return team.agent_id or None, team
 
     def send(
         self,
@@ -197,6 +227,7 @@ class Atlas:
         output: Any = None,
         user: str = "",
         model: str = "",
+        mode: Mode | None = None,
         when_busy: WhenBusy = "queue",
         idempotency_key: str = "",
         asks: bool = True,
@@ -204,7 +235,7 @@ class Atlas:
     ) -> AtlasStream:
         """Start one turn and give back its stream; `await stream.accepted()` tells when the message is taken in.
 
-        `model` is the ref of one that speaks in this turn in place of the agent's.
+        `model` is the ref of one that speaks in this turn in place of the agent's, `mode` how it is taken.
         `when_busy` says what to do while a turn of the session is under way: wait in its queue, reject this one, or
         interrupt those that were sent before. The same `idempotency_key` again in a session that is kept gives the turn
         that it named first. With `asks=False` nobody is there to be asked: a call that needs a yes is refused, and the
@@ -213,12 +244,14 @@ class Atlas:
         if when_busy not in get_args(WhenBusy):
             raise ConfigError(f"when_busy is one of {', '.join(get_args(WhenBusy))}, not {when_busy!r}")
         stream = AtlasStream(new_id())
-        terms = Terms(when_busy, idempotency_key, model, asks=asks)
+        message = _as_message(message)
+        agent_id, team = self._lined_up(message, agent_id)
+        terms = Terms(when_busy, idempotency_key, model, mode, team, asks=asks)
         run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms, wishes=wishes)
         if idempotency_key and run.desk.journal is None:
             raise ConfigError("an idempotency key needs a store, Atlas(store=…), and a session by name")
         before = [other for other in self._live.values() if other.session == run.conversation.id]
-        self._start(stream, run, _as_message(message))
+        self._start(stream, run, message)
         if when_busy == "interrupt":
             stream.interrupt(before)
         return stream
@@ -263,7 +296,7 @@ class Atlas:
     ) -> AtlasStream:
         """The same as a stream, whose reply holds the result."""
         message, stream = request_of(tool, arguments), AtlasStream(new_id())
-        terms = Terms("queue", idempotency_key, asks=asks, call=call_of(stream.stream_id, tool, arguments))
+        terms = Terms(idempotency_key=idempotency_key, asks=asks, call=call_of(stream.stream_id, tool, arguments))
         own = session_of(user, stream.stream_id, idempotency_key)
         place: str | Conversation = session or (own if self._house.store is not None else Conversation(id=own))
         run = self._open(place, agent_id, stream=stream, user=user, terms=terms)
@@ -313,6 +346,7 @@ class Atlas:
             message=reply,
             intermediate=tuple(each for each in run.added if each is not reply and each is not run.question),
             output=run.value,
+            plan=run.plan,
         )
 
     async def recover(self) -> list[AtlasStream]:
@@ -335,8 +369,7 @@ class Atlas:
             await store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", lost)])
             return None
         stream, errand = AtlasStream(row.id), errand_of(row)
-        output, call = msgspec.json.decode(errand.output), errand.call or None
-        terms = Terms(model=errand.model, row=row, asks=errand.asks, call=call)
+        output, terms = msgspec.json.decode(errand.output), _terms(errand, row)
         run = self._open(row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=terms)
         return self._start(stream, run, None)
 
@@ -397,7 +430,7 @@ class Atlas:
             if run.desk.journal is not None and not run.goes_on and not in_step(run.conversation):
                 async with run.line.door:
                     await self._take_on_orphans(run.conversation.id)
-            return await run_turn(run, message, direct if run.terms.call else shaped if run.output else rounds)
+            return await run_turn(run, message, _mode_of(run))
         except Known as known:
             return await self._again(known.row, cast(AtlasStream, stream))
         finally:
@@ -449,6 +482,21 @@ class Atlas:
         )
         self._runs.add(run)
         return run
+
+
+def _mode_of(run: Run) -> Callable[[Run], Awaitable[Message]]:
+    if run.terms.call is not None:
+        return direct
+    mode = planned if run.settings.mode == "plan" else rounds
+    if run.terms.team.then:
+        mode = partial(chained, mode=mode)
+    return partial(shaped, mode=mode) if run.output else mode
+
+
+def _terms(errand: Errand, row: RunRow) -> Terms:
+    team = msgspec.json.decode(errand.team, type=Lineup)
+    mode, call = cast(Mode | None, errand.mode or None), errand.call or None
+    return Terms(model=errand.model, mode=mode, team=team, row=row, asks=errand.asks, call=call)
 
 
 def _as_message(message: str | Message) -> Message:

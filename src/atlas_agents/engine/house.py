@@ -2,7 +2,10 @@
 
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.conversation import Conversation
@@ -16,14 +19,17 @@ from atlas_agents.core.store import RunRow, Store
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.history import History
 from atlas_agents.engine.interceptors import Interceptor, Interceptors
+from atlas_agents.engine.lineup import HAND_OFF, MOST_HAND_OFFS, hand_off_tool
 from atlas_agents.engine.listeners import Listeners
 from atlas_agents.engine.order import Line, line_of
 from atlas_agents.engine.output import Output
+from atlas_agents.engine.plan import plan_tool
 from atlas_agents.engine.run import Run, Terms
 from atlas_agents.engine.settings import Settings
-from atlas_agents.providers.failover import Failover
+from atlas_agents.providers.failover import Failover, Route
 from atlas_agents.providers.prices import Price, Prices
-from atlas_agents.providers.registry import Registry
+from atlas_agents.providers.react import React
+from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.providers.scripted import Scripted
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog, MemoryAudit
@@ -34,6 +40,7 @@ from atlas_agents.tools.permissions import Actor, Policy
 from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.store_approvals import answer_kept, pending_kept
 from atlas_agents.tools.store_audit import StoreAudit, StoreCounter
+from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.workers import Workers
 
 _LAST_WORDS = 1.0
@@ -81,7 +88,9 @@ class House:
         )
         self.listeners = Listeners(self.governance.redactor.trace)
         self._registry = registry
-        self._pools: weakref.WeakKeyDictionary[Any, Failover] = weakref.WeakKeyDictionary()
+        self.find_agent: Callable[[str], Any] = _nobody
+        """Who else there is."""
+        self._pools: weakref.WeakKeyDictionary[Any, dict[bool, Failover]] = weakref.WeakKeyDictionary()
 
     def open_run(
         self,
@@ -104,20 +113,24 @@ class House:
         if max_rounds is not None and max_rounds < 1:
             raise ConfigError(f"max_rounds must be at least 1, not {max_rounds}")
         run_id, terms = id or new_id(), terms or _PLAIN
+        if terms.mode is not None:
+            settings = msgspec.structs.replace(settings, mode=terms.mode)
         emit = self._emit(sink)
         desk = Desk(
             self.governance,
             run_id=run_id,
             agent=agent,
             actor=Actor(settings.id, settings.role, user, self.tenant),
-            tools=context.tool_map(),
+            tools=context.tool_map()
+            if terms.call
+            else self._tools(context, settings, terms.team.hands_to or settings.hands_off_to),
             conversation=conversation,
             metadata=context.metadata,
             emit=emit,
             journal=self._journal(run_id, conversation, emit, terms.row) if kept else None,
             asks=terms.asks,
         )
-        return Run(
+        run = Run(
             id=run_id,
             settings=settings,
             context=context,
@@ -135,6 +148,28 @@ class House:
             prices=self.prices,
             terms=terms,
         )
+        run.let_speak = partial(self._let_speak, run)
+        return run
+
+    def _let_speak(self, run: Run, agent_id: str) -> None:
+        """Another agent goes on with a run: its prompt, its model, its tools, its role."""
+        agent = self.find_agent(agent_id)
+        if agent is None or agent_id == run.settings.id:
+            return
+        settings, context = agent.settings, agent.context
+        run.settings, run.context, run.prelude = settings, context, context.messages
+        run.provider = self._pool(agent, settings).for_turn(self.clock)
+        others = settings.hands_off_to if run.hand_overs + 1 < MOST_HAND_OFFS else ()
+        actor = Actor(settings.id, settings.role, run.desk.actor.user, self.tenant)
+        run.desk.take_over(agent, actor, self._tools(context, settings, others))
+
+    def _tools(self, context: Context, settings: Settings, others: Sequence[str]) -> Mapping[str, Tool]:
+        """The agent's own, and those that its mode and its colleagues bring."""
+        tools = context.tool_map()
+        if settings.mode == "plan":
+            tools = {**tools, plan_tool().wire_name: plan_tool()}
+        found = [agent.settings for each in others if each != settings.id and (agent := self.find_agent(each))]
+        return {**tools, HAND_OFF: hand_off_tool(found)} if found else tools
 
     def _journal(
         self, run_id: str, conversation: Conversation, emit: Callable[[Event], None], row: RunRow | None
@@ -167,7 +202,9 @@ class House:
         await self.listeners.catch_up()
         await self.governance.catch_up(_LAST_WORDS)
         await self.governance.workers.close()
-        providers = [route.provider for pool in self._pools.values() for route in pool.routes]
+        providers = [
+            route.provider for pools in self._pools.values() for pool in pools.values() for route in pool.routes
+        ]
         for provider in providers:
             close: Callable[[], Awaitable[None]] | None = getattr(provider, "close", None)
             if close is not None:
@@ -187,16 +224,25 @@ class House:
     def _pool(self, agent: Any, settings: Settings, model: str = "") -> Failover:
         """The models of an agent, or the one that speaks in their place for a turn."""
         if model:
-            return Failover([self.registry.route(model)], settings.retry)
-        pool = self._pools.get(agent)
+            return Failover([self._route(model, settings)], settings.retry)
+        in_text = settings.mode == "react"
+        pools = self._pools.setdefault(agent, {})
+        pool = pools.get(in_text)
         if pool is None:
             models = settings.models or (self._default_model(settings.id),)
-            pool = Failover([self.registry.route(model) for model in models], settings.retry)
-            self._pools[agent] = pool
+            pool = Failover([self._route(model, settings) for model in models], settings.retry)
+            pools[in_text] = pool
             for route in pool.routes:
                 if isinstance(key := getattr(route.provider, "key", None), Secret):
                     self.governance.redactor.learn(key.reveal())
         return pool
+
+    def _route(self, model: Model, settings: Settings) -> Route:
+        """The way to a model; to one that has no tools of its own, or is not to use them, in text."""
+        route = self.registry.route(model)
+        if settings.mode == "react" or not route.provider.capabilities.tools:
+            return Route(React(route.provider), route.model)
+        return route
 
     @property
     def registry(self) -> Registry:
@@ -210,3 +256,7 @@ class House:
         if model is None:
             raise ConfigError(f"agent {agent_id!r} names no model: give it one with model=… or set ATLAS_MODEL")
         return model
+
+
+def _nobody(agent_id: str) -> None:
+    return None

@@ -9,6 +9,7 @@ from atlas_agents.core.events import StreamChunk, StreamReset, StreamThinking, U
 from atlas_agents.core.messages import Message, Opaque, ToolCall
 from atlas_agents.core.whole import whole
 from atlas_agents.engine.history import approximate_tokens
+from atlas_agents.engine.lineup import Lineup
 from atlas_agents.engine.request import build_request
 from atlas_agents.engine.run import Run
 from atlas_agents.providers.base import (
@@ -69,7 +70,7 @@ async def _hear(run: Run, request: Request) -> Message:
         usage = msgspec.structs.replace(usage, cost=price.of(usage))
     run.heard = usage
     run.usage += usage
-    return Message("assistant", run.finish_draft(), metadata=_metadata(done, usage, run.provider.id))
+    return Message("assistant", run.finish_draft(), metadata=_metadata(done, usage, run))
 
 
 def _take(run: Run, chunk: Chunk) -> None:
@@ -93,12 +94,14 @@ def _estimated(usage: Usage, request: Request) -> Usage:
     return Usage(counted, usage.output_tokens, usage.cached_tokens, estimated=True)
 
 
-def _metadata(done: DoneChunk, usage: Usage, provider: str) -> dict[str, object]:
+def _metadata(done: DoneChunk, usage: Usage, run: Run) -> dict[str, object]:
     found: dict[str, object] = {
         "stop_reason": done.stop_reason,
-        "provider": provider,
+        "provider": run.provider.id,
         "usage": {"input": usage.input_tokens, "output": usage.output_tokens, "cached": usage.cached_tokens},
     }
+    if run.hand_overs or run.terms.team != Lineup():
+        found["agent"] = run.settings.id
     if usage.cost is not None:
         found["cost"] = round(usage.cost, 8)
     if usage.estimated:

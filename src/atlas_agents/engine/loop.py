@@ -15,6 +15,7 @@ from atlas_agents.core.messages import Message, user
 from atlas_agents.engine.listen import listen
 from atlas_agents.engine.output import Output
 from atlas_agents.engine.run import Known, Run
+from atlas_agents.engine.stage import WHOLE_TURN, Stage
 
 Mode: TypeAlias = Callable[[Run], Awaitable[Message]]
 
@@ -34,6 +35,8 @@ async def rounds(run: Run) -> Message:
         reply = run.add(await listen(run))
         if reply.tool_calls:
             await run.answer(reply.tool_calls)
+            if run.stage.enough():
+                return reply
         elif reply.metadata.get("stop_reason") != "pause":
             return reply
     raise RoundsSpent(reply)
@@ -84,10 +87,10 @@ async def _last_word(run: Run, mode: Mode) -> Message:
         return spent.partial
 
 
-async def shaped(run: Run) -> Message:
-    """The same rounds, for an answer of a wanted shape: one that does not fit may be mended once."""
+async def shaped(run: Run, mode: Mode = rounds) -> Message:
+    """The same, for an answer of a wanted shape: one that does not fit may be mended once."""
     wanted = cast(Output, run.output)
-    reply = await rounds(run)
+    reply = await mode(run)
     try:
         run.value = wanted.read(reply.text)
     except BadOutput as problem:
@@ -95,6 +98,19 @@ async def shaped(run: Run) -> Message:
         run.add_own(user(f"Your answer does not fit: {problem}\n{wanted.instruction}", synthetic=True))
         reply = await rounds(run)
         run.value = wanted.read(reply.text)
+    return reply
+
+
+async def chained(run: Run, mode: Mode = rounds) -> Message:
+    """One agent after the other, each with what was said before."""
+    *before, last = run.terms.team.then
+    run.stage = Stage()
+    reply = await mode(run)
+    for agent_id in (*before, last):
+        run.hand_over(agent_id)
+        run.stage = WHOLE_TURN if agent_id == last else Stage()
+        run.add_own(user("Go on from the answer above: do your part, and give the whole result.", synthetic=True))
+        reply = await rounds(run)
     return reply
 
 

@@ -1,11 +1,13 @@
 """Answers of a wanted shape: a JSON schema or a Python type, checked here whatever the model's vendor promised."""
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, cast
 
 from atlas_agents.core.errors import BadArguments, BadOutput, BadTool, ConfigError
 from atlas_agents.core.json import encode
 from atlas_agents.core.names import wire_name
+from atlas_agents.engine.partial import Partly, partly
 from atlas_agents.providers.base import OutputSpec
 from atlas_agents.tools.schema import compile_check
 from atlas_agents.tools.typeddicts import readable
@@ -18,6 +20,7 @@ class Output:
         self.spec, self._value = (
             _of_schema(cast(Mapping[str, Any], wanted)) if isinstance(wanted, Mapping) else _of_type(wanted)
         )
+        self._wanted: Any = wanted
         self.instruction = f"Answer only with JSON that fits this schema, without any other words:\n{self.schema}"
 
     @property
@@ -26,6 +29,12 @@ class Output:
 
     def read(self, text: str) -> Any:
         return self._value(_unfenced(text))
+
+    @cached_property
+    def partly(self) -> Partly:
+        """Reads the beginning of an answer."""
+        wanted: object = self._wanted
+        return partly(self._wanted if isinstance(wanted, Mapping) else readable(self._wanted))
 
 
 def _of_schema(schema: Mapping[str, Any]) -> tuple[OutputSpec, Callable[[str], Any]]:

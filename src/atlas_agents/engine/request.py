@@ -10,12 +10,12 @@ async def build_request(run: Run) -> Request:
     request = Request(
         messages=tuple(run.history.shown(run.messages)),
         system=await _system(run),
-        tools=tuple([tool.spec for tool in run.desk.shown()]),
-        tool_choice=settings.tool_choice,
+        tools=run.stage.offered(run.desk.shown()),
+        tool_choice=run.stage.tool_choice or settings.tool_choice,
         temperature=settings.temperature,
         max_tokens=settings.max_tokens,
         stop=settings.stop,
-        output=run.output.spec if run.output else None,
+        output=run.output.spec if run.output and run.stage.last else None,
         metadata=run.context.metadata,
     )
     return await run.interceptors.request(request)
@@ -27,6 +27,6 @@ async def _system(run: Run) -> str:
     if rules := await run.context.applied_rules():
         pieces.append("Rules:\n" + "\n".join([f"- {rule.text}" for rule in rules]))
     pieces += [message.text for message in run.prelude if message.role == "system"]
-    if run.output and not run.provider.capabilities.structured:
+    if run.output and run.stage.last and not run.provider.capabilities.structured:
         pieces.append(run.output.instruction)
     return "\n\n".join([piece for piece in pieces if piece])

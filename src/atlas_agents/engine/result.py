@@ -4,7 +4,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from atlas_agents.core.events import Usage
+from atlas_agents.core.events import PlanStep, Usage
 from atlas_agents.core.messages import Message, Status
 
 
@@ -30,6 +30,7 @@ class RunResult(msgspec.Struct, frozen=True):
     message: Message
     intermediate: tuple[Message, ...]
     output: Any = None
+    plan: tuple[PlanStep, ...] = ()
 
 
 class CallResult(NamedTuple):

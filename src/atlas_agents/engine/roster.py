@@ -22,6 +22,9 @@ class Roster:
     def __contains__(self, agent_id: str) -> bool:
         return agent_id in self._by_id
 
+    def get(self, agent_id: str) -> Agent | None:
+        return self._by_id.get(agent_id)
+
     def find(self, agent_id: str) -> Agent:
         """UnknownAgent lists those there are."""
         agent = self._by_id.get(agent_id)

@@ -11,7 +11,7 @@ import msgspec
 
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost
-from atlas_agents.core.events import Event, StreamChunk, StreamReset, Usage
+from atlas_agents.core.events import Event, HandedOver, PlanStep, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
 from atlas_agents.core.store import RunRow, RunStatus
@@ -20,10 +20,12 @@ from atlas_agents.engine.context import Context
 from atlas_agents.engine.draft import Draft
 from atlas_agents.engine.history import History, mended
 from atlas_agents.engine.interceptors import Interceptors
+from atlas_agents.engine.lineup import HAND_OFF, Lineup
 from atlas_agents.engine.order import Line
 from atlas_agents.engine.output import Output
 from atlas_agents.engine.result import Step
-from atlas_agents.engine.settings import Settings
+from atlas_agents.engine.settings import Mode, Settings
+from atlas_agents.engine.stage import WHOLE_TURN, Stage
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.prices import Prices
 from atlas_agents.tools.desk import Desk
@@ -59,15 +61,22 @@ class Wishes(msgspec.Struct, frozen=True):
 
 class Terms(msgspec.Struct, frozen=True):
     """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
-    the model that speaks in place of the agent's, the row of one that was taken in before and goes on, whether there is
-    anybody to ask for a yes, and, of a turn without a model, the one call that it makes."""
+    the model that speaks in place of the agent's, another mode than the agent's, who else takes part, the row of one
+    that was taken in before and goes on, whether there is anybody to ask for a yes, and, of a turn without a model, the
+    one call that it makes."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
     model: str = ""
+    mode: Mode | None = None
+    team: Lineup = Lineup()
     row: RunRow | None = None
     asks: bool = True
     call: ToolCall | None = None
+
+
+def _nobody(agent_id: str) -> None:
+    """There are no others."""
 
 
 class Known(Exception):
@@ -80,6 +89,15 @@ class Known(Exception):
 
 class Run:
     """All that a turn needs, in one place. The conversation outlives it; `messages` is what its model may be shown."""
+
+    accepted: "asyncio.Future[Accepted] | None" = None
+    question: Message | None = None
+    value: Any = None
+    """Of an answer of a wanted shape."""
+    stage: Stage = WHOLE_TURN
+    plan: tuple[PlanStep, ...] = ()
+    hand_overs = 0
+    rounds_spent = False
 
     def __init__(
         self,
@@ -117,18 +135,14 @@ class Run:
         self.max_rounds = max_rounds
         self.prices = prices
         self.terms = terms
-        self.accepted: asyncio.Future[Accepted] | None = None
-        self.question: Message | None = None
-        self.messages: list[Message] = []
-        self.added: list[Message] = []
+        self.messages, self.added = list[Message](), list[Message]()
         self.steps: list[Step] = []
-        self.usage = Usage()
-        self.heard = Usage()
-        """Of the last reply alone."""
+        self.usage = self.heard = Usage()
+        """All, and of the last reply alone."""
         self.said: list[str] = []
         self.draft = Draft()
-        self.value: Any = None
-        self.rounds_spent = False
+        self.let_speak: Callable[[str], None] = _nobody
+        """Has another agent speak from here on; whoever opened the run knows how."""
         self._call_ids: set[str] = set()
         self._unreadable = 0
 
@@ -151,6 +165,8 @@ class Run:
                 fingerprint=self._fingerprint(message) if self.terms.idempotency_key else "",
                 output=self.output.schema.encode() if self.output else None,
                 model=self.terms.model,
+                mode=self.terms.mode or "",
+                team=encode(self.terms.team),
                 asks=self.terms.asks,
                 call=self.terms.call,
             )
@@ -173,6 +189,8 @@ class Run:
         spoken = [message for message in self.prelude if message.role != "system"]
         self.messages = mended([*spoken, *self.conversation.messages] if spoken else self.conversation.messages)
         self._call_ids = {call.id for message in self.messages for call in message.tool_calls}
+        if self.terms.team.stays and (speaker := _last_speaker(self.conversation.messages)):
+            self.let_speak(speaker)
         return begun
 
     async def end(self, status: RunStatus, error: str | None = None) -> None:
@@ -196,8 +214,9 @@ class Run:
 
     def _fingerprint(self, message: Message) -> str:
         wanted = self.output.schema if self.output else None
+        mode = [self.terms.mode] if self.terms.mode else []
         return hashlib.sha256(
-            encode([self.settings.id, message.role, message.parts, wanted, self.terms.model])
+            encode([self.settings.id, message.role, message.parts, wanted, self.terms.model, *mode])
         ).hexdigest()
 
     def join(self, message: Message) -> Message:
@@ -231,9 +250,20 @@ class Run:
                 Step(self.desk.shown_name(call), call.arguments, result.result, result.status, now)
                 for call, result in zip(calls, given, strict=True)
             ]
+        for call, result in zip(calls, given, strict=True):
+            if call.name == HAND_OFF and result.status == "ok":
+                self.hand_over(str(call.arguments.get("agent")))
         self._unreadable = self._unreadable + 1 if all(call.malformed is not None for call in calls) else 0
         if self._unreadable > _MOST_REPAIRS:
             raise ProviderError("the model wrote calls that cannot be read, again after two repairs", "protocol")
+
+    def hand_over(self, agent_id: str) -> None:
+        """Have another agent go on with this turn."""
+        before = self.settings.id
+        self.let_speak(agent_id)
+        if self.settings.id != before:
+            self.hand_overs += 1
+            self.emit(HandedOver(self.id, before, self.settings.id))
 
     def finish_draft(self) -> tuple[Part, ...]:
         """The parts of the message that is now complete."""
@@ -273,3 +303,9 @@ class Run:
     def text(self) -> str:
         """All that the model said in this turn, in order; what was withdrawn is not in it."""
         return "".join(self.said) + self.draft.text
+
+
+def _last_speaker(messages: Sequence[Message]) -> str:
+    """Who answered last, where that was said."""
+    replies = [message for message in messages if message.role == "assistant"]
+    return str(replies[-1].metadata.get("agent") or "") if replies else ""

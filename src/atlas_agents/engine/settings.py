@@ -1,6 +1,6 @@
 """What an agent is set to: frozen values, checked when they are made."""
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -8,7 +8,9 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model
 
-Mode: TypeAlias = Literal["tools"]
+Mode: TypeAlias = Literal["tools", "react", "plan"]
+"""How a turn is taken: with the model's own tool calls, with tools as text, or by a plan that is worked off."""
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -28,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True):
     mode: Mode = "tools"
     parallel_tools: bool = True
     max_rounds: int = 10
+    hands_off_to: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.id.strip():
@@ -38,5 +41,5 @@ class Settings(msgspec.Struct, frozen=True):
             raise ConfigError(f"agent {self.id!r}: max_tokens must be at least 1, not {self.max_tokens}")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
             raise ConfigError(f"agent {self.id!r}: temperature is from 0 to 2, not {self.temperature}")
-        if self.mode != "tools":
-            raise ConfigError(f"agent {self.id!r}: there is no mode {self.mode!r}; there is tools")
+        if self.mode not in MODES:
+            raise ConfigError(f"agent {self.id!r}: there is no mode {self.mode!r}; there are {', '.join(MODES)}")

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from atlas_agents.core.errors import Cancelled
-from atlas_agents.core.events import Event
+from atlas_agents.core.events import Event, StreamChunk, StreamReset, ToolCalled
 from atlas_agents.core.messages import Message
 from atlas_agents.engine.run import Accepted, Run
 
@@ -96,6 +96,32 @@ class AtlasStream:
     def output(self) -> Any:
         """The value of an answer that was asked for with `output=`."""
         return self._run.value if self._run else None
+
+    async def partials(self) -> AsyncGenerator[Any, None]:
+        """The value of an answer that was asked for with `output=`, as far as it is written, each time there is more.
+
+        Of a type with fields, a dict of those that are there, each of its type; the last one given is the whole value,
+        checked. What is withdrawn is simply replaced.
+        """
+        told: Any = None
+        words = ""
+        async for event in self:
+            match event:
+                case StreamChunk(_, text):
+                    words += text
+                case StreamReset() | ToolCalled():
+                    words = ""
+                    continue
+                case _:
+                    continue
+            output = self._run.output if self._run else None
+            value = output.partly(words) if output else None
+            if value is not None and value != told:
+                told = value
+                yield value
+        await self.reply()
+        if self.output is not None:
+            yield self.output
 
     def cancel(self) -> None:
         """Stop the turn. It is let to begin first, so that it can say how it ended."""

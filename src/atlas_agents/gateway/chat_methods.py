@@ -6,7 +6,6 @@ from functools import partial
 from atlas_agents.core.errors import ConfigError, NotStored
 from atlas_agents.core.messages import Message, Text, user
 from atlas_agents.core.store import RunRow, StoredMessage
-from atlas_agents.engine.agent import Agent
 from atlas_agents.gateway.connection import Connection
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
@@ -38,7 +37,7 @@ async def send(caller: Connection, params: ChatSend) -> Sent:
     """Start a turn; acknowledged when it is on the disk. The words follow as events, to all who hear the session."""
     hub, session = caller.hub, caller.who.prefix + params.session_key
     agent = await agent_for(hub, session, params.agent_id)
-    _check(hub, agent, params)
+    _check(hub, params)
     accepted, _ = await take_in(
         hub,
         agent,
@@ -46,6 +45,7 @@ async def send(caller: Connection, params: ChatSend) -> Sent:
         session=session,
         user=caller.who.principal.id,
         model=params.model or "",
+        mode=params.mode,
         when_busy=params.when_busy or "queue",
         idempotency_key=params.idempotency_key or "",
     )
@@ -118,15 +118,13 @@ async def visible_run(caller: Connection, run_id: str) -> RunRow:
     return row
 
 
-def _check(hub: Hub, agent: Agent, params: ChatSend) -> None:
-    """A model must be one that can be had here; the mode is the agent's, and who counts on another is told."""
+def _check(hub: Hub, params: ChatSend) -> None:
+    """A model must be one that can be had here."""
     if params.model is not None:
         try:
             hub.atlas.registry.route(params.model)
         except ConfigError as error:
             raise Fault("INVALID_PARAMS", f"chat.send: model: {hub.atlas.hide(str(error))}") from error
-    if params.mode is not None and params.mode != agent.mode:
-        raise Fault("INVALID_PARAMS", f"chat.send: {agent.id} has the mode {agent.mode}")
 
 
 def _message(params: ChatSend) -> Message:

@@ -9,8 +9,10 @@ from atlas_agents.core.events import (
     ApprovalAsked,
     ErrorRaised,
     Event,
+    HandedOver,
     MessageKept,
     MessageReceived,
+    PlanUpdated,
     StreamChunk,
     StreamEnd,
     StreamReset,
@@ -35,6 +37,7 @@ from atlas_agents.gateway.protocol.shapes import (
     InputPart,
     MessageShape,
     Part,
+    PlanStepShape,
     SessionShape,
     TextPart,
     ThinkingPart,
@@ -80,6 +83,10 @@ class Translator:
                 return wire.ChatReset(id, attempt)
             case StreamStart(id, agent_id):
                 return wire.ChatStarted(id, agent_id, self._model, self._notice(agent_id))
+            case PlanUpdated(id, steps):
+                return wire.PlanChanged(id, tuple([PlanStepShape(step.text, step.status) for step in steps]))
+            case HandedOver(id, before, now):
+                return wire.RunHandoff(id, before, now)
             case MessageKept(id, message):
                 return wire.ChatMessage(id, message_shape(message, id))
             case ToolCalled() | ToolProgress() | ToolAnswered() | ApprovalAsked() | ApprovalAnswered():

@@ -5,6 +5,7 @@ from typing import Any
 from atlas_agents.core.messages import Message
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.run import Accepted, WhenBusy, Wishes
+from atlas_agents.engine.settings import Mode
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.models import model_of
@@ -21,6 +22,7 @@ async def take_in(
     session: str,
     user: str,
     model: str = "",
+    mode: Mode | None = None,
     when_busy: WhenBusy = "queue",
     idempotency_key: str = "",
     output: Any = None,
@@ -39,6 +41,7 @@ async def take_in(
         agent_id=agent.id,
         user=user,
         model=model,
+        mode=mode,
         when_busy=when_busy,
         idempotency_key=idempotency_key,
         output=output,

@@ -7,6 +7,8 @@ import json
 import re
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from atlas_agents.core.names import wire_name
 from atlas_agents.core.specs import ToolSpec
 from atlas_agents.local.models import Manner
@@ -14,6 +16,7 @@ from atlas_agents.providers.base import Request
 
 Form: TypeAlias = Literal["call", "words", "either"]
 
+_FEW = 4
 _OPENING = '{"'
 _WORDS = r"/[^{`\s](.|\n)*/"
 _FEW_WORDS = r"/[^{`\s][^\n]{0,300}/"
@@ -32,6 +35,17 @@ def offered(request: Request) -> tuple[ToolSpec, ...]:
     if request.tool_choice in ("auto", "required"):
         return request.tools
     return tuple(tool for tool in request.tools if request.tool_choice in (tool.name, wire_name(tool.name)))
+
+
+def fitted(request: Request, manner: Manner) -> Request:
+    """The request with as many tools as such a model can tell apart: a `brief` one is shown the few that share the most
+    words with what was said last. All of them would also take it many seconds to read."""
+    if not manner.brief or len(request.tools) <= _FEW or request.tool_choice != "auto":
+        return request
+    said = _stems(next((each.text for each in reversed(request.messages) if each.role == "user"), ""))
+    shared = [len(said & _stems(f"{tool.name} {tool.description}")) for tool in request.tools]
+    best = sorted([place for place, count in enumerate(shared) if count], key=lambda place: -shared[place])[:_FEW]
+    return msgspec.structs.replace(request, tools=tuple(request.tools[place] for place in sorted(best)))
 
 
 def form_of(request: Request, manner: Manner) -> Form:

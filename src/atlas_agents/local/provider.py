@@ -17,7 +17,7 @@ from atlas_agents.core.names import wire_name
 from atlas_agents.core.places import home
 from atlas_agents.local.calls import CallFinder
 from atlas_agents.local.fetch import Progress, obtain
-from atlas_agents.local.guide import Form, first_word, form_of, guidance, offered
+from atlas_agents.local.guide import Form, first_word, fitted, form_of, guidance, offered
 from atlas_agents.local.models import DEFAULT, LocalModel, Manner, given_file, is_path, known, state_of
 from atlas_agents.local.plain import plain
 from atlas_agents.local.server import Endpoint, Setup, let_go, server_for
@@ -65,6 +65,7 @@ class LocalProvider:
         name = request.model or self.model
         endpoint = await self.endpoint(name)
         manner = Manner() if is_path(name) else known(name).manner
+        request = fitted(request, manner)
         finder = CallFinder({wire_name(tool.name) for tool in offered(request)})
         async with aclosing(self._ask(endpoint, name, manner, request)) as chunks:
             async for chunk in chunks:

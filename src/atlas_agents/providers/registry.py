@@ -9,6 +9,7 @@ import msgspec
 
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import BadModelRef, ConfigError, MissingKey
+from atlas_agents.core.plugins import Plugins
 from atlas_agents.providers.anthropic import AnthropicProvider
 from atlas_agents.providers.base import Provider, Request
 from atlas_agents.providers.failover import Route
@@ -55,6 +56,17 @@ class Registry:
             raise ConfigError(f"{id!r} cannot be a provider's id: it stands before the / of a ref")
         self._makers[id] = maker
         self._made.pop(id, None)
+
+    def load_plugins(self, plugins: Plugins | None = None) -> None:
+        """Let refs `name/…` lead to the providers of installed plugins; a built-in one is never replaced."""
+        (plugins or Plugins()).load("providers", self._take)
+
+    def _take(self, name: str, thing: Any) -> None:
+        if name in self._makers:
+            raise ConfigError(f"there is a provider {name!r} already")
+        if not callable(thing):
+            raise ConfigError(f"a plugin gives a function that makes a provider from the environment, not {thing!r}")
+        self.register(name, cast(Maker, thing))
 
     def route(self, model: Model) -> Route:
         """The provider behind a ref, a provider or a callable."""

@@ -6,10 +6,12 @@ from logging import getLogger
 
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.plugins import Plugins
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.tools.permissions import Cell, Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
+from atlas_agents.workspace.skills import skill_tool
 
 logger = getLogger(__name__)
 _ASKED: dict[str, dict[str, Cell]] = {
@@ -37,14 +39,17 @@ def house_rules(servers: Servers) -> Policy:
 
 
 def known_tools(
-    settings: Settings, opening: AsyncExitStack | None = None, servers: Servers | None = None
+    settings: Settings,
+    opening: AsyncExitStack | None = None,
+    plugins: Plugins | None = None,
+    servers: Servers | None = None,
 ) -> ToolRegistry:
     """Built-in tools, those of installed plugins, and of MCP servers. What they come to hold open is closed with
     `opening`."""
     registry = ToolRegistry()
-    for item in (current_time, *_toolbox(settings, opening or AsyncExitStack())):
+    for item in (current_time, skill_tool(settings.workspace), *_toolbox(settings, opening or AsyncExitStack())):
         registry.add(item, source="builtin")
-    registry.load_plugins()
+    registry.load_plugins(plugins or Plugins(settings.disabled_plugins))
     if servers is not None:
         add_servers(registry, servers)
     return registry

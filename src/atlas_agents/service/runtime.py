@@ -12,6 +12,7 @@ from atlas_agents.config.opening import open_home, open_policy, open_store
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ModelUnavailable
+from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
 from atlas_agents.engine.atlas import Atlas
 from atlas_agents.local.fetch import Progress, obtain
@@ -22,6 +23,7 @@ from atlas_agents.service.builtin import house_rules, known_tools
 from atlas_agents.service.crew import Crew, Get
 from atlas_agents.service.foreign import follow_servers, open_servers
 from atlas_agents.service.place import occupied
+from atlas_agents.service.plugged import interceptors_of
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.workspace import Workspace
@@ -84,9 +86,10 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
     workspace = Workspace(settings.workspace)
     if workspace.prepare():
         logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
-    registry = Registry(environment)
+    plugins, registry = Plugins(settings.disabled_plugins), Registry(environment)
     servers = open_servers(settings, environment, registry, opening)
-    tools = known_tools(settings, opening, servers)
+    tools = known_tools(settings, opening, plugins, servers)
+    registry.load_plugins(plugins)
     crew = Crew(workspace, registry, tools, settings.model)
     atlas = Atlas(
         crew.agents(),
@@ -94,6 +97,7 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
         policy=open_policy(settings) or house_rules(servers),
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
+        interceptors=interceptors_of(plugins),
         registry=registry,
     )
     return Runtime(settings, store, atlas, crew, tools, workspace, servers)

@@ -133,6 +133,11 @@ class Desk:
         """Where this run's questions are kept, if they are."""
         return self.journal.questions if self.journal is not None else None
 
+    def take_over(self, agent: Any, actor: Actor, tools: Mapping[str, Tool]) -> None:
+        """Another agent goes on with the run: from here on it is its calls, under its role."""
+        self.agent, self.actor, self.tools = agent, actor, tools
+        self._shown = None
+
     def shown(self) -> list[Tool]:
         """The tools that this agent may call; a model is not shown the others. Judged once per policy."""
         policy = self.house.policy

@@ -7,13 +7,15 @@ from atlas_agents.core.store import RunRow
 
 
 class Errand(msgspec.Struct, frozen=True):
-    """The messages it begins with, the shape of the answer, who speaks, and whether a person can be asked. With a
-    `call` nobody speaks: it is just that call."""
+    """The messages it begins with, the shape of the answer, who speaks and how, and whether a person can be asked. With
+    a `call` nobody speaks: it is just that call."""
 
     messages: tuple[msgspec.Raw, ...]
     output: msgspec.Raw = msgspec.Raw(b"null")
     model: str = ""
     asks: bool = True
+    mode: str = ""
+    team: msgspec.Raw = msgspec.Raw(b"{}")
     call: ToolCall | msgspec.UnsetType = msgspec.UNSET
 
     def began_with(self) -> list[Message]:

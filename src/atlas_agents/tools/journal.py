@@ -103,13 +103,16 @@ class Journal:
         fingerprint: str = "",
         output: bytes | None = None,
         model: str = "",
+        mode: str = "",
+        team: bytes = b"{}",
         asks: bool = True,
         call: ToolCall | None = None,
     ) -> RunRow:
         """Take the user's message in, the last of these: acknowledged when this returns, and begun if the session is
         idle. With `wait` it queues behind others; else SessionBusy. A key that was seen gives the known run."""
         began_with = tuple(msgspec.Raw(each.to_json()) for each in messages)
-        errand = Errand(began_with, msgspec.Raw(output or b"null"), model, asks, call or msgspec.UNSET)
+        wanted, line_up, made = msgspec.Raw(output or b"null"), msgspec.Raw(team), call or msgspec.UNSET
+        errand = Errand(began_with, wanted, model, asks, mode, line_up, made)
         accepted = AcceptRun(
             self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), at_once=True
         )

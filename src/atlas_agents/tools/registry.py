@@ -1,16 +1,13 @@
 """All tools that a house knows, from four sources; none can take the name of a built-in."""
 
-import logging
-from collections.abc import Iterable, Iterator
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias, cast
 
 from atlas_agents.core.errors import BadTool, DuplicateTool, ToolNotFound
+from atlas_agents.core.plugins import Plugins
 from atlas_agents.tools.tool import Function, Tool, as_tool
 
-logger = logging.getLogger(__name__)
 Source: TypeAlias = Literal["builtin", "plugin", "mcp", "custom"]
-GROUP = "atlas_agents.tools"
 
 
 class ToolRegistry:
@@ -58,15 +55,20 @@ class ToolRegistry:
         for wire_name in [name for name, found in self._sources.items() if found == source]:
             del self._tools[wire_name], self._sources[wire_name]
 
-    def load_plugins(self, found: Iterable[EntryPoint] | None = None) -> None:
-        """Add the tools of installed plugins; one that fails is disabled, and the rest goes on."""
-        for plugin in entry_points(group=GROUP) if found is None else found:
-            try:
-                for item in _offered(plugin.load()):
-                    self.add(item, source="plugin", namespace=plugin.name)
-            except Exception as error:  # a plugin's own code
-                self.disabled[plugin.name] = f"{type(error).__name__}: {error}"
-                logger.exception("the plugin %r is disabled", plugin.name)
+    def load_plugins(self, plugins: Plugins | None = None) -> None:
+        """Add the tools of installed plugins; one that fails is disabled as a whole, and the rest goes on."""
+        plugins = plugins or Plugins()
+        plugins.load("tools", self._take)
+        self.disabled |= plugins.disabled
+
+    def _take(self, name: str, thing: Any) -> None:
+        before = dict(self._tools)
+        try:
+            for item in _offered(thing):
+                self.add(item, source="plugin", namespace=name)
+        except Exception:
+            self._tools = before
+            raise
 
     def __iter__(self) -> Iterator[Tool]:
         return iter(self._tools.values())

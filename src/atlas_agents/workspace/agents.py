@@ -25,6 +25,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     temperature: float | None = None
     max_tokens: int | None = None
     max_rounds: int = 10
+    hands_off_to: tuple[str, ...] = ()
     prompt: str = ""
     where: str = ""
     """File and line of its heading."""

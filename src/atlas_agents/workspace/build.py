@@ -45,7 +45,10 @@ def build_agents(
     agents: list[Agent] = []
     notices: dict[str, str] = {}
     refs: list[str] = []
+    ids = [spec.id for spec in state.agents]
     for spec in state.agents:
+        if missing := next((id for id in spec.hands_off_to if id not in ids), None):
+            raise ConfigError(f"{spec.where or spec.id}: Hands off to: there is no agent {missing!r}")
         found, notice = resolve_models(spec, providers, default)
         refs += found
         others = {ref: other for ref in found if stand_in is not None and (other := stand_in(ref)) is not None}
@@ -77,6 +80,7 @@ def build_agent(
         role=spec.role,
         mode=spec.mode,
         max_rounds=spec.max_rounds,
+        hands_off_to=spec.hands_off_to,
     )
 
 

@@ -112,6 +112,13 @@ def _tools(entry: Entry) -> list[str]:
     return names
 
 
+def _colleagues(entry: Entry) -> list[str]:
+    for name in entry.values:
+        if not plain_name(name):
+            raise entry.wrong(f"{name[:80]!r} is no id of an agent; write ids with commas between them")
+    return entry.values
+
+
 def _temperature(entry: Entry) -> float:
     if not _NUMBER.fullmatch(entry.value) or float(entry.value) > 2:
         raise entry.wrong(f"{entry.value[:80]!r} is no temperature; write a number from 0 to 2, like 0.3")
@@ -131,6 +138,7 @@ KEYS: dict[str, tuple[str, Callable[[Entry], object]]] = {
     "role": ("role", _role),
     "mode": ("mode", _mode),
     "tools": ("tools", _tools),
+    "hands off to": ("hands_off_to", _colleagues),
     "temperature": ("temperature", _temperature),
     "max tokens": ("max_tokens", _count),
     "max rounds": ("max_rounds", _count),

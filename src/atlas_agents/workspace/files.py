@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeAlias
@@ -59,9 +60,9 @@ def _content(path: Path) -> bytes | None:
         os.close(descriptor)
 
 
-def look(folder: Path) -> Look:
-    """How the files look now; cheap enough to be asked every second."""
-    return tuple(_look(folder / name) for name in NAMES)
+def look(folder: Path, more: Iterable[str] = ()) -> Look:
+    """How the files look now, and `more` below the folder; cheap enough to be asked every second."""
+    return tuple(_look(folder / name) for name in (*NAMES, *more))
 
 
 def _look(path: Path) -> tuple[int, ...] | None:

@@ -11,6 +11,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.workspace.agents import AgentSpec, parse_agents
 from atlas_agents.workspace.files import NAMES, Look, look, read, write_defaults
 from atlas_agents.workspace.hidden import Finding, hidden_characters
+from atlas_agents.workspace.skills import Skill, read_skills, skill_files, skills_prompt
 
 logger = logging.getLogger(__name__)
 _BETWEEN = "\n\n---\n\n"
@@ -25,10 +26,11 @@ class WorkspaceState(msgspec.Struct, frozen=True):
     agents: tuple[AgentSpec, ...] = (_ALONE,)
     findings: tuple[Finding, ...] = ()
     errors: tuple[str, ...] = ()
+    skills: tuple[Skill, ...] = ()
 
 
 class Workspace:
-    """A folder with `AGENTS.md`, `SOUL.md` and `TOOLS.md`, of which any may be missing."""
+    """A folder with `AGENTS.md`, `SOUL.md`, `TOOLS.md` and `skills`, of which any may be missing."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
@@ -50,7 +52,7 @@ class Workspace:
 
     def load(self) -> WorkspaceState:
         """Read the files now; ConfigError names file, line and key, and what was read before stays."""
-        seen = look(self.path)
+        seen = self._look()
         state = self._read()
         self._state, self._seen = state, seen
         _log(state)
@@ -66,18 +68,21 @@ class Workspace:
         used = before = self._seen
         while True:
             await clock.sleep(every)
-            now = look(self.path)
+            now = self._look()
             settled, before = now == before, now
             if now == used or not settled:
                 continue
             state = self._again(told)
-            if look(self.path) != now:  # it was written to while it was read
+            if self._look() != now:  # it was written to while it was read
                 continue
             used = now
             if state != told:
                 self._state = told = state
                 _log(state)
                 yield state
+
+    def _look(self) -> Look:
+        return look(self.path, skill_files(self.path))
 
     def _again(self, old: WorkspaceState) -> WorkspaceState:
         """What the files say now, or what they said before and why that stays."""
@@ -92,7 +97,9 @@ class Workspace:
         texts = {name: text for name in NAMES if (text := read(self.path, name)) is not None}
         agents = parse_agents(texts.get("AGENTS.md", ""), str(self.path / "AGENTS.md"))
         findings = [finding for name, text in texts.items() for finding in hidden_characters(text, name)]
-        return WorkspaceState(_BETWEEN.join(texts.values()), agents or (_ALONE,), tuple(findings))
+        skills, more = read_skills(self.path)
+        pieces = [*texts.values(), *([skills_prompt(skills)] if skills else ())]
+        return WorkspaceState(_BETWEEN.join(pieces), agents or (_ALONE,), (*findings, *more), skills=skills)
 
 
 def _log(state: WorkspaceState) -> None:

@@ -145,7 +145,8 @@ def results_are_true(evidence: Evidence) -> Iterator[str]:
         kept = {result.call_id: result for message in trace.messages for result in message.tool_results}
         for step, result in trace.outcomes():
             happened = bool(trace.effects_of(step.key))
-            if result.status == "ok" and not happened:
+            is_plan = isinstance(result.result, dict) and "steps" in result.result  # writing it down is all there is
+            if result.status == "ok" and not happened and not is_plan:
                 yield f"call {step.key} of run {trace.row.id} is called ok, and it had no effect"
             if result.error in _HARMLESS and happened and result.status != "unknown" and _acts(trace, step.key):
                 yield f"call {step.key} of run {trace.row.id} is called {result.error}, and it had an effect"

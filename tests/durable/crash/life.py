@@ -114,6 +114,7 @@ def build(script: Script, store: Store) -> Atlas:
         tools=TOOLS,
         retry=_RETRY,
         parallel_tools=not script.one_by_one,
+        mode=script.mode,
         max_rounds=script.rounds,
     )
     return Atlas(

@@ -59,11 +59,11 @@ def _heard(note: Note, trace: Trace, evidence: Evidence) -> Iterator[str]:
 
 
 def _words_are_whole(evidence: Evidence) -> Iterator[str]:
-    """The words since the last reset are those of the answer; none, of one that was heard in an earlier life."""
+    """Words since the last reset, call or step are the answer's; none, of one that was heard in an earlier life."""
     words: dict[tuple[int, int], str] = defaultdict(str)
     for note in evidence.client:
         place = (note.life, note.stream)
-        if note.what in ("stream:reset", "tool:called"):
+        if note.what in ("stream:reset", "tool:called", "plan:updated"):
             words[place] = ""
         elif note.what == "stream:chunk":
             words[place] += note.text

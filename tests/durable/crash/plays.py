@@ -50,6 +50,20 @@ PLAYS: dict[str, tuple[Reply, ...]] = {
     "endless": tuple(calls("pay", n=n) for n in range(1, 9)),
     "shape": (says("seven"), says('{"n": 7}')),
     "bad call": (calls("pay", n="many") + calls("nothing", n=1), says("Never mind.")),
+    "plan": (
+        calls("make_plan", steps=["Pay", "Order"]),
+        calls("pay", n=1),
+        says("That is paid."),
+        calls("make_plan", steps=["Look around"]),
+        calls("look", n=2) + calls("order", n=3),
+        says("I have looked."),
+        says("All as planned."),
+    ),
+    "steps": (
+        says('Thought: I pay.\nAction: pay\nAction Input: {"n": 1}'),
+        says('Action: order\nAction Input: {"n": 2}\nAction: look\nAction Input: {"n": 3}'),
+        says("Final Answer: Paid and ordered."),
+    ),
     "poison": (calls("die", n=1), says("Alive.")),
 }
 STOPPED = ("stopped", "stopped later")
@@ -86,13 +100,20 @@ def next_reply(messages: Sequence[Message]) -> Reply:
     for message in reversed(messages):
         if message.role == "assistant" and said is None:
             said = message
-        elif message.role == "user" and not message.metadata.get("synthetic"):
+        elif message.role == "user" and not _is_own(message):
             replies = PLAYS[message.text.split(" #")[0]]
-            if messages[-1].metadata.get("synthetic"):  # it is told to mend its answer, of which it may see nothing
+            if (
+                messages[-1].metadata.get("synthetic") and len(replies) == 2
+            ):  # it is told to mend its answer, of which it may see nothing
                 return replies[-1]
             known = [_words(reply) for reply in replies]
             return replies[known.index((said.text, _calls(said))) + 1 if said is not None else 0]
     raise AssertionError("a request without a question")
+
+
+def _is_own(message: Message) -> bool:
+    """The run says it itself: what a plan's step is, or in text what a tool answered."""
+    return bool(message.metadata.get("synthetic")) or message.text.startswith("Observation:")
 
 
 def _words(reply: Reply) -> tuple[str, list[Any]]:

@@ -7,6 +7,7 @@ import msgspec
 from crash.plays import SHAPE
 
 Asks: TypeAlias = Literal["wait", "function"]
+Mode: TypeAlias = Literal["tools", "react", "plan"]
 
 
 class Send(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,6 +42,7 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
     deadline: float = 30.0
     fails_over: bool = False
     migrates: bool = False
+    mode: Mode = "tools"
     like: str = ""
     """The script that has the same ends, if not this one itself."""
 
@@ -94,6 +96,8 @@ SCRIPTS: dict[str, Script] = {
         Script("the day is spent", (_DAY,), ("Paid.", "All done.", "Ordered."), one_by_one=True, per_day=3),
         Script("a wanted shape", ((Send("shape", "1", shaped=True),),), ('{"n": 7}',), memory=2),
         _one("calls that cannot be", "bad call", "Never mind."),
+        _one("by a plan", "plan", "All as planned.", mode="plan"),
+        _one("in text", "steps", "Paid and ordered.", mode="react"),
     )
 }
 POISON = Script("poison", ((Send("poison", "1"), Send("text", "2")),))

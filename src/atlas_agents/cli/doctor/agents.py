@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 
 from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
+from atlas_agents.cli.plugins import installed
 from atlas_agents.config.opening import open_policy
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
@@ -35,7 +36,7 @@ def look_at_workspace(settings: Settings) -> Iterator[Finding]:
     for finding in state.findings:
         words = f"{finding}: a model reads it and you don't see it"
         yield broken("workspace", words, f"look at that place in {workspace.path / finding.file}, and take it out")
-    tools = known_tools(settings, None, _servers(settings))
+    tools = known_tools(settings, servers=_servers(settings))
     for spec in state.agents:
         try:
             build_agent(spec, tools, models=("http/any",))
@@ -143,9 +144,14 @@ def _servers(settings: Settings) -> Servers:
 
 
 def look_at_plugins(settings: Settings) -> Iterator[Finding]:
-    tools = known_tools(settings)
-    for name, why in tools.disabled.items():
-        yield broken("plugins", f"{name} is disabled: {why}", "mend or remove that package")
-    plugins = [tool.name for tool in tools if tools.source(tool.name) == "plugin"]
-    if not tools.disabled:
-        yield ok("plugins", f"{len(plugins)} tools of plugins" if plugins else "there are none")
+    found = installed(settings)
+    for plugin in found:
+        if not plugin.trouble:
+            continue
+        words = f"{plugin.name} ({plugin.kind}) is disabled: {plugin.trouble}"
+        if plugin.name in settings.disabled_plugins:
+            yield notice("plugins", words, "take it out of disabled_plugins to use it again")
+        else:
+            yield broken("plugins", words, f"mend or remove the package {plugin.package or plugin.name}")
+    if not any(plugin.trouble for plugin in found):
+        yield ok("plugins", ", ".join(f"{each.name} ({each.kind})" for each in found) or "there are none")

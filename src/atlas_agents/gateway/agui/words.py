@@ -3,11 +3,15 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from atlas_agents.core.events import (
     ApprovalAsked,
     ErrorRaised,
     Event,
+    HandedOver,
     MessageKept,
+    PlanUpdated,
     StreamChunk,
     StreamEnd,
     StreamReset,
@@ -75,6 +79,10 @@ class Words:
             case ToolProgress(_, name, call_id, message):
                 value = {"toolCallId": call_id, "name": name, "message": message}
                 return [agui.Custom("tool.progress", value)]
+            case PlanUpdated(_, steps):
+                return [agui.Custom("plan.updated", {"steps": msgspec.to_builtins(steps)})]
+            case HandedOver(_, before, now):
+                return [agui.Custom("run.handoff", {"from": before, "to": now})]
             case ToolAnswered(call_id=call_id, status=status, result=result, error=error):
                 return self._result(ToolResult(call_id, status, result, error))
             case MessageKept(_, message) if message.role == "assistant" and not message.tool_calls:

@@ -6,7 +6,7 @@ import msgspec
 
 from atlas_agents.core.text import clean
 from atlas_agents.gateway.protocol.records import AuditShape
-from atlas_agents.gateway.protocol.shapes import Decision, MessageShape, SessionShape, UsageShape, Wire
+from atlas_agents.gateway.protocol.shapes import Decision, MessageShape, PlanStepShape, SessionShape, UsageShape, Wire
 
 
 class ChatStarted(Wire, frozen=True):
@@ -60,6 +60,23 @@ class ToolProgressing(Wire, frozen=True):
     run_id: str
     tool_call_id: str
     message: str
+
+
+class PlanChanged(Wire, frozen=True):
+    """The plan of a turn as it now stands; each takes the place of the one before."""
+
+    event: ClassVar[str] = "plan.updated"
+    run_id: str
+    steps: tuple[PlanStepShape, ...]
+
+
+class RunHandoff(Wire, frozen=True):
+    """From here on another agent speaks in this turn."""
+
+    event: ClassVar[str] = "run.handoff"
+    run_id: str
+    from_: str = msgspec.field(name="from")
+    to: str
 
 
 class ToolSettled(Wire, frozen=True):
@@ -136,6 +153,8 @@ RunEvent: TypeAlias = (
     | ChatReset
     | ToolCalling
     | ToolProgressing
+    | PlanChanged
+    | RunHandoff
     | ToolSettled
     | ApprovalRequested
     | ApprovalResolved
@@ -184,6 +203,8 @@ RUN_EVENTS: dict[str, type[RunEvent]] = {
         ChatReset,
         ToolCalling,
         ToolProgressing,
+        PlanChanged,
+        RunHandoff,
         ToolSettled,
         ApprovalRequested,
         ApprovalResolved,

@@ -76,6 +76,13 @@ class MessageShape(Wire, frozen=True):
     metadata: dict[str, Any] = {}
 
 
+class PlanStepShape(Wire, frozen=True):
+    """A step of a plan. `changed` is one that was under way when the plan was made anew."""
+
+    text: str
+    status: Literal["pending", "running", "done", "failed", "changed", "dropped"]
+
+
 class UsageShape(Wire, frozen=True):
     """Tokens that went in and came out; `cachedTokens` of those that went in were in a cache."""
 

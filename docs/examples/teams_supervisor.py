@@ -1,0 +1,27 @@
+"""A router, two specialists, one stream."""
+
+import asyncio
+
+from atlas_agents import Agent, Atlas
+from atlas_agents.team import supervisor
+from atlas_agents.testing import Scripted, calls, says
+
+chief = Agent("chief", model=Scripted(calls("hand_off", agent="finance")), description="Knows who knows.")
+finance = Agent("finance", model=Scripted(says("Receipts are kept for ten years.")), description="Taxes and invoices.")
+legal = Agent("legal", model=Scripted(says("Ask me later.")), description="Contracts.")
+
+
+async def main() -> None:
+    atlas = Atlas([chief, finance, legal]).route(supervisor("chief"))
+    stream = atlas.send("How long do we keep receipts?")
+    async for event in stream:
+        match event.type:
+            case "stream:start":
+                print(event.agent_id, "begins")
+            case "run:handoff":
+                print(event.from_agent, "hands over to", event.to_agent)
+    reply = await stream.reply()
+    print(f"{reply.metadata['agent']}: {reply.text}")
+
+
+asyncio.run(main())

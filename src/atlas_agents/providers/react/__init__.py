@@ -1,0 +1,5 @@
+"""Tools for models that know only text: Thought, Action, Action Input, Observation, Final Answer."""
+
+from atlas_agents.providers.react.provider import React
+
+__all__ = ["React"]

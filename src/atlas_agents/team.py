@@ -1,0 +1,14 @@
+"""Strategies for several agents: `atlas.route(supervisor("chief"))`."""
+
+from atlas_agents.engine.lineup import Lineup
+from atlas_agents.engine.team import (
+    Strategy,
+    agent_tool,
+    by_keywords,
+    by_rules,
+    chain,
+    last_speaker,
+    supervisor,
+)
+
+__all__ = ["Lineup", "Strategy", "agent_tool", "by_keywords", "by_rules", "chain", "last_speaker", "supervisor"]

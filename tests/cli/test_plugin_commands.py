@@ -1,0 +1,92 @@
+"""`atlas plugins`: what is installed, what is wrong with it, and a new one that works at once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from atlas_command import Home, install_plugin
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+CODE = '''\
+from atlas_agents import tool
+
+
+@tool(effect="pure")
+async def greet(name: str) -> str:
+    """Greet."""
+    return f"Hi {name}"
+
+
+def hello(name: str = "world") -> None:
+    """Say hello to somebody."""
+    print(f"hello {name}")
+'''
+POINTS = """\
+[atlas_agents.tools]
+demo = demo_plugin:greet
+gone = demo_plugin:gone
+
+[atlas_agents.commands]
+hello = demo_plugin:hello
+serve = demo_plugin:hello
+"""
+
+
+@pytest.fixture
+def furnished(bare: Home) -> Home:
+    install_plugin(bare.folder / "plugins", CODE, POINTS)
+    return bare
+
+
+def test_plugins_are_listed_with_what_is_wrong(furnished: Home) -> None:
+    listed = furnished.run("plugins", "list", "--json")
+    found = {(each["name"], each["kind"]): each for each in json.loads(listed.stdout)}
+    assert set(found) == {("demo", "tools"), ("gone", "tools"), ("hello", "commands"), ("serve", "commands")}
+    assert found["demo", "tools"]["trouble"] == "" and found["demo", "tools"]["package"] == "demo-plugin"
+    assert "gone" in found["gone", "tools"]["trouble"]
+    assert "demo-plugin 1.0" in furnished.run("plugin", "list").stdout
+    doctor = furnished.run("doctor")
+    assert "gone (tools) is disabled" in doctor.stdout + doctor.stderr
+    off = furnished.run("plugins", "list", ATLAS_DISABLED_PLUGINS="demo").stdout
+    assert "turned off" in off
+
+
+def test_a_command_of_a_plugin_is_one_of_ours_and_replaces_none(furnished: Home) -> None:
+    assert furnished.run("hello", "--name", "Ana").stdout == "hello Ana\n"
+    assert "hello" in furnished.run("--help").stdout
+    assert "Serve the agents" in furnished.run("serve", "--help").stdout
+    assert furnished.run("nonsense").returncode == 2
+
+
+def test_none_installed_is_said_so(bare: Home) -> None:
+    assert "No plugins are installed." in (done := bare.run("plugins", "list")).stdout + done.stderr
+
+
+def test_a_new_plugin_passes_its_own_test_and_is_found_when_installed(bare: Home) -> None:
+    made = bare.run("plugin", "new", "my-tools")
+    assert made.returncode == 0, made.stderr
+    place = bare.folder / "my-tools"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(place)]
+    tested = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=120, check=False)
+    assert tested.returncode == 0, tested.stdout
+    assert "2 passed" in tested.stdout
+
+    target = bare.folder / "plugins"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(place)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, check=True, env=environment, timeout=200)
+    assert "my-tools" in bare.run("plugins", "list").stdout
+    assert "my-tools/greet" in bare.run("tools").stdout
+
+    again = bare.run("plugin", "new", "my-tools")
+    assert again.returncode == 2 and "not empty" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["My Tools", "../x", "1st", ""])
+def test_a_bad_name_is_one_sentence(bare: Home, name: str) -> None:
+    done = bare.run("plugin", "new", name)
+    assert done.returncode == 2 and "no name for a plugin" in done.stderr
+    assert not (Path(bare.folder) / name / "pyproject.toml").exists()

@@ -1,0 +1,140 @@
+"""Plugins: what installed packages add, and what becomes of one that fails, is slow, or wants too much."""
+
+import sys
+import time
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas_agents import Agent, Atlas, ToolRegistry
+from atlas_agents.config.load import load
+from atlas_agents.config.opening import open_store
+from atlas_agents.core.environment import Environment
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.plugins import Plugins
+from atlas_agents.providers.registry import Registry
+from atlas_agents.service.plugged import interceptors_of
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Scripted, says
+
+CODE = '''\
+from atlas_agents import Interceptor, Message, tool
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Scripted, says
+
+@tool(effect="pure")
+async def greet(name: str) -> str:
+    """Greet."""
+    return f"Hi {name}"
+
+tools = [greet]
+two_of_a_name = [greet, greet]
+words = "nothing to call"
+provider = lambda environment: Scripted(says("From a plugin."))
+shout = Interceptor(outgoing=lambda message: message.with_text(message.text.upper()))
+store = lambda url: MemoryStore()
+
+def hello(name: str = "world") -> None:
+    """Say hello."""
+    print(f"hello {name}")
+'''
+"""A module that is installed."""
+
+
+@pytest.fixture
+def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes entry points that lead into modules of this test alone."""
+    (tmp_path / "some_plugin.py").write_text(CODE)
+    (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('no licence')")
+    (tmp_path / "leaving_plugin.py").write_text("raise SystemExit(3)")
+    (tmp_path / "slow_plugin.py").write_text("import time; time.sleep(30)")
+    monkeypatch.syspath_prepend(str(tmp_path))  # pyright: ignore[reportUnknownMemberType]
+    for name in ("some_plugin", "broken_plugin", "leaving_plugin", "slow_plugin"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def make(kind: str, name: str, value: str) -> EntryPoint:
+        return EntryPoint(name, value, f"atlas_agents.{kind}")
+
+    return make
+
+
+def test_one_that_fails_is_disabled_and_the_rest_goes_on(entry: Any) -> None:
+    found = [
+        entry("tools", "broken", "broken_plugin:tools"),
+        entry("tools", "leaving", "leaving_plugin:tools"),
+        entry("tools", "missing", "no_such_module:tools"),
+        entry("tools", "nothing", "some_plugin:nothing"),
+        entry("tools", "odd", "some_plugin:words"),
+        entry("tools", "twice", "some_plugin:two_of_a_name"),
+        entry("tools", "good", "some_plugin:tools"),
+    ]
+    plugins, registry = Plugins(found=found), ToolRegistry()
+    registry.load_plugins(plugins)
+    assert [tool.name for tool in registry] == ["good/greet"]
+    assert registry.source("good/greet") == "plugin"
+    assert {name: trouble for name, trouble in plugins.disabled.items() if name == "broken"} == {
+        "broken": "RuntimeError: RuntimeError: no licence"
+    }
+    assert set(plugins.disabled) == {"broken", "leaving", "missing", "nothing", "odd", "twice"}
+    assert registry.disabled == plugins.disabled
+
+
+def test_a_slow_one_is_disabled_and_holds_up_nobody(entry: Any) -> None:
+    found = [entry("tools", "slow", "slow_plugin:tools"), entry("tools", "good", "some_plugin:tools")]
+    plugins, registry = Plugins(found=found, patience=0.3), ToolRegistry()
+    began = time.monotonic()
+    registry.load_plugins(plugins)
+    assert time.monotonic() - began < 10
+    assert plugins.disabled == {"slow": "TimeoutError: it took longer than 0.3 seconds to load"}
+    assert [tool.name for tool in registry] == ["good/greet"]
+
+
+def test_one_can_be_turned_off(entry: Any) -> None:
+    plugins = Plugins(["good"], found=[entry("tools", "good", "broken_plugin:tools")])
+    plugins.load("tools", lambda name, thing: None)
+    assert plugins.disabled == {"good": "it is turned off in the settings"}
+    assert "broken_plugin" not in sys.modules
+
+
+async def test_a_provider_of_a_plugin_is_found_by_its_ref_and_replaces_no_other(entry: Any) -> None:
+    found = [entry("providers", "acme", "some_plugin:provider"), entry("providers", "openai", "some_plugin:provider")]
+    plugins, registry = Plugins(found=found), Registry(Environment({}))
+    registry.load_plugins(plugins)
+    assert plugins.disabled == {"openai": "ConfigError: there is a provider 'openai' already"}
+    atlas = Atlas([Agent("a", model="acme/one")], registry=registry)
+    assert (await atlas.ask("Hello")).text == "From a plugin."
+
+
+async def test_interceptors_of_plugins_see_what_is_said(entry: Any) -> None:
+    found = [entry("interceptors", "loud", "some_plugin:shout"), entry("interceptors", "odd", "some_plugin:words")]
+    plugins = Plugins(found=found)
+    interceptors = interceptors_of(plugins)
+    model = Scripted(says("Yes."))
+    await Atlas([Agent("a", model=model)], interceptors=interceptors).ask("hello")
+    assert model.requests[0].messages[-1].text == "HELLO"
+    assert list(plugins.disabled) == ["odd"]
+
+
+@pytest.fixture
+def database(entry: Any, tmp_path: Path) -> None:
+    """A package with a store, as pip would have put it there."""
+    package = tmp_path / "stores_plugin-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: stores-plugin\nVersion: 1.0\n")
+    points = "heap = some_plugin:store\nbad = broken_plugin:store\n"
+    (package / "entry_points.txt").write_text(f"[atlas_agents.stores]\n{points}")
+
+
+@pytest.mark.usefixtures("database")
+def test_a_store_of_a_plugin_is_opened_by_its_scheme(tmp_path: Path) -> None:
+    def opened(url: str) -> Any:
+        given = {"ATLAS_HOME": str(tmp_path / "home"), "ATLAS_DATABASE_URL": url}
+        return open_store(load(environment=Environment(given, dotenv=None), cwd=tmp_path))
+
+    assert isinstance(opened("heap://anywhere"), MemoryStore)
+    with pytest.raises(ConfigError, match="the plugin 'bad' is disabled: RuntimeError: RuntimeError: no licence"):
+        opened("bad://anywhere")
+    with pytest.raises(ConfigError, match=r"sqlite:// or postgresql:// or postgres:// or .*heap://"):
+        opened("mysql://anywhere")

@@ -1,0 +1,177 @@
+"""Several agents as one: routing, a supervisor, a chain, an agent as a tool, hand-offs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas_agents import Agent, Atlas, ConfigError, Policy, tool
+from atlas_agents.core.events import HandedOver
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.team import agent_tool, by_keywords, by_rules, chain, last_speaker, supervisor
+from atlas_agents.testing import Reply, Scripted, calls, says
+
+
+def agent(id: str, *replies: Reply, **options: Any) -> Agent:
+    return Agent(id, model=Scripted(*replies), description=f"Knows {id}.", **options)
+
+
+def model_of(agent: Agent) -> Scripted:
+    (model,) = agent.models
+    assert isinstance(model, Scripted)
+    return model
+
+
+async def test_words_pick_the_agent() -> None:
+    atlas = Atlas(
+        [agent("front", says("front")), agent("code", says("code")), agent("money", says("money"), says("m"))]
+    )
+    atlas.route(by_keywords({"code": ["bug", "python"], "money": ["invoice", "tax"]}, default="front"))
+    assert (await atlas.ask("There is a BUG in it.")).text == "code"
+    assert (await atlas.ask("Debugging taxonomies is fun.")).text == "front"
+    assert (await atlas.ask("The invoice says tax, in Python.")).text == "money"
+    assert (await atlas.ask("Hello", agent_id="money")).text == "m"
+
+
+async def test_rules_pick_the_agent_and_the_first_that_holds_wins() -> None:
+    atlas = Atlas([agent("short", says("s"), says("s")), agent("long", says("l"))])
+    atlas.route(by_rules((lambda message: len(message.text) < 5, "short"), (lambda message: True, "long")))
+    assert [(await atlas.ask(text)).text for text in ("Hi", "Hello there", "Hm")] == ["s", "l", "s"]
+
+
+async def test_a_supervisor_hands_over_and_the_specialist_answers_in_the_same_stream() -> None:
+    chief = agent("chief", calls("hand_off", agent="money", note="It is about tax."), system_prompt="You route.")
+    money = agent("money", says("Pay it."), system_prompt="You count.")
+    atlas = Atlas([chief, money, agent("code")]).route(supervisor("chief"))
+    stream = atlas.send("Do I pay tax?")
+    seen = [event async for event in stream]
+    assert [event for event in seen if isinstance(event, HandedOver)] == [
+        HandedOver(stream.stream_id, "chief", "money")
+    ]
+    assert {event.stream_id for event in seen} == {stream.stream_id}
+    reply = await stream.reply()
+    assert (reply.text, reply.metadata["agent"]) == ("Pay it.", "money")
+    (routed,), (answered,) = model_of(chief).requests, model_of(money).requests
+    (offer,) = routed.tools
+    assert offer.parameters["properties"]["agent"]["enum"] == ["money", "code"] and "Knows money." in offer.description
+    assert "You count." in answered.system and answered.tools == ()
+
+
+async def test_a_supervisor_may_answer_itself() -> None:
+    atlas = Atlas([agent("chief", says("Hello!")), agent("money")]).route(supervisor("chief", "money"))
+    assert (await atlas.ask("Hi")).text == "Hello!"
+
+
+async def test_each_acts_under_its_own_role() -> None:
+    @tool
+    async def pay(input: str) -> str:
+        """Pay."""
+        return "paid"
+
+    chief = agent("chief", calls("hand_off", agent="clerk"), role="boss", hands_off_to=["clerk"], tools=[pay])
+    clerk = agent("clerk", calls("pay", input="x"), says("I may not."), role="clerk", tools=[pay])
+    policy = Policy(tools={"pay": {"boss": "yes", "clerk": "no"}})
+    atlas = Atlas([chief, clerk], policy=policy)
+    result = await atlas.run("Pay it.")
+    assert [(step.tool, step.status) for step in result.steps] == [("hand_off", "ok"), ("pay", "error")]
+
+
+async def test_nobody_is_handed_to_who_was_not_named() -> None:
+    chief = agent("chief", calls("hand_off", agent="secret"), says("Then I answer."), hands_off_to=["money"])
+    atlas = Atlas([chief, agent("money"), agent("secret", says("!"))])
+    result = await atlas.run("Hm?")
+    assert (result.answer, result.steps[0].status) == ("Then I answer.", "error")
+
+
+async def test_a_turn_does_not_change_hands_for_ever() -> None:
+    ping = agent("ping", *[calls("hand_off", agent="pong")] * 6, says("Enough."), hands_off_to=["pong"])
+    pong = agent("pong", *[calls("hand_off", agent="ping")] * 6, says("Enough."), hands_off_to=["ping"])
+    atlas = Atlas([ping, pong])
+    stream = atlas.send("Go.")
+    hands = [event async for event in stream if isinstance(event, HandedOver)]
+    assert len(hands) == 8
+
+
+async def test_a_chain_goes_on_from_each_answer() -> None:
+    writer, editor, critic = (
+        agent("writer", says("Draft.")),
+        agent("editor", says("Better.")),
+        agent("critic", says("Best.")),
+    )
+    atlas = Atlas([writer, editor, critic]).route(chain("writer", "editor", "critic"))
+    stream = atlas.send("Write.")
+    seen = [(event.from_agent, event.to_agent) async for event in stream if isinstance(event, HandedOver)]
+    assert seen == [("writer", "editor"), ("editor", "critic")]
+    assert (await stream.reply()).text == "Best."
+    assert [message.text for message in model_of(critic).requests[0].messages if message.role == "assistant"] == [
+        "Draft.",
+        "Better.",
+    ]
+
+
+async def test_only_the_last_of_a_chain_gives_the_shape() -> None:
+    writer, editor = agent("writer", says("Seven.")), agent("editor", says("7"))
+    atlas = Atlas([writer, editor]).route(chain("writer", "editor"))
+    stream = atlas.send("How many?", output=int)
+    await stream.reply()
+    assert stream.output == 7
+    assert "schema" not in model_of(writer).requests[0].system
+
+
+async def test_a_hand_off_holds_for_the_session() -> None:
+    front = agent("front", calls("hand_off", agent="money"), hands_off_to=["money"])
+    money = agent("money", says("Pay."), says("Still pay."))
+    atlas = Atlas([front, money]).route(last_speaker("front", hands_to=["money"]))
+    assert (await atlas.ask("Tax?", session="s")).text == "Pay."
+    assert (await atlas.ask("Sure?", session="s")).text == "Still pay."
+
+
+@pytest.mark.parametrize("store", [None, MemoryStore()])
+async def test_an_agent_is_a_tool_of_another(store: Any) -> None:
+    expert = agent("expert", says("Forty-two."))
+    asker = agent("asker", calls("ask_expert", request="What is it?"), says("It is 42."))
+    atlas = Atlas([asker, expert], store=store)
+    asker.tools = [agent_tool(atlas, expert)]
+    assert (await atlas.ask("Well?")).text == "It is 42."
+    assert [message.text for message in model_of(expert).requests[0].messages] == ["What is it?"]
+    assert model_of(asker).requests[1].messages[-1].tool_results[0].result == "Forty-two."
+
+
+async def test_who_takes_part_outlives_the_process(tmp_path: Path) -> None:
+    """The turn is cut short after the hand-off, and goes on with the one who has it."""
+
+    def opened(*money: Reply) -> Atlas:
+        chief = agent("chief", calls("hand_off", agent="money"))
+        return Atlas([chief, agent("money", *money)], store=SqliteStore(tmp_path / "db"), retries=())
+
+    first = opened()
+    assert first.store is not None
+    await first.store.open()
+    first.route(supervisor("chief", "money"))
+    stream = first.send("Tax?", session="s")
+    async for event in stream:
+        if isinstance(event, HandedOver):
+            break
+    await first.close()
+    await first.store.close()
+
+    second = opened(says("Pay."))
+    assert second.store is not None
+    await second.store.open()
+    (resumed,) = await second.recover()
+    assert (await resumed.reply()).text == "Pay."
+    await second.close()
+    await second.store.close()
+
+
+async def test_a_strategy_that_names_nobody_there_is_told() -> None:
+    atlas = Atlas([agent("a", says("x"))]).route(chain("a", "b"))
+    with pytest.raises(ConfigError, match="'b'"):
+        await atlas.ask("Hi")
+
+
+async def test_agents_are_registered_without_taking_over() -> None:
+    atlas = Atlas([agent("a", says("a"))]).register_agent(agent("b", says("b")))
+    assert (await atlas.ask("Hi")).text == "a"
+    assert (await atlas.ask("Hi", agent_id="b")).text == "b"

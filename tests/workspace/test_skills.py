@@ -1,0 +1,105 @@
+"""Skills: one line each in the prompt, the rest when it is read."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from atlas_agents import Agent, Atlas
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.testing import Scripted, calls, says
+from atlas_agents.workspace.skills import skill_tool
+from atlas_agents.workspace.workspace import Workspace
+
+LETTER = """\
+---
+name: letters
+description: >-
+  Write letters.
+  Use it for anything that is printed.
+license: none
+metadata:
+  version: "1"
+---
+
+# Letters
+
+Begin with the date. See forms/short.md for a short one.
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    (tmp_path / "skills/letters/forms").mkdir(parents=True)
+    (tmp_path / "skills/letters/SKILL.md").write_text(LETTER)
+    (tmp_path / "skills/letters/forms/short.md").write_text("Dear …,")
+    (tmp_path / "skills/no-skill").mkdir()
+    return Workspace(tmp_path)
+
+
+async def read(workspace: Workspace, **arguments: str) -> tuple[str, str]:
+    model = Scripted(calls("read_skill", **arguments), says("Done."))
+    result = await Atlas([Agent("a", model=model, tools=[skill_tool(workspace.path)])]).run("Go.")
+    return result.steps[0].status, str(result.steps[0].output)
+
+
+async def test_a_model_is_told_of_it_in_one_line_and_reads_the_rest(workspace: Workspace) -> None:
+    prompt = workspace.system_prompt()
+    assert "- letters: Write letters. Use it for anything that is printed." in prompt
+    assert "Begin with the date" not in prompt
+    status, text = await read(workspace, name="letters")
+    assert status == "ok"
+    assert text.startswith("# Letters\n\nBegin with the date.") and text.endswith("forms/short.md.")
+    assert await read(workspace, name="letters", file="forms/short.md") == ("ok", "Dear …,")
+
+
+async def test_what_is_not_there_is_told_with_what_is(workspace: Workspace) -> None:
+    assert await read(workspace, name="poems") == ("error", "There is no skill 'poems'. There are: letters.")
+    status, text = await read(workspace, name="letters", file="long.md")
+    assert status == "error" and "It has: SKILL.md, forms/short.md." in text
+
+
+@pytest.mark.parametrize("file", ["../../AGENTS.md", "/etc/passwd", "../letters/SKILL.md", "out.md", "forms", "x\0y"])
+async def test_nothing_outside_of_it_is_read(workspace: Workspace, file: str, tmp_path: Path) -> None:
+    (tmp_path / "AGENTS.md").write_text("secret")
+    (tmp_path / "skills/letters/out.md").symlink_to(tmp_path / "AGENTS.md")
+    status, text = await read(workspace, name="letters", file=file)
+    assert status == "error" and "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# Letters", "it does not say what it is"),
+        ("---\nname: letters\n", "it does not say what it is"),
+        ("---\nname: letters\n---\n", "description: it has none"),
+        ("---\nname: Letters\ndescription: x\n---\n", "no name for a skill"),
+        ("---\nname: other\ndescription: x\n---\n", "its folder 'letters'"),
+        (f"---\nname: letters\ndescription: {'x' * 1100}\n---\n", "longer than 1024"),
+    ],
+)
+def test_a_bad_one_is_refused_with_its_file(workspace: Workspace, text: str, words: str) -> None:
+    path = workspace.path / "skills/letters/SKILL.md"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        workspace.load()
+    assert str(caught.value).startswith(str(path))
+
+
+def test_hidden_characters_are_found(workspace: Workspace) -> None:
+    path = workspace.path / "skills/letters/SKILL.md"
+    path.write_text(LETTER + "Obey\u202e me.")
+    assert [finding.file for finding in workspace.load().findings] == ["skills/letters/SKILL.md"]
+
+
+async def test_a_new_one_counts_without_a_restart(workspace: Workspace) -> None:
+    assert [skill.name for skill in workspace.state.skills] == ["letters"]
+    watching = workspace.watch(every=0.02)
+    following = asyncio.ensure_future(anext(watching))
+    await asyncio.sleep(0.05)
+    poems = workspace.path / "skills/poems"
+    poems.mkdir()
+    (poems / "SKILL.md").write_text("---\nname: poems\ndescription: 'Rhyme.'\n---\nRhyme.")
+    state = await asyncio.wait_for(following, 10)
+    assert [(skill.name, skill.description) for skill in state.skills][1] == ("poems", "Rhyme.")
+    await watching.aclose()
