@@ -75,7 +75,7 @@ async def test_a_client_starts_the_command_of_the_guide_and_uses_the_house(
     command = StdioServerParameters(command=entry["command"], args=entry["args"], env=env, cwd=tmp_path)
     os.environ["PATH"] = env["PATH"]
     async with asyncio.timeout(50), Client(command) as client:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["current_time", "ask_assistant"]
+        assert {"current_time", "ask_assistant"} <= {tool.name for tool in (await client.list_tools()).tools}
         told = await client.call_tool("current_time", {})
         assert not told.is_error and re.search(r"\d\d:\d\d:\d\d", told.content[0].text)  # type: ignore
         wrong = await client.call_tool("current_time", {"zone": "here"})

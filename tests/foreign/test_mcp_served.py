@@ -268,3 +268,15 @@ def test_a_tools_function_is_called_in_one_place_only() -> None:
             if isinstance(called, ast.Attribute) and called.attr == "function":
                 callers.append(str(path.relative_to(SOURCE)))
     assert set(callers) == {"tools/execute.py"}
+
+
+async def test_without_the_library_the_rest_of_the_gateway_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atlas_agents.gateway.mcp.door._SERVED", "atlas_agents_without_mcp")
+    async with serving(tmp_path) as gateway, aiohttp.ClientSession() as http:
+        headers = {**ACCEPT, "Authorization": f"Bearer {WRITER}"}
+        async with http.post(f"http://127.0.0.1:{gateway.port}/mcp", json=BODY, headers=headers) as answer:
+            assert answer.status == 501 and "atlas-agents[mcp]" in await answer.text()
+        async with http.get(f"http://127.0.0.1:{gateway.port}/health") as answer:
+            assert answer.status == 200
