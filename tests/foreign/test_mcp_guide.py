@@ -16,6 +16,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_house import scripted, written
 
+from atlas_agents.client import GatewayClient
 from atlas_agents.mcp.entries import read_servers
 from checks import until
 
@@ -109,3 +110,6 @@ async def test_a_gateway_is_used_by_several_clients_at_once_and_sees_an_approval
             await until(known, 0.1)
             said = await two.call_tool("s__echo", {"text": "through and through"})
             assert said.content[0].text == "through and through"  # type: ignore
+        async with GatewayClient(url, token) as page:
+            (server,) = (await page.call("mcp.servers"))["servers"]
+            assert (server["name"], server["state"]) == ("s", "approved") and "s/echo" in server["tools"]

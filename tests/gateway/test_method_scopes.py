@@ -39,6 +39,7 @@ SCOPES = {
     "tools.list": "read",
     "tools.matrix": "read",
     "tools.invoke": "write",
+    "mcp.servers": "read",
     "audit.list": "read",
     "audit.subscribe": "read",
     "audit.verify": "read",

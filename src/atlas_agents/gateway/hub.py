@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from atlas_agents.gateway.dispatch import Dispatch, Methods
 from atlas_agents.gateway.guard import Guard
 from atlas_agents.gateway.lockout import Lockout
 from atlas_agents.gateway.metrics import Metrics
+from atlas_agents.gateway.protocol.calls import ForeignServers
 from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, RUN_EVENTS, HouseEvent, body_of
 from atlas_agents.gateway.protocol.faults import BAD_TOKEN
 from atlas_agents.gateway.protocol.shapes import Features, PolicyShape, ServerShape
@@ -73,6 +75,8 @@ class Hub:
         self.news: News
         self.more_settings: dict[str, Any] = {}
         """What else `config.get` shows."""
+        self.foreign: Callable[[], ForeignServers] = ForeignServers
+        """Which MCP servers there are."""
         self.connections: set[Peer] = set()
         self.stopping = False
         self.server = ServerShape("atlas", version("atlas-agents"))

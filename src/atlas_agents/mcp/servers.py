@@ -76,6 +76,11 @@ class Servers:
             return "not approved"
         return "approved" if approval.fits(server) else "changed since it was approved"
 
+    def trouble_of(self, name: str) -> str:
+        """Why a server could not be reached last; nothing if it could, or was not needed yet."""
+        found = self._connections.get(name)
+        return found[1].trouble if found is not None else ""
+
     def offers(self) -> list[Offer]:
         """The tools of all servers that may be used, as they were approved."""
         found: list[Offer] = []

@@ -9,6 +9,7 @@ from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import Message
 from atlas_agents.engine.atlas import Atlas
+from atlas_agents.gateway.protocol.calls import ForeignServer, ForeignServers
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.mcp.speaking import Spoken, say
 from atlas_agents.providers.registry import Registry
@@ -31,6 +32,20 @@ def open_servers(settings: Settings, environment: Environment, registry: Registr
     servers = Servers(settings.workspace, settings.home, environment, speak)
     opening.push_async_callback(servers.close)
     return servers
+
+
+def servers_shape(servers: Servers) -> ForeignServers:
+    """What a client of the gateway is told of them: names and states, and nothing of how they are started."""
+    shapes = [
+        ForeignServer(name, servers.state(name), _names(servers, name), servers.trouble_of(name))
+        for name in servers.known
+    ]
+    return ForeignServers(tuple(shapes), servers.trouble)
+
+
+def _names(servers: Servers, name: str) -> tuple[str, ...]:
+    approval = servers.approvals.get(name)
+    return tuple(f"{name}/{tool.name}" for tool in approval.tools) if approval is not None else ()
 
 
 async def follow_servers(servers: Servers, settings: Settings, atlas: Atlas, crew: Crew, tools: ToolRegistry) -> None:

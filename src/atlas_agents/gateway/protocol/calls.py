@@ -1,4 +1,4 @@
-"""Params and result of a tool call without a model."""
+"""A tool call without a model, and the MCP servers whose tools there are."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,6 +14,22 @@ class ToolsInvoke(Wire, frozen=True):
     arguments: dict[str, Any] = {}
     agent_id: str | None = None
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+
+
+class ForeignServer(Wire, frozen=True):
+    """An MCP server: whether it may be used, the tools that were approved, and why it cannot be reached."""
+
+    name: str
+    state: str
+    tools: tuple[str, ...] = ()
+    trouble: str = ""
+
+
+class ForeignServers(Wire, frozen=True):
+    """All that the workspace names; with `trouble`, why none of them is used."""
+
+    servers: tuple[ForeignServer, ...] = ()
+    trouble: str = ""
 
 
 class Called(Wire, frozen=True):

@@ -49,6 +49,7 @@ _ALL = (
     Method("tools.list", "read", records.ToolsList, records.ToolsFound, "Tools, and whether they may be used."),
     Method("tools.matrix", "read", Nothing, records.Matrix, "Agents and tools: yes, no or ask."),
     Method("tools.invoke", "write", calls.ToolsInvoke, calls.Called, "Call a tool, without a model.", waits=True),
+    Method("mcp.servers", "read", Nothing, calls.ForeignServers, "MCP servers, and whether they may be used."),
     Method("audit.list", "read", records.AuditList, records.AuditPage, "Lines of the audit log, the latest first."),
     Method("audit.subscribe", "read", Nothing, Done, "Hear new lines of the audit log."),
     Method("audit.verify", "read", Nothing, records.AuditVerified, "Is the audit log's chain whole?", waits=True),
