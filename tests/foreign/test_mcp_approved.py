@@ -114,6 +114,23 @@ async def test_an_edited_entry_disables_the_whole_server(change: dict[str, Any],
     assert servers.state("s") == "changed since it was approved" and servers.offers() == []
 
 
+@pytest.mark.parametrize("how", ["taken out", "edited", "forgotten"])
+async def test_an_agent_that_still_holds_a_tool_cannot_call_it_when_its_server_may_not_be_used_any_more(
+    how: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "s"
+    async with opened(written(tmp_path, s=scripted(folder, confirm=False))) as (atlas, servers):
+        assert (await atlas.invoke("s/echo", {})).status == "ok"
+        if how == "forgotten":
+            servers.pins.forget("s")
+        else:
+            written(tmp_path, **({"s": scripted(folder, confirm=False, timeout=5)} if how == "edited" else {}))
+        servers.load()
+        refused = await atlas.invoke("s/echo", {})
+        assert refused.status == "error" and "may not be used any more" in refused.result
+        assert len(acts(folder)) == 1
+
+
 async def test_the_model_reads_what_was_approved(tmp_path: Path) -> None:
     folder, model = tmp_path / "s", Scripted(says("hello"))
     describe(folder)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from atlas_agents.core.errors import BadTool, ConfigError
+from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
 from atlas_agents.mcp.entries import NAME, Lookup, Server, read_servers
 from atlas_agents.mcp.found import Found
 from atlas_agents.mcp.pins import Approval, Pins, Stamp, stamp_of
@@ -76,6 +76,12 @@ class Servers:
             return "not approved"
         return "approved" if approval.fits(server) else "changed since it was approved"
 
+    def check(self, server: Server) -> None:
+        """The last look before a call: an agent may still hold a tool whose server was edited or taken out."""
+        known = self.known.get(server.name) == server
+        if not known or self.state(server.name) != "approved":
+            raise ToolFailed(f"the tools of the MCP server {server.name} may not be used any more")
+
     def trouble_of(self, name: str) -> str:
         """Why a server could not be reached last; nothing if it could, or was not needed yet."""
         found = self._connections.get(name)
@@ -132,6 +138,7 @@ def as_tool(server: Server, found: Found, servers: Servers) -> Tool:
     server says of its effects is not read."""
 
     async def call(_arguments_: dict[str, Any], _context_: ToolContext) -> Any:
+        servers.check(server)
         reaching = await servers.reach(server)
         return await reaching.call(found, _arguments_, _context_.progress)
 
