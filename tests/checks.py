@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,15 @@ def is_paired(messages: Sequence[Message]) -> bool:
             return False
         awaited = [call.id for call in message.tool_calls]
     return not awaited
+
+
+async def until(holds: Callable[[], Awaitable[Any]], pause: float = 0.01) -> Any:
+    """What it gives, as soon as that is something; looked at again and again, and not for ever."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if found := await holds():
+                return found
+            await asyncio.sleep(pause)
 
 
 def roles(messages: Sequence[Message]) -> list[str]:

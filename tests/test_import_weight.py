@@ -30,6 +30,7 @@ HEAVY = [
     "anthropic",
     "redis",
     "uvicorn",
+    "mcp",
     "starlette",
     "xllamacpp",
 ]

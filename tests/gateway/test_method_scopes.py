@@ -49,6 +49,8 @@ SCOPES = {
     "models.list": "read",
     "tools.list": "read",
     "tools.matrix": "read",
+    "tools.invoke": "write",
+    "mcp.servers": "read",
     "audit.list": "read",
     "audit.subscribe": "read",
     "audit.verify": "read",

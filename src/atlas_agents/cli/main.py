@@ -10,6 +10,7 @@ from atlas_agents.cli import (
     config_commands,
     job_commands,
     knowledge_commands,
+    mcp_commands,
     model_commands,
     plugin_commands,
     protocol_commands,
@@ -185,6 +186,7 @@ app.add_typer(model_commands.app, name="models")
 app.add_typer(tenant_commands.users, name="users")
 app.add_typer(tenant_commands.plans, name="plans")
 app.add_typer(tenant_commands.tenants, name="tenants")
+app.add_typer(mcp_commands.app, name="mcp")
 app.add_typer(token_commands.app, name="token")
 app.add_typer(telegram_commands.app, name="telegram")
 app.add_typer(config_commands.app, name="config")

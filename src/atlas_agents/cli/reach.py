@@ -70,6 +70,10 @@ class Here:
         await self._opened.enter_async_context(gateway.running())
         self._own = Address(f"http://127.0.0.1:{gateway.port}", token)
 
+    async def address(self) -> Address:
+        """Where it is, and what opens it; Unreachable if that cannot be said now."""
+        return await self._find()
+
     async def _find(self) -> Address:
         """The one that runs in the home folder, else one of our own; if another process has just begun to be one, it
         is asked for again."""

@@ -7,14 +7,11 @@ from itertools import islice
 
 import msgspec
 
+from atlas_agents.core.text import is_hidden
+
 MOST = 100
 """So many findings of a file are listed; one that hides more is no less suspect."""
 
-_HARMLESS = frozenset("\t\n\r")
-_VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\U000110bd\U000110cd")
-"""Format characters that are seen: signs that stand around numbers."""
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800")
-"""Letters and signs without ink."""
 _JOINER, _EMOJI_STYLE = "\u200d", "\ufe0f"
 _BREAKS = frozenset("\x0b\x0c\x85\u2028\u2029")
 """Hidden ends of lines."""
@@ -53,7 +50,7 @@ def without_hidden(text: str) -> str:
 
 def _runs(text: str) -> Iterator[re.Match[str]]:
     """Hidden characters that follow each other."""
-    suspects = "".join(sorted(char for char in set(text) if _is_hidden(char)))
+    suspects = "".join(sorted(char for char in set(text) if is_hidden(char)))
     runs = re.finditer(f"[{re.escape(suspects)}]+", text) if suspects else iter(())
     return (run for run in runs if not _joins_emoji(run, text))
 
@@ -65,15 +62,6 @@ def _finding(run: re.Match[str], text: str, file: str) -> Finding:
     name = unicodedata.name(first, "CONTROL CHARACTER" if unicodedata.category(first) == "Cc" else "UNNAMED")
     line = text.count("\n", 0, start) + 1
     return Finding(file, line, start - line_start + 1, f"U+{ord(first):04X}", name, len(run[0]))
-
-
-def _is_hidden(char: str) -> bool:
-    if char in _HARMLESS or char in _VISIBLE:
-        return False
-    if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp"):
-        return True
-    code = ord(char)
-    return char in _BLANK or 0xE0000 <= code <= 0xE0FFF or 0xFE00 <= code <= 0xFE0D
 
 
 def _joins_emoji(run: re.Match[str], text: str) -> bool:

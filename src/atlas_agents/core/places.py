@@ -16,7 +16,8 @@ _FOLDER = "atlas-agents"
 _APPLE = Path("Library", "Application Support")
 
 PROTECTED = (
-    *("AGENTS.md", "SOUL.md", "TOOLS.md", "SKILL.md", "CLAUDE.md", "atlas.toml", "policy.toml", ".mcp.json"),
+    *("AGENTS.md", "SOUL.md", "TOOLS.md", "SKILL.md", "CLAUDE.md", "atlas.toml", "policy.toml"),
+    *("mcp.json", ".mcp.json"),
     *(".env", ".env.*", ".envrc", "token", "tokens.json"),
     *(".gitconfig", ".gitmodules", ".gitattributes", ".pre-commit-config.yaml"),
     *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".profile", ".zshrc", ".zshenv", ".zprofile"),

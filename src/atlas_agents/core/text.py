@@ -1,5 +1,13 @@
-"""Text that any UTF-8 writer accepts: surrogate halves are joined where they meet and replaced where they don't."""
+"""Text that any UTF-8 writer accepts: surrogate halves are joined where they meet and replaced where they don't. And
+which of its characters nobody sees."""
 
+import unicodedata
+
+_HARMLESS = frozenset("\t\n\r")
+_VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\U000110bd\U000110cd")
+"""Format characters that are seen: signs that stand around numbers."""
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800")
+"""Letters and signs without ink."""
 _HIGH, _LOW = "\ud800", "\udc00"
 
 
@@ -31,3 +39,13 @@ class Joiner:
         """What still waits when no more will come."""
         held, self._held = self._held, ""
         return clean(held)
+
+
+def is_hidden(char: str) -> bool:
+    """A person does not see it, and a model reads it: control, format, tag and blank characters."""
+    if char in _HARMLESS or char in _VISIBLE:
+        return False
+    if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp"):
+        return True
+    code = ord(char)
+    return char in _BLANK or 0xE0000 <= code <= 0xE0FFF or 0xFE00 <= code <= 0xFE0D

@@ -15,13 +15,14 @@ from atlas_agents.core.events import EventName
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message, user
+from atlas_agents.core.messages import Message, ToolResult, user
 from atlas_agents.core.office import Colleague, Delegation
 from atlas_agents.core.questions import Answer, Decision, Question
 from atlas_agents.core.secret import Secret
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, Store, UsageRow
 from atlas_agents.core.tenancy import Tenancy
 from atlas_agents.engine.agent import Agent
+from atlas_agents.engine.direct import call_of, direct, request_of, result_of, session_of
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
 from atlas_agents.engine.interceptors import Interceptor
@@ -286,6 +287,56 @@ class Atlas:
             stream.interrupt(before)
         return stream
 
+    async def invoke(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        agent_id: str | None = None,
+        user: str = "",
+        session: str = "",
+        idempotency_key: str = "",
+        asks: bool = True,
+    ) -> ToolResult:
+        """Have an agent's tool called without its model, and give back what came of it; a call that is refused or fails
+        is a result, too. It is permitted, checked, confirmed, limited and written down like every call of that agent.
+
+        It is kept in a session of its own, unless you name one.
+        """
+        stream = await self.begin_call(
+            tool,
+            arguments,
+            agent_id=agent_id,
+            user=user,
+            session=session,
+            idempotency_key=idempotency_key,
+            asks=asks,
+        )
+        return result_of(await self._ask_once(stream))
+
+    async def begin_call(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        agent_id: str | None = None,
+        user: str = "",
+        session: str = "",
+        idempotency_key: str = "",
+        asks: bool = True,
+    ) -> AtlasStream:
+        """The same as a stream, whose reply holds the result."""
+        message, stream = request_of(tool, arguments), AtlasStream(new_id())
+        terms = Terms(idempotency_key=idempotency_key, asks=asks, call=call_of(stream.stream_id, tool, arguments))
+        own = session_of(user, stream.stream_id, idempotency_key)
+        place: str | Conversation = session or (own if self._house.store is not None else Conversation(id=own))
+        run = self._open(place, agent_id, stream=stream, user=user, terms=terms)
+        if idempotency_key and run.desk.journal is None:
+            raise ConfigError("an idempotency key needs a store, Atlas(store=…)")
+        if not session and self._house.store is not None:
+            await self.sessions.put(own, label=tool[:80], archived=True)
+        return self._start(stream, run, message)
+
     def stream(self, run_id: str) -> AtlasStream | None:
         """The stream of a turn that is under way, or waits for its turn, in this process."""
         return self._live.get(run_id)
@@ -435,7 +486,8 @@ class Atlas:
             raise Cancelled("the turn was cancelled")
         rows = await self.sessions.messages(row.session)
         mine = [Message.from_json(each.body) for each in rows if each.run_id == row.id]
-        replies = [message for message in mine if message.role == "assistant"]
+        speaker = "tool" if errand_of(row).call else "assistant"
+        replies = [message for message in mine if message.role == speaker]
         if row.status == "failed" or not replies:
             raise AtlasError(row.error or "the turn failed")
         return replies[-1]
@@ -471,6 +523,8 @@ class Atlas:
 
 
 def _mode_of(run: Run) -> Callable[[Run], Awaitable[Message]]:
+    if run.terms.call is not None:
+        return direct
     mode = planned if run.settings.mode == "plan" else rounds
     if run.terms.team.then:
         mode = partial(chained, mode=mode)
@@ -479,8 +533,8 @@ def _mode_of(run: Run) -> Callable[[Run], Awaitable[Message]]:
 
 def _terms(errand: Errand, row: RunRow) -> Terms:
     team = msgspec.json.decode(errand.team, type=Lineup)
-    mode = cast(Mode | None, errand.mode or None)
-    return Terms(model=errand.model, mode=mode, team=team, row=row, asks=errand.asks, chain=errand.chain)
+    mode, call = cast(Mode | None, errand.mode or None), errand.call or None
+    return Terms(model=errand.model, mode=mode, team=team, row=row, asks=errand.asks, chain=errand.chain, call=call)
 
 
 def _as_message(message: str | Message) -> Message:

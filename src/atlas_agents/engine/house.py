@@ -31,6 +31,7 @@ from atlas_agents.providers.failover import Failover, Route
 from atlas_agents.providers.prices import Price, Prices
 from atlas_agents.providers.react import React
 from atlas_agents.providers.registry import Model, Registry
+from atlas_agents.providers.scripted import Scripted
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog, MemoryAudit
 from atlas_agents.tools.desk import Desk, Governance
@@ -123,7 +124,9 @@ class House:
             run_id=run_id,
             agent=agent,
             actor=Actor(settings.id, settings.role, user, self.tenant),
-            tools=self._tools(context, settings, terms.team.hands_to or settings.hands_off_to),
+            tools=context.tool_map()
+            if terms.call
+            else self._tools(context, settings, terms.team.hands_to or settings.hands_off_to),
             conversation=conversation,
             metadata=context.metadata,
             emit=emit,
@@ -138,7 +141,7 @@ class House:
             conversation=conversation,
             line=line or line_of(conversation),
             prelude=context.messages if prelude is None else prelude,
-            provider=self._pool(agent, settings, terms.model).for_turn(self.clock),
+            provider=Scripted() if terms.call else self._pool(agent, settings, terms.model).for_turn(self.clock),
             desk=desk,
             emit=emit,
             interceptors=self.interceptors,

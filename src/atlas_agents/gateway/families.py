@@ -1,6 +1,7 @@
 """All families of methods, put together."""
 
 from atlas_agents.gateway.approval_methods import add_approval_methods
+from atlas_agents.gateway.call_methods import add_call_methods
 from atlas_agents.gateway.carrying_methods import add_carrying_methods
 from atlas_agents.gateway.chat_methods import add_chat_methods
 from atlas_agents.gateway.dispatch import Methods
@@ -25,6 +26,7 @@ _FAMILIES = (
     add_approval_methods,
     add_record_methods,
     add_knowledge_methods,
+    add_call_methods,
     add_house_methods,
     add_tenant_methods,
 )

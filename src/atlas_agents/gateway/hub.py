@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from atlas_agents.gateway.dispatch import Dispatch, Methods
 from atlas_agents.gateway.guard import Guard
 from atlas_agents.gateway.lockout import Lockout
 from atlas_agents.gateway.metrics import Metrics
+from atlas_agents.gateway.protocol.calls import ForeignServers
 from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, RUN_EVENTS, HouseEvent, body_of
 from atlas_agents.gateway.protocol.faults import BAD_TOKEN
 from atlas_agents.gateway.protocol.shapes import Features, PolicyShape, ServerShape
@@ -58,6 +60,10 @@ class News(Protocol):
 class Hub:
     """One per gateway."""
 
+    study: Study | None = None
+    """What agents know and remember, where they do."""
+    stopping = False
+
     def __init__(self, atlas: Atlas, settings: GatewaySettings, methods: Methods, clock: Clock = SYSTEM_CLOCK) -> None:
         if atlas.store is None:
             raise ConfigError("a gateway keeps what it is told: give its Atlas a store, Atlas(store=…)")
@@ -74,14 +80,13 @@ class Hub:
         self.assignments = Assignments(self.store, atlas.tenant)
         self.audit = AuditTail(self.store, atlas.tenant)
         self.news: News
-        self.study: Study | None = None
-        """What agents know and remember, where they do."""
         self.more_settings: dict[str, Any] = {}
         """What else `config.get` shows."""
+        self.foreign: Callable[[], ForeignServers] = ForeignServers
+        """Which MCP servers there are."""
         self.connections: set[Peer] = set()
         self.suspended: frozenset[str] = frozenset()
         """Users whose keys open nothing."""
-        self.stopping = False
         self.server = ServerShape("atlas", version("atlas-agents"))
         self.features = Features(methods.names, (*RUN_EVENTS, *HOUSE_EVENTS))
         self.policy = PolicyShape(settings.max_frame, int(settings.ping * 1000))

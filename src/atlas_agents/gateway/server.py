@@ -21,6 +21,7 @@ from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.job_methods import follow_jobs
 from atlas_agents.gateway.link import HttpProtocol, Link
 from atlas_agents.gateway.listen import BACKLOG, listeners
+from atlas_agents.gateway.mcp.door import Door
 from atlas_agents.gateway.models import model_of
 from atlas_agents.gateway.news import SessionNews
 from atlas_agents.gateway.openai.routes import openai_routes
@@ -66,7 +67,9 @@ class Gateway:
         hub.runs.on_question = hub.news.asked
         follow_jobs(hub)
         self.readiness = Readiness(self._look)
-        self._app = App(hub, site(hub, self.readiness, [*routes, *openai_routes(hub), *agui_routes(hub)]))
+        self.mcp = Door(hub)
+        families = [*openai_routes(hub), *agui_routes(hub), *self.mcp.routes()]
+        self._app = App(hub, site(hub, self.readiness, [*routes, *families]))
         self._stop = asyncio.Event()
         self._addresses: list[tuple[str, int]] = []
 
@@ -144,6 +147,7 @@ class Gateway:
         hub.tell(ServerShutdown(None if expected is None else int(expected * 1000)))
         await self.atlas.close(self.settings.grace)
         await hub.runs.settle(_LAST_WORDS)
+        await self.mcp.close()
         for peer in list(hub.connections):
             peer.close(RESTART, "the gateway stops")
 

@@ -44,6 +44,10 @@ class Crew:
         self.local: tuple[str, ...] = ()
         """Local models that agents speak with."""
 
+    def give(self, tools: Iterable[Tool]) -> None:
+        """Let these be the tools from the next time on that agents are made."""
+        self._tools = list(tools)
+
     def agents(self, state: WorkspaceState | None = None) -> tuple[Agent, ...]:
         """All of them, each told the workspace's prompt and then its own; ConfigError if any cannot be made."""
         state = state or self._workspace.state

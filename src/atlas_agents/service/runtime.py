@@ -18,9 +18,11 @@ from atlas_agents.engine.atlas import Atlas
 from atlas_agents.knowledge.study import Study
 from atlas_agents.local.fetch import Progress, obtain
 from atlas_agents.local.models import given_file, is_path, known, models_folder, state_of
+from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.registry import Registry
-from atlas_agents.service.builtin import HOUSE_RULES, known_tools
+from atlas_agents.service.builtin import house_rules, known_tools
 from atlas_agents.service.crew import Crew, Get
+from atlas_agents.service.foreign import follow_servers, open_servers
 from atlas_agents.service.place import occupied
 from atlas_agents.service.plugged import interceptors_of
 from atlas_agents.service.rooms import offers
@@ -46,6 +48,7 @@ class Runtime:
         tools: ToolRegistry,
         workspace: Workspace,
         study: Study,
+        servers: Servers,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -54,6 +57,7 @@ class Runtime:
         self.tools = tools
         self.workspace = workspace
         self.study = study
+        self.servers = servers
 
 
 @asynccontextmanager
@@ -74,6 +78,8 @@ async def opened(
         runtime = _wired(settings, store, environment, opening)
         opening.push_async_callback(runtime.atlas.close)
         beside = [asyncio.create_task(runtime.crew.follow(runtime.atlas))]
+        following = follow_servers(runtime.servers, settings, runtime.atlas, runtime.crew, runtime.tools)
+        beside.append(asyncio.create_task(following))
         if fetch:
             get = _getter(models_folder(environment), told)
             beside.append(asyncio.create_task(runtime.crew.fetch(runtime.atlas, get)))
@@ -86,15 +92,16 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
     if workspace.prepare():
         logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
     plugins, registry = Plugins(settings.disabled_plugins), Registry(environment)
+    servers = open_servers(settings, environment, registry, opening)
     registry.load_plugins(plugins)
     study = open_study(settings, store, registry)
     opening.push_async_callback(study.close)
-    tools = known_tools(settings, opening, plugins, environment, study)
+    tools = known_tools(settings, opening, plugins, environment, study, servers)
     crew = Crew(workspace, registry, tools, settings.model, recall=settings.recall)
     atlas = Atlas(
         crew.agents(),
         store=store,
-        policy=open_policy(settings) or HOUSE_RULES,
+        policy=open_policy(settings) or house_rules(servers),
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
         interceptors=[offers(settings), *interceptors_of(plugins), study.recalling(crew.recalls)],
@@ -102,7 +109,7 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
         delegation=settings.delegation,
     )
     atlas.keep_secret(*settings.secrets)
-    return Runtime(settings, store, atlas, crew, tools, workspace, study)
+    return Runtime(settings, store, atlas, crew, tools, workspace, study, servers)
 
 
 def _getter(folder: Path, told: Told | None) -> Get:

@@ -13,9 +13,11 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.secret import Secret
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.service.foreign import servers_shape
 from atlas_agents.service.place import Running, announce
 from atlas_agents.service.runtime import Runtime, Told, opened
 from atlas_agents.service.telegram import telegram
+from atlas_agents.workspace.prompts import read_prompts
 
 
 class Serving:
@@ -89,6 +91,8 @@ async def _gateway(
         gateway = Gateway(runtime.atlas, _of_gateway(settings))
         gateway.hub.more_settings |= {each.key: each.value for each in settings.explain()}
         gateway.hub.study = runtime.study
+        gateway.hub.foreign = lambda: servers_shape(runtime.servers)
+        gateway.mcp.offers.prompts = lambda: read_prompts(settings.workspace)
         gateway.hub.runs.notice = lambda agent_id: runtime.crew.notices.get(agent_id, "")
         yield Serving(runtime, gateway)
 

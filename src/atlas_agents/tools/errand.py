@@ -3,13 +3,13 @@
 import msgspec
 
 from atlas_agents.core.jobs import NOBODY, Chain
-from atlas_agents.core.messages import Message
+from atlas_agents.core.messages import Message, ToolCall
 from atlas_agents.core.store import RunRow
 
 
 class Errand(msgspec.Struct, frozen=True):
     """The messages it begins with, the shape of the answer, who speaks and how, whether a person can be asked, and for
-    whom it is done."""
+    whom it is done. With a `call` nobody speaks: it is just that call."""
 
     messages: tuple[msgspec.Raw, ...]
     output: msgspec.Raw = msgspec.Raw(b"null")
@@ -18,6 +18,7 @@ class Errand(msgspec.Struct, frozen=True):
     mode: str = ""
     team: msgspec.Raw = msgspec.Raw(b"{}")
     chain: Chain = NOBODY
+    call: ToolCall | msgspec.UnsetType = msgspec.UNSET
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]

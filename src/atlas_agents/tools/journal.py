@@ -110,11 +110,13 @@ class Journal:
         team: bytes = b"{}",
         asks: bool = True,
         chain: Chain = NOBODY,
+        call: ToolCall | None = None,
     ) -> RunRow:
         """Take the user's message in, the last of these: acknowledged when this returns, and begun if the session is
         idle. With `wait` it queues behind others; else SessionBusy. A key that was seen gives the known run."""
         began_with = tuple(msgspec.Raw(each.to_json()) for each in messages)
-        errand = Errand(began_with, msgspec.Raw(output or b"null"), model, asks, mode, msgspec.Raw(team), chain)
+        wanted, line_up, made = msgspec.Raw(output or b"null"), msgspec.Raw(team), call or msgspec.UNSET
+        errand = Errand(began_with, wanted, model, asks, mode, line_up, chain, made)
         accepted = AcceptRun(
             self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), at_once=True
         )

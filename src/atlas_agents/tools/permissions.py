@@ -43,9 +43,9 @@ class Policy:
     """A role × tool matrix and grants.
 
     `groups` are roles by another door: an agent belongs to a group that lists it, besides the role it has itself.
-    `tools` gives each tool's cells; the closest line wins: the agent's own, then its roles', then `*`. `grants` gives
-    permissions such as `file:read` or `file:*` to agents, roles and users (`user:ana`). `commands` may be run without
-    asking.
+    `tools` gives each tool's cells; the closest line wins: the agent's own, then its roles', then `*`. A line for
+    `server/*` is for all tools of an MCP server or a plugin that have none of their own. `grants` gives permissions
+    such as `file:read` or `file:*` to agents, roles and users (`user:ana`). `commands` may be run without asking.
     """
 
     def __init__(
@@ -92,8 +92,9 @@ class Policy:
             if found is None:
                 return Verdict("no", f"{self.name}: no grant of {permission} to {_who(actor)}")
             holder = found
-        if tool in self._cells:
-            return self._cell(tool, actor)
+        line = tool if tool in self._cells else f"{tool.partition('/')[0]}/*" if "/" in tool else ""
+        if line in self._cells:
+            return self._cell(line, actor)
         if holder:
             return Verdict("yes", f"{self.name}: grants.{holder}")
         if acts:

@@ -50,6 +50,11 @@ class ToolRegistry:
     def source(self, name: str) -> Source:
         return self._sources[self.get(name).wire_name]
 
+    def drop(self, source: Source) -> None:
+        """Know none of a source any more."""
+        for wire_name in [name for name, found in self._sources.items() if found == source]:
+            del self._tools[wire_name], self._sources[wire_name]
+
     def load_plugins(self, plugins: Plugins | None = None) -> None:
         """Add the tools of installed plugins; one that fails is disabled as a whole, and the rest goes on."""
         plugins = plugins or Plugins()

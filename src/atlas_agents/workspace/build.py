@@ -91,6 +91,8 @@ def _picked(spec: AgentSpec, known: dict[str, Tool]) -> list[Tool]:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             guess = f"did you mean {close[0]}? " if close else ""
+            if "/" in name:
+                guess += "is its MCP server approved? Say: atlas mcp list. "
             names = ", ".join(sorted(known)) or "none"
             raise ConfigError(f"{spec.where or spec.id}: Tools: there is no tool {name!r}; {guess}There are: {names}")
     return [known[name] for name in spec.tools]

@@ -11,6 +11,7 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError, MissingKey
 from atlas_agents.local.models import is_path, known, models_folder, state_of
+from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.registry import Registry, parse_model_ref
 from atlas_agents.service.builtin import known_tools
 from atlas_agents.workspace.agents import AgentSpec
@@ -35,7 +36,7 @@ def look_at_workspace(settings: Settings) -> Iterator[Finding]:
     for finding in state.findings:
         words = f"{finding}: a model reads it and you don't see it"
         yield broken("workspace", words, f"look at that place in {workspace.path / finding.file}, and take it out")
-    tools = known_tools(settings)
+    tools = known_tools(settings, servers=_servers(settings))
     for spec in state.agents:
         try:
             build_agent(spec, tools, models=("http/any",))
@@ -114,6 +115,32 @@ def _local(name: str, environment: Environment) -> Finding:
     if state.model.by_itself:
         return notice("local model", f"{name} is not here yet", "it is fetched when it is first needed")
     return broken("local model", f"{name} is not here yet, {state.model.megabytes} MB", f"say atlas models pull {name}")
+
+
+def look_at_mcp(settings: Settings) -> Iterator[Finding]:
+    """Which MCP servers may be used; none is started for that."""
+    servers = _servers(settings)
+    if servers.trouble:
+        yield broken("mcp", servers.trouble, "mend that; until then no MCP server is used")
+        return
+    if servers.known and importlib.util.find_spec("mcp") is None:
+        yield broken("mcp", "the library for MCP is not installed", "say pip install 'atlas-agents[mcp]'")
+    for name, server in servers.known.items():
+        state = servers.state(name)
+        if state == "approved":
+            yield ok("mcp", f"{name}: {len(servers.approvals[name].tools)} tools")
+        elif state == "disabled":
+            yield ok("mcp", f"{name} is disabled")
+        else:
+            yield notice("mcp", f"{name} is {state}, and not used", f"say atlas mcp approve {name}")
+        try:
+            server.filled(Environment())
+        except ConfigError as error:
+            yield broken("mcp", str(error), "set it, or take it out")
+
+
+def _servers(settings: Settings) -> Servers:
+    return Servers(settings.workspace, settings.home, Environment())
 
 
 def look_at_plugins(settings: Settings) -> Iterator[Finding]:

@@ -5,7 +5,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TypeAlias
 
 from atlas_agents.cli import options as given
-from atlas_agents.cli.doctor.agents import look_at_models, look_at_plugins, look_at_policy, look_at_workspace
+from atlas_agents.cli.doctor.agents import (
+    look_at_mcp,
+    look_at_models,
+    look_at_plugins,
+    look_at_policy,
+    look_at_workspace,
+)
 from atlas_agents.cli.doctor.database import look_at_database, look_at_redis
 from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
 from atlas_agents.cli.doctor.gateway import look_at_gateway
@@ -28,6 +34,7 @@ _LOOKS: tuple[tuple[str, Look], ...] = (
     ("plugins", look_at_plugins),
     ("sandbox", look_at_sandbox),
     ("search", look_at_search),
+    ("mcp", look_at_mcp),
     ("database", look_at_database),
     ("redis", look_at_redis),
     ("gateway", look_at_gateway),

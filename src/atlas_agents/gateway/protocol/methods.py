@@ -2,7 +2,7 @@
 
 import msgspec
 
-from atlas_agents.gateway.protocol import chat, jobs, knowledge, records, runs, schedules, sessions, tenants
+from atlas_agents.gateway.protocol import calls, chat, jobs, knowledge, records, runs, schedules, sessions, tenants
 from atlas_agents.gateway.protocol.shapes import Done, Nothing, Scope, Wire
 
 
@@ -61,6 +61,8 @@ _ALL = (
     Method("models.list", "read", Nothing, records.ModelsFound, "The models that agents speak with."),
     Method("tools.list", "read", records.ToolsList, records.ToolsFound, "Tools, and whether they may be used."),
     Method("tools.matrix", "read", Nothing, records.Matrix, "Agents and tools: yes, no or ask."),
+    Method("tools.invoke", "write", calls.ToolsInvoke, calls.Called, "Call a tool, without a model.", waits=True),
+    Method("mcp.servers", "read", Nothing, calls.ForeignServers, "MCP servers, and whether they may be used."),
     Method("audit.list", "read", records.AuditList, records.AuditPage, "Lines of the audit log, the latest first."),
     Method("audit.subscribe", "read", Nothing, Done, "Hear new lines of the audit log."),
     Method("audit.verify", "read", Nothing, records.AuditVerified, "Is the audit log's chain whole?", waits=True),

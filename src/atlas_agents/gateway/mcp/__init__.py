@@ -1,0 +1,1 @@
+"""The house for MCP clients: its tools, its agents and its prompts under `/mcp`."""

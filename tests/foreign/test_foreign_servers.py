@@ -1,0 +1,175 @@
+"""Servers that nobody here wrote: from PyPI and from npm, over pipes and over HTTP, under our rules."""
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp_house import BIN, opened, written
+from node_servers import NODE, script
+
+from atlas_agents import Atlas, Policy
+from atlas_agents.core.errors import Transient
+from checks import until
+
+pytestmark = pytest.mark.slow
+
+
+def python_server(name: str, *arguments: str, **more: Any) -> dict[str, Any]:
+    return {"command": str(BIN / name), "args": list(arguments), "confirm": False, **more}
+
+
+def node_server(name: str, *arguments: str, **more: Any) -> dict[str, Any]:
+    return {"command": str(NODE), "args": [script(name), *arguments], "confirm": False, **more}
+
+
+async def call(atlas: Atlas, name: str, /, **arguments: Any) -> Any:
+    result = await atlas.invoke(name, arguments)
+    assert result.status == "ok", result
+    return result.result
+
+
+async def test_time(tmp_path: Path) -> None:
+    async with opened(written(tmp_path, time=python_server("mcp-server-time"))) as (atlas, _):
+        told = json.loads(
+            await call(atlas, "time/convert_time", source_timezone="UTC", time="12:00", target_timezone="Asia/Tokyo")
+        )
+        assert told["target"]["datetime"].endswith("21:00:00+09:00")
+        wrong = await atlas.invoke("time/get_current_time", {"timezone": "Nowhere/Land"})
+        assert wrong.status == "error" and "Nowhere/Land" in wrong.result
+
+
+def _commit(folder: Path) -> None:
+    own = ["-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q", str(folder)], [*own, "commit", "-q", "--allow-empty", "-m", "First"]):
+        subprocess.run(["git", *command], check=True, timeout=20)
+
+
+async def test_git(tmp_path: Path) -> None:
+    folder = tmp_path / "repository"
+    _commit(folder)
+    policy = Policy(tools={"git/git_log": {"*": "yes"}, "git/git_status": {"*": "yes"}})
+    entry = python_server("mcp-server-git", "--repository", str(folder))
+    async with opened(written(tmp_path, git=entry), policy=policy) as (atlas, _):
+        assert "First" in str(await call(atlas, "git/git_log", repo_path=str(folder)))
+        refused = await atlas.invoke("git/git_commit", {"repo_path": str(folder), "message": "Second"})
+        assert refused.error == "not_permitted"
+        outside = await atlas.invoke("git/git_status", {"repo_path": str(tmp_path)})
+        assert outside.status == "error"
+
+
+async def test_fetch(tmp_path: Path) -> None:
+    async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b"<html><body><article><h1>News</h1><p>It rains in Lima.</p></article></body></html>"
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(page, "127.0.0.1", 0) as site:
+        url = f"http://127.0.0.1:{site.sockets[0].getsockname()[1]}/"
+        entry = python_server("mcp-server-fetch", "--ignore-robots-txt", "--allow-private-ips")
+        async with opened(written(tmp_path, fetch=entry)) as (atlas, servers):
+            assert "It rains in Lima." in str(await call(atlas, "fetch/fetch", url=url))
+            names = [offer.tool.name for offer in servers.offers()]
+            assert names == ["fetch", "list_prompts", "get_prompt"]
+            (prompt,) = await call(atlas, "fetch/list_prompts")
+            assert prompt["name"] == "fetch"
+
+
+async def test_filesystem(tmp_path: Path) -> None:
+    folder = Path(os.path.realpath(tmp_path)) / "files"  # noqa: ASYNC240
+    folder.mkdir()
+    entry = node_server("filesystem", str(folder), pure=["read_text_file", "list_directory"])
+    async with opened(written(tmp_path, files=entry)) as (atlas, servers):
+        note = folder / "note.txt"
+        path = str(note)
+        await call(atlas, "files/write_file", path=path, content="Buy milk.")
+        assert note.read_text() == "Buy milk."
+        assert "Buy milk." in str(await call(atlas, "files/read_text_file", path=path))
+        outside = await atlas.invoke("files/read_text_file", {"path": "/etc/passwd"})
+        assert outside.status == "error" and "root:" not in outside.result
+        effects = {offer.tool.name: offer.tool.effect for offer in servers.offers()}
+        assert effects["read_text_file"] == "pure" and effects["write_file"] == "unsafe"
+
+
+async def test_everything_over_pipes(tmp_path: Path) -> None:
+    async with opened(written(tmp_path, all=node_server("everything", "stdio"))) as (atlas, servers):
+        assert "hello" in await call(atlas, "all/echo", message="hello")
+        told: list[str] = []
+        atlas.on("tool:progress", lambda event: told.append(event.message))
+        names = {offer.tool.name for offer in servers.offers()}
+        long = next(name for name in names if "long" in name)
+        await call(atlas, f"all/{long}", duration=0.4, steps=2)
+        assert told and re.match(r"\d of 2", told[0])
+        assert {"list_resources", "read_resource", "list_prompts", "get_prompt"} <= names
+        listed = await call(atlas, "all/list_resources")
+        uri = next(each["uri"] for each in listed if "uri" in each)
+        assert "uri" in await call(atlas, "all/read_resource", uri=uri)
+        prompts = await call(atlas, "all/list_prompts")
+        plain = next(each["name"] for each in prompts if not each.get("arguments"))
+        assert (await call(atlas, "all/get_prompt", name=plain))[0]["role"] == "user"
+
+
+@asynccontextmanager
+async def over_http(folder: Path, port: int) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    process = await asyncio.create_subprocess_exec(
+        NODE,
+        script("everything"),
+        "streamableHttp",
+        env={**os.environ, "PORT": str(port)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd=folder,
+    )
+    try:
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                    break
+                except OSError:
+                    await asyncio.sleep(0.05)
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_everything_over_http_ended_in_the_middle_of_a_call_and_started_again(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    entry = {"url": f"http://127.0.0.1:{port}/mcp", "confirm": False, "timeout": 30}
+    workspace = written(tmp_path, all=entry)
+    async with over_http(tmp_path, port) as process, opened(workspace) as (atlas, servers):
+        assert "hello" in await call(atlas, "all/echo", message="hello")
+        long = next(offer.tool.name for offer in servers.offers() if "long" in offer.tool.name)
+        stream = await atlas.begin_call(f"all/{long}", {"duration": 20, "steps": 40})
+        async for event in stream:
+            if event.type == "tool:progress":
+                process.kill()
+                break
+        (result,) = (await asyncio.wait_for(stream.reply(), 20)).tool_results
+        assert result.status == "unknown" and "may have happened" in result.result
+        gone = await atlas.invoke("all/echo", {"message": "anybody?"})
+        assert gone.status == "error" and "cannot be reached" in gone.result
+        with pytest.raises(Transient):
+            await (await servers.reach(servers.known["all"])).tools()
+
+        async def back() -> Any:
+            result = await atlas.invoke("all/echo", {"message": "back"})
+            return result.result if result.status == "ok" else None
+
+        async with over_http(tmp_path, port):
+            assert "back" in await until(back, 0.3)

@@ -1,0 +1,181 @@
+"""The MCP conformance suite against our server, and against our client: which of its scenarios pass stands here."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from mcp_house import written
+from node_servers import NODE, script
+
+from atlas_agents import Tool, ToolContext, ToolFailed, tool
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.gateway.mcp.offers import Readable
+from atlas_agents.gateway.server import Gateway
+from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.mcp.connection import Connection
+from atlas_agents.mcp.entries import read_servers
+from atlas_agents.mcp.oauth import asking
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Environment, Scripted, house
+from atlas_agents.workspace.prompts import Prompt
+
+pytestmark = pytest.mark.slow
+SERVER = {
+    "server-initialize",
+    "ping",
+    "tools-list",
+    "tools-call-simple-text",
+    "tools-call-error",
+    "tools-call-with-progress",
+    "json-schema-2020-12",
+    "server-sse-multiple-streams",
+    "resources-list",
+    "resources-read-text",
+    "prompts-list",
+    "prompts-get-simple",
+    "prompts-get-with-args",
+    "dns-rebinding-protection",
+}
+"""The others are about what this server does not offer: pictures and sounds as results, logging, completion, questions
+and sampling in the middle of a call, binary resources, templates and subscriptions, streams that are taken up again."""
+CLIENT = [
+    "initialize",
+    "tools_call",
+    "auth/metadata-default",
+    "auth/scope-from-www-authenticate",
+    "auth/resource-mismatch",
+]
+SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "$defs": {"address": {"type": "object", "properties": {"street": {"type": "string"}, "city": {"type": "string"}}}},
+    "properties": {"name": {"type": "string"}, "address": {"$ref": "#/$defs/address"}},
+    "additionalProperties": False,
+}
+
+
+@tool(name="test_simple_text", effect="pure")
+async def simple_text() -> str:
+    """Say something."""
+    return "This is a simple text response for testing."
+
+
+@tool(name="test_error_handling", effect="pure")
+async def failing() -> str:
+    """Fail."""
+    raise ToolFailed("This tool intentionally returns an error for testing")
+
+
+@tool(name="test_tool_with_progress", effect="pure")
+async def stepping(context: ToolContext) -> str:
+    """Take steps."""
+    for step in (0, 50, 100):
+        context.progress(str(step))
+        await asyncio.sleep(0.05)
+    return "done"
+
+
+class Shelf:
+    async def list(self, user: str) -> Sequence[Readable]:
+        return [Readable("test://static-text", "static", "A text.")]
+
+    async def read(self, uri: str, user: str) -> str:
+        if uri != "test://static-text":
+            raise ConfigError("there is no such text")
+        return "This is the content of the static text resource."
+
+
+def conforming(home: Path) -> Gateway:
+    """A gateway for the suite, which shows no token: here every request is the owner's."""
+
+    async def nothing(_arguments_: dict[str, Any]) -> str:
+        return "nothing"
+
+    shaped = Tool("json_schema_2020_12_tool", nothing, description="Takes this.", parameters=SCHEMA, effect="pure")
+    atlas = house(Scripted(), [simple_text, failing, stepping, shaped], store=MemoryStore())
+    gateway = Gateway(atlas, GatewaySettings(home=home, port=0))
+    gateway.mcp.offers.library = Shelf()
+    gateway.mcp.offers.prompts = lambda: (
+        Prompt("test_simple_prompt", "This is a simple prompt for testing.", "Simple."),
+        Prompt("test_prompt_with_arguments", "Prompt with arguments: arg1='{arg1}', arg2='{arg2}'", "With two."),
+    )
+    inner, shown = gateway._app, f"Bearer {gateway.hub.tokens.main.reveal()}".encode()  # type: ignore
+
+    async def owned(scope: Any, receive: Any, send: Any) -> None:
+        await inner({**scope, "headers": [*scope["headers"], (b"authorization", shown)]}, receive, send)
+
+    gateway._app = owned  # type: ignore
+    return gateway
+
+
+async def suite(*arguments: str) -> str:
+    file = await asyncio.to_thread(script, "conformance")
+    process = await asyncio.create_subprocess_exec(NODE, file, *arguments, stdout=-1, stderr=-2)
+    out, _ = await asyncio.wait_for(process.communicate(), 55)
+    return out.decode()
+
+
+async def test_our_server_passes_the_scenarios_of_what_it_offers(tmp_path: Path) -> None:
+    async with conforming(tmp_path).running() as gateway:
+        told = await suite("server", "--url", f"http://localhost:{gateway.port}/mcp", "--suite", "all")
+    passed = {line[2:].partition(":")[0] for line in told.splitlines() if line.startswith("✓ ")}
+    assert passed == SERVER, told[-3000:]
+
+
+async def in_a_browser(address: str) -> None:
+    """What a person does who logs in: follow the address, to the page it ends at."""
+    async with aiohttp.ClientSession() as browser, browser.get(address) as page:
+        await page.read()
+
+
+class Clients:
+    """The suite starts a command for each scenario; the command only asks here, where everything is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._browsing: list[asyncio.Task[None]] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        url = (await reader.readline()).decode().strip()
+        try:
+            await self._use(url)
+        except Exception as error:  # noqa: BLE001 - some scenarios are to fail
+            writer.write(f"{error}\n".encode())
+        writer.close()
+
+    async def _use(self, url: str) -> None:
+        (server,) = read_servers(written(self._folder, s={"url": url, "timeout": 20})).values()
+        async with asking("s", url, self._folder, self._show) as auth:
+            connection = Connection(server, Environment({}, dotenv=None), self._folder, auth=auth)
+            try:
+                for each in await connection.tools():
+                    given = {name: 2 for name in each.parameters.get("properties", {})}
+                    await connection.call(each, given, print)
+            finally:
+                await connection.close()
+
+    def _show(self, address: str) -> None:
+        self._browsing.append(asyncio.create_task(in_a_browser(address)))
+
+
+@pytest.mark.parametrize("scenario", CLIENT)
+async def test_our_client_passes(scenario: str, tmp_path: Path) -> None:
+    async with await asyncio.start_server(Clients(tmp_path).serve, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        ask = tmp_path / "ask.py"
+        ask.write_text(
+            "import socket, sys\n"
+            f"with socket.create_connection(('127.0.0.1', {port})) as line:\n"
+            "    line.sendall(sys.argv[-1].encode() + b'\\n')\n"
+            "    print(line.makefile().read())\n"
+        )
+        command = f"{sys.executable} -S {ask}"
+        told = await suite("client", "--command", command, "--scenario", scenario, "-o", str(tmp_path / "out"))
+    (checks,) = (tmp_path / "out").glob("**/checks.json")
+    states = {check["id"]: check["status"] for check in json.loads(checks.read_text())}
+    assert "FAILURE" not in states.values() and "SUCCESS" in states.values(), (states, told[-2000:])

@@ -1,0 +1,115 @@
+"""The configurations of the guide, copied and pasted: each of them starts or reaches the house for an MCP client."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from mcp_house import scripted, written
+
+from atlas_agents.client import GatewayClient
+from atlas_agents.mcp.entries import read_servers
+from checks import until
+
+pytestmark = pytest.mark.slow
+GUIDE = (Path(__file__).parent.parent.parent / "docs/guide/mcp.md").read_text(encoding="utf-8")
+BLOCKS = [json.loads(block) for block in re.findall(r"^```json.*?\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)]
+OURS = [servers["atlas"] for block in BLOCKS if (servers := block.get("mcpServers") or block["servers"]).get("atlas")]
+COMMANDS = [entry for entry in OURS if "command" in entry]
+ADDRESSES = [entry for entry in OURS if "url" in entry]
+BIN = Path(sys.executable).parent
+AGENTS = "## assistant\n\nModel: http/rules\nDescription: Answers.\n"
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """What a client hands to what it starts: little, and where the home is."""
+    workspace = tmp_path / "home" / "workspace"
+    workspace.mkdir(parents=True)
+    (workspace / "AGENTS.md").write_text(AGENTS)
+    own = {"ATLAS_HOME": str(tmp_path / "home"), "OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "ATLAS_PORT": "0"}
+    return {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(tmp_path), **own} | (
+        {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    )
+
+
+@asynccontextmanager
+async def served(env: dict[str, str], cwd: Path) -> AsyncGenerator[str, None]:
+    """`atlas serve`, and where it listens."""
+    process = await asyncio.create_subprocess_exec(BIN / "atlas", "serve", env=env, cwd=cwd, stderr=-1, stdout=-3)
+    try:
+        said = ""
+        async with asyncio.timeout(40):
+            while "Ctrl-C ends it." not in said:
+                said += (await process.stderr.readline()).decode()  # type: ignore
+        found = re.search(r"listens on (http://\S+)\.", said)
+        assert found, said
+        yield found[1]
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+def test_there_is_one_for_each_kind_of_client() -> None:
+    assert len(COMMANDS) == 2 and len(ADDRESSES) == 2
+    assert all(entry["command"] == "atlas" and entry["args"][:2] == ["mcp", "serve"] for entry in COMMANDS)
+
+
+def test_the_servers_of_the_guide_are_read(tmp_path: Path) -> None:
+    (first,) = [block["mcpServers"] for block in BLOCKS if "time" in block.get("mcpServers", {})]
+    assert list(read_servers(written(tmp_path, **first))) == ["time", "notes", "tracker"]
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=["desktop", "editor"])
+async def test_a_client_starts_the_command_of_the_guide_and_uses_the_house(
+    entry: dict[str, Any], env: dict[str, str], tmp_path: Path
+) -> None:
+    command = StdioServerParameters(command=entry["command"], args=entry["args"], env=env, cwd=tmp_path)
+    os.environ["PATH"] = env["PATH"]
+    async with asyncio.timeout(50), Client(command) as client:
+        assert {"current_time", "ask_assistant"} <= {tool.name for tool in (await client.list_tools()).tools}
+        told = await client.call_tool("current_time", {})
+        assert not told.is_error and re.search(r"\d\d:\d\d:\d\d", told.content[0].text)  # type: ignore
+        wrong = await client.call_tool("current_time", {"zone": "here"})
+        assert wrong.is_error
+
+
+async def test_a_gateway_is_used_by_several_clients_at_once_and_sees_an_approval_while_it_runs(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    async with served(env, tmp_path) as url:
+        token = (tmp_path / "home" / "token").read_text().strip()
+        for entry in ADDRESSES:
+            address = entry["url"].replace("http://127.0.0.1:18789", url)
+            headers = {name: value.replace("YOUR-TOKEN", token) for name, value in entry["headers"].items()}
+            async with (
+                httpx2.AsyncClient(headers=headers, timeout=30) as http,
+                Client(streamable_http_client(address, http_client=http)) as client,
+            ):
+                assert not (await client.call_tool("current_time", {})).is_error
+        command = StdioServerParameters(command=str(BIN / "atlas"), args=["mcp", "serve"], env=env, cwd=tmp_path)
+        async with Client(command) as one, Client(command) as two:
+            written(tmp_path / "home" / "workspace", s=scripted(tmp_path / "s", pure=["echo"]))
+            approving = await asyncio.create_subprocess_exec(
+                BIN / "atlas", "mcp", "approve", "s", "--yes", env=env, cwd=tmp_path, stdout=-3, stderr=-3
+            )
+            assert await approving.wait() == 0
+
+            async def known() -> bool:
+                return "s__echo" in [tool.name for tool in (await one.list_tools()).tools]
+
+            await until(known, 0.1)
+            said = await two.call_tool("s__echo", {"text": "through and through"})
+            assert said.content[0].text == "through and through"  # type: ignore
+        async with GatewayClient(url, token) as page:
+            (server,) = (await page.call("mcp.servers"))["servers"]
+            assert (server["name"], server["state"]) == ("s", "approved") and "s/echo" in server["tools"]

@@ -1,0 +1,282 @@
+"""The house as an MCP server, with the library's own client over HTTP: the same rules as for every other caller."""
+
+import ast
+import asyncio
+import io
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx2
+import pytest
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+
+import atlas_agents
+from atlas_agents import Agent, Approvals, Atlas, Policy, ToolContext, tool
+from atlas_agents.gateway.server import Gateway
+from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Environment, Registry, Scripted, says
+from atlas_agents.workspace.prompts import Prompt, read_prompts
+from checks import until
+
+SOURCE = Path(atlas_agents.__file__).parent
+READER = "reader-0123456789abcdefghijklmnopqrstuvwxyz"
+WRITER = "writer-0123456789abcdefghijklmnopqrstuvwxyz"
+TOKENS = {
+    "reader": {"token": READER, "scopes": ["read"]},
+    "writer": {"token": WRITER, "scopes": ["read", "write"]},
+}
+ran: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran_yet() -> None:
+    ran.clear()
+
+
+@tool(effect="pure")
+async def add(a: int, b: int, context: ToolContext) -> int:
+    """Add two numbers."""
+    context.progress("adding")
+    return a + b
+
+
+@tool(confirm=True)
+async def wipe(path: str) -> dict[str, str]:
+    """Wipe a path."""
+    ran.append(path)
+    return {"wiped": path}
+
+
+@tool
+async def forbidden() -> None:
+    """Nobody may."""
+    ran.append("forbidden")
+
+
+@tool(effect="pure", timeout=20)
+async def slow() -> None:
+    """Take long."""
+    ran.append("slow")
+    try:
+        await asyncio.sleep(15)
+    except asyncio.CancelledError:
+        ran.append("cancelled")
+        raise
+
+
+@asynccontextmanager
+async def serving(home: Path, **more: Any) -> AsyncGenerator[Gateway, None]:
+    policy = Policy(tools={"wipe": {"*": "yes"}, "forbidden": {"*": "no"}})
+    agents = [
+        Agent("assistant", model=Scripted(says("Hello there.")), tools=[add, wipe, forbidden, slow]),
+        Agent("poet", model=Scripted(says("Roses.")), description="Rhymes"),
+    ]
+    more = {"approve": Approvals(wait=True, deadline=20), **more}
+    atlas = Atlas(agents, store=MemoryStore(), policy=policy, registry=Registry(Environment({}, dotenv=None)), **more)
+    (home / "tokens.json").write_text(json.dumps(TOKENS))
+    async with Gateway(atlas, GatewaySettings(home=home, port=0)).running() as gateway:
+        yield gateway
+
+
+def main_token(gateway: Gateway) -> str:
+    return gateway.hub.tokens.main.reveal()
+
+
+@asynccontextmanager
+async def client(
+    gateway: Gateway, token: str = WRITER, path: str = "/mcp", mode: str = "auto"
+) -> AsyncGenerator[Client, None]:
+    url, headers = f"http://127.0.0.1:{gateway.port}{path}", {"Authorization": f"Bearer {token}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=30) as http,
+        Client(streamable_http_client(url, http_client=http), mode=mode) as found,
+    ):
+        yield found
+
+
+def words(result: Any) -> str:
+    return result.content[0].text
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_tools_are_listed_called_and_audited_for_the_owner_of_the_token(mode: str, tmp_path: Path) -> None:
+    async with serving(tmp_path) as gateway, client(gateway, mode=mode) as mcp:
+        found = await mcp.list_tools()
+        assert [each.name for each in found.tools] == ["add", "wipe", "slow", "ask_assistant", "ask_poet"]
+        told: list[str] = []
+
+        async def heard(progress: float, total: float | None, message: str | None) -> None:
+            told.append(message or "")
+
+        assert words(await mcp.call_tool("add", {"a": 1, "b": 2}, progress_callback=heard)) == "3"
+        assert told == ["calling add", "add: adding"]
+        wrong = await mcp.call_tool("add", {"a": 1})
+        assert wrong.is_error and words(wrong) == '"b" is a required property'
+        rows = [json.loads(row.entry) for row in await gateway.hub.store.audit("default")]
+        assert [(row["entityId"], row["meta"]["user"], row["success"]) for row in rows] == [
+            ("add", "writer", True),
+            ("add", "writer", False),
+        ]
+
+
+async def test_what_is_not_permitted_is_neither_listed_nor_run(tmp_path: Path) -> None:
+    async with serving(tmp_path) as gateway, client(gateway, main_token(gateway)) as mcp:
+        refused = await mcp.call_tool("forbidden", {})
+        assert refused.is_error and "not permitted" in words(refused)
+        unknown = await mcp.call_tool("nothing", {})
+        assert unknown.is_error and "There is no tool 'nothing'" in words(unknown)
+        assert ran == []
+
+
+@pytest.mark.parametrize(("decision", "expected"), [("once", '{"wiped":"x"}'), ("no", "A person said no")])
+async def test_a_call_that_needs_a_yes_waits_as_a_question_and_says_so(
+    decision: Any, expected: str, tmp_path: Path
+) -> None:
+    async with serving(tmp_path) as gateway, client(gateway) as mcp:
+        told: list[str] = []
+
+        async def heard(progress: float, total: float | None, message: str | None) -> None:
+            told.append(message or "")
+            if "waiting for a person" in told[-1]:
+                (question,) = await gateway.atlas.pending()
+                await gateway.atlas.answer(question.id, decision)
+
+        result = await mcp.call_tool("wipe", {"path": "x"}, progress_callback=heard)
+        assert words(result).startswith(expected)
+        assert result.is_error == (decision == "no") and ran == (["x"] if decision == "once" else [])
+
+
+async def test_where_nobody_can_be_asked_the_call_is_refused_clearly(tmp_path: Path) -> None:
+    async with serving(tmp_path, approve=None) as gateway, client(gateway) as mcp:
+        result = await mcp.call_tool("wipe", {"path": "x"})
+        assert result.is_error and ran == []
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_client_that_gives_up_ends_the_call(mode: str, tmp_path: Path) -> None:
+    async with serving(tmp_path) as gateway:
+        async with client(gateway, mode=mode) as mcp:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(mcp.call_tool("slow", {}), 1)
+
+        async def cancelled() -> bool:
+            return ran == ["slow", "cancelled"]
+
+        await until(cancelled)
+
+
+async def test_an_agent_is_asked_and_a_session_goes_on(tmp_path: Path) -> None:
+    async with serving(tmp_path) as gateway, client(gateway, path="/mcp/poet") as mcp:
+        assert [each.name for each in (await mcp.list_tools()).tools] == ["ask_assistant", "ask_poet"]
+        assert words(await mcp.call_tool("ask_poet", {"message": "Rhyme!", "session": "rhymes"})) == "Roses."
+        key = gateway.hub.tokens.who(WRITER).prefix + "rhymes"  # type: ignore
+        assert [message.role for message in await gateway.atlas.sessions.history(key)] == ["user", "assistant"]
+        assert (await mcp.call_tool("ask_poet", {"message": ""})).is_error
+
+
+async def test_prompts_of_the_workspace_are_offered(tmp_path: Path) -> None:
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "review.md").write_text("# Review a change\n\nReview {what}, and {what} only: {how}")
+    async with serving(tmp_path) as gateway, client(gateway) as mcp:
+        gateway.mcp.offers.prompts = lambda: read_prompts(tmp_path)
+        (prompt,) = (await mcp.list_prompts()).prompts
+        assert (prompt.name, prompt.description) == ("review", "Review a change")
+        assert [each.name for each in prompt.arguments or []] == ["what", "how"]
+        got = await mcp.get_prompt("review", {"what": "{how}", "how": "well"})
+        assert got.messages[0].content.text == "Review {how}, and {how} only: well"  # type: ignore
+        with pytest.raises(MCPError, match="needs how"):
+            await mcp.get_prompt("review", {"what": "it"})
+
+
+def test_a_prompt_knows_its_blanks() -> None:
+    assert Prompt("p", "{a} {b} {a} {not-one} {{c}}").blanks == ("a", "b", "c")
+
+
+async def test_a_token_without_the_right_to_write_only_looks(tmp_path: Path) -> None:
+    async with serving(tmp_path) as gateway, client(gateway, READER) as mcp:
+        assert (await mcp.list_tools()).tools
+        for name, arguments in (("add", {"a": 1, "b": 2}), ("ask_poet", {"message": "hi"})):
+            with pytest.raises(MCPError, match="no right to write"):
+                await mcp.call_tool(name, arguments)
+
+
+BODY = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer of-somebody-else-0123456789"}, 401),
+        ({"Authorization": "Bearer eyJhbGciOiJub25lIn0.eyJhdWQiOiJodHRwczovL290aGVyIn0."}, 401),
+        ({"Mcp-Session-Id": "0123456789abcdef0123456789abcdef"}, 401),
+        ({"Authorization": f"Bearer {WRITER}", "Host": "evil.example:18789"}, 421),
+        ({"Authorization": f"Bearer {WRITER}", "Origin": "https://evil.example"}, 403),
+        ({"Authorization": f"Bearer {WRITER}", "Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+    ids=["no token", "a wrong token", "a token for another audience", "a guessed session", "host", "origin", "site"],
+)
+async def test_who_has_no_right_does_not_come_in(headers: dict[str, str], status: int, tmp_path: Path) -> None:
+    async with serving(tmp_path) as gateway, aiohttp.ClientSession() as http:
+        for method in ("GET", "POST", "DELETE"):
+            url = f"http://127.0.0.1:{gateway.port}/mcp"
+            async with http.request(method, url, json=BODY, headers={**ACCEPT, **headers}) as answer:
+                assert answer.status == status, (method, await answer.text())
+        assert ran == [] and not await gateway.hub.store.audit("default")
+
+
+async def test_a_session_that_is_named_is_no_session_and_no_right(tmp_path: Path) -> None:
+    async with serving(tmp_path) as gateway, aiohttp.ClientSession() as http:
+        url = f"http://127.0.0.1:{gateway.port}/mcp"
+        headers = {**ACCEPT, "Authorization": f"Bearer {READER}", "Mcp-Session-Id": "0" * 32}
+        async with http.post(url, json=BODY, headers=headers) as answer:
+            assert "mcp-session-id" not in answer.headers
+            assert "no right to write" in await answer.text()
+
+
+async def test_a_token_that_is_taken_back_opens_nothing_any_more(tmp_path: Path) -> None:
+    async with serving(tmp_path) as gateway, client(gateway) as mcp:
+        assert (await mcp.list_tools()).tools
+        (tmp_path / "tokens.json").write_text("{}")
+        with pytest.raises(Exception):  # noqa: B017 - whatever the library makes of a 401
+            await mcp.call_tool("add", {"a": 1, "b": 2})
+
+
+async def test_a_request_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    async with serving(tmp_path) as gateway, aiohttp.ClientSession() as http:
+        url = f"http://127.0.0.1:{gateway.port}/mcp"
+        headers = {**ACCEPT, "Authorization": f"Bearer {WRITER}"}
+        async with http.post(url, data=io.BytesIO(b" " * 2_000_000), headers=headers) as answer:
+            assert answer.status == 413
+        async with http.post(f"{url}/nobody", json=BODY, headers=headers) as answer:
+            assert answer.status == 404
+
+
+def test_a_tools_function_is_called_in_one_place_only() -> None:
+    """Whoever calls it elsewhere goes around the rules."""
+    callers: list[str] = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr == "function":
+                callers.append(str(path.relative_to(SOURCE)))
+    assert set(callers) == {"tools/execute.py"}
+
+
+async def test_without_the_library_the_rest_of_the_gateway_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atlas_agents.gateway.mcp.door._SERVED", "atlas_agents_without_mcp")
+    async with serving(tmp_path) as gateway, aiohttp.ClientSession() as http:
+        headers = {**ACCEPT, "Authorization": f"Bearer {WRITER}"}
+        async with http.post(f"http://127.0.0.1:{gateway.port}/mcp", json=BODY, headers=headers) as answer:
+            assert answer.status == 501 and "atlas-agents[mcp]" in await answer.text()
+        async with http.get(f"http://127.0.0.1:{gateway.port}/health") as answer:
+            assert answer.status == 200

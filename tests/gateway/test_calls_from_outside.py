@@ -1,0 +1,67 @@
+"""`tools.invoke`: a tool called over the wire, for the owner of the token, under the rules of the agent."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from gateway_client import joined, opened
+
+from atlas_agents import Approvals, tool
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Scripted, house
+from checks import until
+
+TOKEN = "writer-0123456789abcdefghijklmnopqrstuvwxyz"
+ran: list[str] = []
+
+
+@tool
+async def note(text: str) -> dict[str, str]:
+    """Note something."""
+    ran.append(text)
+    return {"noted": text}
+
+
+@tool(confirm=True)
+async def risk(text: str) -> str:
+    """Do something risky."""
+    ran.append(text)
+    return text
+
+
+async def test_a_tool_is_called_and_its_result_is_the_answer(tmp_path: Path) -> None:
+    ran.clear()
+    atlas = house(Scripted(), [note], store=MemoryStore())
+    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
+        params = {"name": "note", "arguments": {"text": "x"}, "idempotencyKey": "k"}
+        first = await client.get("tools.invoke", **params)
+        assert (first["status"], first["result"]) == ("ok", {"noted": "x"})
+        assert (await client.get("tools.invoke", **params)) == first and ran == ["x"]
+        wrong = await client.get("tools.invoke", name="note", arguments={})
+        assert (wrong["status"], wrong["error"]) == ("error", "bad_arguments")
+        unknown = await client.ask("tools.invoke", name="note", agentId="nobody")
+        assert unknown["error"]["data"]["kind"] == "AGENT_NOT_FOUND"
+        assert (await client.get("sessions.list"))["sessions"] == []
+        run = (await client.get("runs.get", runId=first["runId"]))["run"]
+        assert run["status"] == "done" and run["user"] == "owner"
+
+
+async def test_a_call_that_needs_a_yes_waits_for_it_on_the_same_socket(tmp_path: Path) -> None:
+    ran.clear()
+    (tmp_path / "tokens.json").write_text(
+        json.dumps({"writer": {"token": TOKEN, "scopes": ["read", "write", "approve"], "sessions": "own"}})
+    )
+    atlas = house(Scripted(), [risk], store=MemoryStore(), approve=Approvals(wait=True))
+    async with opened(tmp_path, atlas) as gateway, joined(gateway, TOKEN) as client, asyncio.timeout(10):
+        await client.say(id="call", method="tools.invoke", params={"name": "risk", "arguments": {"text": "x"}})
+
+        async def asked() -> Any:
+            return (await client.get("approvals.list"))["approvals"]
+
+        found = await until(asked)
+        assert ran == []
+        await client.get("approvals.resolve", approvalId=found[0]["approvalId"], decision="allow-once")
+        while not (answers := [frame for frame in client.frames if frame.get("id") == "call"]):
+            await client.next()
+        assert answers[0]["result"]["result"] == "x"
