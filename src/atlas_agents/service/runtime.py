@@ -85,6 +85,7 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
     workspace = Workspace(settings.workspace)
     if workspace.prepare():
         logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
+        workspace.make_skills()
     plugins, registry = Plugins(settings.disabled_plugins), Registry(environment)
     registry.load_plugins(plugins)
     study = open_study(settings, store, registry)

@@ -110,7 +110,7 @@ class Root(msgspec.Struct, frozen=True):
         that is in a virtual environment or a repository of git, whatever that is called."""
         has_names = about is not None and stat.S_ISREG(about.st_mode) and about.st_nlink > 1
         path = PurePosixPath(where)
-        if has_names or is_protected(path) or is_secret(path) or _within(where, self._beneath(self.guarded)):
+        if has_names or is_protected(path) or is_secret(path) or _within(where, self.on_guard()):
             return True
         folders = [os.path.join(self.path, each) for each in path.parents]
         return any(_exists(each, "pyvenv.cfg") or _exists(each, "HEAD", "objects", "refs") for each in folders)
@@ -122,6 +122,10 @@ class Root(msgspec.Struct, frozen=True):
     def off_limits(self) -> frozenset[str]:
         """Where the private ones are, relative to the root; those that are elsewhere cannot be reached anyway."""
         return self._beneath(self.private)
+
+    def on_guard(self) -> frozenset[str]:
+        """Where those are that only a person may have written, relative to the root."""
+        return self._beneath(self.guarded)
 
     def _beneath(self, paths: tuple[str, ...]) -> frozenset[str]:
         top = os.path.realpath(self.path) if paths else ""

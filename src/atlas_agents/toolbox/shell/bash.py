@@ -23,7 +23,8 @@ from atlas_agents.tools.tool import Tool, tool
 
 USUAL, LONGEST = 60, 600
 KEPT = 20_000
-_DEEP, _MOST = 4, 10_000
+_DEEP, _MOST = 5, 10_000
+_NAMED = 20
 _MB = 1024 * 1024
 _STOPPED = {
     "output": "it wrote too much",
@@ -106,7 +107,18 @@ class _Room:
             network=self._network,
         )
         telling.flush()
-        return told(outcome, order.seconds)
+        return told(outcome, order.seconds) + await self._made(context, {*read_only, *masked})
+
+    async def _made(self, context: ToolContext, before: set[Path]) -> str:
+        """A line about prompts, settings, hooks and keys that were not there before, which no sandbox can keep from being
+        made."""
+        top, read_only, masked = await in_thread(self._special)
+        fresh = sorted(str(each.relative_to(top)) for each in {*read_only, *masked} - before)
+        if not fresh:
+            return ""
+        context.note("made", ", ".join(fresh[:_NAMED]))
+        more = f" and {len(fresh) - _NAMED} more" if len(fresh) > _NAMED else ""
+        return f"\n[now there, and believed or run by others: {', '.join(fresh[:_NAMED])}{more}; tell the person]"
 
     async def words(self, arguments: dict[str, Any]) -> list[str] | None:
         """For the rules of a policy: the words of one program, if it will be held, or runs free by the settings."""
@@ -156,12 +168,12 @@ class _Room:
     def _special(self) -> tuple[Path, list[Path], list[Path]]:
         """The folder as the disk knows it, what in it a command may not change, and what it may not even see."""
         top = Path(os.path.realpath(self._root.path))
-        read_only = [Path(each) for each in self._root.guarded]
-        masked = [Path(each) for each in self._root.private]
+        read_only = [top / each for each in self._root.on_guard()]
+        masked = [top / each for each in self._root.off_limits()]
         with self._root.find(".", folder=True) as found:
-            walks = [Walk(self._root, depth=depth, hidden=True, most=_MOST) for depth in (1, _DEEP)]
-            near, far = [walk.through(found) for walk in walks]
-            for entry in chain(near, far):  # the nearest first: a very large folder is not looked through to its end
+            walks = [Walk(self._root, depth=depth, hidden=True, most=_MOST) for depth in range(1, _DEEP + 1)]
+            # The nearest first: whoever fills a folder with files does not hide what lies in another one.
+            for entry in chain.from_iterable(walk.through(found) for walk in walks):
                 where = PurePosixPath(entry.path)
                 if is_secret(where):
                     masked.append(top / entry.path)

@@ -117,7 +117,8 @@ def _scripts(order: Order) -> dict[str, str]:
             if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST_SCRIPT:
                 continue
             if runs_any or about.st_mode & 0o111 or piece.endswith(_SUFFIXES):
-                found[where] = _digest(where, *_version(where))
+                readable = os.access(where, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+                found[where] = _digest(where, *_version(where)) if readable else "cannot be read"
         except OSError:  # no such file
             continue
     return found
