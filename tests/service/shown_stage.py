@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import websockets
-from model_server import Asked, ModelServer, Reply, serving
 
 from atlas_agents.config.load import load
 from atlas_agents.core.environment import Environment
 from atlas_agents.service.serve import Serving, private_gateway
+from model_server import Asked, ModelServer, Reply, serving
 
 AGENTS = "# Agents\n\n## analyst\n\nModel: openai/rules-1\nDescription: Looks things up and reckons.\n"
 KEY = "sk-canary-0123456789abcdef"
@@ -139,11 +139,14 @@ async def house_of(
         variables = {**model.settings, "OPENAI_API_KEY": KEY, "ATLAS_HOME": str(home), "HOME": str(home)}
         environment = Environment(variables, dotenv=None)
         settings = load(flags, environment, home.parent)
-        async with asyncio.timeout(2 * PATIENCE), private_gateway(settings, environment=environment) as here:
-            async with websockets.connect(here.url.replace("http", "ws"), max_size=None) as socket:
-                await socket.send(json.dumps({"type": "auth", "token": here.token.reveal(), "protocol": 1}))
-                assert json.loads(await socket.recv())["ok"] is True
-                yield House(here, Desk(socket, answer), model, home)
+        async with (
+            asyncio.timeout(2 * PATIENCE),
+            private_gateway(settings, environment=environment) as here,
+            websockets.connect(here.url.replace("http", "ws"), max_size=None) as socket,
+        ):
+            await socket.send(json.dumps({"type": "auth", "token": here.token.reveal(), "protocol": 1}))
+            assert json.loads(await socket.recv())["ok"] is True
+            yield House(here, Desk(socket, answer), model, home)
 
 
 def picture_of(result: Any) -> bytes:

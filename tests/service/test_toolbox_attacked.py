@@ -118,7 +118,6 @@ print(os.getcwd())
             (result,) = await house.desk.turn("go", session)
             where = Path(result["result"]["stdout"].strip().splitlines()[-1])
             assert where.parent == house.workspace / "code", session
-            house.model.mind = follows([("code_interpreter", {"code": code})], lambda _: "done")
         assert (house.workspace / "AGENTS.md").read_text().startswith("# Agents")
     assert (tmp_path / "home" / "token").read_text().strip() not in json.dumps(house.desk.frames)
 
@@ -148,7 +147,7 @@ async def test_tools_that_work_in_the_home_itself_see_nothing_that_the_house_kee
     paths = ("x.json", "telegram/pairs.json", "typed", "token", "chats.sqlite", "chats.sqlite-wal", "running.json")
     steps: list[Step] = [("file_read", {"path": path}) for path in paths]
     steps += [("bash", {"command": f"cat {' '.join(paths)}; echo tried"})]
-    flags = {"folder": str(home), "database_url": f"sqlite:///{home}/chats.sqlite"}
+    flags: dict[str, Any] = {"folder": str(home), "database_url": f"sqlite:///{home}/chats.sqlite"}
     results, house, _ = await attacked(home, steps, prepare, **flags)
     assert {result["status"] for result in results[:-1]} == {"error"}
     shown = results[-1]["result"]
@@ -171,7 +170,7 @@ async def test_the_gateway_itself_is_not_fetched_and_a_page_cannot_pretend_that_
         steps: list[Step] = []
         async with house_of(tmp_path / "home", follows(steps, lambda _: "done"), fetch_hosts=host) as house:
             port = house.serving.gateway.port
-            names = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0", "2130706433", "127.1", "[::ffff:127.0.0.1]")  # noqa: S104
+            names = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0", "2130706433", "127.1", "[::ffff:127.0.0.1]")
             steps += [("url_fetch", {"url": f"http://{name}:{port}/health"}) for name in names]
             steps += [("url_fetch", {"url": f"http://{host}/"}), ("post_to_x", {"content": "evil"})]
             results = await house.desk.turn("go")
@@ -202,6 +201,6 @@ async def test_an_expression_that_would_never_end_holds_nobody_up(tmp_path: Path
         (house.workspace / "evil.txt").write_text("a" * 5000 + "!\n")
 
     step: Step = ("file_search", {"query": "(a+)+$", "regex": True, "path": "evil.txt"})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         results, _, _ = await attacked(tmp_path / "home", [step], prepare)
     assert "stopped after 3 s" in results[0]["result"]

@@ -1,12 +1,12 @@
-"""The toolbox at work, through a real gateway: an agent searches, reads, reckons, draws, writes and reports, a person is
-asked on the way, and every step stands in the audit log."""
+"""The toolbox at work, through a real gateway: an agent searches, reads, reckons, draws, writes and reports, a person
+is asked on the way, and every step stands in the audit log."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shown_stage import KEY, Step, follows, house_of, picture_of, small_web
+from shown_stage import KEY, House, Step, follows, house_of, picture_of, small_web
 
 from atlas_agents.config.load import load
 from atlas_agents.core.environment import Environment
@@ -59,7 +59,16 @@ async def test_an_agent_searches_reads_reckons_draws_writes_and_reports_and_all_
     names = [name for name, _ in steps(host)]
     assert [result["name"] for result in results] == names
     assert [result["status"] for result in results] == ["error" if name == "post_to_x" else "ok" for name in names]
-    told = [result["result"] for result in results]
+    check_what_came_of_it(house, host, [result["result"] for result in results])
+    assert "3 rain.md" in json.dumps(history["messages"][-1])
+    check_who_was_asked(house.desk.questions)
+    check_the_log(rows, names)
+    assert "broken" not in verified and verified["rows"] >= len(names)
+    everything = json.dumps([rows, house.desk.frames])
+    assert KEY not in everything and (tmp_path / "home" / "token").read_text().strip() not in everything
+
+
+def check_what_came_of_it(house: House, host: str, told: list[Any]) -> None:
     assert told[0]["results"][0]["url"] == f"http://{host}/rain"
     assert "158, 140, 90" in told[1]
     assert told[2]["value"] == "648"
@@ -67,29 +76,28 @@ async def test_an_agent_searches_reads_reckons_draws_writes_and_reports_and_all_
     assert picture_of(told[3]).startswith(PNG)
     assert "On average 108 mm." in told[6]
     assert "3 rain.md" in told[7]
-    assert "3 rain.md" in json.dumps(history["messages"][-1])
-    # The person was asked about what acts, and saw what it would do.
-    questions = house.desk.questions
+    # A picture is never told to a model as words.
+    heard = [message for message in house.model.asked[-1].body["messages"] if message["role"] == "tool"]
+    assert len(heard) == len(told) and told[3]["images"][0]["data"][:200] not in json.dumps(heard)
+
+
+def check_who_was_asked(questions: list[dict[str, Any]]) -> None:
+    """A person was asked about what acts, and saw what it would do."""
     assert [each["toolName"] for each in questions] == ["code_interpreter", "code_interpreter", "file_write", "bash"]
     assert "+On average 108 mm." in questions[2]["preview"]
     assert "wc -l rain.md" in questions[3]["preview"] and "confined by" in questions[3]["preview"]
-    # Every step is in the log, in its order, with who agreed and what held it.
+
+
+def check_the_log(rows: list[dict[str, Any]], names: list[str]) -> None:
+    """Every step in its order, with who agreed and what held it; what was refused, too."""
     calls = [row for row in rows if row["entityId"] in names]
     assert [row["entityId"] for row in calls] == names
-    assert [row["success"] for row in calls] == [name != "post_to_x" for name in names]
-    agreed = [row["meta"].get("approved_by") for row in calls]
-    assert [bool(each) for each in agreed] == [name in ("code_interpreter", "file_write", "bash") for name in names]
-    held = [row["meta"].get("notes", {}).get("sandbox") for row in calls]
-    assert [each in ("bubblewrap", "landlock") for each in held] == [
-        name in ("code_interpreter", "bash") for name in names
-    ]
-    assert "broken" not in verified and verified["rows"] >= len(names)
-    everything = json.dumps([rows, house.desk.frames])
-    assert KEY not in everything and (tmp_path / "home" / "token").read_text().strip() not in everything
-    # Only words and pictures reach a model, never a picture as words.
-    assert told[3]["images"][0]["data"][:200] not in json.dumps(
-        [message for message in house.model.asked[-1].body["messages"] if message["role"] == "tool"]
-    )
+    for row in calls:
+        name, meta = row["entityId"], row["meta"]
+        assert row["success"] is (name != "post_to_x")
+        assert bool(meta.get("approved_by")) is (name in ("code_interpreter", "file_write", "bash"))
+        held = meta.get("notes", {}).get("sandbox") in ("bubblewrap", "landlock")
+        assert held is (name in ("code_interpreter", "bash"))
 
 
 def test_the_page_of_the_toolbox_names_every_tool_with_its_effect_and_whether_it_asks(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class _Room:
         return told(outcome, order.seconds) + await self._made(context, {*read_only, *masked})
 
     async def _made(self, context: ToolContext, before: set[Path]) -> str:
-        """A line about prompts, settings, hooks and keys that were not there before, which no sandbox can keep from being
+        """A line about prompts, settings, hooks and keys that were not there before: no sandbox keeps those from being
         made."""
         top, read_only, masked = await in_thread(self._special)
         fresh = sorted(str(each.relative_to(top)) for each in {*read_only, *masked} - before)
@@ -129,7 +129,7 @@ class _Room:
     async def facts(self, arguments: dict[str, Any]) -> dict[str, Any]:
         sandbox, _ = await self._sandbox()
         order = await in_thread(self._order, arguments, sandbox)
-        return await in_thread(facts_of, order, sandbox.name, self._network)
+        return await in_thread(facts_of, order, self._root, sandbox.name, self._network)
 
     async def preview(self, arguments: dict[str, Any]) -> str:
         sandbox, missing = await self._sandbox()
