@@ -134,15 +134,15 @@ class _Room:
     async def preview(self, arguments: dict[str, Any]) -> str:
         sandbox, missing = await self._sandbox()
         order = await in_thread(self._order, arguments, sandbox)
-        how = f"{order.argv[-1]}\n(in a shell, {order.program})" if order.in_shell else _spelled(order)
-        lines = [how, f"in {order.cwd}, for at most {order.seconds} s"]
         if sandbox.confines:
             net = "with the network" if self._network else "no network"
-            lines.append(f"confined by {sandbox.name}: {net}, and writes only in {self._root.path}")
+            held = f"confined by {sandbox.name}: {net}, and writes only in {self._root.path}"
         else:
             why = f": {missing.reason}; {missing.remedy}" if missing else ", as the settings say"
-            lines.append(f"NOT CONFINED{why}. It can do whatever you can.")
-        return "\n".join(lines)
+            held = f"NOT CONFINED{why}. It can do whatever you can."
+        how = f"in a shell, {order.program}:\n\n{order.argv[-1]}" if order.in_shell else _spelled(order)
+        # The command comes last: however long it is, what is said of it is read.
+        return f"{held}\nin {order.cwd}, for at most {order.seconds} s, {how}"
 
     async def _sandbox(self) -> tuple[Sandbox, SandboxUnavailable | None]:
         """What confines a command here; none at all, and why, where `auto` has found nothing."""
@@ -205,7 +205,7 @@ def _signal(number: int) -> str:
 
 def _spelled(order: Order) -> str:
     words = " ".join(shlex.quote(word) for word in order.argv)
-    return f"{words}\n({order.program}, without a shell)"
+    return f"without a shell, {order.program}:\n\n{words}"
 
 
 def _limits(seconds: int) -> Limits:
