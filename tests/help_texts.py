@@ -1,9 +1,6 @@
 """The help texts of the command as its page shows them; run as a script (`make texts`) it writes them there."""
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +33,13 @@ def filled(page: str) -> str:
 
 def _help(command: str) -> str:
     """On a terminal of 80 columns."""
-    run = [sys.executable, "-m", "atlas_agents", *command.split()[1:]]
-    env = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(run, check=True, capture_output=True, encoding="utf-8", env=env, timeout=30).stdout
+    from typer.testing import CliRunner
+
+    from atlas_agents.cli.main import app
+
+    told = CliRunner().invoke(app, command.split()[1:], prog_name="atlas", terminal_width=78)
+    assert told.exit_code == 0, told.output
+    return told.stdout
 
 
 if __name__ == "__main__":
