@@ -108,7 +108,7 @@ def team(folder: Path, model: str, telegram: str) -> TeamProcess:
 
 @asynccontextmanager
 async def joined(place: TeamProcess) -> AsyncGenerator[GatewayClient]:
-    async with asyncio.timeout(40), GatewayClient(place.url, place.token) as client:
+    async with asyncio.timeout(70), GatewayClient(place.url, place.token) as client:
         yield client
 
 
@@ -167,9 +167,9 @@ async def _until_the_job_runs(place: TeamProcess, script: Minds) -> dict[str, An
     """Ask, and wait until Binky has answered and Archy is in the middle of a sentence."""
     async with joined(place) as client:
         run = (await client.call("chat.send", sessionKey=SESSION, message=QUESTION))["runId"]
-        done = await client.call("chat.wait", runId=run, timeoutMs=20_000)
+        done = await client.call("chat.wait", runId=run, timeoutMs=30_000)
         assert done["status"] == "done", done
-        assert await asyncio.to_thread(script.held.wait, 20)
+        assert await asyncio.to_thread(script.held.wait, 30)
         job = await job_of(client)
         assert (job["state"], job["agentId"], job["askedBy"], job["attempts"]) == ("running", "archy", "binky", 1)
         assert job["deadline"]
