@@ -195,7 +195,7 @@ def _results(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def _plain(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def _wanted(body: dict[str, Any]) -> dict[str, Any] | None:

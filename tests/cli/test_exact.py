@@ -59,3 +59,9 @@ def test_words_of_a_model_never_steer_the_terminal(text: str) -> None:
         assert char in "\t\n" or unicodedata.category(char) != "Cc"
         assert unicodedata.bidirectional(char) not in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
     assert "\n" not in one_line(text)
+
+
+def test_a_picture_in_a_result_is_a_word_in_its_line() -> None:
+    picture = {"type": "image", "media_type": "image/png", "data": "iVBORw0K" * 100, "name": "plot.png"}
+    line = answered("code_interpreter", "ok", {"value": "1", "images": [picture]}, None)
+    assert line == '✓ code_interpreter: {"value": "1", "images": ["(image/png, 600 bytes)"]}'

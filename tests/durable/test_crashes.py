@@ -86,9 +86,11 @@ def test_two_sessions_and_three_clients_survive_whatever_happens(shard: str, hol
     holds("D", "--shard", shard, "--count", "201")
 
 
-@pytest.mark.parametrize(("lane", "count", "least"), [("A", 1, 160), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80)])
+@pytest.mark.parametrize(
+    ("lane", "count", "least"), [("A", 1, 160), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80), ("postgres", 6, 8)]
+)
 def test_what_is_handed_on_is_done_and_told_once(lane: str, count: int, least: int, crash: Crash) -> None:
-    every = ("handed on",) if lane in ("A", "zombies") else tuple(JOBS)
+    every = ("handed on",) if lane in ("A", "zombies", "postgres") else tuple(JOBS)
     named = [argument for name in every for argument in ("--script", name)]
     tally = crash(lane, "--count", str(count), *named)
     assert not tally.bad, "\n\n".join(tally.bad)

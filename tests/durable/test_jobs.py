@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atlas_agents import Agent, Answer, Approvals, Atlas, Delegation, Message, Policy, ToolContext, tool
 from atlas_agents.core.errors import Conflict, NotStored, ProviderError
-from atlas_agents.core.jobs import JobRow
+from atlas_agents.core.jobs import JobRow, SetJob
 from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, calls, fails, says
 from atlas_agents.toolbox.team import delegate_task
 from atlas_agents.tools.permissions import Cell
@@ -356,3 +358,56 @@ async def test_without_a_store_nothing_can_be_handed_on() -> None:
     atlas = Atlas([agent("a", hand("b"), says("I do it myself.")), agent("b")])
     reply = await atlas.ask("go")
     assert reply.text == "I do it myself."
+
+
+@pytest.mark.parametrize("how", ["cancelled", "expired"])
+async def test_a_job_that_ended_while_nobody_was_there_does_not_go_on(how: str, tmp_path: Path) -> None:
+    clock, begun, made = VirtualClock(), asyncio.Event(), list[str]()
+
+    @tool
+    async def hang() -> str:
+        """Hang."""
+        begun.set()
+        await asyncio.sleep(60)
+        return "never"
+
+    store = SqliteStore(tmp_path / "atlas.db", clock=clock)
+    await store.open()
+    lead = agent("lead", hand("slow", deadline="2 minutes"), says("Asked."), says("A pity."))
+    slow = agent("slow", calls("hang"), says("It went on."), tools=[hang])
+    async with working(team(lead, slow, clock=clock, store=store)) as atlas:
+        await atlas.ask("go")
+        await begun.wait()
+    (job,) = await store.jobs("default")
+    assert job.state == "running" and len(await store.open_runs()) == 1
+    if how == "cancelled":
+        await store.commit("default", [SetJob(job.id, "cancelled", error="by ann")])  # and then everything stopped
+    else:
+        await clock.advance(130)
+    later = team(lead, slow, clock=clock, store=store)
+    later.on("message:received", lambda event: made.append(event.message.text))
+    async with later:
+        await later.recover()
+        async with later.jobs.at_work():
+            await settled(later, how)
+        assert [run.status for run in await store.runs("default", job.session)] == ["cancelled"]
+    assert "It went on." not in made
+    await store.close()
+
+
+async def test_an_answer_to_a_session_that_is_gone_is_told_to_nobody() -> None:
+    free = asyncio.Event()
+
+    @tool
+    async def hold() -> str:
+        """Wait."""
+        await free.wait()
+        return "held"
+
+    lead = agent("lead", hand("slow"), says("Asked."))
+    async with working(team(lead, agent("slow", calls("hold"), says("Done."), tools=[hold]))) as atlas:
+        await atlas.ask("go", session="short")
+        await atlas.sessions.delete("short")
+        free.set()
+        (job,) = await settled(atlas, "done")
+        assert job.told and [each.key for each in await atlas.sessions.list()] == [job.session]

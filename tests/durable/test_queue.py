@@ -17,7 +17,6 @@ from atlas_agents import (
     tool,
 )
 from atlas_agents.core.store import Store
-from atlas_agents.providers.registry import built_in
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, house, says
@@ -254,14 +253,15 @@ async def test_every_kept_message_is_told_once_and_not_before() -> None:
 
 async def test_another_model_may_speak_in_one_turn_also_when_it_goes_on_elsewhere() -> None:
     gate, store, guest = Gate(), await kept(), Scripted(calls("wait"), says("I was a guest."))
-    built_in("guest", lambda environment: guest)
     atlas = house(Scripted(says("Me.")), [gate.tool], store=store)
+    atlas.registry.register("guest", lambda environment: guest)
     assert (await atlas.ask("1", session="s")).text == "Me."
     atlas.send("2", session="s", model="guest/one")
     await gate.reached.wait()
     await atlas.close()
     gate.open.set()
     async with house(Scripted(says("Me again.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        atlas.registry.register("guest", lambda environment: guest)
         (stream,) = await atlas.recover()
         assert (await stream.reply()).text == "I was a guest."
         assert (await atlas.ask("3", session="s")).text == "Me again."

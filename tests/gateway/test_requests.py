@@ -29,7 +29,7 @@ async def test_an_id_comes_back_as_it_was(id: Any, tmp_path: Path) -> None:
         ('{"id":"7"}', "7", -32600, "BAD_FRAME"),
         ('{"id":"7","method":5}', "7", -32600, "BAD_FRAME"),
         ('{"id":"7","method":"nope"}', "7", -32601, "METHOD_NOT_FOUND"),
-        ('{"id":"7","method":"jobs.list"}', "7", -32601, "METHOD_NOT_FOUND"),
+        ('{"id":"7","method":"nothing.list"}', "7", -32601, "METHOD_NOT_FOUND"),
         ('{"id":"7","method":"chat.send","params":[]}', "7", -32602, "INVALID_PARAMS"),
         ('{"id":"7","method":"chat.send","params":{"message":"x"}}', "7", -32602, "INVALID_PARAMS"),
         ('{"id":"7","method":"chat.send","params":{"sessionKey":"","message":"x"}}', "7", -32602, "INVALID_PARAMS"),

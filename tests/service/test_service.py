@@ -64,7 +64,7 @@ async def test_a_first_start_makes_a_home_a_token_and_a_workspace(tmp_path: Path
         assert running(home) == Running(os.getpid(), here.url, running(home).version)  # pyright: ignore[reportOptionalMemberAccess]
     assert oct(home.stat().st_mode & 0o777) == "0o700"
     assert oct((home / "token").stat().st_mode & 0o777) == "0o600"
-    assert {path.name for path in (home / "workspace").iterdir()} == {"AGENTS.md", "SOUL.md", "TOOLS.md"}
+    assert {path.name for path in (home / "workspace").iterdir()} == {"AGENTS.md", "SOUL.md", "TOOLS.md", "skills"}
     assert running(home) is None
     assert not (home / "running.json").exists()
 

@@ -4,8 +4,11 @@ import asyncio
 import os
 import re
 import secrets
+import sqlite3
+import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ from calling_tools import Person, call
 
 from atlas_agents import Policy
 from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.toolbox.files import file_tools
 from atlas_agents.toolbox.shell import bash_tool
+from atlas_agents.toolbox.shell.progress import Telling
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 
@@ -205,3 +210,35 @@ async def test_a_command_runs_in_the_folder_only(cwd: str, tmp_path: Path) -> No
     person = Person()
     result = await call([bash_tool(tmp_path / "w")], "bash", person, YES, command="pwd", cwd=cwd)
     assert result.status == "error" and person.questions == []
+
+
+async def test_a_command_that_talks_for_long_is_told_less_and_less_of() -> None:
+    told: list[str] = []
+    telling = Telling(told.append)
+    for _ in range(1000):
+        telling.add("stdout", b"x" * 8000)
+        telling.flush()
+    assert len(told[0]) == 4001 and len(told[-1]) == 201
+    assert sum(map(len, told)) < 500_000
+
+
+async def test_a_folder_that_lies_in_a_private_one_is_looked_through_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / ".env").write_text("canary")
+    tool = bash_tool(tmp_path / "work", sandbox="bubblewrap", private=[tmp_path], guarded=[tmp_path])
+    result = await call([tool], "bash", Person(), YES, command="cat .env; echo tried")
+    assert "tried" in str(result.result) and "canary" not in str(result.result)
+
+
+async def test_a_database_that_is_named_in_a_command_is_not_opened_and_keeps_its_locks(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.db"
+    with closing(sqlite3.connect(kept, isolation_level=None)) as mine:
+        mine.execute("CREATE TABLE t (x)")
+        mine.execute("BEGIN EXCLUSIVE")
+        tool = bash_tool(tmp_path, sandbox="bubblewrap", private=[kept])
+        await call([tool, *file_tools(tmp_path, private=[kept])], "bash", Person(), YES, command="cat kept.db; true")
+        await call(file_tools(tmp_path, private=[kept]), "file_read", path="kept.db")
+        other = f"import sqlite3; sqlite3.connect({str(kept)!r}, timeout=0).execute('SELECT * FROM t')"
+        tried = await asyncio.create_subprocess_exec(sys.executable, "-c", other, stderr=asyncio.subprocess.PIPE)
+        _, words = await tried.communicate()
+    assert b"database is locked" in words

@@ -208,9 +208,15 @@ async def test_the_question_says_how_where_and_in_what_it_runs(tmp_path: Path) -
     await call([bash_tool(tmp_path)], "bash", person, YES, command="ls -l", cwd="sub", timeout=5)
     await call([free(tmp_path)], "bash", person, YES, command="ls | wc")
     held, loose = (question.preview for question in person.questions)
-    assert held.split("\n")[0] == "ls -l" and "without a shell" in held
+    assert held.split("\n")[-1] == "ls -l" and "without a shell" in held
     assert f"in {tmp_path}/sub, for at most 5 s" in held and "confined by" in held and "no network" in held
-    assert loose.startswith("ls | wc\n(in a shell, ") and "NOT CONFINED, as the settings say" in loose
+    assert loose.endswith("/bash:\n\nls | wc") and loose.startswith("NOT CONFINED, as the settings say")
+
+
+async def test_no_command_is_so_long_that_it_hides_what_is_said_of_it(tmp_path: Path) -> None:
+    person = Person(False)
+    await call([free(tmp_path)], "bash", person, YES, argv=["echo", "'" * 9000])
+    assert "NOT CONFINED" in person.questions[0].preview and "not shown" in person.questions[0].preview
 
 
 async def test_where_nothing_confines_a_command_that_is_said_and_no_rule_counts(

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calling_tools import Person, call
 from code_desk import SANDBOXES, Desk
 
-from atlas_agents import MemoryAudit, Question
+from atlas_agents import Approvals, MemoryAudit, Question
 from atlas_agents.core.errors import SandboxUnavailable
+from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.toolbox.code.tool import CodeInterpreter, code_tool
+from atlas_agents.toolbox.code.tool import CodeInterpreter, Kind, code_tool
 from atlas_agents.toolbox.sandbox import choose
 
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\n"
@@ -197,3 +199,25 @@ def test_it_is_unsafe_and_asks() -> None:
     assert (made.effect, made.confirm, made.timeout) == ("unsafe", True, 70.0)
     assert set(made.parameters["properties"]) == {"code", "session"}
     assert sys.version_info >= (3, 11)
+
+
+async def test_a_question_shows_the_code_as_lines_what_holds_it_and_where_it_runs(tmp_path: Path) -> None:
+    code = "a = 1\nprint(a)\n" + "# long\n" * 5000
+    for kind, words in (("bubblewrap", "confined by bubblewrap: no network"), ("none", "NOT CONFINED")):
+        person = Person(False)
+        interpreter = CodeInterpreter(tmp_path, sandbox=kind)  # pyright: ignore[reportArgumentType]
+        await call([code_tool(interpreter)], "code_interpreter", person, code=code)
+        (question,) = person.questions
+        assert question.preview.startswith(words) and "\n\na = 1\nprint(a)\n" in question.preview
+        assert question.facts == {"folder": str(tmp_path / "code"), "sandbox": kind}
+
+
+async def test_a_yes_for_always_does_not_hold_when_nothing_confines_the_code_any_more(tmp_path: Path) -> None:
+    store, person = MemoryStore(), Person("always")
+    kinds: tuple[Kind, ...] = ("bubblewrap", "bubblewrap", "none")
+    for kind in kinds:
+        interpreter = CodeInterpreter(tmp_path, sandbox=kind)
+        model = Scripted(calls("code_interpreter", code="1 + 1"), says("ok"))
+        atlas = house(model, [code_tool(interpreter)], approve=Approvals(person), store=store)
+        await atlas.ask("go")
+    assert len(person.questions) == 2

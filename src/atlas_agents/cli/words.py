@@ -1,7 +1,7 @@
 """What the command says: calls, results and errors, each in one line, and nothing that could hide in them."""
 
 import re
-from typing import Any
+from typing import Any, cast
 
 from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError, ProviderError
 from atlas_agents.core.exact import exact
@@ -38,10 +38,23 @@ def called(name: str, arguments: dict[str, Any]) -> str:
 
 def answered(name: str, status: str, result: Any, error: str | None, seconds: float | None = None) -> str:
     """The line of a result, and how long it took."""
-    told = result if isinstance(result, str) else exact(result)
+    told = result if isinstance(result, str) else exact(_without_pictures(result))
     words = told if status == "ok" else f"{error}: {told}"
     took = "" if seconds is None else f" · {duration(seconds)}"
     return f"{_SIGNS.get(status, '?')} {one_line(f'{name}: {words}')}{took}"
+
+
+def _without_pictures(value: Any) -> Any:
+    """A result with a word in the place of each picture in it."""
+    match value:
+        case {"type": "image", "data": str(data), "media_type": str(kind)}:
+            return f"({kind}, {len(data) * 3 // 4:,} bytes)"
+        case dict():
+            return {name: _without_pictures(each) for name, each in cast(dict[str, Any], value).items()}
+        case list():
+            return [_without_pictures(each) for each in cast(list[Any], value)]
+        case _:
+            return value
 
 
 def for_people(words: str) -> str:

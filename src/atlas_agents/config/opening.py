@@ -33,6 +33,13 @@ def open_store(settings: Settings) -> Store:
     return _of_plugin(scheme(url), url, settings)
 
 
+def database_files(settings: Settings) -> list[Path]:
+    """Where the store keeps what it knows, if that is in files."""
+    url = settings.database_url.reveal()
+    file = url.removeprefix("sqlite:///")
+    return [Path(f"{file}{end}") for end in ("", "-wal", "-shm", "-journal")] if scheme(url) in SQLITE else []
+
+
 def _of_plugin(kind: str, url: str, settings: Settings) -> Store:
     stores: dict[str, Store] = {}
 

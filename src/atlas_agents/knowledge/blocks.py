@@ -34,21 +34,31 @@ class _Reader:
         self.first = 0
         self.page = 0
         self.fence = ""
+        self.bare: Block | None = None
+        """A heading that nothing has followed yet, as a passage of its own."""
 
     def give(self, *, whole: bool = False, table: bool = False) -> Iterator[Block]:
         text = "\n".join(self.lines).strip("\n")
         self.lines = []
         if text.strip():
-            path = tuple(words for _, words in self.path)
-            yield Block(path, text, self.first, self.page, whole or table, table)
+            self.bare = None
+            yield Block(self._path, text, self.first, self.page, whole or table, table)
+
+    @property
+    def _path(self) -> tuple[str, ...]:
+        return tuple(words for _, words in self.path)
 
     def add(self, line: str, number: int) -> None:
         if not self.lines:
             self.first = number
         self.lines.append(line)
 
-    def head(self, level: int, words: str) -> None:
+    def head(self, level: int, words: str, line: int) -> Iterator[Block]:
+        """A heading begins; the one before, if nothing stands below it, is all that its section says."""
+        if self.bare is not None and self.path and level <= self.path[-1][0]:
+            yield self.bare
         self.path = [*(each for each in self.path if each[0] < level), (level, words)]
+        self.bare = Block(self._path, words, line, self.page) if words else None
 
     @property
     def in_table(self) -> bool:
@@ -76,9 +86,9 @@ class _Reader:
         under = None if self.plain else _UNDERLINE.fullmatch(line)
         if not self.plain and (heading := _HEADING.fullmatch(line)):
             yield from self.give(table=self.in_table)
-            self.head(len(heading[1]), heading[2])
+            yield from self.head(len(heading[1]), heading[2], number)
         elif under and len(self.lines) == 1 and not self.in_table and not _ITEM.match(self.lines[0]):
-            self.head(1 if under[1][0] == "=" else 2, self.lines.pop().strip())
+            yield from self.head(1 if under[1][0] == "=" else 2, self.lines.pop().strip(), number - 1)
         elif not line.strip():
             yield from self.give(table=self.in_table)
         else:
@@ -94,6 +104,8 @@ def blocks(markdown: str, *, plain: bool = False) -> Iterator[Block]:
     for number, line in enumerate(_without_front_matter(markdown).split("\n"), 1):
         yield from reader.read(line, number)
     yield from reader.give(whole=bool(reader.fence), table=reader.in_table)
+    if reader.bare is not None:
+        yield reader.bare
 
 
 def title_of(markdown: str) -> str:

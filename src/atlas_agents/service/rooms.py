@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from atlas_agents.config.opening import database_files
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
 from atlas_agents.engine.interceptors import Interceptor
@@ -25,6 +26,9 @@ from atlas_agents.toolbox.x.tools import POST, SEARCH, x_tools
 from atlas_agents.toolbox.x.wire import Wire
 from atlas_agents.tools.tool import Tool
 
+_KEPT = ("token", "tokens.json", "x.json", "telegram", "typed", "running.json", "lock", "logs", "models")
+"""What the home holds of its own, for those who let tools work in the home itself."""
+
 
 def toolbox(settings: Settings, opening: AsyncExitStack, environment: Environment) -> list[Tool]:
     """What touches the outside, a room of the toolbox after the other."""
@@ -36,7 +40,7 @@ def toolbox(settings: Settings, opening: AsyncExitStack, environment: Environmen
 
 def _of_the_folder(settings: Settings, folder: Path) -> list[Tool]:
     """Files and commands, confined to one folder; what the house itself keeps is not theirs, nor what rules it."""
-    private = [settings.home, *[settings.home / name for name in ("token", "tokens.json", "atlas.db")]]
+    private = [settings.home, *[settings.home / name for name in _KEPT], *database_files(settings)]
     guarded = [path for path in (settings.policy, settings.config) if path is not None]
     bash = bash_tool(folder, sandbox=settings.sandbox, network=settings.bash_network, private=private, guarded=guarded)
     return [*file_tools(folder, private=private, guarded=guarded), bash]

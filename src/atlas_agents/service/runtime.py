@@ -91,6 +91,7 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
     workspace = Workspace(settings.workspace)
     if workspace.prepare():
         logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
+        workspace.make_skills()
     plugins, registry = Plugins(settings.disabled_plugins), Registry(environment)
     servers = open_servers(settings, environment, registry, opening)
     registry.load_plugins(plugins)

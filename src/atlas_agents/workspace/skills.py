@@ -10,6 +10,7 @@ import msgspec
 
 from atlas_agents.core.errors import ConfigError, ToolFailed
 from atlas_agents.core.hidden import Finding, hidden_characters
+from atlas_agents.core.places import is_secret
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.workspace.files import LARGEST, read
 
@@ -99,15 +100,18 @@ def _folders(workspace: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Regular files below a folder that can be read whole."""
+    """Regular files below a folder that can be read whole, but for those that hold keys."""
     count = 0
     for place, _, names in os.walk(folder):
         for name in sorted(names):
             path = Path(place) / name
             seen = path.lstat()
-            if stat.S_ISREG(seen.st_mode) and seen.st_size <= LARGEST and count < _MOST_FILES:
+            inside = path.relative_to(folder)
+            if is_secret(inside) or not stat.S_ISREG(seen.st_mode) or seen.st_size > LARGEST:
+                continue
+            if count < _MOST_FILES:
                 count += 1
-                yield str(path.relative_to(folder))
+                yield str(inside)
 
 
 def _skill(text: str, folder: Path, file: str) -> Skill:

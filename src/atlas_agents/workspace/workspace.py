@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.hidden import Finding, hidden_characters
 from atlas_agents.workspace.agents import AgentSpec, parse_agents
 from atlas_agents.workspace.files import NAMES, Look, look, read, write_defaults
-from atlas_agents.workspace.skills import Skill, read_skills, skill_files, skills_prompt
+from atlas_agents.workspace.skills import FOLDER, Skill, read_skills, skill_files, skills_prompt
 
 logger = logging.getLogger(__name__)
 _BETWEEN = "\n\n---\n\n"
@@ -40,6 +41,11 @@ class Workspace:
     def prepare(self) -> bool:
         """First run: make the folder and write the default files, unless any of them is there. True if it did."""
         return write_defaults(self.path)
+
+    def make_skills(self) -> None:
+        """Make the folder of the skills, empty: what is there can be kept from being changed, what is not cannot."""
+        with suppress(OSError):
+            (self.path / FOLDER).mkdir(exist_ok=True)
 
     @property
     def state(self) -> WorkspaceState:

@@ -19,6 +19,8 @@ _ALL_PICTURES = 600_000
 _MOST = 1000
 _LISTED = 50
 
+PLACE = "code"
+"""Below the root: where each session has its folder."""
 CACHE = ".cache"
 """Where libraries put what they want to find again; not shown."""
 State = dict[str, tuple[int, int]]
@@ -44,7 +46,7 @@ def place_for(root: Path, tenant: str, session: str) -> Path:
     """`code/<session>` below the root, made for its owner only. A link in its place would lead out, and is refused."""
     name = session if _PLAIN.fullmatch(session) and tenant == "default" else _digest(f"{tenant}\0{session}")
     folder = root.resolve()
-    for part in ("code", name):
+    for part in (PLACE, name):
         folder /= part
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

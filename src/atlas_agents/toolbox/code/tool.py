@@ -10,12 +10,12 @@ import msgspec
 from atlas_agents.core.calling import in_thread
 from atlas_agents.core.errors import ToolFailed, ToolTimeout
 from atlas_agents.toolbox.code import wasm
-from atlas_agents.toolbox.code.folder import Made, made_in, place_for, state_of
+from atlas_agents.toolbox.code.folder import PLACE, Made, made_in, place_for, state_of
 from atlas_agents.toolbox.code.interpreter import Answer, Interpreter
 from atlas_agents.toolbox.code.python import Python, found
 from atlas_agents.toolbox.code.sessions import Sessions, Start
 from atlas_agents.toolbox.sandbox.choose import choose
-from atlas_agents.toolbox.sandbox.ports import Kept, Limits, OnOutput, Stream
+from atlas_agents.toolbox.sandbox.ports import Kept, Limits, OnOutput, Sandbox, Stream
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool, tool
 
@@ -81,12 +81,34 @@ class CodeInterpreter:
         limits = self._limits
         if kept:  # the CPU time of all calls together
             limits = msgspec.structs.replace(limits, cpu=limits.cpu * 20)
-        if self._kind == "wasm" or (self._kind == "auto" and not await _confined()):
+        sandbox = await self._sandbox()
+        if sandbox is None:
             return wasm.NAME, partial(wasm.start, folder, limits)
-        sandbox = await choose(self._kind)
         if self._python is None:
             self._python = await found(self._wanted)
         return sandbox.name, partial(Interpreter.start, sandbox, self._python, folder, limits)
+
+    async def _sandbox(self) -> Sandbox | None:
+        """What confines a Python of this machine; None where one in WebAssembly is taken."""
+        if self._kind == "wasm" or (self._kind == "auto" and not await _confined()):
+            return None
+        return await choose(self._kind)
+
+    async def facts(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What a yes is bound to besides the code: where it runs, and what holds it."""
+        sandbox = await self._sandbox()
+        return {"folder": str(self._folder / PLACE), "sandbox": wasm.NAME if sandbox is None else sandbox.name}
+
+    async def preview(self, arguments: dict[str, Any]) -> str:
+        """What holds the code, and the code as lines; in that order, so that no code can be too long for the first."""
+        sandbox = await self._sandbox()
+        kept = ", in the session's own, with all that earlier code has left there" if arguments.get("session") else ""
+        if sandbox is None or sandbox.confines:
+            name = wasm.NAME if sandbox is None else sandbox.name
+            held = f"confined by {name}: no network, and writes only in {self._folder / PLACE}"
+        else:
+            held = "NOT CONFINED, as the settings say. It can do whatever you can."
+        return f"{held}\nPython{kept}, for at most {self._limits.seconds:g} s:\n\n{arguments['code']}"
 
     def _told_stopped(self, answer: Answer, made: Made) -> ToolFailed | ToolTimeout:
         """A limit ended it. What it had done by then is told too: the model may go on from there."""
@@ -103,7 +125,15 @@ class CodeInterpreter:
 def code_tool(interpreter: CodeInterpreter) -> Tool:
     """The tool around an interpreter."""
 
-    @tool(name="code_interpreter", description=DESCRIPTION, confirm=True, effect="unsafe", timeout=SECONDS + _GRACE)
+    @tool(
+        name="code_interpreter",
+        description=DESCRIPTION,
+        confirm=True,
+        effect="unsafe",
+        timeout=SECONDS + _GRACE,
+        preview=interpreter.preview,
+        binds=interpreter.facts,
+    )
     async def code_interpreter(code: str, context: ToolContext, session: bool = False) -> dict[str, Any]:
         """Run Python.
 

@@ -71,6 +71,8 @@ class Root(msgspec.Struct, frozen=True):
     def find(self, path: str, *, folder: bool = False) -> Generator[Found]:
         """What is at a path, open as long as the block lasts; ToolFailed in words that help to find it."""
         wanted = self.relative(path)
+        if self.is_private(wanted):  # not even opened: to close a database file gives up our own locks on it
+            raise _kept(os.path.normpath(wanted))
         with self.opened() as root:
             try:
                 found = open_beneath(root, wanted, _FOLDER if folder else _FILE)
@@ -99,7 +101,7 @@ class Root(msgspec.Struct, frozen=True):
     def readable(self, where: str, about: os.stat_result, wanted: str = "") -> None:
         """NotPermitted for what holds secrets, under whichever name."""
         if self.is_private(where) or is_secret(PurePosixPath(wanted)) or self.holds_secrets(where, about):
-            raise NotPermitted(f"{where} holds secrets or what people have said: it is not read, searched or edited.")
+            raise _kept(where)
 
     def holds_secrets(self, where: str, about: os.stat_result) -> bool:
         """Whether a file is a secret one by its name, or another name of one."""
@@ -110,7 +112,7 @@ class Root(msgspec.Struct, frozen=True):
         that is in a virtual environment or a repository of git, whatever that is called."""
         has_names = about is not None and stat.S_ISREG(about.st_mode) and about.st_nlink > 1
         path = PurePosixPath(where)
-        if has_names or is_protected(path) or is_secret(path) or _within(where, self._beneath(self.guarded)):
+        if has_names or is_protected(path) or is_secret(path) or _within(where, self.on_guard()):
             return True
         folders = [os.path.join(self.path, each) for each in path.parents]
         return any(_exists(each, "pyvenv.cfg") or _exists(each, "HEAD", "objects", "refs") for each in folders)
@@ -119,9 +121,19 @@ class Root(msgspec.Struct, frozen=True):
         """Whether a path relative to the root is one of those that are off limits, or in one."""
         return _within(where, self.off_limits())
 
+    def keeps(self, path: str) -> bool:
+        """Whether a whole path, wherever it is, is of what nobody reads: private, or secret by its name."""
+        real = os.path.realpath(path)
+        private = frozenset(os.path.realpath(each) for each in self.private if inside(self.path, each) is None)
+        return is_secret(PurePosixPath(real)) or _within(real, private)
+
     def off_limits(self) -> frozenset[str]:
         """Where the private ones are, relative to the root; those that are elsewhere cannot be reached anyway."""
         return self._beneath(self.private)
+
+    def on_guard(self) -> frozenset[str]:
+        """Where those are that only a person may have written, relative to the root."""
+        return self._beneath(self.guarded)
 
     def _beneath(self, paths: tuple[str, ...]) -> frozenset[str]:
         top = os.path.realpath(self.path) if paths else ""
@@ -186,6 +198,10 @@ def _within(where: str, known: frozenset[str]) -> bool:
 
 def _exists(folder: str, *names: str) -> bool:
     return all(os.path.lexists(os.path.join(folder, name)) for name in names)
+
+
+def _kept(where: str) -> NotPermitted:
+    return NotPermitted(f"{where} holds secrets or what people have said: it is not read, searched or edited.")
 
 
 def outside(path: str) -> NotPermitted:

@@ -90,9 +90,11 @@ def facts(root: Root, arguments: Arguments) -> dict[str, Any]:
     """Where the file really is, and what it holds now: a yes is for the change that was shown."""
     with target(root, arguments["path"]) as place:
         if place.about is not None and (place.is_secret or place.is_too_long):
-            return {"file": place.where, "changed": place.about.st_mtime_ns, "number": place.about.st_ino}
-        present = place.content()
-        return {"file": place.where, "sha256": None if present is None else hashlib.sha256(present).hexdigest()}
+            state: Arguments = {"changed": place.about.st_mtime_ns, "number": place.about.st_ino}
+        else:
+            present = place.content()
+            state = {"sha256": None if present is None else hashlib.sha256(present).hexdigest()}
+        return {"folder": root.path, "file": place.where, **state}
 
 
 def found_written(root: Root, arguments: Arguments) -> Happened | NotHappened:

@@ -23,7 +23,8 @@ from atlas_agents.tools.tool import Tool, tool
 
 USUAL, LONGEST = 60, 600
 KEPT = 20_000
-_DEEP, _MOST = 4, 10_000
+_DEEP, _MOST = 5, 10_000
+_NAMED = 20
 _MB = 1024 * 1024
 _STOPPED = {
     "output": "it wrote too much",
@@ -106,7 +107,18 @@ class _Room:
             network=self._network,
         )
         telling.flush()
-        return told(outcome, order.seconds)
+        return told(outcome, order.seconds) + await self._made(context, {*read_only, *masked})
+
+    async def _made(self, context: ToolContext, before: set[Path]) -> str:
+        """A line about prompts, settings, hooks and keys that were not there before: no sandbox keeps those from being
+        made."""
+        top, read_only, masked = await in_thread(self._special)
+        fresh = sorted(str(each.relative_to(top)) for each in {*read_only, *masked} - before)
+        if not fresh:
+            return ""
+        context.note("made", ", ".join(fresh[:_NAMED]))
+        more = f" and {len(fresh) - _NAMED} more" if len(fresh) > _NAMED else ""
+        return f"\n[now there, and believed or run by others: {', '.join(fresh[:_NAMED])}{more}; tell the person]"
 
     async def words(self, arguments: dict[str, Any]) -> list[str] | None:
         """For the rules of a policy: the words of one program, if it will be held, or runs free by the settings."""
@@ -117,20 +129,20 @@ class _Room:
     async def facts(self, arguments: dict[str, Any]) -> dict[str, Any]:
         sandbox, _ = await self._sandbox()
         order = await in_thread(self._order, arguments, sandbox)
-        return await in_thread(facts_of, order, sandbox.name, self._network)
+        return await in_thread(facts_of, order, self._root, sandbox.name, self._network)
 
     async def preview(self, arguments: dict[str, Any]) -> str:
         sandbox, missing = await self._sandbox()
         order = await in_thread(self._order, arguments, sandbox)
-        how = f"{order.argv[-1]}\n(in a shell, {order.program})" if order.in_shell else _spelled(order)
-        lines = [how, f"in {order.cwd}, for at most {order.seconds} s"]
         if sandbox.confines:
             net = "with the network" if self._network else "no network"
-            lines.append(f"confined by {sandbox.name}: {net}, and writes only in {self._root.path}")
+            held = f"confined by {sandbox.name}: {net}, and writes only in {self._root.path}"
         else:
             why = f": {missing.reason}; {missing.remedy}" if missing else ", as the settings say"
-            lines.append(f"NOT CONFINED{why}. It can do whatever you can.")
-        return "\n".join(lines)
+            held = f"NOT CONFINED{why}. It can do whatever you can."
+        how = f"in a shell, {order.program}:\n\n{order.argv[-1]}" if order.in_shell else _spelled(order)
+        # The command comes last: however long it is, what is said of it is read.
+        return f"{held}\nin {order.cwd}, for at most {order.seconds} s, {how}"
 
     async def _sandbox(self) -> tuple[Sandbox, SandboxUnavailable | None]:
         """What confines a command here; none at all, and why, where `auto` has found nothing."""
@@ -156,12 +168,12 @@ class _Room:
     def _special(self) -> tuple[Path, list[Path], list[Path]]:
         """The folder as the disk knows it, what in it a command may not change, and what it may not even see."""
         top = Path(os.path.realpath(self._root.path))
-        read_only = [Path(each) for each in self._root.guarded]
-        masked = [Path(each) for each in self._root.private]
+        read_only = [top / each for each in self._root.on_guard()]
+        masked = [top / each for each in self._root.off_limits()]
         with self._root.find(".", folder=True) as found:
-            walks = [Walk(self._root, depth=depth, hidden=True, most=_MOST) for depth in (1, _DEEP)]
-            near, far = [walk.through(found) for walk in walks]
-            for entry in chain(near, far):  # the nearest first: a very large folder is not looked through to its end
+            walks = [Walk(self._root, depth=depth, hidden=True, most=_MOST) for depth in range(1, _DEEP + 1)]
+            # The nearest first: whoever fills a folder with files does not hide what lies in another one.
+            for entry in chain.from_iterable(walk.through(found) for walk in walks):
                 where = PurePosixPath(entry.path)
                 if is_secret(where):
                     masked.append(top / entry.path)
@@ -193,7 +205,7 @@ def _signal(number: int) -> str:
 
 def _spelled(order: Order) -> str:
     words = " ".join(shlex.quote(word) for word in order.argv)
-    return f"{words}\n({order.program}, without a shell)"
+    return f"without a shell, {order.program}:\n\n{words}"
 
 
 def _limits(seconds: int) -> Limits:

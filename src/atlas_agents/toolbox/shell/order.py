@@ -90,7 +90,7 @@ def folder_of(root: Root, cwd: str) -> str:
         return os.path.normpath(os.path.join(os.path.realpath(root.path), found.path))
 
 
-def facts_of(order: Order, sandbox: str, network: bool) -> dict[str, Any]:
+def facts_of(order: Order, root: Root, sandbox: str, network: bool) -> dict[str, Any]:
     """All that a yes to it is bound to: the bytes of the words, the folder, the environment, the program's own bytes,
     and those of the scripts that it names."""
     return {
@@ -99,25 +99,31 @@ def facts_of(order: Order, sandbox: str, network: bool) -> dict[str, Any]:
         "env": dict(order.env),
         "program": order.program,
         "sha256": _digest(order.program, *_version(order.program)),
-        "scripts": _scripts(order),
+        "scripts": _scripts(order, root),
         "sandbox": sandbox,
         "network": network,
     }
 
 
-def _scripts(order: Order) -> dict[str, str]:
-    """The files among its words that will be run, as far as names tell, and what is in them."""
+def _scripts(order: Order, root: Root) -> dict[str, str]:
+    """The files among its words that will be run, as far as names tell, and what is in them.
+
+    What is private is not opened: closing a database file, even a mere look into it, gives up our own locks on it.
+    """
     pieces = path_like(order.argv[-1]) if order.in_shell else list(order.argv[1:])
     runs_any = not _INTERPRETERS.isdisjoint([Path(each).name for each in (*pieces, order.argv[0])])
     found: dict[str, str] = {}
     for piece in dict.fromkeys(pieces[:MOST_WORDS]):
         where = os.path.join(order.cwd, piece)
+        if root.keeps(where):
+            continue
         try:
             about = os.stat(where)
             if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST_SCRIPT:
                 continue
             if runs_any or about.st_mode & 0o111 or piece.endswith(_SUFFIXES):
-                found[where] = _digest(where, *_version(where))
+                readable = os.access(where, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+                found[where] = _digest(where, *_version(where)) if readable else "cannot be read"
         except OSError:  # no such file
             continue
     return found

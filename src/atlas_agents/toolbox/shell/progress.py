@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 _PAUSE = 0.25
 _MOST = 4000
+_PLENTY = 200_000
+_PAUSE_THEN, _MOST_THEN = 2.0, 200
+"""Beyond so many characters of one command it is told seldom, and a line or two: all that is told is kept."""
 
 
 class Telling:
@@ -16,11 +19,13 @@ class Telling:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._gathered = ""
         self._timer: asyncio.TimerHandle | None = None
+        self._told = 0
 
     def add(self, stream: str, piece: bytes) -> None:
         self._gathered = (self._gathered + self._decoder.decode(piece))[-2 * _MOST :]
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_PAUSE, self.flush)
+            pause = _PAUSE if self._told < _PLENTY else _PAUSE_THEN
+            self._timer = asyncio.get_running_loop().call_later(pause, self.flush)
 
     def flush(self) -> None:
         """Tell what is there now."""
@@ -28,5 +33,7 @@ class Telling:
             self._timer.cancel()
             self._timer = None
         words, self._gathered = self._gathered, ""
+        most = _MOST if self._told < _PLENTY else _MOST_THEN
         if words:
-            self._tell(words if len(words) <= _MOST else f"…{words[-_MOST:]}")
+            self._told += min(len(words), most)
+            self._tell(words if len(words) <= most else f"…{words[-most:]}")
