@@ -9,7 +9,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat page browser sandbox searx pictures test check crash lint format bench docs texts lock clean
+.PHONY: help run chat team page browser sandbox searx pictures test check crash lint format bench docs texts lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,10 @@ run: page ## Start the gateway with its page, and a model that answers
 
 chat: $(READY) ## Talk to an agent in the terminal
 	$(BIN)/atlas chat
+
+team: page ## Start the example team with its documents, in a home of its own
+	export ATLAS_HOME="$${ATLAS_HOME:-.cache/team}" ATLAS_CONFIG=examples/team/atlas.toml && \
+	$(BIN)/atlas knowledge add examples/team/knowledge --category handbook && $(BIN)/atlas serve
 
 page: $(READY) ## Build the page, if its sources have changed
 	$(BIN)/python hatch_build.py

@@ -18,7 +18,7 @@ from model_server import Asked, ModelServer, Reply, serving
 
 DOCS = Path(__file__).parent.parent / "docs"
 EXAMPLES = sorted((DOCS / "examples").glob("*.py"))
-POLICIES = [DOCS.parent / "examples" / "team.toml", *sorted((DOCS / "examples").glob("*.toml"))]
+POLICIES = [DOCS.parent / "examples" / "team" / "policy.toml", *sorted((DOCS / "examples").glob("*.toml"))]
 PATIENCE = 50
 ANSWERS = {
     "Hello!": Reply("Hello! What can I do for you?"),

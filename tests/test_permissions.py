@@ -8,7 +8,7 @@ from atlas_agents import Agent, Atlas, ConfigError, Policy, ToolResult, tool
 from atlas_agents.testing import Scripted, calls, house, says
 from atlas_agents.tools.permissions import Actor
 
-TEAM = Path(__file__).parent.parent / "examples" / "team.toml"
+TEAM = Path(__file__).parent.parent / "examples" / "team" / "policy.toml"
 PUBLISHERS = ["kelly", "fran", "dwight", "timmy", "terry", "cornwall", "link", "emma", "donna", "reynolds", "penny"]
 COLUMNS = ["atlas", "binky", "tina", "sunday", "publishers", "archy", "daily-intel", "others"]
 MATRIX = {

@@ -19,7 +19,7 @@ async def main() -> None:
     for name in ("kelly", "fran", "petra"):
         model = Scripted(says("Hello!"))
         agent = Agent(name, model=model, tools=[Tool(each, act) for each in TOOLS])
-        async with Atlas([agent], policy=Policy.load("team.toml")) as atlas:
+        async with Atlas([agent], policy=Policy.load("policy.toml")) as atlas:
             await atlas.ask("Hello!")
         print(f"{name}:", ", ".join(spec.name for spec in model.requests[0].tools))
 

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from atlas_agents import ConfigError
 from atlas_agents.config.load import load
 from atlas_agents.core.environment import Environment
+from atlas_agents.core.jobs import AddJob, JobRow, SetJob
 from atlas_agents.knowledge.endpoint import EndpointEmbedder
 from atlas_agents.knowledge.memories import Origin, Whose
 from atlas_agents.providers.registry import Registry
@@ -97,3 +99,30 @@ async def test_a_model_that_makes_no_vectors_is_refused(tmp_path: Path) -> None:
     settings, environment = settled(tmp_path, ATLAS_EMBEDDINGS="anthropic/claude", ANTHROPIC_API_KEY="k")
     with pytest.raises(ConfigError, match="embeddings"):
         open_study(settings, MemoryStore(), Registry(environment))
+
+
+async def test_jobs_that_are_over_are_found_by_who_asked_and_who_did_them_and_by_nobody_else(tmp_path: Path) -> None:
+    settings, environment = settled(tmp_path, ATLAS_EMBEDDINGS="none")
+    store = MemoryStore()
+    study = open_study(settings, store, Registry(environment))
+    task = "Count the walruses at the harbour."
+    rows = [JobRow("j1", "delegation", "archy", task, "s/jobs/j1", user="ann", asker_agent="binky")]
+    rows += [JobRow("j2", "delegation", "archy", task, "s/jobs/j2", user="bob", asker_agent="binky")]
+    rows += [JobRow("open", "delegation", "archy", task, "s/jobs/open", user="ann", asker_agent="binky")]
+    await store.commit("default", [AddJob(row) for row in rows])
+    await store.commit("other", [AddJob(msgspec.structs.replace(rows[0], id="j3"))])
+    for tenant, id in (("default", "j1"), ("default", "j2"), ("other", "j3")):
+        await store.commit(tenant, [SetJob(id, "done", result=f"Seven walruses, says {id}.")])
+
+    async def found(agent: str, user: str, tenant: str = "default") -> list[tuple[str, str]]:
+        whose = Whose(tenant, agent, user)
+        hits = await study.recollections.search(whose, "how many walruses", ["workflows"])
+        return [(hit.id, hit.text) for hit in hits]
+
+    words = f"Task for archy, asked by binky: {task}\nResult (done): Seven walruses, says j1."
+    assert await found("binky", "ann") == await found("archy", "ann") == [("job:j1", words)]
+    assert [id for id, _ in await found("binky", "bob")] == ["job:j2"]
+    assert [id for id, _ in await found("binky", "ann", "other")] == ["job:j3"]
+    assert await found("tina", "ann") == await found("binky", "") == await found("binky", "cid") == []
+    assert await study.recollections.search(Whose("default", "binky", "ann"), "walruses", ["audit", "memory"]) == []
+    await study.close()

@@ -23,7 +23,7 @@ from atlas_agents.toolbox.x.tools import x_tools
 from atlas_agents.toolbox.x.wire import Wire
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 40
-TEAM = Path(__file__).parent.parent.parent / "examples" / "team.toml"
+TEAM = Path(__file__).parent.parent.parent / "examples" / "team" / "policy.toml"
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
-"""What else an agent can look back on: the calls it made, and the turns it took, with this person and nobody else."""
+"""What else an agent can look back on: the calls it made, the turns it took, and the jobs it gave out or did, with this
+person and nobody else."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
+from atlas_agents.core.jobs import JobRow, JobState
 from atlas_agents.core.messages import Message
 from atlas_agents.core.shelves import Hit
 from atlas_agents.core.store import Store
@@ -16,6 +18,8 @@ from atlas_agents.tools.audit import Entry
 
 _ROWS = 2_000
 _SESSIONS = 40
+_JOBS = 500
+_OVER: tuple[JobState, ...] = ("done", "failed", "expired", "cancelled", "dead")
 _MESSAGES = 60
 _COMPARED = 60
 _SHOWN = 600
@@ -80,6 +84,29 @@ class Turns:
                 for id, messages in said.items()
             ]
         return found
+
+
+class Jobs:
+    """The jobs that the agent gave to others or did itself, for this person: what was to be done, and what came of it.
+
+    Only those that are over: one that is open has a turn of its own still.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def moments(self, whose: Whose) -> Sequence[Moment]:
+        return [
+            Moment(_job(job), job.ended_at or job.created_at, f"job:{job.id}")
+            for job in await self._store.jobs(whose.tenant, states=_OVER, limit=_JOBS)
+            if job.user == whose.user and whose.agent_id in (job.agent_id, job.asker_agent)
+        ]
+
+
+def _job(job: JobRow) -> str:
+    asker = f", asked by {job.asker_agent}" if job.asker_agent else ""
+    came = job.result or job.error or ""
+    return f"Task for {job.agent_id}{asker}: {job.task[:_SHOWN]}\nResult ({job.state}): {came[:_SHOWN]}"
 
 
 def _turn(messages: Sequence[Message], status: str) -> str:

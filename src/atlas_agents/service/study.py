@@ -9,6 +9,7 @@ from atlas_agents.core.secret import Secret
 from atlas_agents.core.store import Store
 from atlas_agents.knowledge.embedding import Embedder, LocalEmbedder
 from atlas_agents.knowledge.endpoint import EndpointEmbedder
+from atlas_agents.knowledge.past import Jobs
 from atlas_agents.knowledge.sources import Sources
 from atlas_agents.knowledge.study import Study
 from atlas_agents.providers.registry import Registry, parse_model_ref
@@ -18,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 def open_study(settings: Settings, store: Store, registry: Registry) -> Study:
     """Over the store of the house; what is fetched for it passes the same guard as `url_fetch`."""
-    return Study(store, _embedder(settings, registry), sources=Sources(hosts=settings.fetch_hosts))
+    sources = Sources(hosts=settings.fetch_hosts)
+    return Study(store, _embedder(settings, registry), sources=sources, pasts={"workflows": [Jobs(store)]})
 
 
 def _embedder(settings: Settings, registry: Registry) -> Embedder | None:

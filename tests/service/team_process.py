@@ -1,0 +1,77 @@
+"""The example team as a person runs it: the `atlas` command with the team's own settings, in a home of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TEAM = Path(__file__).parent.parent.parent / "examples" / "team"
+ATLAS = str(Path(sys.executable).parent / "atlas")
+PATIENCE = 40
+
+
+class TeamProcess:
+    """`run` is one command; `start` begins `atlas serve`, which `kill` ends as suddenly as can be."""
+
+    def __init__(self, folder: Path, **env: str) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        own = {"ATLAS_HOME": str(self.home), "ATLAS_CONFIG": str(TEAM / "atlas.toml"), "ATLAS_PORT": "0"}
+        offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/nowhere", "HOME": str(folder)}
+        self._env = {**os.environ, **own, **offline, "PYTHONIOENCODING": "utf-8", **env}
+        self._process: subprocess.Popen[str] | None = None
+        self._said = ""
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [ATLAS, *arguments],
+            cwd=self.folder,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=PATIENCE,
+        )
+
+    def start(self) -> None:
+        """Until it is ready."""
+        self._said = ""
+        self._process = subprocess.Popen(
+            [ATLAS, "serve"],
+            cwd=self.folder,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        assert self._process.stderr is not None
+        end = time.monotonic() + PATIENCE
+        while "Ctrl-C ends it." not in self._said:
+            line = self._process.stderr.readline()
+            self._said += line
+            assert line and time.monotonic() < end, self._said
+
+    def kill(self) -> int:
+        """`kill -9`; how it ended."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(signal.SIGKILL)
+        code = process.wait(PATIENCE)
+        assert process.stderr is not None
+        process.stderr.close()
+        return code
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"listens on (http://\S+)\.", self._said)
+        assert found, self._said
+        return found[1]
+
+    @property
+    def token(self) -> str:
+        return (self.home / "token").read_text(encoding="utf-8").strip()
