@@ -388,3 +388,10 @@ async def test_deep_and_wrong_arguments_are_refused(tmp_path: Path) -> None:
     for arguments in ({"argv": deep}, {"argv": "ls"}, {"command": ["ls"]}, {"command": "ls", "env": {"A": "1"}}):
         result: ToolResult = await call([free(tmp_path)], "bash", Person(), YES, **arguments)
         assert result.error == "bad_arguments"
+
+
+async def test_a_model_is_told_that_something_has_changed_since_the_yes(tmp_path: Path) -> None:
+    script = recorder(tmp_path)
+    person = Person(before=lambda: script.write_text("#!/bin/sh\necho other\n"))
+    result = await call([free(tmp_path)], "bash", person, YES, argv=["./recorder"])
+    assert result.error == "declined" and "has changed since the yes" in str(result.result)

@@ -13,6 +13,8 @@ from atlas_agents.tools.desk import Cleared, Desk
 from atlas_agents.tools.permissions import Verdict
 from atlas_agents.tools.tool import Tool
 
+_CHANGED = "Something that it depends on has changed since the yes, so it was not done."
+
 
 class Denied(msgspec.Struct, frozen=True):
     """A call that may not act; without a fault, because the turn was cancelled before it could, or because it acted in
@@ -50,7 +52,7 @@ async def still_holds(ticket: Cleared, desk: Desk) -> None:
     permit(tool, verdict, desk)
     if ticket.bound:
         if ticket.bound != binding(tool.name, arguments, desk.house.version, facts=facts):
-            raise Declined(f"{tool.name} was approved for something else than it would do now")
+            raise Declined(f"{tool.name} was approved for something else than it would do now", _CHANGED)
     elif ticket.ruled != ruled or (verdict.cell == "ask" and not ruled):
         raise Declined(f"{tool.name} needs a yes since it was cleared: {verdict.rule}")
 
