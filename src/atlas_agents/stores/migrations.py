@@ -116,7 +116,12 @@ _FOURTH = (
     "CREATE INDEX jobs_of_parent ON jobs (tenant, parent, seq) WHERE parent <> ''",
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
+_FIFTH = (
+    "ALTER TABLE runs ADD COLUMN urgency {int} NOT NULL DEFAULT 1",
+    "ALTER TABLE runs ADD COLUMN stop {bool} NOT NULL DEFAULT FALSE",
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 VERSION = len(STEPS)
 
 SQLITE = {

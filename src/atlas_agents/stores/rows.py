@@ -32,7 +32,8 @@ def message_of(row: Row) -> StoredMessage:
 
 
 def run_of(row: Row) -> RunRow:
-    return RunRow(*row)
+    *others, stop = row
+    return RunRow(*others, bool(stop))
 
 
 def journal_of(row: Row) -> JournalRow:
