@@ -16,7 +16,6 @@ from atlas_agents.core.store import AddAudit, PutSession, Write
 from atlas_agents.stores.chain import broken_audit
 from atlas_agents.stores.migrations import VERSION
 from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.postgres_line import Connection
 from atlas_agents.stores.postgres_writer import lock_of
 from atlas_agents.stores.query import Query
 from checks import PATIENCE
@@ -262,7 +261,9 @@ async def test_a_schema_name_that_is_none_is_refused() -> None:
 async def test_what_happens_beside_a_commit_is_kept_with_it_or_undoes_it(
     postgres_server: PostgresServer, schema: str
 ) -> None:
-    async def beside(session: Connection, tenant: str, writes: Sequence[Write], results: Sequence[Any]) -> None:
+    async def beside(
+        session: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
+    ) -> None:
         row = await (await session.execute("SELECT count(*) FROM sessions")).fetchone()
         assert row is not None and len(writes) == len(results)
         if results[0].key == "refused":

@@ -21,7 +21,7 @@ from atlas_agents.stores.writes import carry_out
 T = TypeVar("T")
 Pool: TypeAlias = AsyncConnectionPool[Connection]
 Commit: TypeAlias = Ticket[tuple[Write, ...]]
-Beside: TypeAlias = Callable[[Connection, str, Sequence[Write], Sequence[Any]], Awaitable[None]]
+Beside: TypeAlias = Callable[[psycopg.AsyncConnection[Any], str, Sequence[Write], Sequence[Any]], Awaitable[None]]
 """What else happens in the transaction of a commit: it is given the session, the tenant, the writes and their results.
 What it raises undoes that commit."""
 

@@ -32,8 +32,7 @@ def message_of(row: Row) -> StoredMessage:
 
 
 def run_of(row: Row) -> RunRow:
-    *others, stop = row
-    return RunRow(*others, bool(stop))
+    return RunRow(*row[:-1], stop=bool(row[-1]))
 
 
 def journal_of(row: Row) -> JournalRow:
