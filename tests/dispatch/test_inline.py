@@ -1,4 +1,4 @@
-"""The dispatcher of one machine: what an earlier life has left goes on as it was asked for, and is stopped by its name."""
+"""The dispatcher of one machine: what an earlier life has left goes on as it was asked for, and stops by its name."""
 
 import asyncio
 from pathlib import Path

@@ -18,6 +18,11 @@ Hear: TypeAlias = Callable[[Event], None]
 class Turn(Protocol):
     """A run that is run in this process."""
 
+    @property
+    def epoch(self) -> int | None:
+        """Under which it is run here, once it has begun."""
+        ...
+
     def cancel(self) -> None:
         """Have it stopped; it ends by itself, and says so."""
         ...
@@ -47,8 +52,28 @@ class House(Protocol):
         """The run, if it is run here."""
         ...
 
+    async def want_stop(self, run_id: str) -> bool:
+        """Write down that a run is to be stopped; False if it has ended, or there is none."""
+        ...
+
     async def answered(self, approval_id: str) -> None:
         """A question has its answer in the store: whoever waits for it here is to hear it."""
+        ...
+
+    async def job_changed(self, job_id: str) -> None:
+        """Somebody has added, begun or ended a job."""
+        ...
+
+    async def jobs_begin(self) -> None:
+        """See to the jobs of the tenant, and to its schedules, from now on: nobody else does."""
+        ...
+
+    async def jobs_end(self) -> None:
+        """See to them no more: somebody else will."""
+        ...
+
+    async def look_again(self) -> None:
+        """News may have been missed: look at all that is under way here."""
         ...
 
 

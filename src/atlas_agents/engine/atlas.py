@@ -10,7 +10,7 @@ import msgspec
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict
+from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict, NotStored
 from atlas_agents.core.events import Event, EventName
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.jobs import NOBODY, Chain
@@ -19,7 +19,7 @@ from atlas_agents.core.messages import Message, ToolResult, user
 from atlas_agents.core.office import Colleague, Delegation
 from atlas_agents.core.questions import Answer, Decision, Question
 from atlas_agents.core.secret import Secret
-from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, Store, UsageRow
+from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, StopRun, Store, UsageRow
 from atlas_agents.core.tenancy import Tenancy
 from atlas_agents.dispatch.inline import Inline
 from atlas_agents.dispatch.port import Dispatcher
@@ -416,6 +416,37 @@ class Atlas:
     async def run_row(self, run_id: str) -> RunRow | None:
         """A turn as it stands in the store."""
         return await self._house.store.run(self._house.tenant, run_id) if self._house.store is not None else None
+
+    async def want_stop(self, run_id: str) -> bool:
+        """Write down that a turn is to be stopped; False if it has ended, or there is none."""
+        if self._house.store is None:
+            return False
+        try:
+            await self._house.store.commit(self._house.tenant, [StopRun(run_id)])
+        except (Conflict, NotStored):
+            return False
+        return True
+
+    async def job_changed(self, job_id: str) -> None:
+        """Another process has added, begun or ended a job."""
+        await self.jobs.changed(job_id)
+
+    async def jobs_begin(self) -> None:
+        self.jobs.start()
+
+    async def jobs_end(self) -> None:
+        await self.jobs.close()
+
+    async def look_again(self) -> None:
+        """News of other processes may have been missed: look at the turns and the questions here."""
+        for run_id, stream in list(self._live.items()):
+            row = await self.run_row(run_id)
+            if row is not None and row.stop:
+                stream.cancel()
+        for question in self._house.governance.approvals.pending:
+            await self.answered(question.id)
+        if self._jobs is not None:
+            self._jobs.wake()
 
     def turn(self, run_id: str) -> AtlasStream | None:
         """The stream of a turn that is run in this process."""

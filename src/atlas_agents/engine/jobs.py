@@ -121,6 +121,13 @@ class Jobs:
         if self._news is not None:
             self._news.set()
 
+    async def changed(self, id: str) -> None:
+        """Another process may have changed a job: who listens here hears of it, and so does who waits for its end."""
+        self.wake()
+        job = await self._store.job(self._turns.tenant, id)
+        if job is not None:
+            self._tell(job)
+
     async def is_over(self, row: RunRow) -> bool:
         """A run that goes on is that of a job which has ended meanwhile: it is to be stopped."""
         id = errand_of(row).chain.job
