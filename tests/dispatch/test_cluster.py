@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from members import member
 
 from atlas_agents import Approvals, Cancelled
 from atlas_agents.core.ids import new_id
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.tool import tool
-from checks import PATIENCE
-from members import member
+from checks import PATIENCE, until
 from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
@@ -91,8 +91,7 @@ async def test_a_question_is_answered_from_another_process(url: str, schema: str
         member(url, schema, Scripted(calls("pay"), says("Paid.")), [pay], approve=Approvals(wait=True)),
     ):
         stream = front.atlas.send("pay", session="s")
-        while not (pending := await front.atlas.pending()):
-            await asyncio.sleep(0.02)
+        pending = await until(front.atlas.pending)
         await front.atlas.answer(pending[0].id, "once")
         assert (await stream.reply()).text == "Paid."
 

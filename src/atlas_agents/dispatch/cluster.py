@@ -122,8 +122,8 @@ class Cluster:
             self._worker = None
 
     async def _perform(self, run_id: str) -> bool:
-        """Run a run to its end, from wherever it is; False if it is not over, and somebody is to go on with it. One that
-        was taken from here by another process is that one's."""
+        """Run a run to its end, from wherever it is; False if it is not over, and somebody is to go on with it. One
+        that was taken from here by another process is that one's."""
         row = await self._house.run_row(run_id)
         if row is None or row.status not in OPEN:
             return True

@@ -132,6 +132,11 @@ class AtlasStream:
         if self._task is not None and not over:
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
+    async def begun(self) -> None:
+        """Wait until the turn belongs to this process, or is over."""
+        while not self._ended and self.epoch is None:
+            await self._wait()
+
     async def over(self) -> None:
         """Wait until the turn is over, however it ends."""
         while not self._ended:

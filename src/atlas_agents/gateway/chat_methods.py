@@ -95,9 +95,10 @@ async def history(caller: Connection, params: ChatHistory) -> History:
 
 async def wait(caller: Connection, params: ChatWait) -> Waited:
     """How a run stands, once it has ended or the time is over."""
-    await visible_run(caller, params.run_id)
+    row = await visible_run(caller, params.run_id)
     try:
         async with asyncio.timeout(params.timeout_ms / 1000):
+            await caller.hub.runs.attend([row])
             await caller.hub.runs.ended(params.run_id)
     except TimeoutError:
         pass
