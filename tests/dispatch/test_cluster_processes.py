@@ -1,7 +1,9 @@
 """A cluster of real processes: gateways, workers and Postgres, some of which are killed."""
 
 import asyncio
+import json
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -65,7 +67,8 @@ async def all_of(client: Client, run_ids: list[str]) -> dict[str, list[dict[str,
     """The frames of these runs, up to the last word of each."""
     ended: set[str] = {e["data"]["runId"] for e in client.events() if e["event"] in ("chat.final", "chat.error")}
     while not ended >= set(run_ids):
-        frame = await client.next()
+        frame = json.loads(await asyncio.wait_for(client.socket.recv(), 2 * TAKEOVER))
+        client.frames.append(frame)
         if frame.get("event") in ("chat.final", "chat.error"):
             ended.add(frame["data"]["runId"])
     return {id: client.events(id) for id in run_ids}
@@ -153,3 +156,40 @@ def _text(frames: list[dict[str, Any]]) -> list[str]:
         elif frame["event"] == "chat.reset":
             words.clear()
     return words
+
+
+async def test_a_worker_that_was_stopped_and_comes_back_changes_nothing(server: PostgresServer, tmp_path: Path) -> None:
+    async with AsyncExitStack() as up:
+        front, zombie, _ = await members(up, server, tmp_path, "gateway", "worker", "worker")
+        client = await up.enter_async_context(inside(front))
+        ids = [(await client.get("chat.send", sessionKey=f"s{n}", message=f"turn{n}"))["runId"] for n in range(4)]
+        while sum(effects(tmp_path).values()) < 3:
+            await asyncio.sleep(0.02)
+        os.kill(zombie.pid, signal.SIGSTOP)
+        heard = await all_of(client, ids)
+        os.kill(zombie.pid, signal.SIGCONT)
+        more = (await client.get("chat.send", sessionKey="s0", message="more"))["runId"]
+        heard |= await all_of(client, [more])
+        assert {frames[-1]["event"] for frames in heard.values()} == {"chat.final"}
+        assert set(effects(tmp_path).values()) == {1}
+        again = await up.enter_async_context(inside(front))
+        for n, id in enumerate(ids):
+            await again.get("sessions.subscribe", sessionKey=f"s{n}", runs={id: 0})
+        assert await all_of(again, ids) == {id: heard[id] for id in ids}
+
+
+async def test_turns_go_on_over_restarts_of_postgres(server: PostgresServer, tmp_path: Path) -> None:
+    async with AsyncExitStack() as up:
+        front, *_ = await members(up, server, tmp_path, "gateway", "worker", "worker")
+        client = await up.enter_async_context(inside(front))
+        ids = [(await client.get("chat.send", sessionKey=f"s{n}", message=f"turn{n}"))["runId"] for n in range(6)]
+        for count in (2, 6, 10):
+            while sum(effects(tmp_path).values()) < count:
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.start)
+        heard = await all_of(client, ids)
+        assert {frames[-1]["event"] for frames in heard.values()} == {"chat.final"}
+        assert effects(tmp_path) == {f"turn{n} {step}": 1 for n in range(6) for step in (1, 2, 3)}
+        results = [frame["data"]["status"] for id in ids for frame in heard[id] if frame["event"] == "tool.result"]
+        assert results == ["ok"] * 18
