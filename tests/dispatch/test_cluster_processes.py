@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from checks import until
 from gateway.gateway_client import Client
 from gateway.processes import WITHIN, Process, inside
 from stores.postgres_server import PostgresServer
@@ -63,6 +64,15 @@ def effects(home: Path) -> Counter[str]:
     return Counter([line.split(" ", 1)[1] for line in lines])
 
 
+async def happened(home: Path, count: int) -> None:
+    """Wait until so much has happened."""
+
+    async def enough() -> bool:
+        return sum(effects(home).values()) >= count
+
+    await until(enough)
+
+
 async def all_of(client: Client, run_ids: list[str]) -> dict[str, list[dict[str, Any]]]:
     """The frames of these runs, up to the last word of each."""
     ended: set[str] = {e["data"]["runId"] for e in client.events() if e["event"] in ("chat.final", "chat.error")}
@@ -86,8 +96,7 @@ async def test_turns_of_a_worker_that_is_killed_go_on_elsewhere_and_nothing_happ
         client = await up.enter_async_context(inside(front))
         sent = [await client.get("chat.send", sessionKey=f"s{n}", message=f"turn{n}") for n in range(6)]
         ids = [each["runId"] for each in sent]
-        while sum(effects(tmp_path).values()) < 4:
-            await asyncio.sleep(0.02)
+        await happened(tmp_path, 4)
         await first.kill()
         killed = time.monotonic()
         heard = await all_of(client, ids)
@@ -163,8 +172,7 @@ async def test_a_worker_that_was_stopped_and_comes_back_changes_nothing(server: 
         front, zombie, _ = await members(up, server, tmp_path, "gateway", "worker", "worker")
         client = await up.enter_async_context(inside(front))
         ids = [(await client.get("chat.send", sessionKey=f"s{n}", message=f"turn{n}"))["runId"] for n in range(4)]
-        while sum(effects(tmp_path).values()) < 3:
-            await asyncio.sleep(0.02)
+        await happened(tmp_path, 3)
         os.kill(zombie.pid, signal.SIGSTOP)
         heard = await all_of(client, ids)
         os.kill(zombie.pid, signal.SIGCONT)
@@ -184,8 +192,7 @@ async def test_turns_go_on_over_restarts_of_postgres(server: PostgresServer, tmp
         client = await up.enter_async_context(inside(front))
         ids = [(await client.get("chat.send", sessionKey=f"s{n}", message=f"turn{n}"))["runId"] for n in range(6)]
         for count in (2, 6, 10):
-            while sum(effects(tmp_path).values()) < count:
-                await asyncio.sleep(0.02)
+            await happened(tmp_path, count)
             await asyncio.to_thread(server.stop)
             await asyncio.to_thread(server.start)
         heard = await all_of(client, ids)
