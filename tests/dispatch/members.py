@@ -24,10 +24,17 @@ class Member:
 
 @asynccontextmanager
 async def member(
-    url: str, schema: str, model: Provider, tools: Sequence[Tool] = (), *, works: bool = True, **more: Any
+    url: str,
+    schema: str,
+    model: Provider,
+    tools: Sequence[Tool] = (),
+    *,
+    works: bool = True,
+    at_once: int = 8,
+    **more: Any,
 ) -> AsyncGenerator[Member, None]:
     """A member as long as the block lasts; one that does not work only takes messages in."""
-    cluster = Cluster(url, schema=schema)
+    cluster = Cluster(url, schema=schema, at_once=at_once)
     store = PostgresStore(url, schema=schema, beside=cluster.beside)
     await store.open()
     async with AsyncExitStack() as closing:

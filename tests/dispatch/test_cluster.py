@@ -8,6 +8,8 @@ from members import member
 
 from atlas_agents import Approvals, Cancelled
 from atlas_agents.core.ids import new_id
+from atlas_agents.core.jobs import Chain, JobRow
+from atlas_agents.core.schedules import Schedule
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.tool import tool
 from checks import PATIENCE, until
@@ -114,3 +116,36 @@ async def test_a_worker_that_stops_hands_its_turns_to_others_at_once(url: str, s
         async with member(url, schema, Scripted(says("Seen.")), [look]) as other:
             assert (await stream.reply()).text == "Seen."
             assert other.taken == [stream.stream_id]
+
+
+async def test_what_is_more_urgent_is_begun_first(url: str, schema: str) -> None:
+    async with asyncio.timeout(PATIENCE), member(url, schema, Scripted(), works=False) as front:
+        streams = [
+            front.atlas.send("go", session=f"s{urgency}", chain=Chain(urgency=urgency)) for urgency in (0, 3, 1, 2)
+        ]
+        for stream in streams:
+            await stream.accepted()
+        async with member(url, schema, Scripted(*[says("Done.")] * 4), at_once=1) as back:
+            for stream in streams:
+                await stream.reply()
+            rows = [await front.store.run("default", id) for id in back.taken]
+            assert [row.urgency for row in rows if row is not None] == [3, 2, 1, 0]
+
+
+async def test_jobs_and_schedules_are_seen_to_once_by_whoever_leads(url: str, schema: str) -> None:
+    models = [Scripted(*[says("Done.")] * 4) for _ in range(2)]
+    async with (
+        asyncio.timeout(2 * PATIENCE),
+        member(url, schema, Scripted(), works=False) as front,
+        member(url, schema, models[0]),
+        member(url, schema, models[1]),
+    ):
+        jobs = front.atlas.jobs
+        agent = front.atlas.agents[0].id
+        await jobs.schedules.add(Schedule("daily", "0 0 * * *", agent, "Tidy up."))
+        asked = [await jobs.schedules.run("daily"), await jobs.add(JobRow("j1", "schedule", agent, "Look.", "s"))]
+        ended = [await jobs.ended(job.id) for job in asked]
+        assert [(job.state, job.result, job.attempts) for job in ended] == [("done", "Done.", 1)] * 2
+        for job in asked:
+            assert len(await front.store.runs("default", job.session)) == 1
+        assert sum(len(model.requests) for model in models) == 2

@@ -82,6 +82,7 @@ def _progress() -> Told:
 def _log(settings: Settings) -> None:
     """JSON lines for programs; for people only what they should look at, in plain words."""
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    logging.getLogger("procrastinate").setLevel(max(level, logging.WARNING))
     if settings.log_format == "json":
         set_up(level=level)
         return
