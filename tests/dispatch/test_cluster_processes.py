@@ -154,6 +154,10 @@ async def test_a_question_of_a_worker_is_answered_at_a_gateway_and_a_turn_is_sto
         final = await client.until("chat.final")
         assert final["cancelled"] and time.monotonic() - begun < 1.0
         assert effects(tmp_path) == {"?pay 1": 1}
+        await person.get("sessions.list")
+        await client.get("sessions.update", sessionKey="s", label="Bills")
+        while (await person.until("session.updated"))["session"]["label"] != "Bills":
+            pass
 
 
 def _text(frames: list[dict[str, Any]]) -> list[str]:

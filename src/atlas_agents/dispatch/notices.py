@@ -6,16 +6,31 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from atlas_agents.core.jobs import AddJob, ClaimJob, JobRow, RetryJob, SetJob
-from atlas_agents.core.store import OPEN, AcceptRun, AddEvents, AnswerApproval, ClaimRun, RunRow, SetRun, StopRun, Write
+from atlas_agents.core.store import (
+    OPEN,
+    AcceptRun,
+    AddAudit,
+    AddEvents,
+    AnswerApproval,
+    ClaimRun,
+    DropSession,
+    PutApproval,
+    PutSession,
+    RunRow,
+    SetRun,
+    StopRun,
+    Write,
+)
 
-Kind: TypeAlias = Literal["begun", "ended", "events", "stop", "answer", "job"]
+Kind: TypeAlias = Literal["begun", "ended", "events", "stop", "asked", "answer", "job", "audit", "session"]
 _LONGEST = 7900
 """Bytes; Postgres takes less than 8000."""
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
-    """`id` is a run's, a question's or a job's. Of events, `seq` is the number of the last one that is written. A
-    session whose name is too long is left out; whoever wants to know it asks the store."""
+    """`id` is a run's, a question's or a job's; of a line of the audit log and of a session it is empty. Of events, `seq`
+    is the number of the last one that is written. A session whose name is too long is left out; whoever wants to know
+    it asks the store."""
 
     kind: Kind
     tenant: str
@@ -59,12 +74,26 @@ def _notices(tenant: str, write: Write, result: Any) -> Iterable[Notice]:
                 yield Notice("begun", tenant, result)
         case StopRun(run_id=id) if result is not None:
             yield Notice("stop" if result.status in OPEN else "ended", tenant, id, result.session)
-        case AnswerApproval(id=id):
-            yield Notice("answer", tenant, id)
+        case AnswerApproval(id=id) if result is not None:
+            yield Notice("answer", tenant, id, result.session)
+        case PutApproval(approval=asked):
+            yield Notice("asked", tenant, asked.id, asked.session)
         case AddEvents(run_id=id, events=events) if events:
             yield Notice("events", tenant, id, seq=events[-1][0])
         case AddJob() | ClaimJob() | SetJob() | RetryJob() if isinstance(result, JobRow):
             yield Notice("job", tenant, result.id)
+        case _:
+            yield from _records(tenant, write)
+
+
+def _records(tenant: str, write: Write) -> Iterable[Notice]:
+    match write:
+        case AddAudit():
+            yield Notice("audit", tenant, "")
+        case DropSession(key=key):
+            yield Notice("session", tenant, "", key)
+        case PutSession(key=key) if write != PutSession(key):
+            yield Notice("session", tenant, "", key)
         case _:
             pass
 

@@ -15,7 +15,7 @@ from atlas_agents.dispatch.bus import LINE
 logger = logging.getLogger(__name__)
 _EVERY = 5.0
 _TAKEN = "another Atlas works alone on this database: end it, or start all of them with --role"
-_SHARED = "a cluster works on this database: start this one with --role gateway, worker or all, or end the others"
+_SHARED = "a cluster works on this database: use one of its gateways, or start this one with --role"
 
 
 @asynccontextmanager
