@@ -4,23 +4,23 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos import chaos
+from cluster_members import members
 
 from checks import until
 from gateway.gateway_client import Client
-from gateway.processes import WITHIN, Process, inside
+from gateway.processes import inside
 from stores.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-HERE = Path(__file__).parent
 TAKEOVER = 25.0
 """Seconds; 15 are the goal, on two cores that others use as well."""
 
@@ -29,32 +29,6 @@ TAKEOVER = 25.0
 def server() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
         yield server
-
-
-@asynccontextmanager
-async def member(role: str, server: PostgresServer, home: Path) -> AsyncGenerator[Process, None]:
-    """A process of the cluster; killed at the end if it is still there."""
-    paths = os.pathsep.join([str(HERE), *sys.path])
-    command = [sys.executable, str(HERE / "cluster_process.py"), role, server.url, str(home)]
-    with (home / "log").open("a") as log:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=log, env={**os.environ, "PYTHONPATH": paths}
-        )
-    assert process.stdout is not None
-    try:
-        line = await asyncio.wait_for(process.stdout.readline(), WITHIN)
-        assert line, (home / "log").read_text()
-        yield Process(process, int(line), home)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-async def members(up: AsyncExitStack, server: PostgresServer, home: Path, *roles: str) -> list[Process]:
-    first = await up.enter_async_context(member(roles[0], server, home))  # it makes the schema
-    others = [up.enter_async_context(member(role, server, home)) for role in roles[1:]]
-    return [first, *[await other for other in others]]
 
 
 def effects(home: Path) -> Counter[str]:
@@ -204,3 +178,8 @@ async def test_turns_go_on_over_restarts_of_postgres(server: PostgresServer, tmp
         assert effects(tmp_path) == {f"turn{n} {step}": 1 for n in range(6) for step in (1, 2, 3)}
         results = [frame["data"]["status"] for id in ids for frame in heard[id] if frame["event"] == "tool.result"]
         assert results == ["ok"] * 18
+
+
+async def test_nothing_is_lost_or_repeated_while_processes_are_killed_at_random() -> None:
+    report = await chaos(24, seed=2, kills=4, pause=1.5)
+    assert (report.lost, report.repeated, report.orphaned, report.failed) == (0, 0, 0, []), report

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,12 @@ class Bus:
         self._on_renewed = on_renewed
         self.ready = asyncio.Event()
         """It listens, or did once."""
+        self._since: float | None = None
+
+    @property
+    def steady(self) -> float:
+        """Seconds for which the line has held without a break."""
+        return time.monotonic() - self._since if self._since is not None else 0.0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -45,10 +52,13 @@ class Bus:
                 async with await psycopg.AsyncConnection.connect(self._url, **LINE) as line:
                     await line.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
                     self.ready.set()
+                    self._since = time.monotonic()
                     self._on_renewed()
                     await self._hear(line)
             except (psycopg.Error, OSError, TimeoutError) as trouble:
                 logger.warning("news of other processes cannot be heard at the moment: %s", _line(trouble))
+            finally:
+                self._since = None
             await asyncio.sleep(_PAUSE)
 
     async def _hear(self, line: psycopg.AsyncConnection[Any]) -> None:

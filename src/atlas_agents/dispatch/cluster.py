@@ -142,10 +142,10 @@ class Cluster:
         await self._house.jobs_begin()
 
     async def _lead_on(self, line: psycopg.AsyncConnection[Any]) -> None:
-        """Look for lost workers only when those that are well have had time to say so: after an outage of the database
-        all of them look lost."""
+        """Look for lost workers, if those that are well have had time to say so: after an outage of the database all of
+        them look lost, and who saw it waits."""
         self._beats += 1
-        if self._beats > STALLED and self._beats % _SWEEP == 0:
+        if self._beats % _SWEEP == 0 and self._bus.steady > STALLED:
             with suppress(ConnectorException):
                 await self._sweep(line)
 
