@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import psycopg
 
-from atlas_agents.core.errors import NotStored, StoreError
+from atlas_agents.core.errors import NotStored, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
 from atlas_agents.dispatch.bus import Bus
 from atlas_agents.dispatch.lead import Lead
@@ -27,6 +27,7 @@ Taken: TypeAlias = Callable[[Turn, RunRow], Awaitable[None]]
 Follow: TypeAlias = Callable[[RunRow, Hear], Awaitable[None]]
 """Tells what a run says that is run elsewhere, until it has said its last word."""
 _SWEEP = 2
+_JOINING = 15.0
 _TELL = "SELECT pg_notify(%s, told) FROM unnest(%s::text[]) AS told"
 _URGENCY = "SELECT urgency FROM runs WHERE tenant = %s AND id = %s"
 
@@ -95,11 +96,10 @@ class Cluster:
     @asynccontextmanager
     async def joined(self) -> AsyncGenerator["Cluster", None]:
         """A member as long as the block lasts."""
-        await self._queue.open()
+        await _within(self._queue.open())
         hearing = asyncio.create_task(self._bus.run())
         try:
-            async with asyncio.timeout(10):
-                await self._bus.ready.wait()
+            await _within(self._bus.ready.wait())
             yield self
         finally:
             await _end(hearing, *self._beside)
@@ -207,6 +207,14 @@ class Cluster:
         task = asyncio.create_task(done())
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
+
+
+async def _within(work: Awaitable[object]) -> None:
+    try:
+        async with asyncio.timeout(_JOINING):
+            await work
+    except TimeoutError:
+        raise StoreLost(f"Postgres has not answered for {_JOINING:g} seconds") from None
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict, NotStored
+from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict
 from atlas_agents.core.events import Event, EventName
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.jobs import NOBODY, Chain
@@ -19,12 +19,13 @@ from atlas_agents.core.messages import Message, ToolResult, user
 from atlas_agents.core.office import Colleague, Delegation
 from atlas_agents.core.questions import Answer, Decision, Question
 from atlas_agents.core.secret import Secret
-from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, StopRun, Store, UsageRow
+from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, Store, UsageRow
 from atlas_agents.core.tenancy import Tenancy
 from atlas_agents.dispatch.inline import Inline
 from atlas_agents.dispatch.port import Dispatcher
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.direct import call_of, direct, request_of, result_of, session_of
+from atlas_agents.engine.here import Here
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
 from atlas_agents.engine.interceptors import Interceptor
@@ -101,13 +102,13 @@ class Atlas:
         self._house.find_agent = self._roster.get
         self._dispatcher = dispatcher or Inline()
         self._house.shared = self._dispatcher.apart
-        self._dispatcher.serve(self)
         self._strategy: Strategy | None = None
         self._shelf = Shelf(most=_WARM if store is not None else None)
         self._live: dict[str, AtlasStream] = {}
         self._far: dict[str, AtlasStream] = {}
         """Of turns that were taken in here and are left to whoever is free."""
         self._running: set[asyncio.Task[None]] = set()
+        self._dispatcher.serve(Here(self._house, self._live, self._take_on, lambda: self._jobs))
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self.sessions = Sessions(store, tenant, self._shelf.drop)
         office, limiter = self._house.governance.office, self._house.governance.limiter
@@ -361,10 +362,6 @@ class Atlas:
             await self._dispatcher.wake(approval_id)
         return question
 
-    async def answered(self, approval_id: str) -> None:
-        """A question has its answer in the store: whoever waits for it here is told."""
-        await self._house.answered(approval_id)
-
     async def pending(self) -> list[Question]:
         """The questions that wait for an answer, the oldest first."""
         return await self._house.pending()
@@ -409,50 +406,7 @@ class Atlas:
         ids = await self._dispatcher.recover()
         return [stream for id in ids if (stream := self._live.get(id))]
 
-    async def open_runs(self) -> list[RunRow]:
-        """All turns that were taken in and have not ended, whoever is at them."""
-        return await self._house.store.open_runs() if self._house.store is not None else []
-
-    async def run_row(self, run_id: str) -> RunRow | None:
-        """A turn as it stands in the store."""
-        return await self._house.store.run(self._house.tenant, run_id) if self._house.store is not None else None
-
-    async def want_stop(self, run_id: str) -> bool:
-        """Write down that a turn is to be stopped; False if it has ended, or there is none."""
-        if self._house.store is None:
-            return False
-        try:
-            await self._house.store.commit(self._house.tenant, [StopRun(run_id)])
-        except (Conflict, NotStored):
-            return False
-        return True
-
-    async def job_changed(self, job_id: str) -> None:
-        """Another process has added, begun or ended a job."""
-        await self.jobs.changed(job_id)
-
-    async def jobs_begin(self) -> None:
-        self.jobs.start()
-
-    async def jobs_end(self) -> None:
-        await self.jobs.close()
-
-    async def look_again(self) -> None:
-        """News of other processes may have been missed: look at the turns and the questions here."""
-        for run_id, stream in list(self._live.items()):
-            row = await self.run_row(run_id)
-            if row is not None and row.stop:
-                stream.cancel()
-        for question in self._house.governance.approvals.pending:
-            await self.answered(question.id)
-        if self._jobs is not None:
-            self._jobs.wake()
-
-    def turn(self, run_id: str) -> AtlasStream | None:
-        """The stream of a turn that is run in this process."""
-        return self._live.get(run_id)
-
-    async def take_on(self, row: RunRow) -> AtlasStream | None:
+    async def _take_on(self, row: RunRow) -> AtlasStream | None:
         """Go on with a turn that was taken in, here or elsewhere, before. None if it is under way here already, or its
         agent is gone: then it has failed."""
         store = cast(Store, self._house.store)
@@ -478,7 +432,7 @@ class Atlas:
         """The first time that this process has to do with a session: what was left open there goes first."""
         store, tenant = cast(Store, self._house.store), self._house.tenant
         for row in await store.runs(tenant, session, open_only=True):
-            await self.take_on(row)
+            await self._take_on(row)
         await asyncio.sleep(0)  # they take their places in the line
 
     def on(self, name: EventName, listener: Callable[[Any], Any]) -> Callable[[], None]:

@@ -32,7 +32,7 @@ class Scribe:
         said once nobody else can use any."""
         stream = cast(AtlasStream, turn)
         await stream.begun()
-        row = await self._atlas.run_row(row.id) or row
+        row = await self._store.run(self._atlas.tenant, row.id) or row
         if row.status in OPEN or stream.epoch is not None:
             await follow_on(self.runs, self._atlas, stream, row)
 
