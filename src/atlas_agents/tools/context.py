@@ -1,10 +1,11 @@
 """What a tool may know about the call it serves: annotate a parameter with `ToolContext` to be given one."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import BadTool, ToolFailed
+from atlas_agents.core.forms import Filled, Form
 from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.office import Office
@@ -21,13 +22,29 @@ def _unheard(key: str, value: Any) -> None:
     raise BadTool(f"a note ({key!r}) can only be made by an async tool, or one that is in_process")
 
 
+async def _unasked(form: Form) -> Filled:
+    """Nobody can be asked from a worker."""
+    raise BadTool("a person can only be asked by an async tool")
+
+
 class ToolContext:
     """Whose call it is. `idempotency_key` is the same whenever this very call is tried again; `user` is for whom the
     turn is taken, and `chain` who handed it on; `approved` says whether a person was asked about it, and said yes;
     `office` is None where nothing is kept."""
 
     __slots__ = (
-        *("_note", "_report", "_writes", "agent", "approved", "call_id", "chain", "conversation", "idempotency_key"),
+        *(
+            "_ask",
+            "_note",
+            "_report",
+            "_writes",
+            "agent",
+            "approved",
+            "call_id",
+            "chain",
+            "conversation",
+            "idempotency_key",
+        ),
         *("metadata", "office", "run_id", "tenant_id", "user"),
     )
 
@@ -44,6 +61,7 @@ class ToolContext:
         user: str = "",
         approved: bool = False,
         note: Callable[[str, Any], object] = _unheard,
+        ask: Callable[[Form], Awaitable[Filled]] = _unasked,
         chain: Chain = NOBODY,
         office: Office | None = None,
         writes: list[Write] | None = None,
@@ -61,6 +79,7 @@ class ToolContext:
         self.office = office
         self._report = report
         self._note = note
+        self._ask = ask
         self._writes = writes
 
     def progress(self, message: str) -> None:
@@ -70,6 +89,11 @@ class ToolContext:
     def note(self, key: str, value: Any) -> None:
         """Add to the call's row in the audit log, under `notes`: what it ran in, what it asked. It is redacted."""
         self._note(str(key), value)
+
+    async def ask(self, form: Form) -> Filled:
+        """Ask whoever the turn is taken for; the tool's time stands still meanwhile. Where nobody can be asked, or
+        nobody answers in time, it is a cancel."""
+        return await self._ask(form)
 
     def also(self, write: Write) -> None:
         """Have this written together with the outcome of the call, if it is a good one: both or none."""
