@@ -29,10 +29,6 @@ class Order(BaseModel):
     gift: bool = False
 
 
-class Nested(BaseModel):
-    text: str
-
-
 async def which(ctx: Context[Any]) -> Elicit[Order]:
     return Elicit("Which \u202eone <b>shall</b> it be?", Order)
 
@@ -76,7 +72,7 @@ async def end(ctx: Context[Any]) -> str:
 @shop.tool()
 async def nested(ctx: Context[Any]) -> str:
     """Ask for what cannot be asked for."""
-    schema = {"type": "object", "properties": {"inner": {"type": "object", "properties": {}}}}
+    schema: dict[str, Any] = {"type": "object", "properties": {"inner": {"type": "object", "properties": {}}}}
     try:
         await ctx.session.send_request(
             types.ElicitRequest(params=types.ElicitRequestFormParams(message="Deep?", requested_schema=schema)),
@@ -95,9 +91,7 @@ async def old() -> None:
     """As servers were before 2026: a handshake, and requests of its own afterwards."""
     server = shop._lowlevel_server  # type: ignore
     async with stdio_server() as (heard, said), server.lifespan(server) as state:
-        await serve_loop(
-            server, heard, said, lifespan_state=state, init_options=server.create_initialization_options()
-        )
+        await serve_loop(server, heard, said, lifespan_state=state, init_options=server.create_initialization_options())
 
 
 if __name__ == "__main__":

@@ -56,9 +56,11 @@ async def gateway(
     home = workspace / "home"
     home.mkdir()
     (home / "tokens.json").write_text(json.dumps(tokens))
-    async with house(workspace, entry, model, approve=Approvals(wait=True, deadline=deadline)) as atlas:
-        async with Gateway(atlas, GatewaySettings(home=home, port=0)).running() as running:
-            yield running
+    async with (
+        house(workspace, entry, model, approve=Approvals(wait=True, deadline=deadline)) as atlas,
+        Gateway(atlas, GatewaySettings(home=home, port=0)).running() as running,
+    ):
+        yield running
 
 
 def person(of: Gateway, token: str = ANA) -> GatewayClient:

@@ -14,6 +14,7 @@ from node_servers import NODE, script
 
 from atlas_agents import Tool, ToolContext, ToolFailed, tool
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.forms import Filled, Form
 from atlas_agents.gateway.mcp.offers import Readable
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
@@ -133,6 +134,18 @@ async def in_a_browser(address: str) -> None:
         await page.read()
 
 
+class Willing:
+    """Says yes to whatever is suggested."""
+
+    run_id = tenant_id = "r"
+
+    def progress(self, message: str) -> None:
+        """Nobody listens."""
+
+    async def ask(self, form: Form) -> Filled:
+        return Filled("accept", form.suggested)
+
+
 class Clients:
     """The suite starts a command for each scenario; the command only asks here, where everything is loaded."""
 
@@ -155,7 +168,7 @@ class Clients:
             try:
                 for each in await connection.tools():
                     given = {name: 2 for name in each.parameters.get("properties", {})}
-                    await connection.call(each, given, print)
+                    await connection.call(each, given, Willing())
             finally:
                 await connection.close()
 

@@ -12,7 +12,7 @@ from atlas_agents.cli.border import one_of, quiet, run
 from atlas_agents.cli.form import about, value_of
 from atlas_agents.cli.reach import within_reach
 from atlas_agents.cli.words import one_line
-from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.errors import BadArguments, ConfigError
 from atlas_agents.core.exact import exact
 from atlas_agents.gateway.protocol.shapes import ApprovalShape
 
@@ -61,7 +61,10 @@ def _values(found: dict[str, Any], given: Sequence[str]) -> dict[str, Any] | Non
         name, sign, text = each.partition("=")
         if not sign or name not in fields:
             raise ConfigError(f"--set {each!r}: write name=value; it asks for {', '.join(fields) or 'nothing'}")
-        value = value_of(fields[name], text)
+        try:
+            value = value_of(fields[name], text)
+        except BadArguments as error:
+            raise ConfigError(f"--set {each!r}: {error}") from error
         values = {key: old for key, old in values.items() if key != name} | ({} if value is None else {name: value})
     return values
 

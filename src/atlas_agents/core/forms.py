@@ -28,8 +28,8 @@ class Field(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
     format: str = ""
     pattern: str = ""
-    least: float | None = None
-    most: float | None = None
+    least: int | float | None = None
+    most: int | float | None = None
 
     @property
     def schema(self) -> dict[str, Any]:

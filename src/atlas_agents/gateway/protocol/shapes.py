@@ -125,8 +125,8 @@ class FieldShape(Wire, frozen=True):
     choices: tuple[ChoiceShape, ...] = ()
     format: str = ""
     pattern: str = ""
-    least: float | None = None
-    most: float | None = None
+    least: int | float | None = None
+    most: int | float | None = None
 
 
 class FormShape(Wire, frozen=True):
