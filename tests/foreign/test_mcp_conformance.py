@@ -15,7 +15,7 @@ from node_servers import NODE, script
 from atlas_agents import Tool, ToolContext, ToolFailed, tool
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.forms import Filled, Form
-from atlas_agents.gateway.mcp.offers import Readable
+from atlas_agents.gateway.mcp.offers import Readable, Reader
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.mcp.connection import Connection
@@ -82,13 +82,13 @@ async def stepping(context: ToolContext) -> str:
 
 
 class Shelf:
-    async def list(self, user: str) -> Sequence[Readable]:
-        return [Readable("test://static-text", "static", "A text.")]
+    async def list(self, reader: Reader, cursor: str = "") -> tuple[Sequence[Readable], str]:
+        return [Readable("test://static-text", "static", "A text.")], ""
 
-    async def read(self, uri: str, user: str) -> str:
+    async def read(self, uri: str, reader: Reader) -> tuple[str, str]:
         if uri != "test://static-text":
             raise ConfigError("there is no such text")
-        return "This is the content of the static text resource."
+        return "This is the content of the static text resource.", "text/plain"
 
 
 def conforming(home: Path) -> Gateway:
