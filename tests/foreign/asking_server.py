@@ -67,6 +67,7 @@ async def end(ctx: Context[Any]) -> str:
         group.start_soon(ctx.elicit, "Hello?", Order)
         await anyio.sleep(0.5)
         os._exit(3)
+    return ""
 
 
 @shop.tool()

@@ -12,7 +12,7 @@ import pytest
 from mcp_house import written
 from node_servers import NODE, script
 
-from atlas_agents import Tool, ToolContext, ToolFailed, tool
+from atlas_agents import Tool, ToolContext, ToolFailed, Usage, tool
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.forms import Filled, Form
 from atlas_agents.gateway.mcp.offers import Readable, Reader
@@ -144,6 +144,12 @@ class Willing:
 
     async def ask(self, form: Form) -> Filled:
         return Filled("accept", form.suggested)
+
+    async def check_budget(self) -> None:
+        """There is no end of it."""
+
+    async def spend(self, model: str, usage: Usage) -> None:
+        """Nobody counts."""
 
 
 class Clients:

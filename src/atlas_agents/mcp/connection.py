@@ -56,7 +56,9 @@ class Connection:
         tokens = server.entry.sampling_tokens
         self._underway = Underway()
         self._elicitation = Elicitation(server.name, self._underway)
-        self._sampling = Sampling(server.name, speak, tokens, clock) if speak is not None and tokens else None
+        self._sampling = (
+            Sampling(server.name, speak, tokens, self._underway, clock) if speak is not None and tokens else None
+        )
         self._session: Session | None = None
         self._tools: dict[str, Found] = {}
         self._listed = 0.0

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
+from atlas_agents.core.events import Usage
 from atlas_agents.core.forms import Filled, Form
 
 
@@ -17,6 +18,10 @@ class Caller(Protocol):
     def progress(self, message: str) -> None: ...
 
     async def ask(self, form: Form) -> Filled: ...
+
+    async def check_budget(self) -> None: ...
+
+    async def spend(self, model: str, usage: Usage) -> None: ...
 
 
 _own: ContextVar[Caller | None] = ContextVar("atlas_mcp_call", default=None)

@@ -5,6 +5,7 @@ from typing import Any
 
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import BadTool, ToolFailed
+from atlas_agents.core.events import Usage
 from atlas_agents.core.forms import Filled, Form
 from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.metadata import Metadata
@@ -22,6 +23,11 @@ def _unheard(key: str, value: Any) -> None:
     raise BadTool(f"a note ({key!r}) can only be made by an async tool, or one that is in_process")
 
 
+async def _uncounted(model: str, usage: Usage) -> None:
+    """Sums are kept by the process that runs the turn."""
+    raise BadTool("tokens can only be counted by an async tool")
+
+
 async def _unasked(form: Form) -> Filled:
     """Nobody can be asked from a worker."""
     raise BadTool("a person can only be asked by an async tool")
@@ -33,19 +39,8 @@ class ToolContext:
     `office` is None where nothing is kept."""
 
     __slots__ = (
-        *(
-            "_ask",
-            "_note",
-            "_report",
-            "_writes",
-            "agent",
-            "approved",
-            "call_id",
-            "chain",
-            "conversation",
-            "idempotency_key",
-        ),
-        *("metadata", "office", "run_id", "tenant_id", "user"),
+        *("_ask", "_note", "_report", "_spend", "_writes", "agent", "approved", "call_id", "chain", "conversation"),
+        *("idempotency_key", "metadata", "office", "run_id", "tenant_id", "user"),
     )
 
     def __init__(
@@ -62,6 +57,7 @@ class ToolContext:
         approved: bool = False,
         note: Callable[[str, Any], object] = _unheard,
         ask: Callable[[Form], Awaitable[Filled]] = _unasked,
+        spend: Callable[[str, Usage], Awaitable[None]] = _uncounted,
         chain: Chain = NOBODY,
         office: Office | None = None,
         writes: list[Write] | None = None,
@@ -80,6 +76,7 @@ class ToolContext:
         self._report = report
         self._note = note
         self._ask = ask
+        self._spend = spend
         self._writes = writes
 
     def progress(self, message: str) -> None:
@@ -94,6 +91,15 @@ class ToolContext:
         """Ask whoever the turn is taken for; the tool's time stands still meanwhile. Where nobody can be asked, or
         nobody answers in time, it is a cancel."""
         return await self._ask(form)
+
+    async def check_budget(self) -> None:
+        """Before a model is asked: PlanSpent if the tenant's tokens are used up."""
+        if self.office is not None:
+            await self.office.tenancy.check_tokens()
+
+    async def spend(self, model: str, usage: Usage) -> None:
+        """Count what a model took that this call had speak: to the turn, the session and the tenant."""
+        await self._spend(model, usage)
 
     def also(self, write: Write) -> None:
         """Have this written together with the outcome of the call, if it is a good one: both or none."""

@@ -22,6 +22,7 @@ from atlas_agents.tools.patience import Left
 from atlas_agents.tools.reconcile import as_result, find_out
 from atlas_agents.tools.redact import secrets_in
 from atlas_agents.tools.results import MAX_WORDS, fault_words
+from atlas_agents.tools.spending import Spending
 
 logger = logging.getLogger(__name__)
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
@@ -37,7 +38,7 @@ class Settling:
 
     __slots__ = (
         *("_attempt", "_began", "_desk", "_failure", "_fault", "_halted", "_over", "_refused", "_ticket", "_untouched"),
-        *("_asking", "_notes", "_took", "_waiter", "_writes", "_written", "result"),
+        *("_asking", "_notes", "_spending", "_took", "_waiter", "_writes", "_written", "result"),
     )
 
     def __init__(self, ticket: Cleared | Denied, desk: Desk) -> None:
@@ -46,6 +47,7 @@ class Settling:
         self._began = desk.house.clock.monotonic()
         self._attempt: Attempt | None = None
         self._asking = Asking(ticket.call, desk)
+        self._spending = Spending(desk)
         self._fault: Exception | None = ticket.fault if isinstance(ticket, Denied) else self._repeated(ticket)
         self._refused = self._halted = self._untouched = self._over = False
         self._waiter: asyncio.Future[None] | None = None
@@ -260,6 +262,8 @@ class Settling:
             meta["notes"] = {key: house.redactor.head(value, MAX_NOTE, named) for key, value in self._notes.items()}
         if self._asking.asked:
             meta["asked"] = house.redactor.value(self._asking.asked)
+        if self._spending.spent:
+            meta["models"] = self._spending.spent
         if isinstance(self._fault, Declined):
             meta["declined"] = house.redactor.text(fault_words(self._fault))
         if isinstance(ticket, Cleared) and ticket.bound:
@@ -291,6 +295,7 @@ class Settling:
             approved=bool(ticket.bound),
             note=self._note,
             ask=self._asking.ask,
+            spend=self._spending.add,
             user=desk.actor.user,
             chain=desk.chain,
             office=desk.house.office,
