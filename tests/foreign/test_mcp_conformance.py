@@ -1,6 +1,7 @@
 """The MCP conformance suite against our server, and against our client: which of its scenarios pass stands here."""
 
 import asyncio
+import base64
 import json
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import pytest
 from mcp_house import written
 from node_servers import NODE, script
 
-from atlas_agents import Tool, ToolContext, ToolFailed, Usage, tool
+from atlas_agents import Image, Tool, ToolContext, ToolFailed, Usage, tool
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.forms import Filled, Form
 from atlas_agents.gateway.mcp.offers import Readable, Reader
@@ -31,22 +32,24 @@ SERVER = {
     "ping",
     "tools-list",
     "tools-call-simple-text",
+    "tools-call-image",
     "tools-call-error",
     "tools-call-with-progress",
     "json-schema-2020-12",
     "server-sse-multiple-streams",
     "resources-list",
     "resources-read-text",
+    "resources-templates-read",
     "prompts-list",
     "prompts-get-simple",
     "prompts-get-with-args",
     "dns-rebinding-protection",
 }
-"""The others are about what this server does not offer: pictures and sounds as results, logging, completion, questions
-and sampling in the middle of a call, binary resources, templates and subscriptions, streams that are taken up again."""
+"""The others are about what this server does not offer; docs/design/mcp.md has the reasons."""
 CLIENT = [
     "initialize",
     "tools_call",
+    "elicitation-sep1034-client-defaults",
     "auth/metadata-default",
     "auth/scope-from-www-authenticate",
     "auth/resource-mismatch",
@@ -64,6 +67,12 @@ SCHEMA: dict[str, Any] = {
 async def simple_text() -> str:
     """Say something."""
     return "This is a simple text response for testing."
+
+
+@tool(name="test_image_content", effect="pure")
+async def picture() -> Image:
+    """Show a picture."""
+    return Image("image/png", base64.b64encode(b"\x89PNG\r\n\x1a\n").decode())
 
 
 @tool(name="test_error_handling", effect="pure")
@@ -86,6 +95,8 @@ class Shelf:
         return [Readable("test://static-text", "static", "A text.")], ""
 
     async def read(self, uri: str, reader: Reader) -> tuple[str, str]:
+        if uri == "test://template/123/data":
+            return '{"id": "123", "templateTest": true, "data": "Data for ID: 123"}', "application/json"
         if uri != "test://static-text":
             raise ConfigError("there is no such text")
         return "This is the content of the static text resource.", "text/plain"
@@ -98,7 +109,7 @@ def conforming(home: Path) -> Gateway:
         return "nothing"
 
     shaped = Tool("json_schema_2020_12_tool", nothing, description="Takes this.", parameters=SCHEMA, effect="pure")
-    atlas = house(Scripted(), [simple_text, failing, stepping, shaped], store=MemoryStore())
+    atlas = house(Scripted(), [simple_text, picture, failing, stepping, shaped], store=MemoryStore())
     gateway = Gateway(atlas, GatewaySettings(home=home, port=0))
     gateway.mcp.offers.library = Shelf()
     gateway.mcp.offers.prompts = lambda: (

@@ -76,8 +76,11 @@ class Served:
             done = await work.call(agent, params.name, params.arguments or {})
         except AtlasError as error:
             done = works.Outcome(self._hub.atlas.hide(str(error)), failed=True)
+        pictures = [types.ImageContent(data=each.data, mime_type=each.media_type) for each in done.pictures]
         return types.CallToolResult(
-            content=[types.TextContent(text=done.text)], structured_content=done.structure, is_error=done.failed
+            content=[types.TextContent(text=done.text), *pictures],
+            structured_content=done.structure,
+            is_error=done.failed,
         )
 
     async def _list_prompts(self, ctx: Context, params: Any) -> types.ListPromptsResult:
