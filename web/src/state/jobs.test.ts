@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { JobShape } from "../wire";
-import { askerOf, choiceOf, deadlineOf, JOB_STATES, merged, triesOf, type JobState } from "./jobs";
+import { askerOf, choiceOf, deadlineOf, JOB_STATES, merged, triesOf, troubleOf, type JobState } from "./jobs";
 import { cronWords, EXAMPLES, faultOf, faultsOf } from "./schedules";
 import { fromNow } from "./words";
 
@@ -36,6 +36,9 @@ it("tries and deadlines are told as they matter", () => {
   expect(triesOf(job("a", 1, { attempts: 1, state: "running" }), 1)).toBe("1 try");
   expect(triesOf(job("a", 1, { attempts: 2, dueAt: 31_000 }), 1000)).toBe("try 3 in 30 s");
   expect(triesOf(job("a", 1, { attempts: 5, state: "dead" }), 1)).toBe("5 tries");
+  expect(troubleOf(job("a", 1, { state: "cancelled", error: "by ann" }))).toBe("stopped by ann");
+  expect(troubleOf(job("a", 1, { state: "failed", error: "no key" }))).toBe("no key");
+  expect(troubleOf(job("a", 1, { state: "running", error: "no key" }))).toBe("");
   expect(deadlineOf(job("a", 1), 1)).toBe("");
   expect(deadlineOf(job("a", 1, { deadline: 60_000 * 90 }), 0)).toBe("in 1 h");
   expect(deadlineOf(job("a", 1, { deadline: 60_000 * 90, state: "done" }), 0)).not.toContain("in");

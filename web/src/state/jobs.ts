@@ -8,7 +8,7 @@ export type JobState = JobShape["state"];
 export const JOB_STATES: Record<JobState, { words: string; colour: string; about: string }> = {
   queued: { words: "waits", colour: "default", about: "It waits for a free place, or for its next try." },
   running: { words: "under way", colour: "processing", about: "Its turn is under way, or it waits for jobs that it gave out itself." },
-  done: { words: "done", colour: "success", about: "Whoever asked has the answer." },
+  done: { words: "done", colour: "success", about: "Its answer is the last word in its session, and whoever asked has it." },
   failed: { words: "failed", colour: "error", about: "Another try by itself would change nothing." },
   dead: { words: "given up", colour: "error", about: "Tried as often as it may be, in vain." },
   expired: { words: "expired", colour: "warning", about: "Its deadline passed before it was done." },
@@ -39,6 +39,12 @@ export function triesOf({ attempts = 0, state, dueAt }: JobShape, now: number): 
 export function deadlineOf(job: JobShape, now: number): string {
   if (!job.deadline) return "";
   return isOpen(job) && job.deadline > now ? fromNow(job.deadline, now) : whenOf(job.deadline, now);
+}
+
+/** Why it is not done, or was not the last time. Of one that is under way nothing can be said yet. */
+export function troubleOf({ state, error }: JobShape): string {
+  if (!error || state === "done" || state === "running") return "";
+  return /^(by .+|on request)$/.test(error) ? `stopped ${error}` : error;
 }
 
 /** What was listed, as it is now: with what is new before it, without what does not belong there any more.

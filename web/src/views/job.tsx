@@ -8,10 +8,11 @@ import { Exact } from "../chat/exact";
 import { Markdown } from "../markdown/markdown";
 import { Inside } from "../shell/link";
 import { go } from "../shell/route";
-import { askerOf, choiceOf, deadlineOf, isOpen, JOB_STATES, triesOf, type JobState } from "../state/jobs";
+import { askerOf, choiceOf, deadlineOf, isOpen, JOB_STATES, triesOf, troubleOf, type JobState } from "../state/jobs";
 import { useAsked, useAtlas, useHouse, useJobNews, useNow } from "../state/use";
 import { momentOf, spanOf } from "../state/words";
 import { Frame, Shown } from "./frame";
+import { RunTag } from "./runtag";
 
 export function OneJob({ id }: { id: string }) {
   useAsked("jobs.list", { limit: 1 }); // who asks for a list hears what changes
@@ -40,7 +41,8 @@ function Whole({ job }: { job: JobShape }) {
     ["Deadline", deadlineOf(job, now) || "none"],
     ["Took", isOpen(job) || !job.endedAt ? "…" : spanOf(job.endedAt - job.createdAt)],
     ["Asked by", <Asker job={job} />],
-    ["Done by", <Inside to={{ view: "chat", id: job.sessionKey }} title="Its session">{job.agentId}</Inside>],
+    ["Done by", job.agentId],
+    ["Session", job.attempts ? <Inside to={{ view: "chat", id: job.sessionKey }}>open</Inside> : "not begun"],
     ...(job.parent ? [["Part of", <Inside to={{ view: "jobs", id: job.parent }}>another job</Inside>] as [string, ReactNode]] : []),
   ];
   return (
@@ -68,9 +70,10 @@ function Asker({ job }: { job: JobShape }) {
 }
 
 function Failure({ job }: { job: JobShape }) {
-  if (!job.error || job.state === "done") return null;
-  if (isOpen(job)) return <Alert type="warning" showIcon title={`The last try: ${job.error}`} />;
-  return <Alert type={job.state === "failed" || job.state === "dead" ? "error" : "info"} showIcon title={job.error} />;
+  const trouble = troubleOf(job);
+  if (!trouble) return null;
+  if (isOpen(job)) return <Alert type="warning" showIcon title={`The last try: ${trouble}`} />;
+  return <Alert type={job.state === "failed" || job.state === "dead" ? "error" : "info"} showIcon title={trouble} />;
 }
 
 /** The turns of the job's session: one for every try, and for every answer that it waited for. */
@@ -86,7 +89,8 @@ function Turns({ job: { sessionKey, state, attempts } }: { job: JobShape }) {
         {runs.map((run) => (
           <li key={run.runId}>
             <Inside to={{ view: "runs", id: run.runId }}>{momentOf(run.createdAt)}</Inside>
-            <span className="quiet">{run.status}{run.endedAt ? `, ${spanOf(run.endedAt - run.createdAt)}` : ""}</span>
+            <RunTag status={run.status} />
+            {run.endedAt && <span className="quiet">{spanOf(run.endedAt - run.createdAt)}</span>}
           </li>
         ))}
       </ul>
@@ -118,7 +122,7 @@ export function JobAct({ job, size = "middle" }: { job: JobShape; size?: "small"
   const may = principal?.scopes.includes("write") ?? false;
   return (
     <Tooltip title={may ? (choice === "cancel" ? "Stops it, and what was asked for in it" : "Puts it back in the queue") : "Your token may only look."}>
-      <Button size={size} danger={choice === "cancel"} disabled={!may || link !== "online"} loading={busy} icon={choice === "cancel" ? <StopOutlined aria-hidden /> : <RedoOutlined aria-hidden />} onClick={act}>
+      <Button size={size} disabled={!may || busy || link !== "online"} icon={size === "small" ? undefined : choice === "cancel" ? <StopOutlined aria-hidden /> : <RedoOutlined aria-hidden />} onClick={act}>
         {choice === "cancel" ? "Cancel" : "Try again"}
       </Button>
     </Tooltip>

@@ -6,7 +6,7 @@ import { useEffect, useState } from "react";
 import type { JobShape } from "../wire";
 import { Inside } from "../shell/link";
 import { go } from "../shell/route";
-import { deadlineOf, isOpen, JOB_STATES, merged, triesOf, type JobState } from "../state/jobs";
+import { deadlineOf, isOpen, JOB_STATES, merged, triesOf, troubleOf, type JobState } from "../state/jobs";
 import { useAsked, useAtlas, useJobNews, useNow } from "../state/use";
 import { inOneLine, whenOf } from "../state/words";
 import { Frame, Nothing } from "./frame";
@@ -42,14 +42,14 @@ function AllJobs() {
       </div>
       {error && <Alert type="warning" showIcon title={error} />}
       {!busy && !error && rows.length === 0 ? <NoJob state={state} /> : (
-        <Table size="small" rowKey="jobId" className="jobs" loading={busy && rows.length === 0} dataSource={rows} pagination={false} scroll={{ x: 820 }} tableLayout="fixed" onRow={(job) => ({ onClick: () => go({ view: "jobs", id: job.jobId }), className: "pickable" })}
+        <Table size="small" rowKey="jobId" className="jobs" loading={busy && rows.length === 0} dataSource={rows} pagination={false} tableLayout="fixed" onRow={(job) => ({ onClick: () => go({ view: "jobs", id: job.jobId }), className: "pickable" })}
           columns={[
             { title: "Task", key: "task", render: (_, job) => <Task job={job} now={now} /> },
-            { title: "State", key: "state", width: 124, render: (_, job) => <><StateTag state={job.state} /><small>{triesOf(job, now)}</small></> },
-            { title: "Priority", dataIndex: "priority", width: 92, render: (priority: JobShape["priority"]) => <Priority priority={priority} /> },
-            { title: "Deadline", key: "deadline", width: 96, render: (_, job) => <span className={isOpen(job) && job.deadline && job.deadline - now < SOON ? "wait" : undefined}>{deadlineOf(job, now) || <span className="faint">–</span>}</span> },
-            { title: "What came of it", key: "result", width: 214, render: (_, job) => <Outcome job={job} /> },
-            { title: <span className="unseen">What you can do</span>, key: "act", width: 108, align: "right", render: (_, job) => <JobAct job={job} size="small" /> },
+            { title: "State", key: "state", width: 120, render: (_, job) => <><StateTag state={job.state} /><small>{triesOf(job, now)}</small></> },
+            { title: "Priority", dataIndex: "priority", width: 82, responsive: ["lg"], render: (priority: JobShape["priority"]) => <Priority priority={priority} /> },
+            { title: "Deadline", key: "deadline", width: 94, responsive: ["lg"], render: (_, job) => <span className={isOpen(job) && job.deadline && job.deadline - now < SOON ? "wait" : undefined}>{deadlineOf(job, now) || <span className="faint">–</span>}</span> },
+            { title: "What came of it", key: "result", width: 204, responsive: ["xl"], render: (_, job) => <Outcome job={job} /> },
+            { title: <span className="unseen">What you can do</span>, key: "act", width: 96, responsive: ["sm"], align: "right", render: (_, job) => <JobAct job={job} size="small" /> },
           ]} />
       )}
       {more && <Button block type="text" onClick={older}>Older</Button>}
@@ -67,7 +67,8 @@ function Task({ job, now }: { job: JobShape; now: number }) {
 }
 
 function Outcome({ job }: { job: JobShape }) {
-  if (job.error && job.state !== "done") return <span className={job.state === "failed" || job.state === "dead" ? "two-lines bad" : "two-lines quiet"}>{inOneLine(job.error)}</span>;
+  const trouble = troubleOf(job);
+  if (trouble) return <span className={job.state === "failed" || job.state === "dead" ? "two-lines bad" : "two-lines quiet"}>{inOneLine(trouble)}</span>;
   return job.result ? <span className="two-lines quiet">{inOneLine(job.result)}</span> : <span className="faint">–</span>;
 }
 

@@ -12,7 +12,7 @@ type Whole = Draft & More;
 const HERE = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
 const ZONES = [...new Set([HERE, "UTC", ...Intl.supportedValuesOf("timeZone")])].map((value) => ({ value, label: value }));
 const PRIORITIES = (["low", "normal", "high", "urgent"] as const).map((value) => ({ value, label: value }));
-const MISSED = [{ value: "once" as const, label: "is made up for once" }, { value: "skip" as const, label: "is skipped" }];
+const MISSED = [{ value: "once" as const, label: "done once, as soon as it is back" }, { value: "skip" as const, label: "left out" }];
 const EMPTY: Whole = { name: "", cron: "", zone: HERE, task: "", missed: "once", priority: "normal" };
 
 interface Props {
@@ -69,10 +69,10 @@ function Form({ onClose, onAdded }: Omit<Props, "open">) {
         <Labelled name="Agent">{(rest) => <Select {...rest} value={draft.agentId ?? standard} options={agents.map(({ id, name }) => ({ value: id, label: name || id }))} onChange={(agentId: string) => change({ agentId })} />}</Labelled>
         <Labelled name="Priority">{(rest) => <Select {...rest} value={draft.priority} options={PRIORITIES} onChange={(priority) => change({ priority })} />}</Labelled>
       </div>
-      <Labelled name="A time when the gateway was off">{(rest) => <Select {...rest} value={draft.missed} options={MISSED} onChange={(missed) => change({ missed })} />}</Labelled>
+      <Labelled name="If the gateway was off then">{(rest) => <Select {...rest} value={draft.missed} options={MISSED} onChange={(missed) => change({ missed })} />}</Labelled>
       {faults.form && <Alert type="error" showIcon role="alert" title={faults.form} />}
       <Space>
-        <Button type="primary" htmlType="submit" loading={busy}>Add</Button>
+        <Button type="primary" htmlType="submit" disabled={busy}>Add</Button>
         <Button onClick={onClose}>Cancel</Button>
       </Space>
     </form>

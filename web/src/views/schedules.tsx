@@ -55,20 +55,20 @@ function Card({ schedule, now, may, onChange }: { schedule: ScheduleShape; now: 
     modal.confirm({ title: `Remove ${name}?`, content: "Its task does not come round any more. The jobs it has made stay.", okText: "Remove", okButtonProps: { danger: true }, cancelText: "Keep", onOk: () => told(atlas.ask("schedules.remove", { name })) });
   const words = cronWords(cron);
   return (
-    <li className={paused ? "card resting" : "card"}>
+    <li className="card">
       <header>
         <h2>{name}</h2>
         {(priority === "high" || priority === "urgent") && <Tag color="warning">{priority}</Tag>}
         <Switch size="small" checked={!paused} disabled={off} aria-label={`${name} is on`} onChange={(on) => void told(atlas.ask("schedules.pause", { name, paused: !on }))} />
       </header>
-      <p>{words && <>{words} </>}<code className={words ? "faint" : undefined}>{cron}</code> <span className="faint">{zone}</span></p>
+      <p className="times"><strong>{words}</strong> <code>{cron}</code> {zone}</p>
       <p className="three-lines" title={task}>{inOneLine(task, 400)}</p>
       <p className="quiet next">
         {agentId} · {paused ? "rests" : nextAt ? <>next <time dateTime={new Date(nextAt).toISOString()} title={momentOf(nextAt)}>{fromNow(nextAt, now)}</time>, {momentOf(nextAt).replace(/:\d\d$/, "")}</> : "does not come again"}
       </p>
       <footer>
-        <Button size="small" icon={<CaretRightOutlined aria-hidden />} disabled={off} aria-label={`Run ${name} now`} onClick={() => void told(atlas.ask("schedules.run", { name }).then(({ job }) => go({ view: "jobs", id: job.jobId })))}>Run now</Button>
-        <Button size="small" type="text" danger icon={<DeleteOutlined aria-hidden />} disabled={off} aria-label={`Remove ${name}`} onClick={remove}>Remove…</Button>
+        <Button size="small" icon={<CaretRightOutlined aria-hidden />} disabled={off} aria-label={`Run now: ${name}`} onClick={() => void told(atlas.ask("schedules.run", { name }).then(({ job }) => go({ view: "jobs", id: job.jobId })))}>Run now</Button>
+        <Button size="small" type="text" danger icon={<DeleteOutlined aria-hidden />} disabled={off} aria-label={`Remove ${name}`} onClick={remove}>Remove</Button>
       </footer>
     </li>
   );
