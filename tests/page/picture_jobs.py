@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.core.jobs import PRIORITIES, AddJob, ClaimJob, JobRow, JobState, SetJob
+from atlas_agents.core.jobs import PRIORITIES, AddJob, ClaimJob, JobRow, JobState, Priority, SetJob
 from atlas_agents.core.json import encode
 from atlas_agents.core.records import PutRecord
 from atlas_agents.core.schedules import Schedule
@@ -25,27 +25,76 @@ class Past(msgspec.Struct, frozen=True):
     task: str
     state: JobState
     words: str = ""
-    priority: str = "normal"
+    priority: Priority = "normal"
     tries: int = 1
     deadline: int | None = None
     schedule: str = ""
 
 
 JOBS = (
-    Past(412, "Compare the orders of this week with those of last week", "done", "Orders rose by 6 %, most of it in the North. South is flat for the third week.", schedule="weekly-report"),  # noqa: E501
-    Past(291, "Fetch the price list of our partners and mark what has changed", "dead", "no answer from prices.example.org within 30 s", tries=5),  # noqa: E501
-    Past(204, "Turn the refund policy into a friendly letter", "done", "Dear customer, thank you for writing to us. You can return what you bought within 30 days."),  # noqa: E501
-    Past(166, "Answer the question of the press before noon", "expired", "its deadline has passed", "high", deadline=-96),
+    Past(
+        412,
+        "Compare the orders of this week with those of last week",
+        "done",
+        "Orders rose by 6 %, most of it in the North. South is flat for the third week.",
+        schedule="weekly-report",
+    ),
+    Past(
+        291,
+        "Fetch the price list of our partners and mark what has changed",
+        "dead",
+        "no answer from prices.example.org within 30 s",
+        tries=5,
+    ),
+    Past(
+        204,
+        "Turn the refund policy into a friendly letter",
+        "done",
+        "Dear customer, thank you for writing to us. You can return what you bought within 30 days.",
+    ),
+    Past(
+        166, "Answer the question of the press before noon", "expired", "its deadline has passed", "high", deadline=-96
+    ),
     Past(121, "Write a post about the new office", "cancelled", "by owner", "low"),
-    Past(74, "Translate the release notes into Portuguese", "failed", "the request was refused: the text is longer than the model can read"),  # noqa: E501
-    Past(38, "Read the three offers and put them side by side", "done", "The second offer is the cheapest over two years; the first is faster to begin with.", "high"),  # noqa: E501
+    Past(
+        74,
+        "Translate the release notes into Portuguese",
+        "failed",
+        "the request was refused: the text is longer than the model can read",
+    ),
+    Past(
+        38,
+        "Read the three offers and put them side by side",
+        "done",
+        "The second offer is the cheapest over two years; the first is faster to begin with.",
+        "high",
+    ),
     Past(16, "Ask the suppliers for their prices in December", "queued", "the model is overloaded", tries=3),
-)  # fmt: skip
+)
 SCHEDULES = (
-    Schedule("weekly-report", "0 8 * * 1", "analyst", "Compare the orders of this week with those of last week.", "Europe/Berlin"),  # noqa: E501
-    Schedule("stock-check", "*/30 * * * *", "analyst", "Which products will be sold out within a week? Name them, and how many are left.", priority="high"),  # noqa: E501
-    Schedule("press-digest", "0 7 * * 1-5", "writer", "What is written about us today? Five lines, with links.", "Europe/Berlin", paused=True),  # noqa: E501
-)  # fmt: skip
+    Schedule(
+        "weekly-report",
+        "0 8 * * 1",
+        "analyst",
+        "Compare the orders of this week with those of last week.",
+        "Europe/Berlin",
+    ),
+    Schedule(
+        "stock-check",
+        "*/30 * * * *",
+        "analyst",
+        "Which products will be sold out within a week? Name them, and how many are left.",
+        priority="high",
+    ),
+    Schedule(
+        "press-digest",
+        "0 7 * * 1-5",
+        "writer",
+        "What is written about us today? Five lines, with links.",
+        "Europe/Berlin",
+        paused=True,
+    ),
+)
 
 
 async def add_jobs(path: Path) -> None:
@@ -79,7 +128,7 @@ def _row(id: str, past: Past, now: int) -> JobRow:
         "analyst" if past.schedule else "writer",
         past.task,
         session=session,
-        priority=[*PRIORITIES].index(past.priority),  # pyright: ignore[reportArgumentType]
+        priority=PRIORITIES.index(past.priority),
         root=id,
         user="owner",
         asker_agent="" if past.schedule else "analyst",

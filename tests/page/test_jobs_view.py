@@ -21,9 +21,7 @@ WRONG = """async () => (await axe.run(document, { resultTypes: ["violations"] })
 
 def hand_on(tab: Tab, *tasks: str, **more: str) -> None:
     """Have the helper give these tasks to the writer."""
-    calls = [
-        ["call", "delegate_task", {"target_agent": "writer", "task_description": task, **more}] for task in tasks
-    ]
+    calls = [["call", "delegate_task", {"target_agent": "writer", "task_description": task, **more}] for task in tasks]
     tab.say(json.dumps([calls, [["say", "Handed on."]]]))
     tab.answers.first.wait_for()
 
@@ -141,7 +139,9 @@ def test_a_schedule_is_added_rests_runs_and_is_removed(tab: Tab) -> None:
     expect(card).to_contain_text("next in")
     page.get_by_role("button", name="New schedule").click()
     written(tab, "news", "What is new?", "@daily")
-    expect(page.locator(".field", has_text="Name").get_by_role("alert")).to_have_text(re.compile("of this name already"))
+    expect(page.locator(".field", has_text="Name").get_by_role("alert")).to_have_text(
+        re.compile("of this name already")
+    )
     page.keyboard.press("Escape")
     card.get_by_role("button", name="Run now: news").click()
     expect(page.locator(".job")).to_contain_text("You said: What is new?")

@@ -24,7 +24,12 @@ def worked(tab: Tab) -> None:
 
 def test_every_view_teaches_while_it_is_empty(tab: Tab) -> None:
     expect(tab.page.get_by_role("heading", name="Welcome to Atlas")).to_be_visible()
-    words = {"approvals": "Nothing waits for you", "jobs": "No job yet", "audit": "Nothing was done yet", "runs": "No turn yet"}
+    words = {
+        "approvals": "Nothing waits for you",
+        "jobs": "No job yet",
+        "audit": "Nothing was done yet",
+        "runs": "No turn yet",
+    }
     for view, expected in (words | {"usage": "Nothing was used yet"}).items():
         tab.page.locator(f".places a[href='/{view}']").click()
         expect(tab.page.get_by_role("heading", name=expected)).to_be_visible()
