@@ -310,8 +310,8 @@ async def test_a_message_is_put_into_words_once() -> None:
     ],
 )
 async def test_values_in_the_form_of_a_schema_are_values(written: dict[str, Any], meant: dict[str, Any] | None) -> None:
-    *_, calls = await heard(says(f"Action: search\nAction Input: {json.dumps(written)}"))
-    assert calls == [("search", meant or written)]
+    *_, calls = await heard(says(f"Action: web_search\nAction Input: {json.dumps(written)}"))
+    assert calls == [("web_search", meant or written)]
 
 
 @pytest.mark.parametrize(
