@@ -75,7 +75,7 @@ def test_one_that_fails_is_disabled_and_the_rest_goes_on(entry: Any) -> None:
     assert [tool.name for tool in registry] == ["good/greet"]
     assert registry.source("good/greet") == "plugin"
     assert {name: trouble for name, trouble in plugins.disabled.items() if name == "broken"} == {
-        "broken": "RuntimeError: RuntimeError: no licence"
+        "broken": "RuntimeError: no licence"
     }
     assert set(plugins.disabled) == {"broken", "leaving", "missing", "nothing", "odd", "twice"}
     assert registry.disabled == plugins.disabled
@@ -134,7 +134,7 @@ def test_a_store_of_a_plugin_is_opened_by_its_scheme(tmp_path: Path) -> None:
         return open_store(load(environment=Environment(given, dotenv=None), cwd=tmp_path))
 
     assert isinstance(opened("heap://anywhere"), MemoryStore)
-    with pytest.raises(ConfigError, match="the plugin 'bad' is disabled: RuntimeError: RuntimeError: no licence"):
+    with pytest.raises(ConfigError, match="the plugin 'bad' is disabled: RuntimeError: no licence"):
         opened("bad://anywhere")
     with pytest.raises(ConfigError, match=r"sqlite:// or postgresql:// or postgres:// or .*heap://"):
         opened("mysql://anywhere")

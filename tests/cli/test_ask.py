@@ -129,7 +129,7 @@ def test_all_that_was_done_is_in_the_json(home: Home) -> None:
 def test_a_call_that_needs_a_yes_is_denied_unless_it_is_allowed_by_name(home: Home) -> None:
     denied = home.run("ask", "act ls \u202e-l")
     assert denied.returncode == 0
-    assert denied.stdout == 'It came out: {"cancelled":true}\n'
+    assert denied.stdout == 'It came out: {"cancelled":true,"reason":"nobody was there to ask"}\n'
     assert (
         'atlas: denied: demo/act(command="ls \\u202e-l") needs a person\'s yes; '
         "atlas chat asks you, and --yes-to demo/act allows it\n"

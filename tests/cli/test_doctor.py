@@ -169,7 +169,7 @@ def _larger_model(home: Home) -> None:
         (_folder_for_database, "database", "is no file", "set ATLAS_DATABASE_URL"),
         (_no_postgres, "database", "postgresql://ana:…@127.0.0.1:1/atlas", "is it running"),
         (_no_redis, "redis", "redis://:…@127.0.0.1:1/0 does not answer", "is it running"),
-        (_bad_plugin, "plugins", "demo is disabled: RuntimeError: the plugin is ill", "mend or remove"),
+        (_bad_plugin, "plugins", "demo (tools) is disabled: RuntimeError: the plugin is ill", "mend or remove"),
         (_larger_model, "local model", "qwen2.5-coder-1.5b is not here yet, 1117 MB", "say atlas models pull qwen"),
     ],
 )

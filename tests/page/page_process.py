@@ -18,6 +18,7 @@ from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.providers.registry import Registry
 from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.toolbox.team import delegate_task
 
 __all__ = ["Rounds", "Staged", "serve"]
 
@@ -112,7 +113,7 @@ async def break_down() -> str:
 
 
 def agents() -> list[Agent]:
-    tools = [look_up, count, build, draw, run_command, write_note, order, pay, break_down]
+    tools = [look_up, count, build, draw, run_command, write_note, order, pay, break_down, delegate_task]
     return [
         Agent("helper", model=Staged(), tools=tools, name="Helper"),
         Agent("writer", model="stage/staged-writer", name="Writer", description="Writes letters."),

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.slow
 AXE = HERE.parent.parent / "web" / "node_modules" / "axe-core" / "axe.min.js"
-VIEWS = ("approvals", "agents", "audit", "runs", "usage")
+VIEWS = ("approvals", "agents", "jobs", "audit", "runs", "usage")
 WORDS = "# Title\n\nSome **bold** words, `code` and a [link](https://example.org).\n\n| a | b |\n|-|-|\n| 1 | 2 |\n\n"
 CODE = "```python\nx = 1  # one\n```\n\n> quoted\n\n- [x] done\n- [ ] to do"
 LOOK = """async () => {

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-app = group("See and answer what agents ask before they act.")
+app = typer.Typer(rich_markup_mode=None)
 Id = Annotated[str, typer.Argument(metavar="ID", help="The question, or enough of its beginning.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; the agent reads it.")]
 

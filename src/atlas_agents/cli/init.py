@@ -105,6 +105,8 @@ def _value(setting: Setting) -> str:
         return _EXAMPLES[setting.key]
     if setting.takes == "a list of texts":
         return "[]"
+    if setting.takes == "true or false" and setting.default not in {"true", "false"}:  # it depends, in words
+        return "true"
     if setting.takes.startswith(("a whole number", "a number", "true or false")):
         return setting.default
     return f'"{setting.default}"'

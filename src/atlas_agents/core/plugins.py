@@ -93,7 +93,14 @@ def _loaded(entry: EntryPoint, patience: float) -> Any:
     thread.start()
     thread.join(patience)
     if raised:
-        raise RuntimeError(f"{type(raised[0]).__name__}: {raised[0]}") from raised[0]
+        raise _bounded(raised[0])
     if not found:
         raise TimeoutError(f"it took longer than {patience:g} seconds to load")
     return found[0]
+
+
+def _bounded(error: BaseException) -> Exception:
+    """What it raised, but nothing that ends the program."""
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"it wanted to end the program: {type(error).__name__}: {error}")

@@ -32,7 +32,7 @@ async def listen(run: Run) -> Message:
         run.said.append(heard.text)
         return heard
     if journal is not None and (office := run.desk.house.office) is not None:
-        await office.tenancy.check_tokens()
+        await journal.when_read(office.tenancy.check_tokens)
     reply = await _intercepted(run, await _ask(run))
     if journal is not None:
         await whole(journal.reply(reply, run.settings.id, run.heard))

@@ -62,7 +62,7 @@ class _Reader:
 
     @property
     def in_table(self) -> bool:
-        return not self.plain and bool(self.lines) and self.lines[-1].lstrip().startswith("|")
+        return not (self.plain or self.fence) and bool(self.lines) and self.lines[-1].lstrip().startswith("|")
 
     def read(self, line: str, number: int) -> Iterator[Block]:
         page = _PAGE.fullmatch(line)

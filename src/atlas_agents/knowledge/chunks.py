@@ -70,7 +70,7 @@ def _pieces(block: Block) -> Iterator[Block]:
         yield block
         return
     lines = block.text.split("\n")
-    head = lines[:2] if block.table and len(lines) > 2 else []
+    head = lines[:2] if block.table and len(lines) > 2 and len(lines[0]) + len(lines[1]) < most // 2 else []
     if block.whole:
         units = [(place, line) for place, line in enumerate(lines)][len(head) :]
     else:

@@ -5,8 +5,8 @@ if its effect allows, and else its outcome is unknown, and said to be.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -43,6 +43,7 @@ from atlas_agents.tools.patience import Patience
 
 _read: "weakref.WeakSet[Conversation]" = weakref.WeakSet()
 """Conversations that are in step with the store: this process has read them and keeps them."""
+T = TypeVar("T")
 _results = msgspec.json.Decoder(ToolResult)
 MOST_LIVES = 5
 """So often a run may begin anew without getting a step further; then it is what ends the process."""
@@ -191,6 +192,10 @@ class Journal:
 
     async def _messages(self) -> list[StoredMessage]:
         return await self._patience.read(lambda: self._store.messages(self._tenant, self._session))
+
+    async def when_read(self, read: Callable[[], Awaitable[T]]) -> T:
+        """What a read of the same store gives, when the store is there again if it is away."""
+        return await self._patience.read(read)
 
     @property
     def owned(self) -> bool:
