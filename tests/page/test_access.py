@@ -92,6 +92,14 @@ def test_axe_finds_nothing_serious_in_any_view(coloured: Tab) -> None:
     assert look.wrong == {}
 
 
+def test_axe_finds_nothing_serious_in_a_form(coloured: Tab) -> None:
+    look = Look(coloured)
+    coloured.say(json.dumps([[["call", "order", {"what": "tea"}]]]))
+    coloured.page.get_by_label("Count").fill("11")
+    look("a form")
+    assert look.wrong == {}
+
+
 def opened(tab: Tab, view: str, look: Look) -> None:
     """What opens in a view."""
     if view == "agents":
