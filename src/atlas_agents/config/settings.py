@@ -64,6 +64,10 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         Secret | None, about("`redis://…`, to share sessions and events between processes.", hides="password")
     ] = None
     model: Annotated[str | None, about("The model ref for agents that name none, or whose key is not set.")] = None
+    provider_limits: Annotated[
+        tuple[str, ...],
+        about("How fast one key of a provider may be used: `openai requests=500 tokens=200000 at_once=8`, by minute."),
+    ] = ()
     policy: Annotated[Path | None, about("The file that says who may call what.")] = None
     approval_deadline: Annotated[
         float, Meta(ge=1, le=604800), about("Seconds that a person has to answer; then it is no.")
