@@ -16,6 +16,7 @@ from atlas_agents.cli import (
     protocol_commands,
     schedule_commands,
     session_commands,
+    store_commands,
     telegram_commands,
     tenant_commands,
     token_commands,
@@ -189,6 +190,7 @@ app.add_typer(tenant_commands.tenants, name="tenants")
 app.add_typer(mcp_commands.app, name="mcp")
 app.add_typer(token_commands.app, name="token")
 app.add_typer(telegram_commands.app, name="telegram")
+app.add_typer(store_commands.app, name="store")
 app.add_typer(config_commands.app, name="config")
 app.add_typer(protocol_commands.app, name="protocol")
 app.add_typer(plugin_commands.app, name="plugins")

@@ -1,10 +1,10 @@
-"""Small things that a tenant keeps by name and reads as a whole: its schedules, its users, its plan."""
+"""Small things that a tenant keeps by name and reads as a whole: its schedules, its users, its plan, its chores."""
 
 from typing import Literal, TypeAlias
 
 import msgspec
 
-RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan"]
+RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan", "chore"]
 
 
 class Record(msgspec.Struct, frozen=True):
