@@ -57,6 +57,16 @@ class PostgresServer:
         """At once, as if the power had gone."""
         self._run("pg_ctl", "-w", "-D", self._data, "-m", "immediate", "stop")
 
+    def made(self, name: str) -> str:
+        """The address of a new database."""
+        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", name)
+        return self.url.removesuffix("postgres") + name
+
+    def run(self, program: str, *arguments: str) -> None:
+        """One of the programs that come with Postgres, as the user who runs the tests."""
+        done = subprocess.run([str(self._programs / program), *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
     @contextlib.contextmanager
     def frozen(self) -> Generator[None]:
         """There, and deaf: none of its processes runs, its connections stay."""

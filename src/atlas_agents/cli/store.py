@@ -24,7 +24,7 @@ def prune(events: int | None, journals: int | None, *, dry_run: bool, as_json: b
             settings.keep_events if events is None else events,
             settings.keep_journals if journals is None else journals,
         )
-        async with _opened(settings) as store:
+        async with opened(settings) as store:
             found = await _prune(store, keep, dry_run=dry_run)
         if as_json:
             show.as_json({"dryRun": dry_run, **found})
@@ -39,7 +39,7 @@ def prune(events: int | None, journals: int | None, *, dry_run: bool, as_json: b
 async def _prune(store: Store, keep: Keep, *, dry_run: bool) -> dict[Forgettable, Forgotten]:
     """Of every tenant, one after the other."""
     found = dict.fromkeys(KINDS, Forgotten())
-    for tenant in sorted({TENANT, *await store.tenants()}):
+    for tenant in await every_tenant(store):
         keeper = Keeper(store, tenant, keep)
         for what in KINDS:
             if dry_run:
@@ -55,8 +55,14 @@ def _words(what: Forgettable, gone: Forgotten, done: str = "removed") -> str:
     return f"{gone.rows:,} {_NAMES[what]} of {gone.runs:,} {turns} {done}, {gone.size / 1e6:.1f} MB"
 
 
+async def every_tenant(store: Store) -> list[str]:
+    """The one that is served without a word about tenants, and all that have a record."""
+    return sorted({TENANT, *await store.tenants()})
+
+
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncGenerator[Store, None]:
+async def opened(settings: Settings) -> AsyncGenerator[Store, None]:
+    """The store that the settings name, as long as the block lasts."""
     store = open_store(settings)
     await store.open()
     try:
