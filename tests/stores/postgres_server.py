@@ -62,9 +62,11 @@ class PostgresServer:
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", name)
         return self.url.removesuffix("postgres") + name
 
-    def run(self, program: str, *arguments: str) -> None:
-        """One of the programs that come with Postgres, as the user who runs the tests."""
-        done = subprocess.run([str(self._programs / program), *arguments], capture_output=True, text=True, timeout=60)
+    def say(self, command: str, database: str, folder: Path) -> None:
+        """A line for a shell that has the programs of Postgres and knows a database."""
+        told = {**os.environ, "PATH": f"{self._programs}:{os.environ['PATH']}", "ATLAS_DATABASE_URL": database}
+        shell = ["bash", "-euc", command]
+        done = subprocess.run(shell, env=told, cwd=folder, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
     @contextlib.contextmanager

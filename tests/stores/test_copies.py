@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import sqlite3
 import stat
 from collections.abc import AsyncGenerator
@@ -202,23 +203,26 @@ def test_a_backup_of_schema_1_comes_back_and_is_brought_up_to_date(tmp_path: Pat
     assert asyncio.run(look()) == 5
 
 
-async def test_a_postgres_is_dumped_while_it_is_written_to_and_loaded_elsewhere(
+def said_on_the_page(title: str) -> str:
+    """A command of docs/guide/operations.md."""
+    page = (FIXTURES.parents[2] / "docs/guide/operations.md").read_text(encoding="utf-8")
+    found = re.search(rf'^```bash title="{title}"\n(.*?)\n```$', page, re.MULTILINE | re.DOTALL)
+    assert found
+    return found[1]
+
+
+async def test_a_postgres_is_dumped_and_loaded_elsewhere_as_the_page_says(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    """As docs/guide/operations.md says it, with the programs that come with Postgres."""
-    one = postgres_server.made("one")
-    store = PostgresStore(one)
+    one, two = postgres_server.made("one"), postgres_server.made("two")
+    store, restored = PostgresStore(one), PostgresStore(two)
     await store.open()
     await store.commit(TENANT, one_of_each())
     before = await everything(store)
-    file = tmp_path / "atlas.dump"
-    await asyncio.to_thread(postgres_server.run, "pg_dump", "--format=custom", "--schema=atlas", f"--file={file}", one)
+    await asyncio.to_thread(postgres_server.say, said_on_the_page("dump"), one, tmp_path)
     await store.commit(TENANT, [AddAudit(b'{"n":2}')])
     await store.close()
-    two = postgres_server.made("two")
-    load = ["--no-owner", "--single-transaction", "--exit-on-error", f"--dbname={two}", str(file)]
-    await asyncio.to_thread(postgres_server.run, "pg_restore", *load)
-    restored = PostgresStore(two)
+    await asyncio.to_thread(postgres_server.say, said_on_the_page("load"), two, tmp_path)
     await restored.open()
     try:
         assert await everything(restored) == before
