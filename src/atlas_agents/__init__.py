@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnknownAgent,
     )
     from atlas_agents.core.events import Event, PlanStep, Usage
+    from atlas_agents.core.forms import Choice, Field, Filled, Form
     from atlas_agents.core.jobs import JobRow
     from atlas_agents.core.messages import (
         File,
@@ -113,6 +114,7 @@ __all__ = [
     "Cancelled",
     "Capabilities",
     "Cassette",
+    "Choice",
     "Chunk",
     "Clocks",
     "ConfigError",
@@ -125,7 +127,10 @@ __all__ = [
     "DoneChunk",
     "DuplicateTool",
     "Event",
+    "Field",
     "File",
+    "Filled",
+    "Form",
     "Happened",
     "History",
     "Image",
@@ -202,6 +207,7 @@ _HOMES = {
         "ProviderError Refused SessionBusy StoreError ToolFailed ToolFault Transient UnknownAgent"
     ),
     "core.events": "Event PlanStep Usage",
+    "core.forms": "Choice Field Filled Form",
     "core.jobs": "JobRow",
     "core.messages": (
         "File Image Message Opaque Part Text Thinking ToolCall ToolResult assistant system tool:tool_message user"

@@ -12,9 +12,10 @@ import pytest
 from mcp_house import written
 from node_servers import NODE, script
 
-from atlas_agents import Tool, ToolContext, ToolFailed, tool
+from atlas_agents import Tool, ToolContext, ToolFailed, Usage, tool
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.gateway.mcp.offers import Readable
+from atlas_agents.core.forms import Filled, Form
+from atlas_agents.gateway.mcp.offers import Readable, Reader
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.mcp.connection import Connection
@@ -81,13 +82,13 @@ async def stepping(context: ToolContext) -> str:
 
 
 class Shelf:
-    async def list(self, user: str) -> Sequence[Readable]:
-        return [Readable("test://static-text", "static", "A text.")]
+    async def list(self, reader: Reader, cursor: str = "") -> tuple[Sequence[Readable], str]:
+        return [Readable("test://static-text", "static", "A text.")], ""
 
-    async def read(self, uri: str, user: str) -> str:
+    async def read(self, uri: str, reader: Reader) -> tuple[str, str]:
         if uri != "test://static-text":
             raise ConfigError("there is no such text")
-        return "This is the content of the static text resource."
+        return "This is the content of the static text resource.", "text/plain"
 
 
 def conforming(home: Path) -> Gateway:
@@ -133,6 +134,24 @@ async def in_a_browser(address: str) -> None:
         await page.read()
 
 
+class Willing:
+    """Says yes to whatever is suggested."""
+
+    run_id = tenant_id = "r"
+
+    def progress(self, message: str) -> None:
+        """Nobody listens."""
+
+    async def ask(self, form: Form) -> Filled:
+        return Filled("accept", form.suggested)
+
+    async def check_budget(self) -> None:
+        """There is no end of it."""
+
+    async def spend(self, model: str, usage: Usage) -> None:
+        """Nobody counts."""
+
+
 class Clients:
     """The suite starts a command for each scenario; the command only asks here, where everything is loaded."""
 
@@ -155,7 +174,7 @@ class Clients:
             try:
                 for each in await connection.tools():
                     given = {name: 2 for name in each.parameters.get("properties", {})}
-                    await connection.call(each, given, print)
+                    await connection.call(each, given, Willing())
             finally:
                 await connection.close()
 

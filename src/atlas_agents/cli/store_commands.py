@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-app = group("Look after the database: remove what is kept no longer, back it up, restore it.")
+app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command()

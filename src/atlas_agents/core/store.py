@@ -372,6 +372,12 @@ class Store(Protocol):
         """Those that are there, in the order of the ids."""
         ...
 
+    async def passages_of(
+        self, tenant: str, kind: Kind, document: str, *, after: int = -1, limit: int | None = None
+    ) -> list[PassageRow]:
+        """Those of one document in their order; `after` is the place to go on from."""
+        ...
+
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         """Passages with any of the words, the best first: those with rarer words, more of them, and shorter."""
         ...

@@ -150,6 +150,13 @@ class MemoryStore:
         kept = self._desk(tenant).passages
         return [kept[id].row for id in ids if id in kept]
 
+    async def passages_of(
+        self, tenant: str, kind: Kind, document: str, *, after: int = -1, limit: int | None = None
+    ) -> list[PassageRow]:
+        desk = self._desk(tenant)
+        rows = [desk.passages[id].row for id in desk.passages_of.get((kind, document), {})]
+        return [row for row in sorted(rows, key=lambda row: row.place) if row.place > after][:limit]
+
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return matching(self._desk(tenant), where, words)[: max(limit, 0)]
 

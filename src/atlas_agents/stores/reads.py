@@ -142,6 +142,12 @@ class SqlReads(ABC):
         found = {row[0]: PassageRow(*row) for row in rows}
         return [found[id] for id in ids if id in found]
 
+    async def passages_of(
+        self, tenant: str, kind: Kind, document: str, *, after: int = -1, limit: int | None = None
+    ) -> list[PassageRow]:
+        asked = query(tenant, shelf.PASSAGES_OF, kind=kind, id=document, after=after, limit=_at_most(limit))
+        return [PassageRow(*row) for row in await self.fetch(asked)]
+
     async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
         return await self._vectors.nearest(Library(tenant, where.kind, model), where.shelf, vector, limit)
 

@@ -145,6 +145,8 @@ async def _beats(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
 def _words(event: Event) -> str:
     """What a client is told while it waits; nothing of most events."""
     match event:
+        case ApprovalAsked(_, question) if question.form is not None:
+            return f"waiting for a person to answer {question.form.asker}: on the page, or with `atlas approvals`"
         case ApprovalAsked(_, question):
             return f"waiting for a person to approve {question.tool}: on the page, or with `atlas approvals`"
         case ToolProgress(_, name, _, message):
