@@ -31,6 +31,7 @@ from atlas_agents.service.place import occupied
 from atlas_agents.service.plugged import interceptors_of
 from atlas_agents.service.rooms import offers
 from atlas_agents.service.study import open_study
+from atlas_agents.stores.keeper import Keep, Keeper
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.workspace import Workspace
@@ -87,6 +88,8 @@ async def opened(
         if fetch:
             get = _getter(models_folder(environment), told)
             beside.append(asyncio.create_task(runtime.crew.fetch(runtime.atlas, get)))
+            keep = Keep(settings.keep_events, settings.keep_journals)
+            beside.append(asyncio.create_task(Keeper(store, runtime.atlas.tenant, keep).run()))
         opening.push_async_callback(_end, beside)
         yield runtime
 
