@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from atlas_agents.engine.stream import AtlasStream
     from atlas_agents.local.provider import LocalProvider
     from atlas_agents.providers.anthropic import AnthropicProvider
+    from atlas_agents.providers.balanced import Balanced
     from atlas_agents.providers.base import (
         Capabilities,
         Chunk,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from atlas_agents.providers.failover import RetryPolicy
     from atlas_agents.providers.http import Clocks
     from atlas_agents.providers.openai import OpenAIProvider
+    from atlas_agents.providers.pace import Pace
     from atlas_agents.providers.prices import Price
     from atlas_agents.providers.registry import ModelRef, parse_model_ref
     from atlas_agents.tools.approvals import Approvals
@@ -109,6 +111,7 @@ __all__ = [
     "BadModelRef",
     "BadOutput",
     "BadTool",
+    "Balanced",
     "BrokenHistory",
     "CallResult",
     "Cancelled",
@@ -150,6 +153,7 @@ __all__ = [
     "NotStored",
     "Opaque",
     "OpenAIProvider",
+    "Pace",
     "Part",
     "Plan",
     "PlanSpent",
@@ -232,7 +236,9 @@ _HOMES = {
     "providers.anthropic": "AnthropicProvider",
     "providers.base": "Capabilities Chunk DoneChunk Provider Request TextChunk ThinkingChunk ToolCallChunk",
     "providers.cassette": "Cassette",
+    "providers.balanced": "Balanced",
     "providers.failover": "RetryPolicy",
+    "providers.pace": "Pace",
     "providers.http": "Clocks",
     "providers.openai": "OpenAIProvider",
     "providers.prices": "Price",

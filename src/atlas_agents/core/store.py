@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from atlas_agents.core.forgetting import Forget, Forgettable, Forgotten
 from atlas_agents.core.jobs import AddJob, ClaimJob, JobRow, JobState, RetryJob, SetJob, TellJob
 from atlas_agents.core.records import DropRecord, PutRecord, Record, RecordKind
 from atlas_agents.core.shelves import AddPassages, Document, DropDocument, Hit, Kind, PassageRow, PutDocument, Where
@@ -287,6 +288,7 @@ Write: TypeAlias = (
     | TellJob
     | PutRecord
     | DropRecord
+    | Forget
 )
 
 
@@ -417,6 +419,10 @@ class Store(Protocol):
 
     async def stored(self, tenant: str) -> int:
         """Bytes of messages, journals and events."""
+        ...
+
+    async def forgettable(self, tenant: str, what: Forgettable, before: int) -> Forgotten:
+        """How much `Forget` would remove in the end."""
         ...
 
     async def tenants(self) -> list[str]:

@@ -5,8 +5,8 @@ from contextlib import aclosing
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import StreamChunk, StreamReset, StreamThinking, Usage
 from atlas_agents.core.messages import Message, Opaque, ToolCall
+from atlas_agents.core.tokens import approximate_tokens
 from atlas_agents.core.whole import whole
-from atlas_agents.engine.history import approximate_tokens
 from atlas_agents.engine.lineup import Lineup
 from atlas_agents.engine.request import build_request
 from atlas_agents.engine.run import Run

@@ -54,8 +54,9 @@ async def run_turn(run: Run, message: Message | None, mode: Mode = rounds) -> Me
             run.emit(StreamEnd(run.id, run.usage, cancelled=True))
         raise
     except Exception as failure:  # told to all who listen, then to the caller
-        run.emit(StreamEnd(run.id, run.usage, error=str(failure)))
-        run.emit(ErrorRaised(run.id, str(failure), _kind(failure)))
+        if not run.left:
+            run.emit(StreamEnd(run.id, run.usage, error=str(failure)))
+            run.emit(ErrorRaised(run.id, str(failure), _kind(failure)))
         raise
     run.emit(StreamEnd(run.id, run.usage))
     run.emit(MessageReceived(run.id, reply))

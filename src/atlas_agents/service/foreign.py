@@ -10,8 +10,8 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import Message
+from atlas_agents.core.tokens import approximate_tokens
 from atlas_agents.engine.atlas import Atlas
-from atlas_agents.engine.history import approximate_tokens
 from atlas_agents.gateway.protocol.calls import ForeignServer, ForeignServers
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.mcp.speaking import Spoken, say

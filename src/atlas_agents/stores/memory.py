@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.forgetting import Forgettable, Forgotten
 from atlas_agents.core.jobs import JobRow, JobState
 from atlas_agents.core.records import Record, RecordKind
 from atlas_agents.core.shelves import Document, Hit, Kind, PassageRow, Where
@@ -19,6 +20,7 @@ from atlas_agents.core.store import (
     Write,
 )
 from atlas_agents.stores.memory_desk import Desk
+from atlas_agents.stores.memory_forgetting import forgettable
 from atlas_agents.stores.memory_jobs import pending
 from atlas_agents.stores.memory_shelves import matching
 from atlas_agents.stores.memory_writes import carry_out
@@ -211,6 +213,9 @@ class MemoryStore:
         messages = [len(row.body) for rows in desk.messages.values() for row in rows.values()]
         steps = [len(row.payload) for rows in desk.journal.values() for row in rows.values()]
         return sum(messages) + sum(steps) + sum(len(r.body) for rows in desk.events.values() for r in rows.values())
+
+    async def forgettable(self, tenant: str, what: Forgettable, before: int) -> Forgotten:
+        return forgettable(self._desk(tenant), what, before)
 
     async def tenants(self) -> list[str]:
         return sorted(name for name, desk in self._desks.items() if any(kind == "tenant" for kind, _ in desk.records))

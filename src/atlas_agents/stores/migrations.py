@@ -116,7 +116,16 @@ _FOURTH = (
     "CREATE INDEX jobs_of_parent ON jobs (tenant, parent, seq) WHERE parent <> ''",
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH)
+# When a run last said something, as long as that is kept; and whether its journal still is.
+_FIFTH = (
+    "ALTER TABLE runs ADD COLUMN said_at {int}",
+    "UPDATE runs SET said_at = coalesce(ended_at, created_at) WHERE events > 0",
+    "CREATE INDEX runs_said ON runs (tenant, said_at) WHERE said_at IS NOT NULL",
+    "ALTER TABLE runs ADD COLUMN journaled {bool} NOT NULL DEFAULT TRUE",
+    "CREATE INDEX runs_journaled ON runs (tenant, ended_at) WHERE journaled AND ended_at IS NOT NULL",
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 VERSION = len(STEPS)
 
 SQLITE = {

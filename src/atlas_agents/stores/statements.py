@@ -99,7 +99,7 @@ SELECT run_id, seq, kind, key, payload, at, previous, hash FROM journal WHERE te
 ORDER BY seq"""
 
 RESERVE_EVENTS = """
-UPDATE runs SET events = events + :count WHERE tenant = :tenant AND id = :run_id RETURNING events"""
+UPDATE runs SET events = events + :count, said_at = :now WHERE tenant = :tenant AND id = :run_id RETURNING events"""
 RESERVED_EVENTS = "SELECT events FROM runs WHERE tenant = :tenant AND id = :run_id"
 EVENTS = """
 SELECT run_id, seq, body FROM events WHERE tenant = :tenant AND run_id = :run_id AND seq > :after
