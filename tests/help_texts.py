@@ -20,10 +20,10 @@ def commands() -> list[str]:
 
 def _named(name: str, command: Any) -> Iterator[str]:
     yield name
-    for each, inner in getattr(command, "commands", {}).items():
-        if inner.hidden:  # another spelling of one that is shown
-            continue
-        yield from _named(f"{name} {each}", inner)
+    for each in command.list_commands(None) if hasattr(command, "list_commands") else ():
+        inner = command.get_command(None, each)
+        if not inner.hidden:  # else another spelling of one that is shown
+            yield from _named(f"{name} {each}", inner)
 
 
 def filled(page: str) -> str:

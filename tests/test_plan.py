@@ -50,6 +50,7 @@ async def test_a_plan_is_made_worked_off_and_answered_from() -> None:
     ]
     drawing, first, *_, last = model.requests
     assert [spec.name for spec in drawing.tools] == [MAKE_PLAN]
+    assert drawing.messages[-1].text.endswith("The steps can use these tools:\n- look: Look at a thing.")
     assert {spec.name for spec in first.tools} == {"look", MAKE_PLAN}
     assert "Step 1 of 2: Look at the sky" in first.messages[-1].text
     assert last.tool_choice == "none"

@@ -22,6 +22,7 @@ from atlas_agents.providers.base import (
 )
 from atlas_agents.providers.react import React
 from atlas_agents.providers.react.forgiving import read_object
+from atlas_agents.providers.react.shape import shape
 from atlas_agents.testing import Reply, Scripted, fails, says
 
 SEARCH = ToolSpec(
@@ -298,3 +299,40 @@ async def test_a_message_is_put_into_words_once() -> None:
     for _ in range(2):
         await complete(react, Request(history, tools=(CLOCK,)))
     assert model.requests[0].messages[1] is model.requests[1].messages[1]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ({"type": "object", "properties": {"query": "cats"}, "required": ["query"]}, {"query": "cats"}),
+        ({"properties": {"query": "cats"}, "other": 1}, {"properties": {"query": "cats"}, "other": 1}),
+        ({"type": "object", "properties": {"query": {"type": "string"}}}, None),
+    ],
+)
+async def test_values_in_the_form_of_a_schema_are_values(written: dict[str, Any], meant: dict[str, Any] | None) -> None:
+    *_, calls = await heard(says(f"Action: web_search\nAction Input: {json.dumps(written)}"))
+    assert calls == [("web_search", meant or written)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "shown"),
+    [
+        ({"type": "object", "properties": {}, "additionalProperties": False}, "{}"),
+        (
+            {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "description": "Which one."},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 9, "default": 3},
+                    "unit": {"enum": ["C", "F"]},
+                },
+                "required": ["city", "unit"],
+            },
+            '{"city": "…" (Which one), "days": 0 (at least 1; at most 9; by default 3; optional), "unit": "C" or "F"}',
+        ),
+        ({"type": "object", "properties": {"tags": {"type": "array"}}}, None),
+        ({"type": "object"}, None),
+    ],
+)
+def test_an_input_is_shown_as_it_is_to_be_written(schema: dict[str, Any], shown: str | None) -> None:
+    assert shape(schema) == (shown or json.dumps(schema))

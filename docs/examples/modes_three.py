@@ -1,6 +1,7 @@
-"""One task in three modes."""
+"""One task in three modes: with a scripted model, or with the one that the command line names."""
 
 import asyncio
+import sys
 
 from atlas_agents import Agent, Atlas, AtlasStream, tool
 from atlas_agents.engine.settings import Mode
@@ -20,7 +21,8 @@ async def miles(km: float) -> str:
 
 
 def agent(mode: Mode, *replies: Reply) -> Agent:
-    return Agent(mode, model=Scripted(*replies), mode=mode, tools=[distance, miles])
+    model = sys.argv[1] if sys.argv[1:] else Scripted(*replies)
+    return Agent(mode, model=model, mode=mode, tools=[distance, miles])
 
 
 tools = agent(

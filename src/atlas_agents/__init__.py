@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnknownAgent,
     )
     from atlas_agents.core.events import Event, PlanStep, Usage
+    from atlas_agents.core.forms import Choice, Field, Filled, Form
     from atlas_agents.core.jobs import JobRow
     from atlas_agents.core.messages import (
         File,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from atlas_agents.engine.stream import AtlasStream
     from atlas_agents.local.provider import LocalProvider
     from atlas_agents.providers.anthropic import AnthropicProvider
+    from atlas_agents.providers.balanced import Balanced
     from atlas_agents.providers.base import (
         Capabilities,
         Chunk,
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from atlas_agents.providers.failover import RetryPolicy
     from atlas_agents.providers.http import Clocks
     from atlas_agents.providers.openai import OpenAIProvider
+    from atlas_agents.providers.pace import Pace
     from atlas_agents.providers.prices import Price
     from atlas_agents.providers.registry import ModelRef, parse_model_ref
     from atlas_agents.tools.approvals import Approvals
@@ -108,11 +111,13 @@ __all__ = [
     "BadModelRef",
     "BadOutput",
     "BadTool",
+    "Balanced",
     "BrokenHistory",
     "CallResult",
     "Cancelled",
     "Capabilities",
     "Cassette",
+    "Choice",
     "Chunk",
     "Clocks",
     "ConfigError",
@@ -125,7 +130,10 @@ __all__ = [
     "DoneChunk",
     "DuplicateTool",
     "Event",
+    "Field",
     "File",
+    "Filled",
+    "Form",
     "Happened",
     "History",
     "Image",
@@ -145,6 +153,7 @@ __all__ = [
     "NotStored",
     "Opaque",
     "OpenAIProvider",
+    "Pace",
     "Part",
     "Plan",
     "PlanSpent",
@@ -202,6 +211,7 @@ _HOMES = {
         "ProviderError Refused SessionBusy StoreError ToolFailed ToolFault Transient UnknownAgent"
     ),
     "core.events": "Event PlanStep Usage",
+    "core.forms": "Choice Field Filled Form",
     "core.jobs": "JobRow",
     "core.messages": (
         "File Image Message Opaque Part Text Thinking ToolCall ToolResult assistant system tool:tool_message user"
@@ -226,7 +236,9 @@ _HOMES = {
     "providers.anthropic": "AnthropicProvider",
     "providers.base": "Capabilities Chunk DoneChunk Provider Request TextChunk ThinkingChunk ToolCallChunk",
     "providers.cassette": "Cassette",
+    "providers.balanced": "Balanced",
     "providers.failover": "RetryPolicy",
+    "providers.pace": "Pace",
     "providers.http": "Clocks",
     "providers.openai": "OpenAIProvider",
     "providers.prices": "Price",

@@ -198,6 +198,8 @@ def mind(asked: Asked) -> Reply:
         return Reply("Let me see.", (("roll_dice", {"sides": int(sides[1])}),))
     if act := re.search(r"(?s)act (.*)", asked.text):
         return Reply("I will.", (("demo__act", {"command": act[1]}),))
+    if "order" in asked.text:
+        return Reply(calls=(("shop__order", {}),))
     if "time" in asked.text:
         return Reply(calls=(("current_time", {}),))
     if status := re.search(r"HTTP (\d+)", asked.text):

@@ -57,14 +57,19 @@ def test_the_help_loads_nothing_heavy(tmp_path: Path) -> None:
     assert json.loads(done.stderr) == []
 
 
-def test_the_help_costs_less_than_150_milliseconds(bare: Home) -> None:
-    def spent() -> float:
+def test_the_help_costs_little_more_than_what_reads_its_options(bare: Home) -> None:
+    def spent(*command: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([ATLAS, "--help"], cwd=bare.folder, env=bare.environment(), check=True, capture_output=True)
+        subprocess.run(command, cwd=bare.folder, env=bare.environment(), check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(spent() for _ in range(5)) < 0.150
+    help: list[float] = []
+    typer: list[float] = []
+    for _ in range(5):  # in turns: a machine is not as fast at all times
+        help.append(spent(ATLAS, "--help"))
+        typer.append(spent(sys.executable, "-c", "import typer.core, typer.main"))
+    assert min(help) < 2 * min(typer), (help, typer)
 
 
 def test_a_shell_can_complete_it(bare: Home) -> None:

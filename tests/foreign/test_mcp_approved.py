@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mcp_house import acts, approve, opened, registry_of, scripted, servers_of, written
 
-from atlas_agents import Agent, Atlas, Policy, Question, Tool, ToolRegistry
+from atlas_agents import Agent, Atlas, Policy, Question, Tool, ToolRegistry, Usage
 from atlas_agents.core.errors import ConfigError, DuplicateTool
 from atlas_agents.mcp.found import Found, hidden_in, shown
 from atlas_agents.mcp.speaking import Spoken
@@ -222,7 +222,7 @@ async def test_a_server_has_our_model_speak_only_if_it_may_and_only_so_much(tmp_
 
     async def speak(messages: list[Any], system: str, most: int) -> Spoken:
         said.append((messages[0].text, most))
-        return Spoken("I say so.", "demo", most)
+        return Spoken("I say so.", "gpt-4o", Usage(10, most))
 
     folder = tmp_path / "s"
     ask = {"text": "Say it.", "count": 30}

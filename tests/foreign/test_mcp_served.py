@@ -16,7 +16,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 import atlas_agents
-from atlas_agents import Agent, Approvals, Atlas, Policy, ToolContext, tool
+from atlas_agents import Agent, Approvals, Atlas, Image, Policy, ToolContext, tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.stores.memory import MemoryStore
@@ -280,3 +280,19 @@ async def test_without_the_library_the_rest_of_the_gateway_works(
             assert answer.status == 501 and "atlas-agents[mcp]" in await answer.text()
         async with http.get(f"http://127.0.0.1:{gateway.port}/health") as answer:
             assert answer.status == 200
+
+
+async def test_a_picture_comes_as_a_picture(tmp_path: Path) -> None:
+    @tool(effect="pure")
+    async def draw() -> dict[str, Any]:
+        """Draw something."""
+        return {"title": "Sales", "plot": Image.of(b"\x89PNG\r\n\x1a\n")}
+
+    atlas = Atlas([Agent("assistant", model=Scripted(), tools=[draw])], store=MemoryStore())
+    async with (
+        Gateway(atlas, GatewaySettings(home=tmp_path, port=0)).running() as gateway,
+        client(gateway, main_token(gateway)) as mcp,
+    ):
+        told, picture = (await mcp.call_tool("draw", {})).content
+        assert told.text == '{"title":"Sales","plot":"(image/png, 9 bytes)"}'  # type: ignore
+        assert (picture.type, picture.mime_type, picture.data) == ("image", "image/png", "iVBORw0KGgo=")  # type: ignore

@@ -12,11 +12,13 @@ from typing import Any
 from staged import Rounds, Staged
 
 from atlas_agents import Agent, Approvals, Atlas, Image, ToolContext, ToolFailed, tool
+from atlas_agents.core.forms import Choice, Field, Form
 from atlas_agents.gateway.logs import set_up
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.providers.registry import Registry
 from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.toolbox.team import delegate_task
 
 __all__ = ["Rounds", "Staged", "serve"]
 
@@ -85,13 +87,33 @@ def painted(width: int, height: int) -> bytes:
 
 
 @tool
+async def order(what: str, context: ToolContext) -> str:
+    """Order something; how many and how large is asked, and where to pay."""
+    fields = (
+        Field("size", "choice", "Size", "How large it is", required=True, choices=(Choice("s", "Small"), Choice("l"))),
+        Field("count", "integer", "Count", default=2, least=1, most=9),
+        Field("mail", "text", "Mail", "Where the <b>bill</b> goes", format="email"),
+        Field("with", "choices", "With", choices=(Choice("milk"), Choice("sugar"))),
+        Field("gift", "boolean", "Gift"),
+    )
+    filled = await context.ask(Form("the MCP server shop", f"Which \u202e{what}?\n<img src=x>", fields))
+    return f"{filled.action} {filled.values}"
+
+
+@tool
+async def pay(context: ToolContext) -> str:
+    """Pay somewhere."""
+    return (await context.ask(Form("the MCP server shop", "Pay.", url="https://pay.example.org/bill"))).action
+
+
+@tool
 async def break_down() -> str:
     """Fail, always."""
     raise ToolFailed("it always does")
 
 
 def agents() -> list[Agent]:
-    tools = [look_up, count, build, draw, run_command, write_note, break_down]
+    tools = [look_up, count, build, draw, run_command, write_note, order, pay, break_down, delegate_task]
     return [
         Agent("helper", model=Staged(), tools=tools, name="Helper"),
         Agent("writer", model="stage/staged-writer", name="Writer", description="Writes letters."),

@@ -10,6 +10,7 @@ from typing import Any
 
 from page_process import Rounds, Staged
 from page_process import serve as serve_house
+from picture_jobs import NOTE, add_jobs
 
 from atlas_agents import Agent, Price, tool
 from atlas_agents.core.json import encode
@@ -59,6 +60,7 @@ SCRIPTS: dict[str, Rounds] = {
             ["call", "run_command", {"command": "rm -r builds/2026-10-*", "seconds": 60}],
         ],
     ],
+    NOTE: [[["pause", 3600]]],
     "Plan the release": [[["pace", 0.05], ["say", "Three things are left: the notes, the tag and the announcement."]]],
     "What does the policy say about refunds?": [[["say", "Refunds are possible within 30 days, with the receipt."]]],
 }
@@ -114,6 +116,7 @@ async def before(store: SqliteStore) -> None:
             writes.append(AddAudit(encode(_line(at + 28_800 + number * 32_000 / calls, number))))
     if not await store.audit("default", limit=1):
         await store.commit("default", writes)
+        await add_jobs(store.path)
 
 
 PAST: list[tuple[str, dict[str, Any], float]] = [

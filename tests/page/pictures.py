@@ -77,7 +77,7 @@ def views(tab: Tab, folder: Path, look: str) -> None:
     tab.page.get_by_text("Send the weekly report").first.click()
     tab.page.locator(".approval").wait_for()
     shoot(tab, folder / f"question-{look}.png")
-    for view in ("approvals", "agents", "audit", "usage"):
+    for view in ("approvals", "agents", "jobs", "audit", "usage"):
         tab.page.locator(f"a[href='/{view}']").first.click()
         tab.page.locator(".view h1").wait_for()
         tab.page.wait_for_timeout(700)

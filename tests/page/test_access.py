@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.slow
 AXE = HERE.parent.parent / "web" / "node_modules" / "axe-core" / "axe.min.js"
-VIEWS = ("approvals", "agents", "audit", "runs", "usage")
+VIEWS = ("approvals", "agents", "jobs", "audit", "runs", "usage")
 WORDS = "# Title\n\nSome **bold** words, `code` and a [link](https://example.org).\n\n| a | b |\n|-|-|\n| 1 | 2 |\n\n"
 CODE = "```python\nx = 1  # one\n```\n\n> quoted\n\n- [x] done\n- [ ] to do"
 LOOK = """async () => {
@@ -89,6 +89,14 @@ def test_axe_finds_nothing_serious_in_any_view(coloured: Tab) -> None:
         tab.page.locator(".view h1").wait_for()
         look(view)
         opened(tab, view, look)
+    assert look.wrong == {}
+
+
+def test_axe_finds_nothing_serious_in_a_form(coloured: Tab) -> None:
+    look = Look(coloured)
+    coloured.say(json.dumps([[["call", "order", {"what": "tea"}]]]))
+    coloured.page.get_by_label("Count").fill("11")
+    look("a form")
     assert look.wrong == {}
 
 

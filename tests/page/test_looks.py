@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, expect
 pytestmark = pytest.mark.slow
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
 ROOT = HERE.parent.parent
-VIEWS = ("approvals", "agents", "audit", "runs", "usage")
+VIEWS = ("approvals", "agents", "jobs", "audit", "runs", "usage")
 
 
 def worked(tab: Tab) -> None:
@@ -24,7 +24,12 @@ def worked(tab: Tab) -> None:
 
 def test_every_view_teaches_while_it_is_empty(tab: Tab) -> None:
     expect(tab.page.get_by_role("heading", name="Welcome to Atlas")).to_be_visible()
-    words = {"approvals": "Nothing waits for you", "audit": "Nothing was done yet", "runs": "No turn yet"}
+    words = {
+        "approvals": "Nothing waits for you",
+        "jobs": "No job yet",
+        "audit": "Nothing was done yet",
+        "runs": "No turn yet",
+    }
     for view, expected in (words | {"usage": "Nothing was used yet"}).items():
         tab.page.locator(f".places a[href='/{view}']").click()
         expect(tab.page.get_by_role("heading", name=expected)).to_be_visible()

@@ -159,7 +159,7 @@ def test_the_policy_holds_even_if_the_page_did_not(tab: Tab, canary: Canary) -> 
 def test_the_page_makes_no_request_but_to_its_own_house(browser: Browser, tmp_path: Path) -> None:
     with living(tmp_path) as house:
         tab = next(tabs(browser, house)).open()
-        for view in ("approvals", "agents", "audit", "runs", "usage"):
+        for view in ("approvals", "agents", "jobs", "audit", "runs", "usage"):
             tab.page.locator(f".places a[href='/{view}']").click()
             expect(tab.page.locator(".view h1")).to_be_visible()
         assert all(each.startswith(house.url) for each in tab.requests), tab.requests

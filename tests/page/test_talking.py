@@ -108,6 +108,48 @@ def test_a_question_is_allowed_with_other_arguments_in_the_view_of_all(tab: Tab)
     expect(tab.page.locator(".tool .inside")).to_contain_text("ran pwd")
 
 
+def test_a_form_is_filled_in_and_mended_where_it_does_not_fit(tab: Tab) -> None:
+    tab.say(staged([["call", "order", {"what": "tea"}]], [["say", "Told: "], ["told"]]))
+    form = tab.page.get_by_role("region", name="The MCP server shop asks you")
+    expect(form.get_by_label("What is asked")).to_contain_text("tea?")
+    assert form.locator(".exact mark").all_text_contents() == ["U+202E"] and form.locator("img, b").count() == 0
+    expect(form).to_contain_text("What you answer is sent to the MCP server shop.")
+    send = form.get_by_role("button", name="Send")
+    expect(send).to_be_disabled()
+    form.get_by_label("Size").select_option("Small")
+    form.get_by_label("Count").fill("11")
+    expect(form).to_contain_text("At most 9.")
+    form.get_by_label("Count").fill("3")
+    form.get_by_label("Mail").fill("nobody")
+    form.get_by_label("sugar").check()
+    form.get_by_label("Gift").select_option("Yes")
+    send.click()
+    expect(tab.page.get_by_text("is not a")).to_be_visible()  # what only the gateway checks
+    form.get_by_label("Mail").fill("ana@example.org")
+    tab.page.reload()
+    tab.page.locator(".places a[href='/approvals']").click()
+    form.get_by_label("Size").select_option("l")
+    send.click()
+    expect(tab.page.get_by_text("Nothing waits for you")).to_be_visible()
+    tab.page.locator(".session").first.click()
+    tab.shows("""Told: ["accept {'size': 'l', 'count': 2}"]""")
+
+
+def test_a_form_is_declined_or_left_unanswered_and_an_address_is_opened_on_a_click(tab: Tab) -> None:
+    for button, action in (("Decline", "decline"), ("Leave it unanswered", "cancel")):
+        tab.say(staged([["call", "order", {"what": action}]], [["say", "Told: "], ["told"]]))
+        tab.page.locator(".approval").get_by_role("button", name=button).click()
+        tab.shows(f'Told: ["{action} {{}}"]')
+    tab.context.route("https://pay.example.org/**", lambda route: route.fulfill(body="paid"))
+    tab.say(staged([["call", "pay", {}]], [["say", "Told: "], ["told"]]))
+    form = tab.page.locator(".approval")
+    expect(form.get_by_label("The address to open")).to_have_text("https://pay.example.org/bill")
+    with tab.context.expect_page() as opened:
+        form.get_by_role("button", name="Open it and go on").click()
+    assert opened.value.url == "https://pay.example.org/bill" and opened.value.evaluate("window.opener") is None
+    tab.shows('Told: ["accept"]')
+
+
 def test_nothing_hides_in_a_command(tab: Tab) -> None:
     command = "ls\u202e #\u200b" + " " * 60 + "\n\n\n\n\nrm -rf \u0430ll"
     tab.say(staged([["call", "run_command", {"command": command}]]))

@@ -20,10 +20,14 @@ from atlas_agents import ConfigError
 from atlas_agents.config.load import load
 from atlas_agents.config.opening import open_store
 from atlas_agents.config.settings import Settings
+from atlas_agents.core.clock import SystemClock
 from atlas_agents.core.environment import Environment
-from atlas_agents.core.store import AcceptRun
+from atlas_agents.core.records import DropRecord
+from atlas_agents.core.store import AcceptRun, AddEvents, PutSession, ReserveEvents, SetRun
 from atlas_agents.service.place import Running, announce, occupied, running
 from atlas_agents.service.serve import Serving, private_gateway
+from atlas_agents.stores import keeper
+from atlas_agents.stores.sqlite import SqliteStore
 
 DEMO = "# Agents\n\n## helper\n\nModel: ollama/tiny\nDescription: Helps.\n"
 
@@ -181,3 +185,33 @@ def test_who_only_looks_whether_a_home_is_free_is_in_nobodys_way(tmp_path: Path)
         threading.Timer(0.05, looking.close).start()
         with occupied(tmp_path):
             pass
+
+
+class LongAgo(SystemClock):
+    """Forty days ago."""
+
+    def time(self) -> float:
+        return super().time() - 40 * 86_400
+
+
+async def test_a_gateway_removes_by_itself_what_is_kept_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "FIRST", 0.01)
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    then = SqliteStore(home / "atlas.db", clock=LongAgo())
+    await then.open()
+    await then.commit("default", [PutSession("s"), AcceptRun("old", "s", "a"), ReserveEvents("old", 1)])
+    await then.commit("default", [AddEvents("old", ((1, b"{}"),)), SetRun("old", 0, "done")])
+    await then.close()
+    async with served(home, keep_events=41) as here:
+        await asyncio.sleep(0.5)
+        assert len(await here.runtime.store.events("default", "old")) == 1
+        assert await here.runtime.store.record("default", "chore", "forget") is not None
+    async with served(home) as here:
+        store = here.runtime.store
+        await store.commit("default", [DropRecord("chore", "forget")])
+    async with served(home) as here:
+        while await here.runtime.store.events("default", "old"):  # noqa: ASYNC110 - looked at until it is gone
+            await asyncio.sleep(0.01)

@@ -57,6 +57,18 @@ class PostgresServer:
         """At once, as if the power had gone."""
         self._run("pg_ctl", "-w", "-D", self._data, "-m", "immediate", "stop")
 
+    def made(self, name: str) -> str:
+        """The address of a new database."""
+        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", name)
+        return self.url.removesuffix("postgres") + name
+
+    def say(self, command: str, database: str, folder: Path) -> None:
+        """A line for a shell that has the programs of Postgres and knows a database."""
+        told = {**os.environ, "PATH": f"{self._programs}:{os.environ['PATH']}", "ATLAS_DATABASE_URL": database}
+        shell = ["bash", "-euc", command]
+        done = subprocess.run(shell, env=told, cwd=folder, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
     @contextlib.contextmanager
     def frozen(self) -> Generator[None]:
         """There, and deaf: none of its processes runs, its connections stay."""

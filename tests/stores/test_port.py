@@ -32,7 +32,7 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
-from atlas_agents.stores import job_statements, record_statements, shelf_statements, statements
+from atlas_agents.stores import forgetting_statements, job_statements, record_statements, shelf_statements, statements
 from atlas_agents.stores.chain import broken_audit, broken_journal
 from conftest import Make
 
@@ -327,7 +327,14 @@ def test_every_statement_is_bound_to_one_tenant() -> None:
     for name, value in [item for room in rooms for item in vars(room).items()]:
         if name.isupper() and not name.startswith("_") and name not in ("OPEN_RUNS", "TENANTS"):
             found += [value] if isinstance(value, str) else list(value)
-    found += [statements.add_events(1), statements.add_events(2), job_statements.jobs_in(2)]
+    for kinds in (forgetting_statements.RUNS, forgetting_statements.DROP, forgetting_statements.DROPPED):
+        found += kinds.values()
+    found += [
+        *forgetting_statements.COUNT.values(),
+        statements.add_events(1),
+        statements.add_events(2),
+        job_statements.jobs_in(2),
+    ]
     found += [
         shelf_statements.add_passages(1),
         shelf_statements.passages(2),

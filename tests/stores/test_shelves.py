@@ -60,6 +60,17 @@ async def test_a_document_comes_back_with_its_passages(store: Store) -> None:
     )  # fmt: skip
 
 
+async def test_the_passages_of_a_document_are_read_in_their_order_page_by_page(store: Store) -> None:
+    first = tuple(Passage("", f"passage {number}") for number in range(3))
+    await store.commit(TENANT, [paper("d1", "news", *first, hash=""), paper("d2")])
+    await store.commit(TENANT, [AddPassages("knowledge", "d1", (Passage("", "passage 3"),), "whole")])
+    page = await store.passages_of(TENANT, "knowledge", "d1", limit=3)
+    assert [row.text for row in page] == ["passage 0", "passage 1", "passage 2"]
+    rest = await store.passages_of(TENANT, "knowledge", "d1", after=page[-1].place)
+    assert [(row.text, row.place) for row in rest] == [("passage 3", 3)]
+    assert await store.passages_of("other", "knowledge", "d1") == []
+
+
 async def test_more_passages_follow_and_the_hash_comes_with_the_last(store: Store) -> None:
     await store.commit(TENANT, [paper(hash="")])
     (grown,) = await store.commit(

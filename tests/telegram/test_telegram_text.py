@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atlas_agents.channels.telegram.question import sheet
 from atlas_agents.core.secret import Secret
+from atlas_agents.gateway.protocol.shapes import ApprovalShape, FieldShape, FormShape
 from atlas_agents.toolbox.telegram.api import BotApi
 from atlas_agents.toolbox.telegram.markdown import styled
 from atlas_agents.toolbox.telegram.pieces import entities, pieces, units
@@ -119,3 +121,32 @@ async def _all_taken(double: BotDouble, texts: list[str]) -> None:
     await api.close()
     assert [message.text for message in ana.sees] == expected
     assert double.count("sendMessage") == len(expected), "nothing had to be sent again without its marks"
+
+
+def asked_for(*fields: FieldShape) -> ApprovalShape:
+    form = FormShape("the MCP server shop", "Which \u202eone?", fields)
+    return ApprovalShape(
+        approval_id="q1",
+        run_id="r",
+        session_key="s",
+        tool_call_id="c",
+        tool_name="shop/order",
+        summary="The MCP server shop asks you",
+        details={},
+        command=form.message,
+        working_dir="",
+        risk="",
+        options=("allow-once", "deny", "dismiss"),
+        expires_at=0,
+        preview="Which \u202eone?\nsize (text, needed)\nWhat you answer is sent to the MCP server shop.",
+        form=form,
+    )
+
+
+def test_a_form_can_be_declined_and_accepted_only_where_nothing_must_be_filled_in() -> None:
+    needs = sheet(asked_for(FieldShape("size", "text", required=True)))
+    assert [button["text"] for button in needs.buttons["inline_keyboard"][0]] == ["Deny"]
+    assert "give them on the page, or with atlas approvals" in needs.last.text
+    assert r"Which \u202eone?" in needs.last.text and "sent to the MCP server shop" in needs.last.text
+    free = sheet(asked_for(FieldShape("size", "text", required=True, default="small"), FieldShape("gift", "boolean")))
+    assert [button["text"] for button in free.buttons["inline_keyboard"][0]] == ["Accept", "Deny"]

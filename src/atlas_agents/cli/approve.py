@@ -4,7 +4,6 @@ import json
 import sys
 import termios
 import time
-from contextlib import suppress
 from typing import Any, cast
 
 import msgspec
@@ -12,15 +11,18 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.history import DummyHistory
 from prompt_toolkit.input.typeahead import clear_typeahead
 
+from atlas_agents.cli.form import fill, show_form
 from atlas_agents.cli.page import Page
 from atlas_agents.cli.turn import Asked
 from atlas_agents.cli.words import one_line
 from atlas_agents.client.client import GatewayClient
 from atlas_agents.core.errors import GatewayError
 from atlas_agents.core.exact import exact, seen
+from atlas_agents.gateway.protocol.shapes import FormShape
 
 _SHOWN = 8000
 _WORDS = {"allow-once": "once", "allow-session": "session", "allow-always": "always", "deny": "no"}
+_FILLED = {"send": "allow-once", "no": "deny", "dismiss": "dismiss"}
 _COLOURS = {"+": "green", "-": "red", "@": "dim"}
 _DECISIONS = {word: decision for decision, word in _WORDS.items()}
 
@@ -38,6 +40,8 @@ async def ask_person(asked: Asked, page: Page) -> Reply:
     page.end()
     try:
         show_question(asked, asked.details, page)
+        if asked.form is not None:
+            return await _fill(asked.form, page, prompt)
         return await _answer(asked, page, prompt)
     finally:
         page.begin()
@@ -46,6 +50,10 @@ async def ask_person(asked: Asked, page: Page) -> Reply:
 def show_question(asked: Asked, arguments: dict[str, Any], page: Page, *, whole: bool = False) -> None:
     """The tool, each argument, where, why, and until when."""
     page.line(f"? {one_line(asked.summary)}", "bold yellow")
+    if asked.form is not None:
+        show_form(asked.form, page)
+        page.line(f"  without an answer it gets none, in {_left(asked)} s", "dim")
+        return
     for name, value in arguments.items():
         page.line(f"  {exact(name)[1:-1]} = {_cut(exact(value), whole=whole)}")
     if not arguments:
@@ -57,8 +65,11 @@ def show_question(asked: Asked, arguments: dict[str, Any], page: Page, *, whole:
         page.line(f"  in {exact(asked.working_dir)}", "dim")
     if asked.risk:
         page.line(f"  because of {one_line(asked.risk)}", "dim")
-    left = asked.expires_at / 1000 - time.time()
-    page.line(f"  without an answer it is no, in {max(0, round(left))} s", "dim")
+    page.line(f"  without an answer it is no, in {_left(asked)} s", "dim")
+
+
+def _left(asked: Asked) -> int:
+    return max(0, round(asked.expires_at / 1000 - time.time()))
 
 
 def choices(asked: Asked) -> list[str]:
@@ -82,6 +93,23 @@ async def _answer(asked: Asked, page: Page, prompt: PromptSession[str]) -> Reply
             show_question(asked, arguments, page, whole=True)
         elif word is not None:
             return Reply(_DECISIONS[word], arguments if edited and word != "no" else None)
+
+
+async def _fill(form: FormShape, page: Page, prompt: PromptSession[str]) -> Reply:
+    """The values, one after the other; before they are sent they are shown once more."""
+
+    async def read(words: str, default: str) -> str:
+        return await _read(prompt, words, default)
+
+    values: dict[str, Any] | None = None if form.fields else {}
+    while True:
+        offered = [*(["send"] if values is not None else []), *(["answer"] if form.fields else []), "no", "dismiss"]
+        word = _meant(await _read(prompt, f"{', '.join(offered[:-1])} or {offered[-1]}? "), offered)
+        if word == "answer":
+            values = await fill(form, page, read)
+            page.line(f"  {exact(values)}")
+        elif word is not None:
+            return Reply(_FILLED[word], values if word == "send" else None)
 
 
 async def _edit(arguments: dict[str, Any], page: Page, prompt: PromptSession[str]) -> dict[str, Any] | None:
@@ -121,12 +149,17 @@ def _cut(text: str, *, whole: bool) -> str:
     return f"{text[:half]} …… {len(text) - _SHOWN:,} characters are not shown: say show …… {text[-half:]}"
 
 
-async def resolve(client: GatewayClient, asked: Asked, reply: Reply) -> None:
-    """Tell the gateway; one that is answered already stays so."""
-    with suppress(GatewayError):
+async def resolve(client: GatewayClient, asked: Asked, reply: Reply, page: Page) -> bool:
+    """Tell the gateway; one that is answered already stays so. False if values do not fit what was asked for."""
+    try:
         await client.call(
             "approvals.resolve",
             approval_id=asked.approval_id,
             decision=reply.decision,
             arguments=reply.arguments,
         )
+    except GatewayError as error:
+        if asked.form is not None and error.kind == "INVALID_PARAMS":
+            page.line(f"  {one_line(str(error))}", "red")
+            return False
+    return True

@@ -12,7 +12,7 @@ from atlas_agents.cli.options import Talking
 from atlas_agents.cli.reach import Here, for_talking
 from atlas_agents.cli.turn import Asked, Ending, Left, Notes, Screen, remark, take_turn
 from atlas_agents.cli.who import headline
-from atlas_agents.cli.words import called, trouble
+from atlas_agents.cli.words import called, one_line, trouble
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.ids import new_id
 
@@ -49,7 +49,12 @@ async def _ask(message: str | None, talking: Talking, yes_to: frozenset[str], as
 
 
 async def _decide(asked: Asked, here: Here, yes_to: frozenset[str]) -> None:
-    """Nobody is asked here: yes to what the command line names, no to all else."""
+    """Nobody is asked here: yes to what the command line names, no to all else. A form is left unanswered."""
+    if asked.form is not None:
+        words = one_line(f"{asked.form.asker}: {asked.form.message}")
+        complain(f"not answered: {words}; atlas chat asks you, and so does the page")
+        await here.client.call("approvals.resolve", approval_id=asked.approval_id, decision="dismiss")
+        return
     yes = asked.tool_name in yes_to
     if not yes:
         words = called(asked.tool_name, asked.details).removeprefix("→ ")

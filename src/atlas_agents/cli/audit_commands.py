@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-app = group("Read and check the log of all tool calls.")
+app = typer.Typer(rich_markup_mode=None)
 Agent = Annotated[str | None, typer.Option("--agent", metavar="ID", help="Calls of this agent.")]
 ToolName = Annotated[str | None, typer.Option("--tool", metavar="NAME", help="Calls of this tool.")]
 Level = Annotated[str | None, typer.Option("--level", metavar="LEVEL", help="info, warn or error.")]

@@ -2,9 +2,9 @@
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-app = group("The settings in force, and where they come from.")
+app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command()

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-app = group("See, stop and retry what agents hand to each other.")
+app = typer.Typer(rich_markup_mode=None)
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job, or enough of its beginning.")]
 
 

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-app = group("The documents that agents know: read, listed, searched and removed.")
+app = typer.Typer(rich_markup_mode=None)
 Category = Annotated[str | None, typer.Option("--category", "-c", metavar="NAME", help="Of this category only.")]
 
 

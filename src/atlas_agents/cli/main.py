@@ -4,25 +4,10 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli import (
-    approvals_commands,
-    audit_commands,
-    config_commands,
-    job_commands,
-    knowledge_commands,
-    mcp_commands,
-    model_commands,
-    plugin_commands,
-    protocol_commands,
-    schedule_commands,
-    session_commands,
-    telegram_commands,
-    tenant_commands,
-    token_commands,
-)
+from atlas_agents.cli.all_commands import AllCommands
 from atlas_agents.cli.flags import Json
 
-app = typer.Typer(cls=plugin_commands.WithPlugins, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(cls=AllCommands, pretty_exceptions_enable=False, rich_markup_mode=None)
 Model = Annotated[
     str | None,
     typer.Option("--model", metavar="REF", help="Talk to this model alone: anthropic/…, openai/…, http/…, or demo."),
@@ -178,25 +163,6 @@ def init(
     from atlas_agents.cli.init import init
 
     raise typer.Exit(init(folder))
-
-
-app.add_typer(session_commands.app, name="sessions")
-app.add_typer(approvals_commands.app, name="approvals")
-app.add_typer(job_commands.app, name="jobs")
-app.add_typer(schedule_commands.app, name="schedule")
-app.add_typer(audit_commands.app, name="audit")
-app.add_typer(knowledge_commands.app, name="knowledge")
-app.add_typer(model_commands.app, name="models")
-app.add_typer(tenant_commands.users, name="users")
-app.add_typer(tenant_commands.plans, name="plans")
-app.add_typer(tenant_commands.tenants, name="tenants")
-app.add_typer(mcp_commands.app, name="mcp")
-app.add_typer(token_commands.app, name="token")
-app.add_typer(telegram_commands.app, name="telegram")
-app.add_typer(config_commands.app, name="config")
-app.add_typer(protocol_commands.app, name="protocol")
-app.add_typer(plugin_commands.app, name="plugins")
-app.add_typer(plugin_commands.app, name="plugin", hidden=True)
 
 
 def main() -> None:

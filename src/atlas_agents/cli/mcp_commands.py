@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-app = group("MCP servers whose tools agents may use, and this house as an MCP server.")
+app = typer.Typer(rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="SERVER", help="Its name in mcp.json.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-app = group("The models that run on this machine.")
+app = typer.Typer(rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as list shows it.")]
 
 

@@ -2,9 +2,7 @@
 
 import typer
 
-from atlas_agents.cli.flags import group
-
-app = group("The gateway's protocol, for programs that speak it.")
+app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command()

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-app = group("List, read, change, copy, carry and remove sessions.")
+app = typer.Typer(rich_markup_mode=None)
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The session, or enough of its beginning.")]
 
 

@@ -1,5 +1,6 @@
 """The conversation at the prompt: reads a line, takes a turn, and knows a few commands."""
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -29,6 +30,7 @@ class Talk:
 
     def __init__(self, here: Here, place: Place) -> None:
         self._here = here
+        self._asking = asyncio.Lock()
         self._place = place
         self._page = Page(Console(highlight=False))
         self._feed: SessionFeed | None = None
@@ -96,12 +98,12 @@ class Talk:
     async def _decide(self, asked: Asked) -> None:
         """Ask the person at the prompt. Ctrl-C there stops the turn, which is a no too."""
         try:
-            reply = await ask_person(asked, self._page)
+            async with self._asking:  # calls that run side by side may ask at the same time
+                while not await resolve(self._here.client, asked, await ask_person(asked, self._page), self._page):
+                    pass
         except KeyboardInterrupt:
             with suppress(GatewayError):
                 await self._here.client.call("chat.abort", run_id=asked.run_id)
-            return
-        await resolve(self._here.client, asked, reply)
 
     async def _joined(self) -> SessionFeed:
         if self._feed is None:

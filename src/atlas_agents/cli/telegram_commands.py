@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-app = group("Who may talk to agents through the Telegram bot.")
+app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command()

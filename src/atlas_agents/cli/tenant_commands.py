@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-users = group("Who belongs here: add, change, suspend and remove them.")
-plans = group("How much may be used: tokens, agents, bytes, users.")
-tenants = group("The tenant that is served here, and its plan.")
+users = typer.Typer(rich_markup_mode=None)
+plans = typer.Typer(rich_markup_mode=None)
+tenants = typer.Typer(rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Small letters, digits, - and _.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", min=0, help="None is no limit.")]
 

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from atlas_agents.cli.flags import Json, group
+from atlas_agents.cli.flags import Json
 
-app = group("What opens the gateway: the main token, and others with fewer rights.")
+app = typer.Typer(rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is: small letters, digits, - and _.")]
 
 

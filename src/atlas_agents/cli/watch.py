@@ -12,7 +12,7 @@ from atlas_agents.cli.ask import is_terminal
 from atlas_agents.cli.border import DONE, quiet, run
 from atlas_agents.cli.page import Page
 from atlas_agents.cli.reach import Here, within_reach
-from atlas_agents.cli.words import called
+from atlas_agents.cli.words import called, one_line
 from atlas_agents.gateway.protocol.sessions import ApprovalsFound
 from atlas_agents.gateway.protocol.shapes import ApprovalShape
 
@@ -44,7 +44,7 @@ async def _waiting(here: Here) -> tuple[ApprovalShape, ...]:
 async def _handle(here: Here, asked: ApprovalShape) -> bool:
     """Print or ask; False if the person wants to leave."""
     if not is_terminal(sys.stdin) or not is_terminal(sys.stdout):
-        print(f"{asked.approval_id} {called(asked.tool_name, asked.details)}", flush=True)
+        print(f"{asked.approval_id} {_said(asked)}", flush=True)
         return True
     page = Page(Console(highlight=False))
     page.line(f"{asked.agent_id} in session {asked.session_key}:", "dim")
@@ -61,9 +61,15 @@ async def _handle(here: Here, asked: ApprovalShape) -> bool:
         page.line("(answered elsewhere, or too late)", "dim")
         return True
     reply = asking.result()
-    if reply is not None:
-        await resolve(here.client, asked, reply)
+    if reply is not None and not await resolve(here.client, asked, reply, page):
+        return await _handle(here, asked)
     return reply is not None
+
+
+def _said(asked: ApprovalShape) -> str:
+    if asked.form is not None:
+        return one_line(f"? {asked.form.asker}: {asked.form.message}")
+    return called(asked.tool_name, asked.details)
 
 
 async def _asked(asked: ApprovalShape, page: Page) -> Reply | None:

@@ -13,6 +13,7 @@ from atlas_agents.config.urls import has_password, scheme
 from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.secret import Secret
+from atlas_agents.providers.pace import read_paces
 from atlas_agents.providers.registry import parse_model_ref
 from atlas_agents.toolbox.web.hosts import Hosts
 
@@ -116,6 +117,14 @@ def _redis(value: Secret, given: Given) -> Secret:
     return value
 
 
+def _provider_limits(values: tuple[str, ...], given: Given) -> tuple[str, ...]:
+    try:
+        read_paces(values)
+    except ConfigError as error:
+        raise given.wrong(str(error)) from error
+    return values
+
+
 def _fetch_hosts(values: tuple[str, ...], given: Given) -> tuple[str, ...]:
     try:
         Hosts(values)
@@ -163,6 +172,7 @@ _CHECKS: dict[str, Callable[[Any, Given], Any]] = {
     "policy": _policy,
     "database_url": _database,
     "redis_url": _redis,
+    "provider_limits": _provider_limits,
     "fetch_hosts": _fetch_hosts,
     "search_url": _search_url,
     "embeddings": _embeddings,

@@ -71,6 +71,10 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         Secret | None, about("`redis://…`, to share sessions and events between processes.", hides="password")
     ] = None
     model: Annotated[str | None, about("The model ref for agents that name none, or whose key is not set.")] = None
+    provider_limits: Annotated[
+        tuple[str, ...],
+        about("How fast one key of a provider may be used: `openai requests=500 tokens=200000 at_once=8`, by minute."),
+    ] = ()
     policy: Annotated[Path | None, about("The file that says who may call what.")] = None
     approval_deadline: Annotated[
         float, Meta(ge=1, le=604800), about("Seconds that a person has to answer; then it is no.")
@@ -83,6 +87,14 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     calls_per_tick: Annotated[int, Meta(ge=1), about("Calls of an agent in a tick; the rest wait for the next.")] = 10
     tick: Annotated[float, Meta(ge=0.1, le=3600), about("Seconds of a tick.")] = 5.0
     repeats: Annotated[int, Meta(ge=1), about("How often in a row a turn may make the very same call.")] = 10
+    keep_events: Annotated[
+        int,
+        Meta(ge=0, le=36500),
+        about("Days for which all that an ended turn said can be heard again; its messages stay. 0 is for ever."),
+    ] = 30
+    keep_journals: Annotated[
+        int, Meta(ge=0, le=36500), about("Days for which the steps of an ended turn are kept. 0 is for ever.")
+    ] = 0
     disabled_plugins: Annotated[tuple[str, ...], about("Plugins that are installed and not to be used.")] = ()
     log_level: Annotated[Level, about("The least that is logged.")] = "info"
     log_format: Annotated[Format, about("Lines for people or for programs.")] = "text"

@@ -48,6 +48,12 @@ class Environment:
             return None
         return read_secret(f"{name}_FILE", Path(path))
 
+    def replaced(self, values: Mapping[str, str]) -> "Environment":
+        """The same with other values for some names."""
+        other = Environment({**self._values, **values}, dotenv=None)
+        other._file = self._file
+        return other
+
     def names(self) -> list[str]:
         """All names that are set, here or there."""
         return sorted({*self._values, *self._file})

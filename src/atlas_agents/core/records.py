@@ -1,10 +1,10 @@
-"""Small things that a tenant keeps by name and reads as a whole: its schedules, its users, its plan."""
+"""Small things that a tenant keeps by name and reads as a whole: schedules, users, a plan, chores, paces of keys."""
 
 from typing import Literal, TypeAlias
 
 import msgspec
 
-RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan"]
+RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan", "chore", "pace"]
 
 
 class Record(msgspec.Struct, frozen=True):

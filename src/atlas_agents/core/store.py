@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from atlas_agents.core.forgetting import Forget, Forgettable, Forgotten
 from atlas_agents.core.jobs import AddJob, ClaimJob, JobRow, JobState, RetryJob, SetJob, TellJob
 from atlas_agents.core.records import DropRecord, PutRecord, Record, RecordKind
 from atlas_agents.core.shelves import AddPassages, Document, DropDocument, Hit, Kind, PassageRow, PutDocument, Where
@@ -307,6 +308,7 @@ Write: TypeAlias = (
     | TellJob
     | PutRecord
     | DropRecord
+    | Forget
 )
 
 
@@ -390,6 +392,12 @@ class Store(Protocol):
         """Those that are there, in the order of the ids."""
         ...
 
+    async def passages_of(
+        self, tenant: str, kind: Kind, document: str, *, after: int = -1, limit: int | None = None
+    ) -> list[PassageRow]:
+        """Those of one document in their order; `after` is the place to go on from."""
+        ...
+
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         """Passages with any of the words, the best first: those with rarer words, more of them, and shorter."""
         ...
@@ -431,6 +439,10 @@ class Store(Protocol):
 
     async def stored(self, tenant: str) -> int:
         """Bytes of messages, journals and events."""
+        ...
+
+    async def forgettable(self, tenant: str, what: Forgettable, before: int) -> Forgotten:
+        """How much `Forget` would remove in the end."""
         ...
 
     async def tenants(self) -> list[str]:

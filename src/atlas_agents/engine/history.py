@@ -5,21 +5,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.json import encode
-from atlas_agents.core.memo import memo
 from atlas_agents.core.messages import Message, ToolCall, ToolResult, broken_at, tool
+from atlas_agents.core.tokens import approximate_tokens
 
-_CHARACTERS_PER_TOKEN = 3.6
-_TOKENS = "approximate_tokens"
 _LOST = "This call was interrupted; it may have happened. It was not retried."
-
-
-def approximate_tokens(message: Message) -> int:
-    """A message's tokens by the length of its JSON; counted once per message."""
-    found: int | None = getattr(message, _TOKENS, None)
-    if found is None:
-        found = memo(message)[_TOKENS] = round(len(encode(message.parts)) / _CHARACTERS_PER_TOKEN) + 4
-    return found
 
 
 class History(msgspec.Struct, frozen=True):

@@ -15,7 +15,6 @@ from atlas_agents.core.ids import new_id
 from atlas_agents.core.messages import Message
 from atlas_agents.core.office import Delegation, Office
 from atlas_agents.core.questions import Answer, Question
-from atlas_agents.core.secret import Secret
 from atlas_agents.core.store import RunRow, Store
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.history import History
@@ -27,6 +26,7 @@ from atlas_agents.engine.output import Output
 from atlas_agents.engine.plan import plan_tool
 from atlas_agents.engine.run import Run, Terms
 from atlas_agents.engine.settings import Settings
+from atlas_agents.providers.base import keys_of
 from atlas_agents.providers.failover import Failover, Route
 from atlas_agents.providers.prices import Price, Prices
 from atlas_agents.providers.react import React
@@ -253,7 +253,7 @@ class House:
             pool = Failover([self._route(model, settings) for model in models], settings.retry)
             pools[in_text] = pool
             for route in pool.routes:
-                if isinstance(key := getattr(route.provider, "key", None), Secret):
+                for key in keys_of(route.provider):
                     self.governance.redactor.learn(key.reveal())
         return pool
 

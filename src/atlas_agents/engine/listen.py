@@ -2,13 +2,11 @@
 
 from contextlib import aclosing
 
-import msgspec
-
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import StreamChunk, StreamReset, StreamThinking, Usage
 from atlas_agents.core.messages import Message, Opaque, ToolCall
+from atlas_agents.core.tokens import approximate_tokens
 from atlas_agents.core.whole import whole
-from atlas_agents.engine.history import approximate_tokens
 from atlas_agents.engine.lineup import Lineup
 from atlas_agents.engine.request import build_request
 from atlas_agents.engine.run import Run
@@ -68,10 +66,7 @@ async def _hear(run: Run, request: Request) -> Message:
     if done is None:
         raise ProviderError("the stream ended without saying that the message is complete", "incomplete")
     usage = done.usage if done.usage.input_tokens else _estimated(done.usage, request)
-    if (price := run.prices.of(done.model or run.provider.id)) is not None:
-        usage = msgspec.structs.replace(usage, cost=price.of(usage))
-    run.heard = usage
-    run.usage += usage
+    run.heard = usage = run.count(done.model or run.provider.id, usage)
     return Message("assistant", run.finish_draft(), metadata=_metadata(done, usage, run))
 
 

@@ -6,6 +6,7 @@ steps are done follows from the replies that the journal has.
 """
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from atlas_agents.tools.tool import Tool
 MAKE_PLAN = "make_plan"
 _MOST_STEPS = 20
 _MOST_PLANS = 4
+_MOST_NAMED = 50
 _DRAW_UP = (
     f"Before you do anything, call {MAKE_PLAN} with the steps that lead to what I asked for: one short sentence each, "
     "in order, as few as possible. If no steps are needed, just answer."
@@ -62,7 +64,7 @@ def plan_tool() -> Tool:
 async def planned(run: Run) -> Message:
     """Draw up a plan, carry out its steps, plan again where a step asks for it or gets stuck, then answer."""
     work = _Work(run)
-    reply = await work.draw_up(_DRAW_UP)
+    reply = await work.draw_up(_DRAW_UP + _at_hand(list(run.desk.tools.values())))
     if reply is not None:
         return reply
     while (number := work.next_step()) is not None:
@@ -172,6 +174,13 @@ class _Work:
     def _tell(self) -> None:
         self._run.plan = tuple(self._steps)
         self._run.emit(PlanUpdated(self._run.id, self._run.plan))
+
+
+def _at_hand(tools: Sequence[Tool]) -> str:
+    """What steps can be done with, in a line each: while it plans, the model is offered none of them."""
+    others = [tool for tool in tools if tool.name != MAKE_PLAN][:_MOST_NAMED]
+    lines = [f"- {tool.name}: {tool.description.strip().partition(chr(10))[0]}" for tool in others]
+    return "\nThe steps can use these tools:\n" + "\n".join(lines) if lines else ""
 
 
 def _listed(text: str) -> list[str]:

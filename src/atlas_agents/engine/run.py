@@ -146,8 +146,16 @@ class Run:
         self.draft = Draft()
         self.let_speak: Callable[[str], None] = _nobody
         """Has another agent speak from here on; whoever opened the run knows how."""
+        desk.count = self.count
         self._call_ids: set[str] = set()
         self._unreadable = 0
+
+    def count(self, model: str, usage: Usage) -> Usage:
+        """Add what a model took to the turn, and give it back with its price."""
+        if (price := self.prices.of(model)) is not None:
+            usage = msgspec.structs.replace(usage, cost=price.of(usage))
+        self.usage += usage
+        return usage
 
     async def take_in(self, message: Message) -> list[Message]:
         """Take the user's message in, as interceptors leave it: from here on it is not lost."""

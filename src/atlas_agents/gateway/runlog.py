@@ -47,14 +47,14 @@ class Tail:
 class Draft:
     """What was told and is not yet a message that is kept: for those who come in the middle."""
 
-    __slots__ = ("_progress", "_results", "_text", "_thinking", "approval", "plan")
+    __slots__ = ("_progress", "_questions", "_results", "_text", "_thinking", "plan")
 
     def __init__(self) -> None:
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._results: list[ToolResultPart] = []
         self._progress: dict[str, Tail] = {}
-        self.approval: wire.ApprovalRequested | None = None
+        self._questions: dict[str, wire.ApprovalRequested] = {}
         self.plan: tuple[PlanStepShape, ...] = ()
 
     def see(self, event: wire.RunEvent) -> None:
@@ -81,16 +81,21 @@ class Draft:
             case wire.ToolSettled(_, call_id, _, status, result, took, error):
                 self._results.append(ToolResultPart(call_id, status, result, error, took))
                 self._progress.pop(call_id, None)
-            case wire.ApprovalRequested():
-                self.approval = event
-            case wire.ApprovalResolved():
-                self.approval = None
+            case wire.ApprovalRequested(_, approval_id):
+                self._questions[approval_id] = event
+            case wire.ApprovalResolved(_, approval_id):
+                self._questions.pop(approval_id, None)
             case _:
                 pass
 
     def _withdraw(self) -> None:
         self._text.clear()
         self._thinking.clear()
+
+    @property
+    def approval(self) -> wire.ApprovalRequested | None:
+        """The oldest question that waits for an answer."""
+        return next(iter(self._questions.values()), None)
 
     @property
     def progress(self) -> dict[str, tuple[str, ...]]:

@@ -194,6 +194,7 @@ def _snapshot(caller: Connection, log: RunLog) -> RunPosition:
             options=asked.options,
             expires_at=asked.expires_at,
             preview=asked.preview,
+            form=asked.form,
         )
     return RunPosition(log.run_id, "snapshot", log.told, log.draft.parts, pending, log.draft.progress, log.draft.plan)
 

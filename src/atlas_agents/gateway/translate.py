@@ -22,6 +22,7 @@ from atlas_agents.core.events import (
     ToolProgress,
     Usage,
 )
+from atlas_agents.core.forms import Form
 from atlas_agents.core.messages import File, Image, Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.core.messages import Part as CorePart
 from atlas_agents.core.questions import Decision as CoreDecision
@@ -30,8 +31,11 @@ from atlas_agents.core.store import Session, StoredMessage
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.shapes import (
     ApprovalShape,
+    ChoiceShape,
     Decision,
+    FieldShape,
     FilePart,
+    FormShape,
     ImagePart,
     InputPart,
     MessageShape,
@@ -50,6 +54,7 @@ DECISIONS: dict[CoreDecision, Decision] = {
     "session": "allow-session",
     "always": "allow-always",
     "no": "deny",
+    "dismiss": "dismiss",
 }
 ANSWERS: dict[Decision, CoreDecision] = {there: here for here, there in DECISIONS.items()}
 _PAGE_BYTES = 512 * 1024
@@ -183,6 +188,7 @@ def asked(question: Question) -> wire.ApprovalRequested:
         options=shape.options,
         expires_at=shape.expires_at,
         preview=shape.preview,
+        form=shape.form,
     )
 
 
@@ -202,7 +208,28 @@ def approval_shape(question: Question, session_key: str) -> ApprovalShape:
         expires_at=int(question.expires_at * 1000),
         agent_id=question.agent_id,
         preview=question.preview,
+        form=_form(question.form) if question.form is not None else None,
     )
+
+
+def _form(form: Form) -> FormShape:
+    fields = [
+        FieldShape(
+            field.name,
+            field.kind,
+            field.title,
+            field.description,
+            field.required,
+            field.default,
+            tuple([ChoiceShape(choice.value, choice.title) for choice in field.choices]),
+            field.format,
+            field.pattern,
+            field.least,
+            field.most,
+        )
+        for field in form.fields
+    ]
+    return FormShape(form.asker, form.message, tuple(fields), form.url)
 
 
 def _folder(question: Question) -> str:
@@ -215,7 +242,9 @@ def _folder(question: Question) -> str:
 
 
 def _command(question: Question) -> str:
-    """What would be done, in one line: a shell's command as it is, of other tools their call."""
+    """What would be done, in one line: a shell's command as it is, of other tools their call; what a form is for."""
+    if question.form is not None:
+        return question.message
     command: Any = question.arguments.get("command")
     if isinstance(command, str):
         return command

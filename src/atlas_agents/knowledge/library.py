@@ -24,6 +24,8 @@ _VERSION = "1"
 _SLICE = 128
 _PAGE = 500
 _MOST_TOLD = 50
+LONGEST_TEXT = 1_000_000
+"""Characters of a document that is read as a whole."""
 
 
 class About(msgspec.Struct, frozen=True):
@@ -121,6 +123,26 @@ class Knowledge:
         """All of them, in the order of their sources."""
         found = [each async for each in self._all(tenant, category)]
         return sorted(found, key=lambda document: document.source)
+
+    async def page(self, tenant: str, *, after: str = "", limit: int = _PAGE) -> list[Document]:
+        """Some of them, in the order of their ids, `after` this one; also what is being read just now."""
+        return await self._store.documents(tenant, Where("knowledge"), after=after, limit=limit)
+
+    async def text(self, tenant: str, id: str) -> str:
+        """A document as it was read, under its headings; NotStored if there is none that is whole. Of a very long one
+        the beginning, which says so."""
+        document = await self._store.document(tenant, "knowledge", id)
+        if document is None or not document.hash:
+            raise NotStored(f"there is no document {id[:80]!r}")
+        lines, size, heading, after = [f"# {document.title}"], 0, document.title, -1
+        while rows := await self._store.passages_of(tenant, "knowledge", id, after=after, limit=_PAGE):
+            after = rows[-1].place
+            for row in rows:
+                if size > LONGEST_TEXT:
+                    return "\n\n".join([*lines, f"… {document.passages - row.place:,} more passages are not shown"])
+                lines += [row.text] if row.heading == heading else [f"## {row.heading}", row.text]
+                heading, size = row.heading, size + len(row.text)
+        return "\n\n".join(lines)
 
     async def remove(self, tenant: str, which: str) -> int:
         """Remove a document by its id or source, or all that was added with a source; how many there were."""

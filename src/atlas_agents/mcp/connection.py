@@ -5,6 +5,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import Context
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +14,13 @@ import httpx2
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import AtlasError, ToolFailed, Transient
 from atlas_agents.mcp import oauth
+from atlas_agents.mcp.elicitation import Elicitation
 from atlas_agents.mcp.entries import Lookup, Server
 from atlas_agents.mcp.found import Found, shown
 from atlas_agents.mcp.pipes import Child, started
 from atlas_agents.mcp.sampling import Sampling, Speak
-from atlas_agents.mcp.session import Report, Session, begun, call, tools_of
+from atlas_agents.mcp.session import Session, begun, call, tools_of
+from atlas_agents.mcp.underway import Caller, Underway
 from atlas_agents.mcp.web import dialled
 
 logger = logging.getLogger(__name__)
@@ -51,7 +54,11 @@ class Connection:
         self._auth = auth
         self._clock = clock
         tokens = server.entry.sampling_tokens
-        self._sampling = Sampling(server.name, speak, tokens, clock) if speak is not None and tokens else None
+        self._underway = Underway()
+        self._elicitation = Elicitation(server.name, self._underway)
+        self._sampling = (
+            Sampling(server.name, speak, tokens, self._underway, clock) if speak is not None and tokens else None
+        )
         self._session: Session | None = None
         self._tools: dict[str, Found] = {}
         self._listed = 0.0
@@ -66,15 +73,16 @@ class Connection:
         await self._reached(CONNECTS_WITHIN)
         return tuple(self._tools.values())
 
-    async def call(self, tool: Found, arguments: dict[str, Any], report: Report) -> Any:
+    async def call(self, tool: Found, arguments: dict[str, Any], caller: Caller) -> Any:
         """Call a tool that was approved. A server that ends in the middle is a ConnectionError: the governed path says
-        what that means."""
+        what that means. What it asks meanwhile is asked the caller."""
         session = await self._reached(min(CONNECTS_WITHIN, self.server.entry.timeout * 0.75))
         if self._clock.monotonic() - self._listed > _STALE:
             await self._list(session)
         self._check(tool)
         try:
-            return await call(session, tool, arguments, report)
+            with self._underway.of(caller):
+                return await call(session, tool, arguments, caller)
         except ConnectionError as error:
             self._gone.set()
             raise ConnectionError(f"the MCP server {self.server.name} ended in the middle of the call") from error
@@ -101,7 +109,7 @@ class Connection:
     async def _reached(self, patience: float) -> Session:
         """The conversation, begun if there is none. While it rests after a trouble, nobody waits for it."""
         if self._keeping is None or self._keeping.done():
-            self._keeping = asyncio.create_task(self._keep())
+            self._keeping = asyncio.create_task(self._keep(), context=Context())  # no call's: it serves many
             self._resting_until = None
         with suppress(TimeoutError):
             async with asyncio.timeout(patience), self._news:
@@ -166,7 +174,7 @@ class Connection:
     @asynccontextmanager
     async def _opened(self) -> AsyncGenerator[tuple[Session, Child | None], None]:
         server, entry = self.server, self.server.filled(self._environment)
-        sampling = self._sampling.answer if self._sampling is not None else None
+        sampling, asking = self._sampling.answer if self._sampling is not None else None, self._elicitation.answer
         async with AsyncExitStack() as opening:
             child: Child | None = None
             streams: Any
@@ -181,7 +189,7 @@ class Connection:
                 streams = await opening.enter_async_context(dialled(entry, auth))
             try:
                 async with asyncio.timeout(CONNECTS_WITHIN):
-                    session = await opening.enter_async_context(begun(streams, sampling, self._stale.set))
+                    session = await opening.enter_async_context(begun(streams, sampling, asking, self._stale.set))
             except Exception as error:
                 if words := _last_words(child):
                     raise ToolFailed(f"{_words(error)}; it said last: {words}") from error

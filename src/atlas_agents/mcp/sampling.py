@@ -8,9 +8,10 @@ import mcp_types as types
 from mcp.client.session import ClientRequestContext
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock, day_of
-from atlas_agents.core.errors import AtlasError
+from atlas_agents.core.errors import AtlasError, PlanSpent
 from atlas_agents.core.messages import Message, Text, assistant, user
 from atlas_agents.mcp.speaking import Spoken
+from atlas_agents.mcp.underway import Underway
 
 logger = logging.getLogger(__name__)
 Speak: TypeAlias = Callable[[list[Message], str, int], Awaitable[Spoken]]
@@ -21,8 +22,9 @@ AT_MOST = 1024
 class Sampling:
     """The tokens that one server may have spoken in a day."""
 
-    def __init__(self, server: str, speak: Speak, tokens: int, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, server: str, speak: Speak, tokens: int, underway: Underway, clock: Clock = SYSTEM_CLOCK) -> None:
         self._server = server
+        self._underway = underway
         self._speak = speak
         self._tokens = tokens
         self._clock = clock
@@ -32,6 +34,9 @@ class Sampling:
     async def answer(
         self, context: ClientRequestContext, params: types.CreateMessageRequestParams
     ) -> types.CreateMessageResult | types.ErrorData:
+        caller = self._underway.asked()
+        if caller is None:
+            return _no("a model speaks only for a call that is under way, and it is not clear for which")
         today = day_of(self._clock.time())
         if today != self._day:
             self._day, self._left = today, self._tokens
@@ -41,10 +46,13 @@ class Sampling:
         self._left -= most  # held back until it is known what was used
         used = most
         try:
+            await caller.check_budget()
             spoken = await self._speak([_message(each) for each in params.messages], params.system_prompt or "", most)
-            used = min(most, spoken.tokens or most)
+            used = min(most, spoken.usage.output_tokens or most)
+            await caller.spend(spoken.model, spoken.usage)
         except AtlasError as error:
             logger.warning("%s asked for a model's words: %s", self._server, error)
+            used = 0 if isinstance(error, PlanSpent) else used
             return _no("the model could not answer")
         finally:
             self._left += most - used

@@ -12,6 +12,7 @@ from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
 from atlas_agents.mcp.entries import NAME, Lookup, Server, read_servers
 from atlas_agents.mcp.found import Found
 from atlas_agents.mcp.pins import Approval, Pins, Stamp, stamp_of
+from atlas_agents.mcp.underway import Caller
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Effect, Tool
 
@@ -26,7 +27,7 @@ class Reaching(Protocol):
 
     async def tools(self) -> tuple[Found, ...]: ...
 
-    async def call(self, tool: Found, arguments: dict[str, Any], report: Any) -> Any: ...
+    async def call(self, tool: Found, arguments: dict[str, Any], caller: Caller) -> Any: ...
 
     async def close(self) -> None: ...
 
@@ -140,7 +141,7 @@ def as_tool(server: Server, found: Found, servers: Servers) -> Tool:
     async def call(_arguments_: dict[str, Any], _context_: ToolContext) -> Any:
         servers.check(server)
         reaching = await servers.reach(server)
-        return await reaching.call(found, _arguments_, _context_.progress)
+        return await reaching.call(found, _arguments_, _context_)
 
     pure = found.name in server.entry.pure
     effect: Effect = "pure" if pure else "unsafe"

@@ -3,22 +3,24 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 import anyio
 import httpx2
 import mcp_types as types
-from mcp.client.session import ClientSession, IncomingMessage, SamplingFnT
+from mcp.client.session import ClientRequestContext, ClientSession, ElicitationFnT, IncomingMessage, SamplingFnT
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
 from atlas_agents.core.errors import ToolFailed
 from atlas_agents.mcp import results
 from atlas_agents.mcp.found import Found, more_tools
+from atlas_agents.mcp.underway import Caller
 
-Report: TypeAlias = Callable[[str], object]
+T = TypeVar("T")
 MOST_TOOLS = 500
 _MOST_PAGES = 50
+_MOST_ROUNDS, _PAUSE = 10, 0.25
 _CLOSED = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT)
 
 
@@ -31,7 +33,7 @@ class Session(ClientSession):
 
 @asynccontextmanager
 async def begun(
-    streams: Any, sampling: SamplingFnT | None, on_change: Callable[[], object]
+    streams: Any, sampling: SamplingFnT | None, elicitation: ElicitationFnT, on_change: Callable[[], object]
 ) -> AsyncGenerator[Session, None]:
     """A conversation over two streams: in the newer way if the server knows it, else with a handshake."""
 
@@ -40,7 +42,13 @@ async def begun(
             on_change()
 
     about = types.Implementation(name="atlas-agents", version=version("atlas-agents"))
-    async with Session(*streams, message_handler=hear, sampling_callback=sampling, client_info=about) as session:
+    async with Session(
+        *streams,
+        message_handler=hear,
+        sampling_callback=sampling,
+        elicitation_callback=elicitation,
+        client_info=about,
+    ) as session:
         try:
             await session.discover()
         except (MCPError, RuntimeError, ValidationError):
@@ -67,11 +75,11 @@ async def tools_of(session: Session) -> tuple[Found, ...]:
     return (*found.values(), *more_tools(resources=resources, prompts=prompts, taken=set(found)))
 
 
-async def call(session: Session, tool: Found, arguments: dict[str, Any], report: Report) -> Any:
+async def call(session: Session, tool: Found, arguments: dict[str, Any], caller: Caller) -> Any:
     """What came of a call. ConnectionError where nobody can say; ToolFailed where the server says no."""
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
-        report(_progress(done, total, message))
+        caller.progress(_progress(done, total, message))
 
     try:
         return await _KINDS[tool.kind](session, tool.name, arguments, progress)
@@ -86,10 +94,42 @@ async def call(session: Session, tool: Found, arguments: dict[str, Any], report:
 
 
 async def _tool(session: Session, name: str, arguments: dict[str, Any], progress: Any) -> Any:
-    answer = await session.call_tool(name, arguments, progress_callback=progress, allow_input_required=True)
-    if isinstance(answer, types.InputRequiredResult):
-        raise ToolFailed("the server asks a question of its own in the middle of the call, which is not answered here")
-    return results.of_call(answer)
+    return results.of_call(
+        await _answered(
+            session,
+            lambda said, state: session.call_tool(
+                name,
+                arguments,
+                progress_callback=progress,
+                input_responses=said,
+                request_state=state,
+                allow_input_required=True,
+            ),
+        )
+    )
+
+
+async def _answered(
+    session: Session,
+    ask: Callable[[types.InputResponses | None, str | None], Awaitable[T | types.InputRequiredResult]],
+) -> T:
+    """The answer of a server that may ask back first, as the newer protocol has it: then it is asked again, with what
+    it wanted to know."""
+    answer = await ask(None, None)
+    for _ in range(_MOST_ROUNDS):
+        if not isinstance(answer, types.InputRequiredResult):
+            return answer
+        said: types.InputResponses = {}
+        for key, wanted in (answer.input_requests or {}).items():
+            context = ClientRequestContext(session=session, request_id=key)
+            response = await session.dispatch_input_request(context, wanted)
+            if isinstance(response, types.ErrorData):
+                raise ToolFailed(f"the server wants to know something first, and {response.message}")
+            said[key] = response
+        if not said:
+            await anyio.sleep(_PAUSE)
+        answer = await ask(said or None, answer.request_state)
+    raise ToolFailed("the server asks without end")
 
 
 async def _list_resources(session: Session, name: str, arguments: dict[str, Any], progress: Any) -> Any:
@@ -103,7 +143,15 @@ async def _list_resources(session: Session, name: str, arguments: dict[str, Any]
 
 
 async def _read_resource(session: Session, name: str, arguments: dict[str, Any], progress: Any) -> Any:
-    return results.of_resource(await session.read_resource(arguments["uri"]))
+    uri = arguments["uri"]
+    return results.of_resource(
+        await _answered(
+            session,
+            lambda said, state: session.read_resource(
+                uri, input_responses=said, request_state=state, allow_input_required=True
+            ),
+        )
+    )
 
 
 async def _list_prompts(session: Session, name: str, arguments: dict[str, Any], progress: Any) -> Any:
@@ -111,7 +159,15 @@ async def _list_prompts(session: Session, name: str, arguments: dict[str, Any], 
 
 
 async def _get_prompt(session: Session, name: str, arguments: dict[str, Any], progress: Any) -> Any:
-    return results.of_prompt(await session.get_prompt(arguments["name"], arguments.get("arguments")))
+    wanted, blanks = arguments["name"], arguments.get("arguments")
+    return results.of_prompt(
+        await _answered(
+            session,
+            lambda said, state: session.get_prompt(
+                wanted, blanks, input_responses=said, request_state=state, allow_input_required=True
+            ),
+        )
+    )
 
 
 _KINDS: dict[str, Callable[[Session, str, dict[str, Any], Any], Awaitable[Any]]] = {

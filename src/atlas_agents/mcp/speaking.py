@@ -2,6 +2,7 @@
 
 import msgspec
 
+from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import Message
 from atlas_agents.providers.base import DoneChunk, Request, TextChunk, complete
 from atlas_agents.providers.failover import Route
@@ -12,7 +13,7 @@ class Spoken(msgspec.Struct, frozen=True):
 
     text: str
     model: str
-    tokens: int
+    usage: Usage
 
 
 async def say(route: Route, messages: list[Message], system: str, most: int) -> Spoken:
@@ -21,4 +22,4 @@ async def say(route: Route, messages: list[Message], system: str, most: int) -> 
     chunks = await complete(route.provider, request)
     text = "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk))
     done = next((chunk for chunk in reversed(chunks) if isinstance(chunk, DoneChunk)), DoneChunk())
-    return Spoken(text, done.model or route.model or route.provider.id, done.usage.output_tokens)
+    return Spoken(text, done.model or route.model or route.provider.id, done.usage)

@@ -10,7 +10,7 @@ from mcp.client.streamable_http import streamable_http_client
 from atlas_agents.mcp.entries import Entry
 from atlas_agents.mcp.pipes import LONGEST_LINE
 
-_CONNECT, _SILENCE = 15.0, 300.0
+_CONNECT, _SILENCE = 15.0, 900.0
 
 
 @asynccontextmanager

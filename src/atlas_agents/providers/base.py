@@ -12,6 +12,7 @@ from atlas_agents.core.memo import memo
 from atlas_agents.core.messages import Ids, Image, Message, ToolCall, ToolResult
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.pictures import parted
+from atlas_agents.core.secret import Secret
 from atlas_agents.core.specs import ToolSpec
 
 _SEEN = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -102,6 +103,12 @@ class Provider(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def stream(self, request: Request) -> AsyncGenerator[Chunk, None]: ...
+
+
+def keys_of(provider: Provider) -> tuple[Secret, ...]:
+    """The keys that a provider shows to a vendor, and nobody else may see."""
+    found: Any = getattr(provider, "keys", None) or (getattr(provider, "key", None),)
+    return tuple(key for key in found if isinstance(key, Secret))
 
 
 async def complete(provider: Provider, request: Request) -> list[Chunk]:

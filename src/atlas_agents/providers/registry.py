@@ -1,6 +1,6 @@
 """From a model ref to the provider behind it: one exists when its key is set."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias, cast
@@ -11,11 +11,14 @@ from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import BadModelRef, ConfigError, MissingKey
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.providers.anthropic import AnthropicProvider
-from atlas_agents.providers.base import Provider, Request
+from atlas_agents.providers.balanced import Balanced
+from atlas_agents.providers.base import Provider, Request, keys_of
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.function import FunctionProvider
 from atlas_agents.providers.nearby import NEARBY, NearbyProvider
 from atlas_agents.providers.openai import OpenAIProvider
+from atlas_agents.providers.pace import NO_LIMIT, Ledger, Pace
+from atlas_agents.providers.several import each_by_itself
 
 Model: TypeAlias = str | Provider | Route | Callable[[Request], Any]
 """What an agent can be given as its model: a ref, a provider (with a model), or a callable that answers like one."""
@@ -45,8 +48,18 @@ def parse_model_ref(ref: str) -> ModelRef:
 class Registry:
     """Makes each provider once, from the environment."""
 
-    def __init__(self, environment: Environment | None = None) -> None:
+    def __init__(
+        self,
+        environment: Environment | None = None,
+        *,
+        paces: Mapping[str, Pace] | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """`paces` says by the ids of providers how fast one key may be used; a shared `ledger` has it hold for all
+        processes together."""
         self._environment = environment or Environment()
+        self._paces = paces or {}
+        self._ledger = ledger
         self._makers = dict(_MAKERS)
         self._made: dict[str, Provider] = {}
 
@@ -86,8 +99,15 @@ class Registry:
         if id not in self._made:
             if id not in self._makers:
                 raise BadModelRef(f"there is no provider {id!r}; there are {', '.join(sorted(self._makers))}")
-            self._made[id] = self._makers[id](self._environment)
+            self._made[id] = self._make(id)
         return self._made[id]
+
+    def _make(self, id: str) -> Provider:
+        """One provider for each key or address that is set, and all of them as one."""
+        made = [self._makers[id](each) for each in each_by_itself(id, self._environment)]
+        if len(made) == 1 and id not in self._paces and (self._ledger is None or not keys_of(made[0])):
+            return made[0]
+        return Balanced(made, self._paces.get(id, NO_LIMIT), ledger=self._ledger)
 
     def available(self) -> list[str]:
         """The ids of the providers whose key, or for a server nearby whose address, is set."""

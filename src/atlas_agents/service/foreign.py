@@ -4,10 +4,13 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 
+import msgspec
+
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import Message
+from atlas_agents.core.tokens import approximate_tokens
 from atlas_agents.engine.atlas import Atlas
 from atlas_agents.gateway.protocol.calls import ForeignServer, ForeignServers
 from atlas_agents.mcp.servers import Servers
@@ -27,7 +30,12 @@ def open_servers(settings: Settings, environment: Environment, registry: Registr
 
     async def speak(messages: list[Message], system: str, most: int) -> Spoken:
         ref = settings.model or registry.default_model or LOCAL_MODEL
-        return await say(registry.route(ref), messages, system, most)
+        spoken = await say(registry.route(ref), messages, system, most)
+        if spoken.usage.input_tokens:
+            return spoken
+        counted = sum([approximate_tokens(message) for message in messages])
+        usage = msgspec.structs.replace(spoken.usage, input_tokens=counted, estimated=True)
+        return msgspec.structs.replace(spoken, usage=usage)
 
     servers = Servers(settings.workspace, settings.home, environment, speak)
     opening.push_async_callback(servers.close)

@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from atlas_agents.config.checks import POSTGRES
 from atlas_agents.config.opening import open_home, open_policy, open_store
 from atlas_agents.config.settings import Settings
+from atlas_agents.config.urls import scheme
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ModelUnavailable
 from atlas_agents.core.plugins import Plugins
@@ -19,7 +21,9 @@ from atlas_agents.knowledge.study import Study
 from atlas_agents.local.fetch import Progress, obtain
 from atlas_agents.local.models import given_file, is_path, known, models_folder, state_of
 from atlas_agents.mcp.servers import Servers
+from atlas_agents.providers.pace import read_paces
 from atlas_agents.providers.registry import Registry
+from atlas_agents.providers.shared_pace import SharedLedger
 from atlas_agents.service.builtin import house_rules, known_tools
 from atlas_agents.service.crew import Crew, Get
 from atlas_agents.service.foreign import follow_servers, open_servers
@@ -28,6 +32,7 @@ from atlas_agents.service.place import occupied
 from atlas_agents.service.plugged import interceptors_of
 from atlas_agents.service.rooms import offers
 from atlas_agents.service.study import open_study
+from atlas_agents.stores.keeper import Keep, Keeper
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.workspace import Workspace
@@ -95,6 +100,8 @@ async def opened(
         if fetch:
             get = _getter(models_folder(environment), told)
             beside.append(asyncio.create_task(runtime.crew.fetch(runtime.atlas, get)))
+            keep = Keep(settings.keep_events, settings.keep_journals)
+            beside.append(asyncio.create_task(Keeper(store, runtime.atlas.tenant, keep).run()))
         opening.push_async_callback(_end, beside)
         yield runtime
 
@@ -106,7 +113,8 @@ def _wired(
     if workspace.prepare():
         logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
         workspace.make_skills()
-    plugins, registry = Plugins(settings.disabled_plugins), Registry(environment)
+    plugins = Plugins(settings.disabled_plugins)
+    registry = Registry(environment, paces=read_paces(settings.provider_limits), ledger=_ledger(settings, store))
     servers = open_servers(settings, environment, registry, opening)
     registry.load_plugins(plugins)
     study = open_study(settings, store, registry)
@@ -126,6 +134,11 @@ def _wired(
     )
     atlas.keep_secret(*settings.secrets)
     return Runtime(settings, store, atlas, crew, tools, workspace, study, servers, company)
+
+
+def _ledger(settings: Settings, store: Store) -> SharedLedger | None:
+    """Where several processes may use the same keys, they keep one account of them."""
+    return SharedLedger(store) if scheme(settings.database_url.reveal()) in POSTGRES else None
 
 
 def _getter(folder: Path, told: Told | None) -> Get:

@@ -11,6 +11,7 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.secret import Secret
+from atlas_agents.gateway.mcp.documents import Documents
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.service.foreign import servers_shape
@@ -112,6 +113,7 @@ async def _gateway(
         gateway.hub.more_settings |= {each.key: each.value for each in settings.explain()}
         gateway.hub.study = runtime.study
         gateway.hub.foreign = lambda: servers_shape(runtime.servers)
+        gateway.mcp.offers.library = Documents(gateway.hub, runtime.study)
         gateway.mcp.offers.prompts = lambda: read_prompts(settings.workspace)
         gateway.hub.runs.notice = lambda agent_id: runtime.crew.notices.get(agent_id, "")
         yield Serving(runtime, gateway)

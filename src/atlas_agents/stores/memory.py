@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.forgetting import Forgettable, Forgotten
 from atlas_agents.core.jobs import JobRow, JobState
 from atlas_agents.core.records import Record, RecordKind
 from atlas_agents.core.shelves import Document, Hit, Kind, PassageRow, Where
@@ -19,6 +20,7 @@ from atlas_agents.core.store import (
     Write,
 )
 from atlas_agents.stores.memory_desk import Desk
+from atlas_agents.stores.memory_forgetting import forgettable
 from atlas_agents.stores.memory_jobs import pending
 from atlas_agents.stores.memory_shelves import matching
 from atlas_agents.stores.memory_writes import carry_out
@@ -148,6 +150,13 @@ class MemoryStore:
         kept = self._desk(tenant).passages
         return [kept[id].row for id in ids if id in kept]
 
+    async def passages_of(
+        self, tenant: str, kind: Kind, document: str, *, after: int = -1, limit: int | None = None
+    ) -> list[PassageRow]:
+        desk = self._desk(tenant)
+        rows = [desk.passages[id].row for id in desk.passages_of.get((kind, document), {})]
+        return [row for row in sorted(rows, key=lambda row: row.place) if row.place > after][:limit]
+
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return matching(self._desk(tenant), where, words)[: max(limit, 0)]
 
@@ -204,6 +213,9 @@ class MemoryStore:
         messages = [len(row.body) for rows in desk.messages.values() for row in rows.values()]
         steps = [len(row.payload) for rows in desk.journal.values() for row in rows.values()]
         return sum(messages) + sum(steps) + sum(len(r.body) for rows in desk.events.values() for r in rows.values())
+
+    async def forgettable(self, tenant: str, what: Forgettable, before: int) -> Forgotten:
+        return forgettable(self._desk(tenant), what, before)
 
     async def tenants(self) -> list[str]:
         return sorted(name for name, desk in self._desks.items() if any(kind == "tenant" for kind, _ in desk.records))

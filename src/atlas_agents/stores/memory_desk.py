@@ -53,6 +53,7 @@ class Desk:
         self.journal: dict[str, dict[int, JournalRow]] = {}
         self.journal_keys: dict[str, dict[tuple[str, str], int]] = {}
         self.events: dict[str, dict[int, EventRow]] = {}
+        self.said_at: dict[str, int] = {}
         self.audit: dict[int, AuditRow] = {}
         self.approvals: dict[str, ApprovalRow] = {}
         self.approvals_of: dict[str, dict[str, None]] = {}
@@ -143,7 +144,7 @@ class Desk:
         return any(self.runs[id].status != "queued" for id in self.open_of.get(session, ()))
 
     def drop_run(self, run_id: str) -> None:
-        for table in (self.runs, self.journal, self.journal_keys, self.events):
+        for table in (self.runs, self.journal, self.journal_keys, self.events, self.said_at):
             self.remove(table, run_id)
 
     def put_approval(self, asked: ApprovalRow) -> ApprovalRow:

@@ -7,6 +7,7 @@ import msgspec
 
 from atlas_agents.core.clock import days_ahead
 from atlas_agents.core.errors import Conflict, LimitSpent, NotStored, StoreError
+from atlas_agents.core.forgetting import Forget
 from atlas_agents.core.jobs import AddJob, ClaimJob, RetryJob, SetJob, TellJob
 from atlas_agents.core.json import encode
 from atlas_agents.core.records import DropRecord, PutRecord, Record
@@ -41,6 +42,7 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.stores.chain import START, audit_row, journal_row
 from atlas_agents.stores.memory_desk import Desk
+from atlas_agents.stores.memory_forgetting import forget
 from atlas_agents.stores.memory_jobs import add_job, claim_job, retry_job, set_job, tell_job
 from atlas_agents.stores.memory_shelves import add_passages, drop_document, put_document
 from atlas_agents.stores.query import Place, cleaned, query
@@ -202,6 +204,7 @@ def _reserve_events(desk: Desk, place: Place, write: ReserveEvents) -> int:
     check_count(write)
     run = desk.known(write.run_id)
     check_teller(write, run.epoch)
+    desk.put(desk.said_at, run.id, place.now)
     taken = msgspec.structs.replace(run, events=run.events + write.count, epoch=run.epoch + write.takes)
     return desk.put_run(taken).events
 
@@ -317,4 +320,5 @@ _ACTS: dict[type, Callable[[Desk, Place, Any], Any]] = {
     TellJob: tell_job,
     PutRecord: _put_record,
     DropRecord: _drop_record,
+    Forget: forget,
 }

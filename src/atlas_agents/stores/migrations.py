@@ -116,12 +116,21 @@ _FOURTH = (
     "CREATE INDEX jobs_of_parent ON jobs (tenant, parent, seq) WHERE parent <> ''",
 )
 
+# When a run last said something, as long as that is kept; and whether its journal still is.
 _FIFTH = (
+    "ALTER TABLE runs ADD COLUMN said_at {int}",
+    "UPDATE runs SET said_at = coalesce(ended_at, created_at) WHERE events > 0",
+    "CREATE INDEX runs_said ON runs (tenant, said_at) WHERE said_at IS NOT NULL",
+    "ALTER TABLE runs ADD COLUMN journaled {bool} NOT NULL DEFAULT TRUE",
+    "CREATE INDEX runs_journaled ON runs (tenant, ended_at) WHERE journaled AND ended_at IS NOT NULL",
+)
+
+_SIXTH = (
     "ALTER TABLE runs ADD COLUMN urgency {int} NOT NULL DEFAULT 1",
     "ALTER TABLE runs ADD COLUMN stop {bool} NOT NULL DEFAULT FALSE",
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 VERSION = len(STEPS)
 
 SQLITE = {

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from atlas_agents.core.forgetting import Forgettable, Forgotten
 from atlas_agents.core.jobs import JobRow, JobState
 from atlas_agents.core.records import Record, RecordKind
 from atlas_agents.core.shelves import Document, Hit, Kind, PassageRow, Where
@@ -16,6 +17,7 @@ from atlas_agents.core.store import (
     StoredMessage,
     UsageRow,
 )
+from atlas_agents.stores import forgetting_statements as forgetting_sql
 from atlas_agents.stores import job_statements as job_sql
 from atlas_agents.stores import record_statements as record_sql
 from atlas_agents.stores import shelf_statements as shelf
@@ -140,6 +142,12 @@ class SqlReads(ABC):
         found = {row[0]: PassageRow(*row) for row in rows}
         return [found[id] for id in ids if id in found]
 
+    async def passages_of(
+        self, tenant: str, kind: Kind, document: str, *, after: int = -1, limit: int | None = None
+    ) -> list[PassageRow]:
+        asked = query(tenant, shelf.PASSAGES_OF, kind=kind, id=document, after=after, limit=_at_most(limit))
+        return [PassageRow(*row) for row in await self.fetch(asked)]
+
     async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
         return await self._vectors.nearest(Library(tenant, where.kind, model), where.shelf, vector, limit)
 
@@ -190,6 +198,10 @@ class SqlReads(ABC):
 
     async def stored(self, tenant: str) -> int:
         return int((await self.fetch(query(tenant, record_sql.STORED)))[0][0])
+
+    async def forgettable(self, tenant: str, what: Forgettable, before: int) -> Forgotten:
+        rows = await self.search(query(tenant, forgetting_sql.COUNT[what], before=before))
+        return Forgotten(*map(int, rows[0]))
 
     async def tenants(self) -> list[str]:
         return [row[0] for row in await self.fetch(Query(record_sql.TENANTS, {}))]

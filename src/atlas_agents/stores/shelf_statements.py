@@ -23,6 +23,9 @@ ON CONFLICT (tenant, kind, model) DO UPDATE SET version = libraries.version + 1,
 
 DOCUMENT = f"SELECT {_DOCUMENT} FROM documents WHERE tenant = :tenant AND kind = :kind AND id = :id"
 DOCUMENTS = f"SELECT {_DOCUMENT} FROM documents WHERE {_ON_SHELF} AND id > :after ORDER BY id LIMIT :limit"
+PASSAGES_OF = f"""
+SELECT {_PASSAGE} FROM passages WHERE tenant = :tenant AND kind = :kind AND document = :id AND place > :after
+ORDER BY place LIMIT :limit"""
 LIBRARY = "SELECT version, vectors FROM libraries WHERE tenant = :tenant AND kind = :kind AND model = :model"
 _WITH_VECTORS = "tenant = :tenant AND kind = :kind AND model = :model AND vector IS NOT NULL"
 VECTORS = f"SELECT id, shelf, vector FROM passages WHERE {_WITH_VECTORS} AND id > :after ORDER BY id LIMIT :limit"

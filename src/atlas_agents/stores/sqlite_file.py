@@ -12,7 +12,7 @@ import msgspec
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
 from atlas_agents.stores.migrations import SQLITE, pending
 
-_OURS = 0x41544C53
+OURS = 0x41544C53
 """The application id in the file's header: ATLS."""
 _OLDEST = (3, 35, 0)
 _LARGE_CACHE = 64 << 10
@@ -132,7 +132,7 @@ def _check(connection: sqlite3.Connection, path: Path, *, must_exist: bool) -> N
     ours: int = connection.execute("PRAGMA application_id").fetchone()[0]
     tables: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     connection.execute("COMMIT")
-    if ours != _OURS and (tables or ours or must_exist):
+    if ours != OURS and (tables or ours or must_exist):
         raise StoreError(f"{path} is a database of another program; it was left as it is")
     if tables and path.stat().st_size <= _CHECKED_BYTES:
         found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -165,8 +165,8 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
             for statement in statements:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
-        if connection.execute("PRAGMA application_id").fetchone()[0] != _OURS:
-            connection.execute(f"PRAGMA application_id = {_OURS}")
+        if connection.execute("PRAGMA application_id").fetchone()[0] != OURS:
+            connection.execute(f"PRAGMA application_id = {OURS}")
         connection.execute("COMMIT")
     except BaseException:
         with contextlib.suppress(sqlite3.Error):

@@ -103,8 +103,8 @@ SELECT run_id, seq, kind, key, payload, at, previous, hash FROM journal WHERE te
 ORDER BY seq"""
 
 RESERVE_EVENTS = """
-UPDATE runs SET events = events + :count, epoch = epoch + :taken WHERE tenant = :tenant AND id = :run_id
-RETURNING events, epoch - :taken"""
+UPDATE runs SET events = events + :count, epoch = epoch + :taken, said_at = :now
+WHERE tenant = :tenant AND id = :run_id RETURNING events, epoch - :taken"""
 RESERVED_EVENTS = "SELECT events, epoch FROM runs WHERE tenant = :tenant AND id = :run_id"
 EVENTS = """
 SELECT run_id, seq, body FROM events WHERE tenant = :tenant AND run_id = :run_id AND seq > :after

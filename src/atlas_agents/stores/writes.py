@@ -5,6 +5,7 @@ from typing import Any
 
 from atlas_agents.core.clock import days_ahead
 from atlas_agents.core.errors import Conflict, LimitSpent, NotStored, StoreError
+from atlas_agents.core.forgetting import Forget
 from atlas_agents.core.jobs import AddJob, ClaimJob, RetryJob, SetJob, TellJob
 from atlas_agents.core.json import encode
 from atlas_agents.core.records import DropRecord, PutRecord
@@ -34,6 +35,7 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.stores import statements as sql
 from atlas_agents.stores.chain import START, audit_row
+from atlas_agents.stores.forgetting_writes import forget
 from atlas_agents.stores.job_writes import add_job, claim_job, retry_job, set_job, tell_job
 from atlas_agents.stores.query import Place, Steps, cleaned
 from atlas_agents.stores.record_writes import drop_record, put_record
@@ -210,4 +212,5 @@ _STEPS: dict[type, Callable[[Place, Any], Steps[Any]]] = {
     TellJob: tell_job,
     PutRecord: put_record,
     DropRecord: drop_record,
+    Forget: forget,
 }

@@ -13,7 +13,8 @@ from atlas_agents.core.clock import Clock
 from atlas_agents.core.errors import BadArguments, Declined
 from atlas_agents.core.questions import Answer, Decision, Question
 
-_DECISIONS: tuple[str, ...] = ("once", "session", "always")
+_DECISIONS: tuple[str, ...] = ("once", "session", "always", "dismiss")
+_NOES = ("no", "dismiss")
 _asking: set[asyncio.Task[None]] = set()
 """Kept here until they end: the loop itself would forget an `approve` that was left behind."""
 
@@ -112,7 +113,9 @@ class Approvals:
         return True
 
     def judged(self, question: Question, answer: Answer) -> Answer:
-        """The answer as it counts: where two must agree, one's own yes is none."""
+        """The answer as it counts: where two must agree, one's own yes is none. A form takes one, once."""
+        if question.form is not None:
+            return answer if answer.decision in _NOES else msgspec.structs.replace(answer, decision="once")
         own = _name(answer.by) in ("", _name(question.asked_by), _name(question.agent_id))
         if self.two_person and own and answer.decision != "no":
             return Answer("no", by=answer.by, reason="it needs the yes of a second person")
@@ -121,7 +124,17 @@ class Approvals:
     async def ask(
         self, question: Question, clock: Clock, book: Book | None = None, tell: Callable[[Question], None] | None = None
     ) -> Answer:
-        """The answer; Declined for a no, for none in time, for nobody to ask, and for one's own yes where two must.
+        """The yes; Declined for a no, for none in time, for nobody to ask, and for one's own yes where two must."""
+        answer = await self.hear(question, clock, book, tell)
+        if answer.decision in _NOES:
+            raise Declined(f"{question.tool} was not approved{_by(answer)}", answer.reason)
+        self._remember(answer, question, granted_by(question, answer))
+        return answer
+
+    async def hear(
+        self, question: Question, clock: Clock, book: Book | None = None, tell: Callable[[Question], None] | None = None
+    ) -> Answer:
+        """The answer, whatever it is; Declined for nobody to ask.
 
         `tell` is called with a question that waits, once it is kept.
         """
@@ -136,12 +149,8 @@ class Approvals:
                 tell(question)
             answer, new = await self._heard(question, clock)
         answer = self.judged(question, answer)
-        grants = granted_by(question, answer)
         if book is not None:
-            answer = await book.answered(question, answer, grants, new=new)
-        if answer.decision == "no":
-            raise Declined(f"{question.tool} was not approved{_by(answer)}", answer.reason)
-        self._remember(answer, question, grants)
+            answer = await book.answered(question, answer, granted_by(question, answer), new=new)
         return answer
 
     def _remember(self, answer: Answer, question: Question, binding: str) -> None:
@@ -190,8 +199,9 @@ async def _put(approve: Approve, question: Question, heard: "asyncio.Future[Hear
 
 
 def granted_by(question: Question, answer: Answer) -> str:
-    """The hash that an answer allows for longer than once; for arguments that were edited it is theirs."""
-    if answer.decision not in ("session", "always"):
+    """The hash that an answer allows for longer than once; for arguments that were edited it is theirs. What a form is
+    filled with allows nothing."""
+    if answer.decision not in ("session", "always") or question.form is not None:
         return ""
     if answer.arguments is None:
         return question.binding

@@ -1,10 +1,12 @@
 """What a tool may know about the call it serves: annotate a parameter with `ToolContext` to be given one."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import BadTool, ToolFailed
+from atlas_agents.core.events import Usage
+from atlas_agents.core.forms import Filled, Form
 from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.office import Office
@@ -21,14 +23,24 @@ def _unheard(key: str, value: Any) -> None:
     raise BadTool(f"a note ({key!r}) can only be made by an async tool, or one that is in_process")
 
 
+async def _uncounted(model: str, usage: Usage) -> None:
+    """Sums are kept by the process that runs the turn."""
+    raise BadTool("tokens can only be counted by an async tool")
+
+
+async def _unasked(form: Form) -> Filled:
+    """Nobody can be asked from a worker."""
+    raise BadTool("a person can only be asked by an async tool")
+
+
 class ToolContext:
     """Whose call it is. `idempotency_key` is the same whenever this very call is tried again; `user` is for whom the
     turn is taken, and `chain` who handed it on; `approved` says whether a person was asked about it, and said yes;
     `office` is None where nothing is kept."""
 
     __slots__ = (
-        *("_note", "_report", "_writes", "agent", "approved", "call_id", "chain", "conversation", "idempotency_key"),
-        *("metadata", "office", "run_id", "tenant_id", "user"),
+        *("_ask", "_note", "_report", "_spend", "_writes", "agent", "approved", "call_id", "chain", "conversation"),
+        *("idempotency_key", "metadata", "office", "run_id", "tenant_id", "user"),
     )
 
     def __init__(
@@ -44,6 +56,8 @@ class ToolContext:
         user: str = "",
         approved: bool = False,
         note: Callable[[str, Any], object] = _unheard,
+        ask: Callable[[Form], Awaitable[Filled]] = _unasked,
+        spend: Callable[[str, Usage], Awaitable[None]] = _uncounted,
         chain: Chain = NOBODY,
         office: Office | None = None,
         writes: list[Write] | None = None,
@@ -61,6 +75,8 @@ class ToolContext:
         self.office = office
         self._report = report
         self._note = note
+        self._ask = ask
+        self._spend = spend
         self._writes = writes
 
     def progress(self, message: str) -> None:
@@ -70,6 +86,20 @@ class ToolContext:
     def note(self, key: str, value: Any) -> None:
         """Add to the call's row in the audit log, under `notes`: what it ran in, what it asked. It is redacted."""
         self._note(str(key), value)
+
+    async def ask(self, form: Form) -> Filled:
+        """Ask whoever the turn is taken for; the tool's time stands still meanwhile. Where nobody can be asked, or
+        nobody answers in time, it is a cancel."""
+        return await self._ask(form)
+
+    async def check_budget(self) -> None:
+        """Before a model is asked: PlanSpent if the tenant's tokens are used up."""
+        if self.office is not None:
+            await self.office.tenancy.check_tokens()
+
+    async def spend(self, model: str, usage: Usage) -> None:
+        """Count what a model took that this call had speak: to the turn, the session and the tenant."""
+        await self._spend(model, usage)
 
     def also(self, write: Write) -> None:
         """Have this written together with the outcome of the call, if it is a good one: both or none."""

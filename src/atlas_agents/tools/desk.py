@@ -8,7 +8,7 @@ import msgspec
 
 from atlas_agents.core.clock import Clock
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.events import Event
+from atlas_agents.core.events import Event, Usage
 from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.metadata import Metadata
@@ -84,6 +84,11 @@ class Governance:
 _HANDED = Verdict("yes", "it was handed to the agent")
 
 
+def _uncounted(model: str, usage: Usage) -> Usage:
+    """There is no turn to count it to."""
+    return usage
+
+
 class Desk:
     """One run's calls. `conversation` is also the session that limits and approvals count by; where it does not ask, a
     call that needs a yes is refused unless it has one already."""
@@ -96,6 +101,7 @@ class Desk:
         "asks",
         "chain",
         "conversation",
+        "count",
         "emit",
         "house",
         "journal",
@@ -133,6 +139,8 @@ class Desk:
         self.conversation = conversation
         self.metadata = metadata
         self.emit = emit
+        self.count: Callable[[str, Usage], Usage] = _uncounted
+        """Counts what a model took that a tool had speak to the turn, and says what it cost."""
         self.repeats: Repeats | None = house.limiter.repeats()
         self.slots = house.limiter.slots(conversation.id)
         self.took: dict[str, int] = {}

@@ -44,6 +44,8 @@ class Attempt:
         self._desk = desk
         self._settle = settle
         self._alarm: Alarm | None = None
+        self._due = self._left = 0.0
+        self._pauses = 0
         self._grace: asyncio.TimerHandle | None = None
         self._begun = self._stopped = self._late = False
         self._held: list[Slots] = []
@@ -53,6 +55,18 @@ class Attempt:
         self.tries = 0
         self._task = asyncio.create_task(self._work(context))
 
+    def pause(self) -> None:
+        """A person is asked something: until they have answered, its time stands still."""
+        self._pauses += 1
+        if self._pauses == 1 and self._alarm is not None:
+            self._alarm.cancel()
+            self._left = max(0.0, self._due - self._desk.house.clock.monotonic())
+
+    def go_on(self) -> None:
+        self._pauses -= 1
+        if not self._pauses and self._alarm is not None and not self.ended:
+            self._set_alarm(self._left)
+
     def halt(self) -> None:
         """End it: asked first, and left behind if it does not listen."""
         self._stopped = True
@@ -60,13 +74,22 @@ class Attempt:
 
     def _end(self) -> None:
         self.ended = True
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._disarm()
         if self._grace is not None:
             self._grace.cancel()
         for slot in self._held:
             slot.give_back()
         self._held.clear()
+
+    def _set_alarm(self, seconds: float) -> None:
+        clock = self._desk.house.clock
+        self._due = clock.monotonic() + seconds
+        self._alarm = clock.call_later(seconds, self._time_out)
+
+    def _disarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     def _halt(self) -> None:
         if not self.ended and self._grace is None:
@@ -175,7 +198,7 @@ class Attempt:
         raise AssertionError("unreachable")
 
     async def _once(self, values: dict[str, Any], context: ToolContext) -> Any:
-        self._alarm = self._desk.house.clock.call_later(self._ticket.tool.timeout, self._time_out)
+        self._set_alarm(self._ticket.tool.timeout)
         try:
             return await self._call(values, context)
         except (asyncio.CancelledError, Exception):
@@ -183,7 +206,7 @@ class Attempt:
                 raise
             raise self._too_late() from None
         finally:
-            self._alarm.cancel()
+            self._disarm()
             if self._late and not self._stopped:
                 self._calm()
 

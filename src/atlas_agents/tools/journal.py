@@ -265,18 +265,18 @@ class Journal:
         """The model has spoken: kept, and counted, before anything comes of it."""
         self._heard += 1
         self.add(message)
-        row = UsageRow(
-            day_of(self._clock.time()),
-            self._session,
-            agent_id,
-            str(message.metadata.get("model") or message.metadata.get("provider") or ""),
-            usage.input_tokens,
-            usage.output_tokens,
-            usage.cached_tokens,
-            round((usage.cost or 0) * 100_000_000),
-            turns=int(self._heard == 1),
-        )
-        await self._step("reply", str(self._heard), message.to_json(), AddUsage(row))
+        model = str(message.metadata.get("model") or message.metadata.get("provider") or "")
+        used = self._used(agent_id, model, usage, turns=int(self._heard == 1))
+        await self._step("reply", str(self._heard), message.to_json(), used)
+
+    async def spend(self, agent_id: str, model: str, usage: Usage) -> None:
+        """A tool had a model speak: counted at once, for it was paid for whatever becomes of the call."""
+        await self._patience.commit(self._tenant, [self._used(agent_id, model, usage)])
+
+    def _used(self, agent_id: str, model: str, usage: Usage, turns: int = 0) -> AddUsage:
+        cost = round((usage.cost or 0) * 100_000_000)
+        tokens = (usage.input_tokens, usage.output_tokens, usage.cached_tokens)
+        return AddUsage(UsageRow(day_of(self._clock.time()), self._session, agent_id, model, *tokens, cost, turns))
 
     async def intend(self, call: ToolCall, reserve: Reserve | None = None) -> None:
         """About to act; counted against the day in the same step. LimitSpent when the day is."""

@@ -51,13 +51,16 @@ def describe(name: str, function: Callable[..., Any]) -> Description:
     return Description(text, parameters, convert, context)
 
 
-def compile_check(name: str, schema: dict[str, Any]) -> Check:
-    """A function that raises BadArguments naming every field that does not fit."""
+def compile_check(name: str, schema: dict[str, Any], *, formats: bool = False) -> Check:
+    """A function that raises BadArguments naming every field that does not fit; with `formats`, a text that is no
+    address or date, too."""
     import jsonschema_rs
 
     check_bounds(name, schema)
     try:
-        validator = jsonschema_rs.validator_for(schema, offline=True, pattern_options=jsonschema_rs.RegexOptions())
+        validator = jsonschema_rs.validator_for(
+            schema, offline=True, pattern_options=jsonschema_rs.RegexOptions(), validate_formats=formats
+        )
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         raise BadTool(f"the parameters of the tool {name!r} are no valid JSON schema: {error}") from error
 

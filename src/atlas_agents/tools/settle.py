@@ -12,6 +12,7 @@ from atlas_agents.core.events import ToolAnswered, ToolProgress
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.store import Write
 from atlas_agents.core.text import clean
+from atlas_agents.tools.asking import Asking
 from atlas_agents.tools.audit import MAX_NOTE, MAX_NOTES, MAX_RESULT, Entry
 from atlas_agents.tools.clear import Cleared, Denied
 from atlas_agents.tools.context import ToolContext
@@ -21,6 +22,7 @@ from atlas_agents.tools.patience import Left
 from atlas_agents.tools.reconcile import as_result, find_out
 from atlas_agents.tools.redact import secrets_in
 from atlas_agents.tools.results import MAX_WORDS, fault_words
+from atlas_agents.tools.spending import Spending
 
 logger = logging.getLogger(__name__)
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
@@ -36,7 +38,7 @@ class Settling:
 
     __slots__ = (
         *("_attempt", "_began", "_desk", "_failure", "_fault", "_halted", "_over", "_refused", "_ticket", "_untouched"),
-        *("_notes", "_took", "_waiter", "_writes", "_written", "result"),
+        *("_asking", "_notes", "_spending", "_took", "_waiter", "_writes", "_written", "result"),
     )
 
     def __init__(self, ticket: Cleared | Denied, desk: Desk) -> None:
@@ -44,6 +46,8 @@ class Settling:
         self._desk = desk
         self._began = desk.house.clock.monotonic()
         self._attempt: Attempt | None = None
+        self._asking = Asking(ticket.call, desk)
+        self._spending = Spending(desk)
         self._fault: Exception | None = ticket.fault if isinstance(ticket, Denied) else self._repeated(ticket)
         self._refused = self._halted = self._untouched = self._over = False
         self._waiter: asyncio.Future[None] | None = None
@@ -67,6 +71,7 @@ class Settling:
             if self._ticket.tool.effect != "pure":
                 await self._desk.house.audit.ready()
             self._attempt = Attempt(self._ticket, self._context(self._ticket), self._desk, self._settle)
+            self._asking.attempt = self._attempt
 
     async def wait(self) -> None:
         """Until it is written down and told; raises what the log raised."""
@@ -89,6 +94,7 @@ class Settling:
             self._refuse()
         elif not self._attempt.ended:
             self._halted, self._untouched = True, self._attempt.resting
+            self._asking.leaving = True
             self._attempt.halt()
 
     def given(self) -> ToolResult:
@@ -122,6 +128,7 @@ class Settling:
     async def _settle(self, value: Any, error: Exception | None) -> None:
         """Written down, then told. Of a turn that was halted, `given` tells, in the model's order."""
         try:
+            await self._asking.close()
             result = self.result or await self._found_out(self._outcome(value, error))
             self._written = result = await self._record(result)
             if not self._halted and self.result is None:
@@ -221,7 +228,7 @@ class Settling:
             journal, call = self._desk.journal, self._ticket.call
             before = journal.took(call) if journal is not None else None
             now = self._desk.house.clock.monotonic()
-            self._took = (now - self._began) * 1000 if before is None else before
+            self._took = (now - self._began - self._asking.waited) * 1000 if before is None else before
         return self._took
 
     @property
@@ -253,6 +260,10 @@ class Settling:
         }
         if self._notes:
             meta["notes"] = {key: house.redactor.head(value, MAX_NOTE, named) for key, value in self._notes.items()}
+        if self._asking.asked:
+            meta["asked"] = house.redactor.value(self._asking.asked)
+        if self._spending.spent:
+            meta["models"] = self._spending.spent
         if isinstance(self._fault, Declined):
             meta["declined"] = house.redactor.text(fault_words(self._fault))
         if isinstance(ticket, Cleared) and ticket.bound:
@@ -283,6 +294,8 @@ class Settling:
             report=partial(loop.call_soon_threadsafe, self._report) if in_thread else self._report,
             approved=bool(ticket.bound),
             note=self._note,
+            ask=self._asking.ask,
+            spend=self._spending.add,
             user=desk.actor.user,
             chain=desk.chain,
             office=desk.house.office,

@@ -8,6 +8,7 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.questions import Answer, Question
 from atlas_agents.core.store import OPEN, AnswerApproval, Store
 from atlas_agents.tools.approvals import Approvals, granted_by
+from atlas_agents.tools.asking import check_answer
 
 _questions = msgspec.json.Decoder(Question)
 _answers = msgspec.json.Decoder(Answer)
@@ -16,7 +17,8 @@ _answers = msgspec.json.Decoder(Answer)
 async def answer_kept(
     store: Store, tenant: str, approvals: Approvals, approval_id: str, answer: Answer, clock: Clock
 ) -> Question:
-    """Keep an answer, then hand it to whoever waits for it here. A run that goes on elsewhere, or later, reads it."""
+    """Keep an answer, then hand it to whoever waits for it here. A run that goes on elsewhere, or later, reads it.
+    BadArguments for values that do not fit a form: it waits on."""
     row = await store.approval(tenant, approval_id)
     if row is None:
         raise NotStored(f"there is no question {approval_id!r}")
@@ -30,6 +32,7 @@ async def answer_kept(
         raise Conflict(f"the time to answer {approval_id!r} is over")
     question = _questions.decode(row.question)
     counts = approvals.judged(question, answer)
+    check_answer(question, counts)
     given = AnswerApproval(approval_id, encode(counts), granted_by(question, counts))
     try:
         await store.commit(tenant, [given])

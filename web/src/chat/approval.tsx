@@ -6,10 +6,11 @@ import { memo, useState } from "react";
 import type { ApprovalShape } from "../wire";
 import type { Decision } from "../state/kinds";
 import { useAtlas, useHouse, useNow } from "../state/use";
-import { spanOf, textOf } from "../state/words";
+import { inOneLine, spanOf, textOf } from "../state/words";
 import { Exact } from "./exact";
+import { Form } from "./form";
 
-const WORDS: Record<Exclude<Decision, "deny">, { text: string; hint: string }> = {
+const WORDS: Record<Exclude<Decision, "deny" | "dismiss">, { text: string; hint: string }> = {
   "allow-once": { text: "Allow once", hint: "This call, this time" },
   "allow-session": { text: "For this session", hint: "Exactly these arguments, as long as this session lasts" },
   "allow-always": { text: "Always", hint: "Exactly these arguments, from now on, in every session" },
@@ -21,7 +22,6 @@ export const Approval = memo(function Approval({ approval, where }: { approval: 
   const atlas = useAtlas();
   const { principal, link } = useHouse();
   const { message } = App.useApp();
-  const [mode, setMode] = useState<Mode>("ask");
   const [busy, setBusy] = useState(false);
   const answer = async (decision: Decision, reason = "", edited?: Record<string, unknown>) => {
     setBusy(true);
@@ -34,17 +34,33 @@ export const Approval = memo(function Approval({ approval, where }: { approval: 
   };
   const may = principal?.scopes.includes("approve") ?? false;
   const off = busy || !may || link !== "online";
-  const isCommand = typeof approval.details.command === "string";
+  const { form } = approval;
   return (
-    <section className="approval" aria-label={`${approval.toolName} needs your answer`} data-approval={approval.approvalId}>
+    <section className="approval" aria-label={form ? approval.summary : `${approval.toolName} needs your answer`} data-approval={approval.approvalId}>
       <header>
         <SafetyCertificateOutlined aria-hidden />
-        <h4>
-          <code>{approval.toolName}</code> needs your answer
-        </h4>
+        <h4>{form ? inOneLine(approval.summary) : <><code>{approval.toolName}</code> needs your answer</>}</h4>
         <Countdown until={approval.expiresAt} />
       </header>
       {where}
+      {form ? (
+        <Form form={form} off={off} onSend={(values) => void answer("allow-once", "", values)} onDecline={() => void answer("deny")} onDismiss={() => void answer("dismiss")} />
+      ) : (
+        <Call approval={approval} off={off} answer={answer} />
+      )}
+      {!may && <p className="quiet">Your token may not answer questions.</p>}
+    </section>
+  );
+});
+
+type Answer = (decision: Decision, reason?: string, edited?: Record<string, unknown>) => Promise<void>;
+
+/** A call that is to be made, exactly. */
+function Call({ approval, off, answer }: { approval: ApprovalShape; off: boolean; answer: Answer }) {
+  const [mode, setMode] = useState<Mode>("ask");
+  const isCommand = typeof approval.details.command === "string";
+  return (
+    <>
       {approval.risk && <p className="risk">{approval.risk}</p>}
       {isCommand && <Exact text={approval.command} label="The command" />}
       {approval.preview && <Preview text={approval.preview} stale={mode === "edit"} />}
@@ -53,7 +69,7 @@ export const Approval = memo(function Approval({ approval, where }: { approval: 
       {mode === "deny" && <Deny busy={off} onCancel={() => setMode("ask")} onSend={(reason) => void answer("deny", reason)} />}
       {mode === "ask" && (
         <footer>
-          {approval.options.filter((option) => option !== "deny").map((option) => (
+          {approval.options.filter((option) => option !== "deny" && option !== "dismiss").map((option) => (
             <Tooltip key={option} title={WORDS[option].hint}>
               <Button type={option === "allow-once" ? "primary" : "default"} disabled={off} onClick={() => void answer(option)}>
                 {WORDS[option].text}
@@ -72,10 +88,9 @@ export const Approval = memo(function Approval({ approval, where }: { approval: 
           </Button>
         </footer>
       )}
-      {!may && <p className="quiet">Your token may not answer questions.</p>}
-    </section>
+    </>
   );
-});
+}
 
 function Preview({ text, stale }: { text: string; stale: boolean }) {
   return (

@@ -55,13 +55,15 @@ export const ToolCard = memo(function ToolCard({ call }: { call: CallView }) {
             </div>
           )}
           {call.result !== undefined && <Labelled label={call.state === "ok" ? "Result" : "What went wrong"} value={rest} />}
-          {call.decision && <p className="quiet">{call.decision === "deny" ? "Denied" : "Allowed"}{call.by ? ` by ${call.by}` : ""}</p>}
+          {call.decision && <p className="quiet">{DECIDED[call.decision] ?? "Allowed"}{call.by ? ` by ${call.by}` : ""}</p>}
         </div>
       )}
       {call.approval && <Approval approval={call.approval} />}
     </div>
   );
 });
+
+const DECIDED: Record<string, string> = { deny: "Denied", dismiss: "Left unanswered" };
 
 function stateOf(call: CallView): string {
   if (call.state === "asking") return "waits for you";

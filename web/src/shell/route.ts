@@ -3,12 +3,12 @@
 import { useSyncExternalStore } from "react";
 import { newId } from "../state/ids";
 
-export const VIEWS = ["chat", "approvals", "agents", "audit", "runs", "usage"] as const;
+export const VIEWS = ["chat", "approvals", "agents", "jobs", "audit", "runs", "usage"] as const;
 export type View = (typeof VIEWS)[number];
 
 export interface Route {
   view: View;
-  /** The session of a chat, or the run that is looked at. */
+  /** The session of a chat, or the run or job that is looked at. */
   id: string;
 }
 

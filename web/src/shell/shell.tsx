@@ -13,6 +13,7 @@ import { Sidebar } from "./sidebar";
 
 const Approvals = lazy(() => import("../views/approvals"));
 const Agents = lazy(() => import("../views/agents"));
+const Jobs = lazy(() => import("../views/jobs"));
 const Audit = lazy(() => import("../views/audit"));
 const Runs = lazy(() => import("../views/runs"));
 const Usage = lazy(() => import("../views/usage"));
@@ -61,6 +62,8 @@ function ViewOf({ route }: { route: Route }) {
       return <Approvals />;
     case "agents":
       return <Agents id={route.id} />;
+    case "jobs":
+      return <Jobs id={route.id} />;
     case "audit":
       return <Audit />;
     case "runs":

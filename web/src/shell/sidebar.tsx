@@ -1,6 +1,6 @@
 // What stands at the side of every view: the way to all others, the sessions, and how the connection is.
 
-import { AuditOutlined, BarChartOutlined, EditOutlined, FieldTimeOutlined, MessageOutlined, MoonOutlined, QuestionOutlined, RobotOutlined, SafetyCertificateOutlined, SearchOutlined, SunOutlined, SyncOutlined } from "@ant-design/icons";
+import { AuditOutlined, BarChartOutlined, CarryOutOutlined, EditOutlined, FieldTimeOutlined, MessageOutlined, MoonOutlined, QuestionOutlined, RobotOutlined, SafetyCertificateOutlined, SearchOutlined, SunOutlined, SyncOutlined } from "@ant-design/icons";
 import { Badge, Button, Tooltip } from "antd";
 import type { ReactNode } from "react";
 import { useHouse } from "../state/use";
@@ -13,6 +13,7 @@ import { SessionList } from "./sessions";
 const PLACES: { view: View; name: string; icon: ReactNode }[] = [
   { view: "approvals", name: "Approvals", icon: <SafetyCertificateOutlined aria-hidden /> },
   { view: "agents", name: "Agents and tools", icon: <RobotOutlined aria-hidden /> },
+  { view: "jobs", name: "Jobs", icon: <CarryOutOutlined aria-hidden /> },
   { view: "audit", name: "Audit", icon: <AuditOutlined aria-hidden /> },
   { view: "runs", name: "Runs", icon: <FieldTimeOutlined aria-hidden /> },
   { view: "usage", name: "Usage", icon: <BarChartOutlined aria-hidden /> },

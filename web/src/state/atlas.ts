@@ -1,6 +1,6 @@
 // The page's model: who is there, which sessions there are, what waits for an answer, and the session that is open.
 
-import type { AgentShape, ApprovalShape, AuditShape, FilePart, ImagePart, Methods, ModelShape, Principal, ServerShape, SessionShape, Welcome } from "../wire";
+import type { AgentShape, ApprovalShape, AuditShape, FilePart, ImagePart, JobShape, Methods, ModelShape, Principal, ServerShape, SessionShape, Welcome } from "../wire";
 import { Connection, Offline, type EventFrame, type Link } from "../net/connection";
 import type { Decision, Part } from "./kinds";
 import { keepOutgoing, keptOutgoing } from "./drafts";
@@ -32,6 +32,7 @@ export class Atlas {
   readonly house = new Store<House>(NOBODY, 0);
   readonly talk = new Store<Talk>(talks.emptyTalk(""));
   readonly audit = new Set<(entry: AuditShape) => void>();
+  readonly jobs = new Set<(job: JobShape) => void>();
   private connection: Connection;
   private looking: ReturnType<typeof setTimeout> | undefined;
   private reading = false;
@@ -189,6 +190,7 @@ export class Atlas {
       clearTimeout(this.looking);
       this.looking = setTimeout(() => void this.lookForApprovals().catch(ignored), 30);
     } else if (frame.event === "audit.entry") for (const each of this.audit) each(frame.data.entry);
+    else if (frame.event === "job.updated") for (const each of this.jobs) each(frame.data.job);
     else if (frame.event === "server.shutdown") this.house.change({ restarting: true });
   }
 

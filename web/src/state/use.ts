@@ -1,7 +1,7 @@
 // How views reach the model.
 
 import { createContext, use, useCallback, useEffect, useState, useSyncExternalStore } from "react";
-import type { Methods } from "../wire";
+import type { JobShape, Methods } from "../wire";
 import type { Atlas, House } from "./atlas";
 import type { Talk } from "./talk";
 
@@ -49,6 +49,24 @@ export function useAsked<M extends keyof Methods>(method: M, params: Methods[M][
   }, [atlas, method, key, link, turn]);
   const again = useCallback(() => setTurn((each) => each + 1), []);
   return { ...state, again };
+}
+
+const NO_NEWS: ReadonlyMap<string, JobShape> = new Map();
+
+/** Jobs as they were last told of over this connection, which is once a list of them was asked for. */
+export function useJobNews(): ReadonlyMap<string, JobShape> {
+  const atlas = useAtlas();
+  const { link } = useHouse();
+  const [news, setNews] = useState(NO_NEWS);
+  useEffect(() => {
+    const hear = (job: JobShape) => setNews((before) => new Map(before).set(job.jobId, job));
+    atlas.jobs.add(hear);
+    return () => void atlas.jobs.delete(hear);
+  }, [atlas]);
+  useEffect(() => {
+    if (link === "online") setNews(NO_NEWS); // what changed while nobody listened stands in the list that is asked for now
+  }, [link]);
+  return news;
 }
 
 /** The time, again every so often; only while somebody looks at it. */

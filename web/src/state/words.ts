@@ -20,6 +20,14 @@ export function spanOf(milliseconds: number): string {
   return minutes < 60 ? `${minutes} min ${Math.round(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/** How far away a time is: in whole minutes, hours or days, seconds only when they count. */
+export function fromNow(at: number, now: number): string {
+  const away = Math.abs(at - now);
+  const [unit, size] = away < 60_000 ? ["s", 1000] : away < 3_600_000 ? ["min", 60_000] : away < 172_800_000 ? ["h", 3_600_000] : ["days", 86_400_000];
+  const words = `${Math.floor(away / Number(size))} ${unit}`;
+  return at > now ? `in ${words}` : `${words} ago`;
+}
+
 export function countOf(number: number): string {
   if (number < 1000) return String(number);
   if (number < 100_000) return `${(number / 1000).toFixed(1).replace(/\.0$/, "")}k`;

@@ -94,7 +94,7 @@ function Verify() {
       {state.error && <Tag color="error">{state.error}</Tag>}
       {state.broken !== undefined && <Tag color="error">Line {state.broken} does not follow from the one before it</Tag>}
       {state.rows !== undefined && state.broken === undefined && <Tag color="success">{state.rows === 1 ? "The one line is" : `All ${state.rows} lines are`} as written</Tag>}
-      <Button icon={<SafetyOutlined aria-hidden />} loading={state.busy} onClick={verify}>Verify the chain</Button>
+      <Button icon={<SafetyOutlined aria-hidden />} disabled={state.busy} onClick={verify}>Verify the chain</Button>
     </Space>
   );
 }

@@ -1,7 +1,7 @@
 // Turns, and one of them as a picture.
 
 import { ArrowLeftOutlined, FieldTimeOutlined } from "@ant-design/icons";
-import { Alert, Button, Table, Tag } from "antd";
+import { Alert, Button, Table } from "antd";
 import { useEffect } from "react";
 import type { RunShape } from "../wire";
 import { TimelinePicture } from "../charts/timeline";
@@ -11,15 +11,11 @@ import { go } from "../shell/route";
 import { useAsked, useHouse, useNow } from "../state/use";
 import { momentOf, spanOf } from "../state/words";
 import { Frame, Nothing, Shown } from "./frame";
-
-const COLOURS: Record<RunShape["status"], string> = { queued: "default", running: "processing", waiting: "warning", done: "success", failed: "error", cancelled: "default" };
-const WORDS: Record<RunShape["status"], string> = { queued: "waits", running: "under way", waiting: "asks", done: "done", failed: "failed", cancelled: "stopped" };
+import { RunTag } from "./runtag";
 
 export default function Runs({ id }: { id: string }) {
   return id ? <OneRun key={id} id={id} /> : <AllRuns />;
 }
-
-const State = ({ status }: { status: RunShape["status"] }) => <Tag color={COLOURS[status]}>{WORDS[status]}</Tag>;
 
 function useSessionName(): (key: string) => string {
   const { sessions } = useHouse();
@@ -43,7 +39,7 @@ function AllRuns() {
                 { title: "Begun", dataIndex: "createdAt", width: 160, render: (at: number, run) => <Inside to={{ view: "runs", id: run.runId }}>{momentOf(at)}</Inside> },
                 { title: "Session", dataIndex: "sessionKey", ellipsis: true, render: nameOf },
                 { title: "Agent", dataIndex: "agentId", width: 140 },
-                { title: "State", dataIndex: "status", width: 120, render: (status: RunShape["status"]) => <State status={status} /> },
+                { title: "State", dataIndex: "status", width: 120, render: (status: RunShape["status"]) => <RunTag status={status} /> },
                 { title: "Took", key: "took", width: 110, className: "number", render: (_, run) => (run.endedAt ? spanOf(run.endedAt - run.createdAt) : "…") },
               ]} />
           )
@@ -70,7 +66,7 @@ function OneRun({ id }: { id: string }) {
           return (
             <div className="stack">
               <dl className="facts">
-                <div><dt>State</dt><dd><State status={found.run.status} /></dd></div>
+                <div><dt>State</dt><dd><RunTag status={found.run.status} /></dd></div>
                 <div><dt>Took</dt><dd>{spanOf(timeline.to - timeline.from)}</dd></div>
                 <div><dt>Rounds</dt><dd>{found.steps.filter((step) => step.kind === "reply").length}</dd></div>
                 <div><dt>Calls</dt><dd>{found.steps.filter((step) => step.kind === "intent").length}</dd></div>

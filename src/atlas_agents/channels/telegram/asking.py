@@ -120,6 +120,8 @@ class Asking:
         asked = self._notebook.notes.questions.get(event.approval_id)
         if event.approval_id in self._denied:
             return "Denied, by you."
+        if event.decision == "dismiss":
+            return "It was left unanswered."
         if event.decision == "deny" and not event.by:
             late = asked is not None and time.time() * 1000 >= asked.expires_at - 1000
             return "Nobody answered in time, so it was no." if late else "It was not allowed."

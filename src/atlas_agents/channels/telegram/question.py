@@ -13,6 +13,7 @@ from atlas_agents.toolbox.telegram.pieces import MOST, units
 YES, NO = "y", "n"
 _ROOM = 3000
 _MOST_PARTS = 5
+_TO_FILL = "It asks for values: give them on the page, or with atlas approvals."
 _TOO_LONG = "It is too long to be shown here. Say no, or answer it on the page or with atlas approvals."
 
 
@@ -32,6 +33,8 @@ def sheet(asked: ApprovalShape) -> Sheet:
     content = "\n".join([f"{exact(name)[1:-1]} = {exact(value)}" for name, value in asked.details.items()])
     if asked.preview:
         content = f"{content}\n\n{seen(asked.preview).rstrip()}"
+    if asked.form is not None:
+        content = seen(asked.preview).rstrip()
     foot = _foot(asked)
     whole = joined(bold(head), "\n\n", code_block(content or "(no arguments)"), "\n\n", foot)
     if units(whole.text) <= MOST:
@@ -59,14 +62,24 @@ def read(data: str) -> tuple[str, str]:
 
 
 def _foot(asked: ApprovalShape) -> str:
+    if asked.form is not None and _to_fill(asked):
+        return _TO_FILL
     left = max(0, round(asked.expires_at / 1000 - time.time()))
     because = f"because of {seen(asked.risk)[:200]}; " if asked.risk else ""
     return f"in {exact(asked.working_dir)}\n{because}without an answer it is no, in {left} s"
 
 
 def _buttons(asked: ApprovalShape, *, shown: bool) -> dict[str, Any]:
-    row = [{"text": "Once", "callback_data": f"{YES}:{asked.approval_id}"}] if shown else []
+    yes = "Once" if asked.form is None else "Accept"
+    may = shown and not _to_fill(asked)
+    row = [{"text": yes, "callback_data": f"{YES}:{asked.approval_id}"}] if may else []
     return {"inline_keyboard": [[*row, {"text": "Deny", "callback_data": f"{NO}:{asked.approval_id}"}]]}
+
+
+def _to_fill(asked: ApprovalShape) -> bool:
+    """Buttons are not enough: something is needed that is not suggested."""
+    fields = asked.form.fields if asked.form is not None else ()
+    return any(field.required and field.default is None for field in fields)
 
 
 def _chunks(content: str) -> list[str] | None:

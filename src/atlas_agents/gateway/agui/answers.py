@@ -53,7 +53,7 @@ async def _give(hub: Hub, entry: Resume, row: ApprovalRow, given: Answer) -> Non
 def _answer(entry: Resume, who: Grant) -> Answer:
     by = who.principal.id
     if entry.status == "cancelled":
-        return Answer("no", by=by, reason="it was given up")
+        return Answer("dismiss", by=by, reason="it was given up")
     payload = payload_of(entry)
     if not payload.approved:
         return Answer("no", by=by, reason=payload.reason)

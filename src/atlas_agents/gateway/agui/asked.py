@@ -70,7 +70,10 @@ PAYLOAD_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "approved": {"type": "boolean"},
-        "editedArgs": {"type": "object", "description": "Used instead of the arguments; not merged with them."},
+        "editedArgs": {
+            "type": "object",
+            "description": "Used instead of the arguments, not merged with them; or the values for a form.",
+        },
         "reason": {"type": "string"},
         "remember": {"enum": ["once", "session", "always"], "description": "How long a yes holds."},
     },

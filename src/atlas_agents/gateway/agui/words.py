@@ -202,6 +202,8 @@ def _interrupt(question: Question) -> agui.Interrupt:
         "workingDir": shown.working_dir,
         "risk": shown.risk,
     }
+    if shown.form is not None:
+        metadata["form"] = msgspec.to_builtins(shown.form)
     message = f"{shown.summary}: {shown.command}"
     return agui.Interrupt(
         question.id, "tool_call", message, question.call_id, PAYLOAD_SCHEMA, expires.replace("+00:00", "Z"), metadata

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from atlas_agents.engine.agent import Agent
 from atlas_agents.workspace.prompts import Prompt
 
 
@@ -15,15 +16,25 @@ class Readable(msgspec.Struct, frozen=True):
     name: str
     description: str = ""
     media_type: str = "text/plain"
+    size: int | None = None
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """Who reads: a token's owner, with the rights of an agent."""
+
+    agent: Agent
+    user: str
 
 
 class Library(Protocol):
-    """Knows what a user may read."""
+    """Knows what a reader may read."""
 
-    async def list(self, user: str) -> Sequence[Readable]: ...
+    async def list(self, reader: Reader, cursor: str = "") -> tuple[Sequence[Readable], str]:
+        """Some of it, and where to go on; nothing if that was all."""
+        ...
 
-    async def read(self, uri: str, user: str) -> str:
-        """The text; a ConfigError if there is none that this user may read."""
+    async def read(self, uri: str, reader: Reader) -> tuple[str, str]:
+        """The text and its media type; a ConfigError if there is none that this reader may read."""
         ...
 
 

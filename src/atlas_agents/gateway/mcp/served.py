@@ -17,7 +17,7 @@ from atlas_agents.engine.agent import Agent
 from atlas_agents.gateway.app import Receive, Send
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.mcp import works
-from atlas_agents.gateway.mcp.offers import Offers
+from atlas_agents.gateway.mcp.offers import Library, Offers, Reader
 from atlas_agents.gateway.mcp.works import Progress
 from atlas_agents.gateway.protocol.shapes import Scope
 from atlas_agents.gateway.tokens import Grant
@@ -76,8 +76,11 @@ class Served:
             done = await work.call(agent, params.name, params.arguments or {})
         except AtlasError as error:
             done = works.Outcome(self._hub.atlas.hide(str(error)), failed=True)
+        pictures = [types.ImageContent(data=each.data, mime_type=each.media_type) for each in done.pictures]
         return types.CallToolResult(
-            content=[types.TextContent(text=done.text)], structured_content=done.structure, is_error=done.failed
+            content=[types.TextContent(text=done.text), *pictures],
+            structured_content=done.structure,
+            is_error=done.failed,
         )
 
     async def _list_prompts(self, ctx: Context, params: Any) -> types.ListPromptsResult:
@@ -104,27 +107,42 @@ class Served:
         said = types.PromptMessage(role="user", content=types.TextContent(text=text))
         return types.GetPromptResult(description=prompt.description or None, messages=[said])
 
-    async def _list_resources(self, ctx: Context, params: Any) -> types.ListResourcesResult:
-        found = await self._library.list(self._who(ctx).principal.id)
+    async def _list_resources(
+        self, ctx: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        cursor = (params.cursor if params is not None else None) or ""
+        try:
+            found, more = await self._library.list(self._reader(ctx), cursor)
+        except AtlasError as error:
+            raise _refused(str(error)) from error
         resources = [
-            types.Resource(uri=each.uri, name=each.name, description=each.description, mime_type=each.media_type)
+            types.Resource(
+                uri=each.uri,
+                name=each.name,
+                description=each.description,
+                mime_type=each.media_type,
+                size=each.size,
+            )
             for each in found
         ]
-        return types.ListResourcesResult(resources=resources)
+        return types.ListResourcesResult(resources=resources, next_cursor=more or None)
 
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         uri = str(params.uri)
         try:
-            text = await self._library.read(uri, self._who(ctx).principal.id)
+            text, kind = await self._library.read(uri, self._reader(ctx))
         except AtlasError as error:
             raise _refused(str(error)) from error
-        return types.ReadResourceResult(
-            contents=[types.TextResourceContents(uri=uri, text=text, mime_type="text/plain")]
-        )
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=text, mime_type=kind)])
 
     @property
-    def _library(self) -> Any:
+    def _library(self) -> Library:
+        if self._offers.library is None:
+            raise _refused("there is nothing to read here")
         return self._offers.library
+
+    def _reader(self, ctx: Context) -> Reader:
+        return Reader(self._agent(ctx), self._who(ctx).principal.id)
 
     def _who(self, ctx: Context, *needed: Scope) -> Grant:
         """Whose token came with this very request; one that was taken back meanwhile opens nothing."""

@@ -11,8 +11,9 @@ from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError
 from atlas_agents.core.events import ApprovalAsked, Event, ToolCalled, ToolProgress
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import ToolResult, user
+from atlas_agents.core.messages import Image, ToolResult, user
 from atlas_agents.core.names import wire_name
+from atlas_agents.core.pictures import parted
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.direct import result_of
 from atlas_agents.engine.stream import AtlasStream
@@ -56,6 +57,7 @@ class Outcome(msgspec.Struct, frozen=True):
     text: str
     structure: dict[str, Any] | None = None
     failed: bool = False
+    pictures: tuple[Image, ...] = ()
 
 
 def offered(hub: Hub, agent: Agent, who: Grant) -> list[Offered]:
@@ -145,6 +147,8 @@ async def _beats(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
 def _words(event: Event) -> str:
     """What a client is told while it waits; nothing of most events."""
     match event:
+        case ApprovalAsked(_, question) if question.form is not None:
+            return f"waiting for a person to answer {question.form.asker}: on the page, or with `atlas approvals`"
         case ApprovalAsked(_, question):
             return f"waiting for a person to approve {question.tool}: on the page, or with `atlas approvals`"
         case ToolProgress(_, name, _, message):
@@ -156,11 +160,13 @@ def _words(event: Event) -> str:
 
 
 def _outcome(result: ToolResult) -> Outcome:
-    value, failed = result.result, result.status != "ok"
+    failed = result.status != "ok"
+    value, pictures = parted(result.result)
     text = value if isinstance(value, str) else encode(value).decode()
     if result.error == "declined" and value == {"cancelled": True}:
         text = "A person said no to this call, or nobody said yes in time. Nothing was done."
-    return Outcome(text, cast(dict[str, Any], value) if isinstance(value, dict) and not failed else None, failed)
+    structure = cast(dict[str, Any], value) if isinstance(value, dict) and not failed else None
+    return Outcome(text, structure, failed, tuple(pictures))
 
 
 def _asks(agent: Agent) -> str:

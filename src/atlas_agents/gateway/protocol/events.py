@@ -7,7 +7,15 @@ import msgspec
 from atlas_agents.core.text import clean
 from atlas_agents.gateway.protocol.jobs import JobShape
 from atlas_agents.gateway.protocol.records import AuditShape
-from atlas_agents.gateway.protocol.shapes import Decision, MessageShape, PlanStepShape, SessionShape, UsageShape, Wire
+from atlas_agents.gateway.protocol.shapes import (
+    Decision,
+    FormShape,
+    MessageShape,
+    PlanStepShape,
+    SessionShape,
+    UsageShape,
+    Wire,
+)
 
 E = TypeVar("E")
 
@@ -96,7 +104,7 @@ class ToolSettled(Wire, frozen=True):
 
 
 class ApprovalRequested(Wire, frozen=True):
-    """A person is asked, about exactly these arguments."""
+    """A person is asked, about exactly these arguments; with a `form`, for values that a tool at work wants."""
 
     event: ClassVar[str] = "exec.approval_request"
     run_id: str
@@ -111,6 +119,7 @@ class ApprovalRequested(Wire, frozen=True):
     options: tuple[Decision, ...]
     expires_at: int
     preview: str = ""
+    form: FormShape | None = None
 
 
 class ApprovalResolved(Wire, frozen=True):

@@ -170,7 +170,8 @@ class ApprovalsFound(Wire, frozen=True):
 
 
 class ApprovalsResolve(Wire, frozen=True):
-    """Answer a question; `arguments` are edited ones to use instead."""
+    """Answer a question; `arguments` are edited ones to use instead, or the values for a form. Values that do not fit
+    are refused, and it waits on; to dismiss it is to leave it unanswered."""
 
     approval_id: str
     decision: Decision

@@ -6,7 +6,7 @@ import msgspec
 
 Scope: TypeAlias = Literal["read", "write", "approve", "admin"]
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
-Decision: TypeAlias = Literal["allow-once", "allow-session", "allow-always", "deny"]
+Decision: TypeAlias = Literal["allow-once", "allow-session", "allow-always", "deny", "dismiss"]
 RunState: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 
 
@@ -106,8 +106,42 @@ class SessionShape(Wire, frozen=True):
     metadata: dict[str, Any] = {}
 
 
+class ChoiceShape(Wire, frozen=True):
+    """One of several values, and how it is called."""
+
+    value: str
+    title: str = ""
+
+
+class FieldShape(Wire, frozen=True):
+    """A value that is asked for. `least` and `most` bound a number, the length of a text, or how many are chosen."""
+
+    name: str
+    kind: Literal["text", "number", "integer", "boolean", "choice", "choices"]
+    title: str = ""
+    description: str = ""
+    required: bool = False
+    default: Any = None
+    choices: tuple[ChoiceShape, ...] = ()
+    format: str = ""
+    pattern: str = ""
+    least: int | float | None = None
+    most: int | float | None = None
+
+
+class FormShape(Wire, frozen=True):
+    """Values that a tool asks for while it works, as arguments of the answer; with a `url`, whether the person goes
+    there by themselves. The `asker` gets them."""
+
+    asker: str
+    message: str
+    fields: tuple[FieldShape, ...] = ()
+    url: str = ""
+
+
 class ApprovalShape(Wire, frozen=True):
-    """A question to a person, about exactly these arguments; `preview` is what would change, where the tool says so."""
+    """A question to a person, about exactly these arguments; `preview` is what would change, where the tool says so.
+    With a `form`, it is for values instead, and the arguments are those that are suggested."""
 
     approval_id: str
     run_id: str
@@ -123,6 +157,7 @@ class ApprovalShape(Wire, frozen=True):
     expires_at: int
     agent_id: str = ""
     preview: str = ""
+    form: FormShape | None = None
 
 
 class AgentShape(Wire, frozen=True):

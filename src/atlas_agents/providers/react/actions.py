@@ -13,6 +13,7 @@ from atlas_agents.providers.react.reader import NONE, Action
 _FINISH = frozenset(("final answer", "finish", "answer", "final", "respond", "done"))
 _INLINE = re.compile(r"([\w./-]+)\s*(?:\((.*)\)|\[(.*)\]|(\{.*\}))\s*\Z", re.DOTALL)
 _FENCED = re.compile(r"\A\s*```[\w-]*\s*\n?(.*?)\n?\s*```.*\Z", re.DOTALL)
+_OF_A_SCHEMA = frozenset(("type", "properties", "required", "additionalProperties", "title", "description", "$schema"))
 _QUOTES = " \t\r\n`'\"*.:,<>"
 
 
@@ -50,14 +51,26 @@ def _call(name: str, written: str, tools: Sequence[ToolSpec]) -> ToolCall:
     written = clean(written)
     if not written or written.lower() in NONE:
         return ToolCall("", name, {})
+    tool = next((tool for tool in tools if tool.name == name), None)
     try:
-        return ToolCall("", name, read_object(written))
+        return ToolCall("", name, _unwrapped(read_object(written), tool))
     except ValueError:
         pass
-    only = next((_only_text(tool) for tool in tools if tool.name == name), None)
+    only = tool and _only_text(tool)
     if only and not written.lstrip().startswith(("{", "[")):
         return ToolCall("", name, {only: _unquoted(written)})
     return ToolCall("", name, {}, malformed=written)
+
+
+def _unwrapped(given: dict[str, Any], tool: ToolSpec | None) -> dict[str, Any]:
+    """The values out of an input that was written in the form of a schema, `{"type": "object", "properties": {…}}`."""
+    inner = given.get("properties")
+    if tool is None or not isinstance(inner, dict) or not given.keys() <= _OF_A_SCHEMA:
+        return given
+    if given.keys() & (tool.parameters.get("properties") or {}).keys():
+        return given
+    values = cast(dict[str, Any], inner)
+    return given if any(isinstance(value, dict) for value in values.values()) else values
 
 
 def _only_text(tool: ToolSpec) -> str | None:

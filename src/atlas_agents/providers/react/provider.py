@@ -2,12 +2,12 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import Usage
+from atlas_agents.core.secret import Secret
 from atlas_agents.core.specs import ToolSpec
 from atlas_agents.providers.base import (
     Capabilities,
@@ -19,6 +19,7 @@ from atlas_agents.providers.base import (
     TextChunk,
     ThinkingChunk,
     ToolCallChunk,
+    keys_of,
 )
 from atlas_agents.providers.react.actions import as_calls
 from atlas_agents.providers.react.reader import Piece, Reader
@@ -45,8 +46,8 @@ class React:
         return getattr(self.inner, "model", None)
 
     @property
-    def key(self) -> Any:
-        return getattr(self.inner, "key", None)
+    def keys(self) -> tuple[Secret, ...]:
+        return keys_of(self.inner)
 
     @property
     def capabilities(self) -> Capabilities:

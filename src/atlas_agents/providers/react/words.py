@@ -9,6 +9,7 @@ from atlas_agents.core.messages import File, Image, Message, Part, Text, Thinkin
 from atlas_agents.core.names import wire_name
 from atlas_agents.core.specs import ToolSpec
 from atlas_agents.providers.base import Request, encoded, spoken
+from atlas_agents.providers.react.shape import shape
 
 _FORM = """\
 You can use tools. Work in steps, and write each step in exactly this form:
@@ -68,8 +69,7 @@ def mended(request: Request, written: str) -> Request:
 
 
 def _described(tool: ToolSpec) -> str:
-    schema = json.dumps(tool.parameters, ensure_ascii=False)
-    return f"- {tool.name}: {tool.description.strip()}\n  Input: {schema}"
+    return f"- {tool.name}: {tool.description.strip()}\n  Action Input: {shape(tool.parameters)}"
 
 
 def _in_words(message: Message) -> Message:

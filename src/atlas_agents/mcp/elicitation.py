@@ -1,0 +1,140 @@
+"""A server's question to the person whose call it works on: read as a form, asked as everything is asked here."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import mcp_types as types
+from mcp.client.session import ClientRequestContext
+
+from atlas_agents.core.errors import BadTool, ConfigError
+from atlas_agents.core.forms import Choice, Field, Filled, Form, Kind
+from atlas_agents.mcp.underway import Caller, Underway
+
+logger = logging.getLogger(__name__)
+MOST_FIELDS, MOST_CHOICES = 50, 200
+LONGEST_MESSAGE, LONGEST_WORDS = 5000, 1000
+_KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "integer", "boolean": "boolean"}
+_BOUNDS: dict[str, tuple[str, str]] = {
+    "text": ("minLength", "maxLength"),
+    "number": ("minimum", "maximum"),
+    "integer": ("minimum", "maximum"),
+    "choices": ("minItems", "maxItems"),
+}
+_FORMATS = ("email", "uri", "date", "date-time")
+
+
+class Elicitation:
+    """The questions of one server."""
+
+    def __init__(self, server: str, underway: Underway) -> None:
+        self._server = server
+        self._underway = underway
+
+    async def answer(
+        self, context: ClientRequestContext, params: types.ElicitRequestParams
+    ) -> types.ElicitResult | types.ErrorData:
+        """What came of it, for the server. With no call under way nobody is asked, and it is declined."""
+        caller = self._underway.asked()
+        if caller is None:
+            logger.warning("the MCP server %s asks something, and it is not clear whom: it is declined", self._server)
+            return types.ElicitResult(action="decline")
+        return await self.ask(caller, params)
+
+    async def ask(self, caller: Caller, params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
+        try:
+            form = form_of(self._server, params)
+            filled = await caller.ask(form)
+        except (ConfigError, BadTool) as error:
+            logger.warning("the MCP server %s asks something that cannot be asked: %s", self._server, error)
+            return types.ErrorData(code=types.INVALID_PARAMS, message=f"this cannot be asked: {error}")
+        return _result(form, filled)
+
+
+def form_of(server: str, params: types.ElicitRequestParams) -> Form:
+    """The question as a form; ConfigError says why it is none."""
+    asker = f"the MCP server {server}"
+    message = _words(params.message, "the message", LONGEST_MESSAGE)
+    if isinstance(params, types.ElicitRequestURLParams):
+        address = urlsplit(params.url)
+        if address.scheme not in ("https", "http") or not address.hostname or len(params.url) > LONGEST_MESSAGE:
+            raise ConfigError("the address must begin with https:// or http://")
+        return Form(asker, message, url=params.url)
+    properties: Any = params.requested_schema.get("properties", {})
+    required: Any = params.requested_schema.get("required", [])
+    if not isinstance(properties, dict) or len(cast(dict[str, Any], properties)) > MOST_FIELDS:
+        raise ConfigError(f"properties is an object with at most {MOST_FIELDS} fields")
+    needed = [str(name) for name in cast(list[Any], required)] if isinstance(required, list) else []
+    fields = [_field(name, schema, name in needed) for name, schema in cast(dict[str, Any], properties).items()]
+    return Form(asker, message, tuple(fields))
+
+
+def _field(name: str, schema: Any, required: bool) -> Field:
+    if not isinstance(schema, dict):
+        raise ConfigError(f"{name[:80]}: it must be an object")
+    given = cast(dict[str, Any], schema)
+    kind, choices = _kind(name, given)
+    low, high = _BOUNDS.get(kind, ("", ""))
+    form, pattern = given.get("format", ""), given.get("pattern", "")
+    return Field(
+        name=_words(name, "a field's name", 200),
+        kind=kind,
+        title=_words(given.get("title", ""), f"{name}.title"),
+        description=_words(given.get("description", ""), f"{name}.description"),
+        required=required,
+        default=given.get("default"),
+        choices=choices,
+        format=form if form in _FORMATS and kind == "text" else "",
+        pattern=_words(pattern, f"{name}.pattern") if kind == "text" else "",
+        least=_number(given.get(low)),
+        most=_number(given.get(high)),
+    )
+
+
+def _kind(name: str, given: Mapping[str, Any]) -> tuple[Kind, tuple[Choice, ...]]:
+    """The kind of a value, and what can be chosen; only flat ones are asked for."""
+    kind = given.get("type")
+    if kind == "array" and isinstance(given.get("items"), dict):
+        return "choices", _choices(name, given["items"], "anyOf")
+    if kind == "string" and ("enum" in given or "oneOf" in given):
+        return "choice", _choices(name, given, "oneOf")
+    if kind not in _KINDS:
+        raise ConfigError(f"{name[:80]}: only texts, numbers, yes or no, and choices can be asked for")
+    return _KINDS[kind], ()
+
+
+def _choices(name: str, given: Mapping[str, Any], titled: str) -> tuple[Choice, ...]:
+    listed: Any = given.get(titled)
+    if isinstance(listed, list):
+        pairs = [
+            (cast(dict[str, Any], each).get("const"), cast(dict[str, Any], each).get("title", ""))
+            for each in cast(list[Any], listed)
+            if isinstance(each, dict)
+        ]
+    else:
+        values, names = _list(given.get("enum")), _list(given.get("enumNames"))
+        pairs = [(value, names[place] if place < len(names) else "") for place, value in enumerate(values)]
+    if not 1 <= len(pairs) <= MOST_CHOICES:
+        raise ConfigError(f"{name[:80]}: there must be 1 to {MOST_CHOICES} choices")
+    return tuple([Choice(_words(value, f"{name}: a choice"), _words(title, name)) for value, title in pairs])
+
+
+def _list(given: Any) -> Sequence[Any]:
+    return cast(list[Any], given) if isinstance(given, list) else ()
+
+
+def _words(given: Any, what: str, longest: int = LONGEST_WORDS) -> str:
+    if not isinstance(given, str) or len(given) > longest:
+        raise ConfigError(f"{what[:100]} must be a text of at most {longest} characters")
+    return given
+
+
+def _number(given: Any) -> float | None:
+    return given if isinstance(given, int | float) and not isinstance(given, bool) else None
+
+
+def _result(form: Form, filled: Filled) -> types.ElicitResult:
+    if filled.action != "accept":
+        return types.ElicitResult(action=filled.action)
+    return types.ElicitResult(action="accept", content=None if form.url else filled.values)

@@ -1,0 +1,249 @@
+"""The files in `deploy/`: linted by what knows their formats, and run as far as that can be done without a cluster."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from atlas_command import ATLAS, PATIENCE, Home
+
+from atlas_agents.cli.main import app
+from atlas_agents.config import SETTINGS
+from atlas_agents.gateway.settings import GatewaySettings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+OLDEST, NEWEST = "1.30.0", "1.37.0"
+SECRETS = {"POSTGRES_PASSWORD": "p" * 32, "ATLAS_TOKEN": "t" * 32}
+OTHERS = {"POSTGRES_PASSWORD", "POSTGRES_USER", "POSTGRES_DB", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"}
+"""Variables that are set and are no settings of ours."""
+programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def program(name: str) -> str:
+    found = shutil.which(name, path=programs)
+    if found is None:
+        pytest.skip(f"there is no {name} here")
+    return found
+
+
+def ran(*command: str, stdin: str = "", **env: str) -> str:
+    """What a program prints that must succeed."""
+    told = {**os.environ, **env}
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=PATIENCE, env=told)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def compose() -> dict[str, Any]:
+    """The compose file, with the two secrets and all defaults."""
+
+    def value(found: re.Match[str]) -> str:
+        name, sign, rest = found.groups()
+        assert sign, f"{name} has no default and no word about what it is"
+        assert (sign == ":?") == (name in SECRETS), f"{name}: secrets must be given, the rest need not"
+        return SECRETS.get(name, rest)
+
+    text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
+    found = yaml.safe_load(re.sub(r"\$\{(\w+)(?:(:-|:\?)([^}]*))?\}", value, text))
+    return {name: part for name, part in found.items() if not name.startswith("x-")}
+
+
+def documents(*names: str) -> list[dict[str, Any]]:
+    """All objects of these manifests, or of all."""
+    files = [KUBERNETES / name for name in names] or sorted(KUBERNETES.glob("*.yaml"))
+    found = [each for file in files for each in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
+    return [each for each in found if each["kind"] != "Kustomization"]
+
+
+def container(role: str) -> dict[str, Any]:
+    return documents(f"{role}.yaml")[0]["spec"]["template"]["spec"]["containers"][0]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile, line by line: (word, rest)."""
+    text = re.sub(r"\\\n\s*", "", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
+
+
+def test_the_dockerfile_has_nothing_that_its_linter_knows_better() -> None:
+    assert ran(program("hadolint"), "--failure-threshold", "style", str(DEPLOY / "Dockerfile")) == ""
+
+
+def test_the_image_is_made_in_two_stages_runs_as_nobody_and_holds_no_secret() -> None:
+    found = instructions()
+    assert [word for word, _ in found].count("FROM") == 2
+    users = [rest for word, rest in found if word == "USER"]
+    assert users == ["10001:10001"]
+    told = " ".join(rest for word, rest in found if word in ("ARG", "ENV"))
+    assert not re.search(r"(?i)token|password|secret|_key|database_url", told)
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8").split()
+    copied = {name for word, rest in found if word == "COPY" and "--from" not in rest for name in rest.split()[:-1]}
+    assert "*" in ignored and {name[1:] for name in ignored if name.startswith("!")} == copied
+    assert all((DEPLOY.parent / name).exists() for name in copied)
+    makefile = (DEPLOY.parent / "Makefile").read_text(encoding="utf-8")
+    version = re.search(r"UV_VERSION=(\S+)", told)
+    assert version and f"uv=={version[1]}" in makefile, "the image is made with the uv that the lock was made with"
+
+
+def test_the_compose_file_is_one_and_all_that_it_names_is_there() -> None:
+    spec: Any = pytest.importorskip("compose_spec")
+    found = compose()
+    spec.PyCompose.from_yaml(yaml.safe_dump(found)).validate()
+    services = found["services"]
+    assert set(services) == {"postgres", "gateway", "worker", "door"}
+    for name, service in services.items():
+        assert re.search(r":[\w.-]+$", service["image"]), f"{name}: no version"
+        assert set(service.get("depends_on", {})) <= set(services)
+        for volume in service.get("volumes", ()):
+            where = volume.get("source")
+            assert where is None or (where in found["volumes"] if volume["type"] == "volume" else _is_there(where))
+        known = {setting.variable for setting in SETTINGS.values()} | OTHERS
+        assert {each for each in service.get("environment", {}) if "UPSTREAM" not in each} - {"ATLAS_LISTEN"} <= known
+    for role in ("gateway", "worker"):
+        service = services[role]
+        assert service["command"] == ["serve", "--role", role] and "ports" not in service
+        assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["deploy"]["replicas"] > 1
+    example = (DEPLOY / "example.env").read_text(encoding="utf-8")
+    assert {line for line in example.splitlines() if line.startswith(tuple(SECRETS))} == {
+        f"{each}=" for each in SECRETS
+    }
+
+
+def _is_there(name: str) -> bool:
+    return (DEPLOY / name).exists()
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_every_manifest_is_what_kubernetes_takes(version: str) -> None:
+    validate: Any = pytest.importorskip("kubernetes_validate")
+    found = documents()
+    assert {each["kind"] for each in found} == {
+        "ConfigMap", "Deployment", "Namespace", "PodDisruptionBudget", "Secret", "Service",
+    }  # fmt: skip
+    for each in found:
+        validate.validate(each, version, strict=True)
+
+
+def test_the_manifests_fit_together() -> None:
+    rendered = list(yaml.safe_load_all(ran(program("kubectl"), "kustomize", str(KUBERNETES))))
+    by_kind = {(each["kind"], each["metadata"]["name"]): each for each in rendered}
+    assert not any(kind == "Secret" for kind, _ in by_kind), "secrets are not applied with the rest"
+    assert {each["metadata"]["namespace"] for each in rendered if each["kind"] != "Namespace"} == {"atlas"}
+    service = by_kind["Service", "atlas-gateway"]["spec"]
+    for role in ("gateway", "worker"):
+        deployment = by_kind["Deployment", f"atlas-{role}"]["spec"]
+        labels = deployment["template"]["metadata"]["labels"]
+        budget = by_kind["PodDisruptionBudget", f"atlas-{role}"]["spec"]["selector"]["matchLabels"]
+        assert labels.items() >= deployment["selector"]["matchLabels"].items() == budget.items()
+        assert (labels.items() >= service["selector"].items()) == (role == "gateway")
+        pod = deployment["template"]["spec"]
+        maps = [each["configMap"]["name"] for each in pod["volumes"] if "configMap" in each]
+        assert [("ConfigMap", name) in by_kind for name in maps] == [True]
+        assert ":" in pod["containers"][0]["image"]
+    named = {each["valueFrom"]["secretKeyRef"]["key"] for each in container("gateway")["env"]}
+    assert named == set(documents("secret.example.yaml")[0]["stringData"])
+    assert not any(documents("secret.example.yaml")[0]["stringData"].values())
+
+
+@pytest.mark.parametrize("role", ["gateway", "worker"])
+def test_a_pod_has_no_rights_and_time_to_end(role: str) -> None:
+    pod, box = documents(f"{role}.yaml")[0]["spec"]["template"]["spec"], container(role)
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert box["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert pod["automountServiceAccountToken"] is False and box["resources"]["limits"]["memory"]
+    pause = int(box["lifecycle"]["preStop"]["exec"]["command"][1])
+    grace = GatewaySettings(home=Path()).grace
+    assert pod["terminationGracePeriodSeconds"] >= 2 * (pause + grace)
+    known = {setting.variable for setting in SETTINGS.values()} | OTHERS
+    assert {each["name"] for each in box["env"]} | set(documents("config.yaml")[0]["data"]) <= known
+
+
+def test_every_container_is_started_with_words_that_the_command_knows() -> None:
+    whole: Any = typer.main.get_command(app)
+    serve = whole.commands["serve"]
+    said = [compose()["services"][role]["command"] for role in ("gateway", "worker")]
+    said += [container(role)["args"] for role in ("gateway", "worker")]
+    said += [json.loads(rest) for word, rest in instructions() if word == "CMD"]
+    if not any("--role" in each.opts for each in serve.params):
+        pytest.skip("this version has no roles yet")
+    for words in said:
+        assert words[0] == "serve"
+        serve.make_context("serve", words[1:])
+
+
+def unit() -> dict[str, list[str]]:
+    """What the unit says, by name."""
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / "atlas.service").read_text(encoding="utf-8").splitlines():
+        name, sign, value = line.partition("=")
+        if sign and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_systemd_understands_the_unit_and_finds_little_exposed(tmp_path: Path) -> None:
+    analyze = program("systemd-analyze")
+    text = (DEPLOY / "atlas.service").read_text(encoding="utf-8")
+    here = text.replace("/opt/atlas/bin/atlas", ATLAS)
+    copy = tmp_path / "atlas.service"
+    copy.write_text(here, encoding="utf-8")
+    done = subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+    ran(analyze, "security", "--offline=true", "--threshold=35", str(copy))
+
+
+def test_the_door_is_what_caddy_takes() -> None:
+    caddy = program("caddy")
+    told = {"ATLAS_LISTEN": ":8080", "ATLAS_UPSTREAM": "gateway", "ATLAS_UPSTREAM_PORT": "18789"}
+    ran(caddy, "validate", "--adapter", "caddyfile", "--config", str(DEPLOY / "Caddyfile"), **told)
+
+
+def asked(port: int, probe: dict[str, Any], **headers: str) -> int:
+    """The status that a probe of Kubernetes gets."""
+    told = {each["name"]: each["value"] for each in probe["httpGet"].get("httpHeaders", ())}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{probe['httpGet']['path']}", headers=told | headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_gateway_that_is_started_as_the_unit_says_satisfies_every_probe(home: Home) -> None:
+    said = unit()
+    places = " ".join(said["Environment"]).replace("%S/atlas", str(home.path))
+    (_, command, *words) = ["", *shlex.split(said["ExecStart"][0])]
+    assert (command, words[0]) == ("/opt/atlas/bin/atlas", "serve")
+    env = dict(each.split("=", 1) for each in places.split()) | {"ATLAS_LOG_FORMAT": "text"}
+    (check,) = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
+    health = json.loads(check.partition("CMD ")[2])
+    with home.gateway(*words[1:], **env, ATLAS_HOST="0.0.0.0", ATLAS_TOKEN=os.urandom(32).hex()) as served:
+        here = [sys.executable, *(each.replace("18789", str(served.port)) for each in health[1:])]
+        ran(*here)
+        for role in ("gateway", "worker"):
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                assert asked(served.port, container(role)[probe]) == 200
+        assert asked(served.port, container("gateway")["readinessProbe"], Host="10.0.0.7:18789") == 421
+        begun = time.monotonic()
+        assert served.kill(signal.SIGTERM) == 0
+        assert time.monotonic() - begun < int(said["TimeoutStopSec"][0].removesuffix("s"))
+    assert subprocess.run(here, capture_output=True, timeout=PATIENCE).returncode == 1

@@ -1,0 +1,114 @@
+"""The documents of a house for MCP clients, with the library's own client: searched and read by whoever may."""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+
+from atlas_agents.config.load import load
+from atlas_agents.core.environment import Environment
+from atlas_agents.gateway.mcp import documents
+from atlas_agents.service.serve import Serving, private_gateway
+
+ANA = "ana-0123456789abcdefghijklmnopqrstuvwxyz"
+AGENTS = "## assistant\n\nModel: http/rules\n\n## poet\n\nModel: http/rules\nTools: current_time\n"
+SEARCH = "search_atlasux_knowledge"
+POLICY = f'[tools."{SEARCH}"]\nask = ["*"]\n'
+
+
+@asynccontextmanager
+async def serving(folder: Path, policy: str = "") -> AsyncGenerator[Serving, None]:
+    """A service as its command starts it, with two documents of its own tenant and one of another."""
+    home = folder / "home"
+    (home / "workspace").mkdir(parents=True)
+    (home / "workspace" / "AGENTS.md").write_text(AGENTS)
+    (home / "tokens.json").write_text(json.dumps({"ana": {"token": ANA, "scopes": ["read", "write"]}}))
+    docs = folder / "docs"
+    docs.mkdir()
+    (docs / "sea.md").write_text("# Sea\n\nIt is wet.\n\n## Walrus\n\nA walrus has tusks.\n")
+    (docs / "land.md").write_text("# Land\n\nIt is dry.\n")
+    (folder / "secret.md").write_text("# Secret\n\nOf another organisation.\n")
+    values = {"ATLAS_HOME": str(home), "HOME": str(folder), "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
+    if policy:
+        (folder / "policy.toml").write_text(policy)
+        values["ATLAS_POLICY"] = str(folder / "policy.toml")
+    environment = Environment({**values, "ATLAS_EMBEDDINGS": "none"}, dotenv=None)
+    async with private_gateway(load({}, environment, folder), environment=environment) as here:
+        knowledge = here.runtime.study.knowledge
+        await knowledge.add(here.runtime.atlas.tenant, str(docs))
+        await knowledge.add("another", str(folder / "secret.md"))
+        yield here
+
+
+@asynccontextmanager
+async def client(here: Serving, token: str, path: str = "/mcp", mode: str = "auto") -> AsyncGenerator[Client, None]:
+    async with (
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=30) as http,
+        Client(streamable_http_client(f"{here.url}{path}", http_client=http), mode=mode) as found,
+    ):
+        yield found
+
+
+async def audited(here: Serving) -> list[tuple[Any, ...]]:
+    rows = [record.entry for record in await here.runtime.atlas.audit.records(here.runtime.atlas.tenant)]
+    return [(row.action, row.entity_type, row.success, row.meta["user"]) for row in rows]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_documents_are_listed_read_and_searched_and_it_is_written_down(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "PAGE", 1)
+    async with serving(tmp_path) as here, client(here, here.token.reveal(), mode=mode) as mcp:
+        first = await mcp.list_resources()
+        second = await mcp.list_resources(cursor=first.next_cursor)
+        last = await mcp.list_resources(cursor=second.next_cursor)
+        found = {each.name: each for each in (*first.resources, *second.resources)}
+        assert set(found) == {"docs/sea.md", "docs/land.md"} and (last.resources, last.next_cursor) == ([], None)
+        sea = found["docs/sea.md"]
+        assert (sea.description, sea.mime_type, sea.size) == ("Sea (general)", "text/markdown", 50)
+        assert str(tmp_path) not in repr(found)
+        (content,) = (await mcp.read_resource(str(sea.uri))).contents
+        assert content.text == "# Sea\n\nIt is wet.\n\n## Sea > Walrus\n\nA walrus has tusks."  # type: ignore
+        assert SEARCH in [each.name for each in (await mcp.list_tools()).tools]
+        answer = await mcp.call_tool(SEARCH, {"query": "walrus"})
+        assert answer.structured_content is not None
+        assert [each["source"] for each in answer.structured_content["results"]] == ["docs/sea.md"]
+        theirs = await here.runtime.study.knowledge.documents("another")
+        for uri in (f"knowledge://documents/{theirs[0].id}", "knowledge://documents/x", "file:///etc/passwd"):
+            with pytest.raises(MCPError, match="nothing to read at this address"):
+                await mcp.read_resource(uri)
+        with pytest.raises(MCPError, match="not from here"):
+            await mcp.list_resources(cursor="'; DROP TABLE")
+        assert await audited(here) == [
+            ("DOCUMENT_READ", "document", True, "owner"),
+            ("TOOL_CALL", "tool", True, "owner"),
+            ("DOCUMENT_READ", "document", False, "owner"),
+        ]
+
+
+async def test_an_agent_that_may_not_search_reads_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path) as here:
+        async with client(here, here.token.reveal()) as mcp:
+            uri = str((await mcp.list_resources()).resources[0].uri)
+        async with client(here, here.token.reveal(), "/mcp/poet") as mcp:
+            assert (await mcp.list_resources()).resources == []
+            with pytest.raises(MCPError, match="nothing to read"):
+                await mcp.read_resource(uri)
+            assert SEARCH not in [each.name for each in (await mcp.list_tools()).tools]
+        assert await audited(here) == [("DOCUMENT_READ", "document", False, "owner")]
+
+
+async def test_where_a_search_needs_a_persons_yes_nothing_is_read_without_one(tmp_path: Path) -> None:
+    async with serving(tmp_path, POLICY) as here, client(here, ANA) as mcp:
+        assert (await mcp.list_resources()).resources == []
+        (document, _) = await here.runtime.study.knowledge.documents(here.runtime.atlas.tenant)
+        with pytest.raises(MCPError, match="nothing to read"):
+            await mcp.read_resource(f"knowledge://documents/{document.id}")
+        assert await audited(here) == [("DOCUMENT_READ", "document", False, "ana")]

@@ -1,0 +1,70 @@
+"""A server that has our model speak: what it takes counts to the turn, the tenant and its plan, and is written down."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from mcp_house import opened, scripted, written
+
+from atlas_agents import Plan, Question, Usage
+from atlas_agents.core.clock import day_of
+from atlas_agents.core.store import AddUsage, UsageRow
+from atlas_agents.mcp.speaking import Spoken
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.testing import Scripted, calls, says
+
+SAMPLE = {"text": "Say it.", "count": 30}
+
+
+class Model:
+    """Says a few words, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def speak(self, messages: list[Any], system: str, most: int) -> Spoken:
+        self.asked += 1
+        return Spoken("I say so.", "gpt-4o", Usage(1000, 20))
+
+
+async def test_its_tokens_count_to_the_turn_the_session_and_the_tenant_and_stand_in_the_audit_log(
+    tmp_path: Path,
+) -> None:
+    entry = scripted(tmp_path / "s", confirm=False, sampling_tokens=100)
+    script = Scripted(calls("s__sample", **SAMPLE), says("Done."))
+    model, store = Model(), MemoryStore()
+    async with opened(written(tmp_path, s=entry), model=script, speak=model.speak, store=store) as (atlas, _):
+        ends: list[Usage] = []
+        atlas.on("stream:end", lambda event: ends.append(event.usage))
+        await atlas.ask("go", session="main")
+        rows = {row.model: row for row in await atlas.usage()}
+        sampled = rows.pop("gpt-4o")
+        assert (sampled.session, sampled.agent_id, sampled.turns) == ("main", "assistant", 0)
+        assert (sampled.input_tokens, sampled.output_tokens, sampled.cost_microcents) == (1000, 20, 270_000)
+        (own,) = rows.values()
+        assert ends == [
+            Usage(own.input_tokens + 1000, own.output_tokens + 20, own.cached_tokens, ends[0].estimated, cost=0.0027)
+        ]
+        (record,) = await atlas.audit.records("default")
+        assert record.entry.meta["models"] == [{"model": "gpt-4o", "input": 1000, "output": 20, "cost": 0.0027}]
+        assert (await atlas.tenancy.used()).tokens == sum(
+            row.input_tokens + row.output_tokens for row in (sampled, own)
+        )
+
+
+async def test_where_the_plan_is_spent_meanwhile_the_model_is_not_asked(tmp_path: Path) -> None:
+    entry = scripted(tmp_path / "s", sampling_tokens=100)
+    model, store = Model(), MemoryStore()
+
+    async def spend(question: Question) -> bool:
+        """Others use up what is left while a person thinks."""
+        row = UsageRow(day_of(time.time()), "other", "assistant", "gpt-4o", 2000)
+        await store.commit("default", [AddUsage(row)])
+        return True
+
+    async with opened(written(tmp_path, s=entry), speak=model.speak, store=store, approve=spend) as (atlas, _):
+        await atlas.tenancy.put_plan(Plan("small", tokens=1000))
+        await atlas.tenancy.use_plan("small")
+        told = json.loads((await atlas.invoke("s/sample", SAMPLE)).result)
+        assert told["error"]["message"] == "the model could not answer" and model.asked == 0

@@ -1,0 +1,74 @@
+"""A turn whose events are kept no longer: whoever comes back for it still hears how it ended."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_client import Client, joined, opened
+
+from atlas_agents import Atlas, Tool
+from atlas_agents.core.forgetting import Forget, Forgettable, Forgotten
+from atlas_agents.core.store import Store
+from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, calls, fails, house, says
+
+LATER = 1 << 62
+
+
+async def echo(input: str) -> str:
+    return input
+
+
+def speaking(store: Store) -> Atlas:
+    """Words and a call, then an answer."""
+    replies = (says("Let me see.") + calls("echo", input="a"), says("It is all there, word by word."))
+    return house(Scripted(*replies), [Tool("echo", echo, effect="pure")], store=store)
+
+
+async def spoken(client: Client) -> tuple[str, list[dict[str, Any]]]:
+    """A turn, heard to its end."""
+    run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+    await client.until("chat.final", "chat.error")
+    await client.get("chat.wait", runId=run_id)
+    return run_id, client.events(run_id)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1000])
+async def test_a_turn_that_was_forgotten_to_any_part_still_says_its_last_word(limit: int, tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with opened(tmp_path, speaking(store)) as gateway, joined(gateway) as client:
+        run_id, heard = await spoken(client)
+        history = await client.get("chat.history", sessionKey="main")
+        await store.commit("default", [Forget("events", LATER, limit=limit)])
+        left = len(await store.events("default", run_id))
+        assert left == max(0, len(heard) - limit)
+        for last in (0, 2, len(heard)):
+            async with joined(gateway) as back:
+                told = await back.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
+                assert told["messages"] == history["messages"]
+                final = await back.until("chat.final")
+                assert final["message"] == heard[-1]["data"]["message"]
+                assert final["seq"] == told["runs"][0]["seq"] > len(heard)
+                again = back.events(run_id)
+                assert again[: max(0, left - last)] == heard[last:left]
+                assert [each["event"] for each in again[-3:]] == ["chat.reset", "chat.delta", "chat.final"]
+                assert again[-2]["data"]["text"] == "It is all there, word by word."
+        assert await client.get("chat.history", sessionKey="main") == history
+
+
+@pytest.mark.parametrize("what", ["events", "journal"])
+async def test_a_turn_that_failed_says_so_after_all_is_forgotten(what: Forgettable, tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    async with opened(tmp_path, house(Scripted(fails("no luck")), store=store)) as gateway, joined(gateway) as client:
+        run_id, heard = await spoken(client)
+        assert heard[-1]["event"] == "chat.error"
+        assert await store.commit("default", [Forget(what, LATER)]) != [Forgotten()]
+        async with joined(gateway) as back:
+            await back.get("sessions.subscribe", sessionKey="main", runs={run_id: 0})
+            assert (await back.until("chat.error"))["message"] == heard[-1]["data"]["message"]
+        found = await client.get("runs.get", runId=run_id)
+        assert found["run"]["status"] == "failed" and bool(found["steps"]) == (what == "events")
+        assert (await client.get("chat.history", sessionKey="main"))["outcomes"][0]["status"] == "failed"
+    await store.close()

@@ -1,0 +1,197 @@
+"""How fast keys are used: the pace of one, several in turn, and those that rest."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from atlas_agents import Agent, Atlas, user
+from atlas_agents.core.environment import Environment
+from atlas_agents.core.errors import ConfigError, ProviderError
+from atlas_agents.core.events import Usage
+from atlas_agents.providers.balanced import Balanced
+from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, complete
+from atlas_agents.providers.pace import BURST, LocalLedger, Pace, read_paces
+from atlas_agents.providers.registry import Registry
+from atlas_agents.testing import VirtualClock
+from model_server import Asked, ModelServer, Reply, serving
+
+ASK = Request([user("Hello")])
+
+
+class Key:
+    """A provider with a key: how often it was asked, how many at a time, and what it answers."""
+
+    def __init__(self, name: str, *answers: ProviderError | None, gate: asyncio.Event | None = None) -> None:
+        self.id = "vendor"
+        self.base_url = name
+        self.capabilities = Capabilities()
+        self.asked = self.busy = self.most = 0
+        self._answers = list(answers)
+        self._gate = gate
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        self.asked += 1
+        self.busy += 1
+        self.most = max(self.most, self.busy)
+        try:
+            if self._gate is not None:
+                await self._gate.wait()
+            if self._answers and (error := self._answers.pop(0)) is not None:
+                raise error
+            yield TextChunk(self.base_url)
+            yield DoneChunk(Usage(900, 100))
+        finally:
+            self.busy -= 1
+
+
+async def asked(provider: Balanced, times: int, clock: VirtualClock, seconds: float) -> int:
+    """How many of so many requests were answered in so many seconds."""
+    tasks = [asyncio.create_task(complete(provider, ASK)) for _ in range(times)]
+    await clock.advance(seconds)
+    done = sum(task.done() and task.exception() is None for task in tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return done
+
+
+async def test_requests_keep_to_their_pace() -> None:
+    clock = VirtualClock()
+    provider = Balanced([Key("a")], Pace(requests=60), clock=clock)
+    assert await asked(provider, 100, clock, 0) == BURST + 1
+    assert await asked(provider, 100, clock, 10) == 10
+
+
+async def test_tokens_keep_to_their_pace_by_what_was_really_used() -> None:
+    clock = VirtualClock()
+    provider = Balanced([Key("a")], Pace(tokens=60_000), clock=clock)
+    answered = 0
+    for _ in range(60):
+        answered += await asked(provider, 3, clock, 1)
+    assert 55 <= answered <= 75  # a thousand each, a thousand a second, and ten in one go
+
+
+async def test_so_many_at_once() -> None:
+    gate, clock = asyncio.Event(), VirtualClock()
+    keys = [Key("a", gate=gate), Key("b", gate=gate)]
+    provider = Balanced(keys, Pace(at_once=2), clock=clock)
+    tasks = [asyncio.create_task(complete(provider, ASK)) for _ in range(9)]
+    await clock.advance(1)
+    assert [key.busy for key in keys] == [2, 2]
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert [key.most for key in keys] == [2, 2] and sum(key.asked for key in keys) == 9
+
+
+async def test_the_least_busy_is_asked() -> None:
+    gate = asyncio.Event()
+    keys = [Key(name, gate=gate) for name in "abc"]
+    tasks = [asyncio.create_task(complete(Balanced(keys), ASK)) for _ in range(1)]
+    provider = Balanced(keys, rng=random.Random(3))
+    tasks += [asyncio.create_task(complete(provider, ASK)) for _ in range(30)]
+    await asyncio.sleep(0.05)
+    assert sorted(key.asked for key in keys)[0] >= 10
+    gate.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_tired_key_rests_and_another_answers_at_once() -> None:
+    clock = VirtualClock()
+    tired = Key("tired", ProviderError("slow down", "rate_limit", retry_after=20))
+    well = Key("well")
+    provider = Balanced([tired, well], clock=clock, rng=random.Random(1))
+    for _ in range(10):
+        assert (await complete(provider, ASK))[0] == TextChunk("well")
+    assert tired.asked == 1
+    await clock.advance(20)
+    for _ in range(10):
+        await complete(provider, ASK)
+    assert tired.asked > 1
+
+
+async def test_when_all_rest_for_long_it_says_so_at_once() -> None:
+    spent = [Key(name, ProviderError("no money", "quota")) for name in "ab"]
+    provider = Balanced(spent, clock=VirtualClock())
+    with pytest.raises(ProviderError, match="no money"):
+        await complete(provider, ASK)
+    with pytest.raises(ProviderError, match="all 2 keys of vendor are used up or rest") as caught:
+        await complete(provider, ASK)
+    assert (caught.value.kind, caught.value.retry_after) == ("rate_limit", 600)
+    assert [key.asked for key in spent] == [1, 1]
+
+
+async def test_what_is_wrong_with_the_request_is_not_tried_with_every_key() -> None:
+    keys = [Key(name, ProviderError("what is this", "bad_request")) for name in "ab"]
+    with pytest.raises(ProviderError, match="what is this"):
+        await complete(Balanced(keys), ASK)
+    assert sum(key.asked for key in keys) == 1
+
+
+def test_several_keys_in_one_variable_share_the_work_and_are_all_kept_secret() -> None:
+    def mind(request: Asked) -> Reply:
+        return Reply(status=429) if request.headers["authorization"].endswith("two") else Reply("Hello.")
+
+    async def talk(server: ModelServer) -> None:
+        values = {"OPENAI_API_KEY": "key-number-one, key-number-two", "OPENAI_BASE_URL": server.url}
+        registry = Registry(Environment(values, dotenv=None))
+        async with Atlas([Agent("a", model="openai/some")], registry=registry) as atlas:
+            for number in range(8):
+                assert (await atlas.ask("Hi", session=str(number))).text == "Hello."
+            assert "key-number-two" not in atlas.hide("it is key-number-two")
+        used = [request.headers["authorization"][-3:] for request in server.asked]
+        assert used.count("one") == 8 and used.count("two") == 1
+
+    with serving(mind) as server:
+        asyncio.run(talk(server))
+
+
+@pytest.mark.parametrize(
+    ("values", "pairs"),
+    [
+        ({"OPENAI_API_KEY": "k"}, [("k", "https://api.openai.com/v1")]),
+        (
+            {"OPENAI_API_KEY": "k,l", "OPENAI_BASE_URL": "http://a,http://b"},
+            [("k", "http://a"), ("l", "http://b")],
+        ),
+        ({"OPENAI_BASE_URL": "http://a,http://b"}, [(None, "http://a"), (None, "http://b")]),
+        ({"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://a,http://b"}, [("k", "http://a"), ("k", "http://b")]),
+    ],
+)
+def test_keys_and_addresses_go_together(values: dict[str, str], pairs: list[tuple[str | None, str]]) -> None:
+    provider = Registry(Environment(values, dotenv=None)).provider("openai")
+    members = [member.provider for member in provider.members] if isinstance(provider, Balanced) else [provider]
+    found = [
+        (key.reveal() if (key := getattr(each, "key", None)) else None, getattr(each, "base_url", ""))
+        for each in members
+    ]
+    assert found == pairs
+
+
+def test_keys_and_addresses_that_do_not_match_are_refused() -> None:
+    values = {"OPENAI_API_KEY": "k,l", "OPENAI_BASE_URL": "http://a,http://b,http://c"}
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY has 2 keys and OPENAI_BASE_URL 3 addresses"):
+        Registry(Environment(values, dotenv=None)).provider("openai")
+
+
+def test_limits_are_written_in_a_line_each() -> None:
+    found = read_paces(("openai requests=500 tokens=200_000 at_once=8", "anthropic at_once=2"))
+    assert found == {"openai": Pace(500, 200_000, 8), "anthropic": Pace(at_once=2)}
+
+
+@pytest.mark.parametrize("line", ["openai", "openai requests=many", "openai 5", "openai requests=5 requests=6"])
+def test_a_limit_that_is_none_is_refused_with_an_example(line: str) -> None:
+    with pytest.raises(ConfigError, match="like 'openai requests=500"):
+        read_paces((line,))
+    with pytest.raises(ConfigError, match="at least 1"):
+        read_paces(("openai requests=0",))
+
+
+async def test_a_ledger_gives_back_what_was_not_used() -> None:
+    clock = VirtualClock()
+    ledger, pace = LocalLedger(clock), Pace(tokens=60)
+    assert await ledger.take("k", pace, 100) == 0
+    assert await ledger.take("k", pace, 1) == pytest.approx(90)
+    ledger.spent("k", pace, -95)
+    assert await ledger.take("k", pace, 1) == 0
