@@ -47,6 +47,12 @@ async def happened(home: Path, count: int) -> None:
     await until(enough)
 
 
+async def seen(client: Client, event: str, count: int) -> None:
+    """Wait until a client has heard so many of these."""
+    while [frame["event"] for frame in client.events()].count(event) < count:
+        await client.next()
+
+
 async def all_of(client: Client, run_ids: list[str]) -> dict[str, list[dict[str, Any]]]:
     """The frames of these runs, up to the last word of each."""
     ended: set[str] = {e["data"]["runId"] for e in client.events() if e["event"] in ("chat.final", "chat.error")}
@@ -121,8 +127,8 @@ async def test_a_question_of_a_worker_is_answered_at_a_gateway_and_a_turn_is_sto
         run = (await client.get("chat.send", sessionKey="s", message="?pay"))["runId"]
         asked = await person.until("exec.approval_request")
         await person.get("approvals.resolve", approvalId=asked["approvalId"], decision="allow-once")
-        await client.until("tool.result")
-        await person.until("exec.approval_request")
+        await seen(client, "tool.result", 1)
+        await seen(person, "exec.approval_request", 2)
         begun = time.monotonic()
         assert (await person.get("chat.abort", runId=run))["aborted"] == [run]
         final = await client.until("chat.final")
