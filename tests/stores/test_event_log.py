@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from store_words import TENANT, everything, with_run
 
-from atlas_agents.core.errors import Conflict
-from atlas_agents.core.store import AddEvents, EventRow, ReserveEvents, SetRun, Store
+from atlas_agents.core.errors import Conflict, Fenced
+from atlas_agents.core.store import AddEvents, ClaimRun, EventRow, ReserveEvents, SetRun, Store
 
 
 def said(*numbers: int) -> AddEvents:
@@ -62,3 +62,17 @@ async def test_what_a_failing_commit_said_is_not_kept(store: Store) -> None:
     assert await numbers(store) == []
     assert await store.commit(TENANT, [ReserveEvents("r1", 1), said(1)]) == [1, None]
     assert await numbers(store) == [1]
+
+
+async def test_who_has_lost_a_run_can_say_nothing_more_in_its_name(store: Store) -> None:
+    await with_run(store)
+    await store.commit(TENANT, [ClaimRun("r1"), ReserveEvents("r1", 10, epoch=1)])
+    await store.commit(TENANT, [AddEvents("r1", ((1, b"1"),), epoch=1), SetRun("r1", 1, "done")])
+    assert await store.commit(TENANT, [ReserveEvents("r1", 5, epoch=1, takes=True)]) == [15]
+    before = await everything(store)
+    for late in (AddEvents("r1", ((2, b"2"),), epoch=1), ReserveEvents("r1", 5, epoch=1, takes=True)):
+        with pytest.raises(Fenced):
+            await store.commit(TENANT, [late])
+    assert await everything(store) == before
+    await store.commit(TENANT, [AddEvents("r1", ((11, b"11"),), epoch=2)])
+    assert await numbers(store) == [1, 11]

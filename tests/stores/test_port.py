@@ -26,6 +26,7 @@ from atlas_agents.core.store import (
     RunRow,
     Session,
     SetRun,
+    StopRun,
     Store,
     StoredMessage,
     UsageRow,
@@ -127,6 +128,7 @@ async def test_a_page_of_messages_is_in_order_from_either_end(
         DropSession("s"),
         ClaimRun("r"),
         SetRun("r", 0, "done"),
+        StopRun("r"),
         AddJournal("r", 0, "reply", "1", b""),
         AnswerApproval("p", b""),
         ReserveEvents("r", 1),
@@ -161,6 +163,19 @@ async def test_a_queued_run_that_is_cancelled_leaves_the_running_one_alone(store
     assert await store.commit(TENANT, [SetRun("r0", 0, "failed", "a \0 \ud800 fault")]) == ["r2"]
     failed = await store.run(TENANT, "r0")
     assert failed is not None and failed.error == "a \ufffd ? fault" and failed.ended_at is not None
+
+
+async def test_a_run_that_is_to_stop_leaves_the_queue_at_once_and_else_says_so_to_its_owner(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s"), *(AcceptRun(f"r{n}", "s", "a", urgency=n) for n in range(3))])
+    stopped = [(await store.commit(TENANT, [StopRun(id)]))[0] for id in ("r1", "r0", "r0")]
+    assert [(run.id, run.status, run.stop, run.urgency, run.ended_at is None) for run in stopped] == [
+        ("r1", "cancelled", True, 1, False), ("r0", "running", True, 0, True), ("r0", "running", True, 0, True),
+    ]  # fmt: skip
+    assert await store.run(TENANT, "r1") == stopped[0]
+    assert await store.commit(TENANT, [SetRun("r0", 0, "cancelled")]) == ["r2"]
+    for id in ("r0", "r1"):
+        with pytest.raises(Conflict, match="ended"):
+            await store.commit(TENANT, [StopRun(id)])
 
 
 async def test_a_repeated_accept_finds_the_known_run_and_writes_nothing(store: Store) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import psycopg
 import pytest
@@ -11,7 +12,7 @@ from postgres_server import PostgresServer
 from store_words import TENANT, outcomes
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
-from atlas_agents.core.store import AddAudit
+from atlas_agents.core.store import AddAudit, PutSession, Write
 from atlas_agents.stores.chain import broken_audit
 from atlas_agents.stores.migrations import VERSION
 from atlas_agents.stores.postgres import PostgresStore
@@ -255,3 +256,28 @@ async def test_a_database_that_cannot_be_had_is_told_without_the_password(
 async def test_a_schema_name_that_is_none_is_refused() -> None:
     with pytest.raises(StoreError, match="schema"):
         PostgresStore("", schema='x"; DROP')
+
+
+async def test_what_happens_beside_a_commit_is_kept_with_it_or_undoes_it(
+    postgres_server: PostgresServer, schema: str
+) -> None:
+    async def beside(
+        session: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
+    ) -> None:
+        row = await (await session.execute("SELECT count(*) FROM sessions")).fetchone()
+        assert row is not None and len(writes) == len(results)
+        if results[0].key == "refused":
+            raise StoreError("not this one")
+        seen.append((tenant, results[0].key, row[0]))
+
+    seen: list[tuple[str, str, int]] = []
+    store = PostgresStore(postgres_server.url, schema=schema, patience=PATIENCE, beside=beside)
+    await store.open()
+    try:
+        keys = ("a", "refused", "b")
+        good, bad = await outcomes(store.commit(TENANT, [PutSession(key)]) for key in keys)
+        assert (len(good), [str(error) for error in bad]) == (2, ["not this one"])
+        assert seen == [(TENANT, "a", 1), (TENANT, "b", 2)]
+        assert [session.key for session in await store.sessions(TENANT)] == ["b", "a"]
+    finally:
+        await store.close()

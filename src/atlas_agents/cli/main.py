@@ -47,6 +47,10 @@ def serve(
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="Who may call what.")] = None,
     home: Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder for state and token.")] = None,
     config: Annotated[str | None, typer.Option(metavar="FILE", help="A settings file, not ./atlas.toml.")] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(metavar="ROLE", help="alone; or with others on one Postgres: gateway, worker or all."),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="text or json.")] = None,
 ) -> None:
@@ -57,7 +61,7 @@ def serve(
     from atlas_agents.cli.serve import serve
 
     flags = {"host": host, "port": port, "workspace": workspace, "model": model, "policy": policy, "home": home}
-    flags |= {"config": config, "log_level": log_level, "log_format": log_format}
+    flags |= {"config": config, "role": role, "log_level": log_level, "log_format": log_format}
     raise typer.Exit(serve(flags))
 
 

@@ -13,23 +13,34 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.gateway.logs import set_up
 from atlas_agents.gateway.models import model_of
 from atlas_agents.gateway.server import run
-from atlas_agents.service.runtime import Told
+from atlas_agents.service.runtime import Runtime, Told
 from atlas_agents.service.serve import Serving
 from atlas_agents.service.serve import serve as serve_gateway
+from atlas_agents.service.serve import work as work_on
 from atlas_agents.service.telegram import is_on
 
 
 def serve(flags: dict[str, Any]) -> int:
     """Serve until it is told to stop; the result is the exit code."""
 
-    def work() -> None:
+    def act() -> None:
         settings = given.settings(**flags)
         _log(settings)
         for notice in settings.notices:
             _say(f"atlas: {notice}")
-        run(serve_gateway(settings, told=_progress(), on_ready=_ready))
+        if settings.role == "worker":
+            run(work_on(settings, told=_progress(), on_ready=_works))
+        else:
+            run(serve_gateway(settings, told=_progress(), on_ready=_ready))
 
-    return guarded(work)
+    return guarded(act)
+
+
+def _works(runtime: Runtime) -> None:
+    """Who answers here."""
+    names = ", ".join(agent.id for agent in runtime.atlas.agents)
+    _say(one_line(f"Atlas works: it runs turns of {names} that gateways have taken in.", 600))
+    _say("Ctrl-C ends it.")
 
 
 def _ready(here: Serving) -> None:
@@ -71,6 +82,7 @@ def _progress() -> Told:
 def _log(settings: Settings) -> None:
     """JSON lines for programs; for people only what they should look at, in plain words."""
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    logging.getLogger("procrastinate").setLevel(max(level, logging.WARNING))
     if settings.log_format == "json":
         set_up(level=level)
         return

@@ -23,13 +23,18 @@ def open_policy(settings: Settings) -> Policy | None:
     return Policy.load(settings.policy) if settings.policy else None
 
 
-def open_store(settings: Settings) -> Store:
-    """The store that the settings name; `await store.open()` connects it."""
+def is_postgres(settings: Settings) -> bool:
+    return scheme(settings.database_url.reveal()) in POSTGRES
+
+
+def open_store(settings: Settings, beside: Any = None) -> Store:
+    """The store that the settings name; `await store.open()` connects it. What is to happen `beside` each commit only
+    Postgres can do."""
     url = settings.database_url.reveal()
     if scheme(url) in SQLITE:
         return _sqlite(Path(url.removeprefix("sqlite:///")), settings)
     if scheme(url) in POSTGRES:
-        return _postgres(url)
+        return _postgres(url, beside)
     return _of_plugin(scheme(url), url, settings)
 
 
@@ -70,9 +75,9 @@ def _sqlite(path: Path, settings: Settings) -> Store:
     return SqliteStore(path)
 
 
-def _postgres(url: str) -> Store:
+def _postgres(url: str, beside: Any) -> Store:
     try:
         from atlas_agents.stores.postgres import PostgresStore
     except ImportError as error:
         raise ConfigError("database_url: Postgres needs an extra: pip install 'atlas-agents[postgres]'") from error
-    return PostgresStore(url)
+    return PostgresStore(url, beside=beside)

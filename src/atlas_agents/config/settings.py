@@ -18,6 +18,7 @@ from atlas_agents.tools.limits import Limits
 HIDDEN = "[REDACTED]"
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 Format: TypeAlias = Literal["text", "json"]
+Role: TypeAlias = Literal["alone", "all", "gateway", "worker"]
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -60,6 +61,12 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     database_url: Annotated[
         Secret, about("`sqlite:///…` or `postgresql://…`.", default="sqlite:///home/atlas.db", hides="password")
     ]
+    role: Annotated[
+        Role,
+        about(
+            "What this process does: everything, alone; or with others on one Postgres both, a gateway, or a worker."
+        ),
+    ] = "alone"
     redis_url: Annotated[
         Secret | None, about("`redis://…`, to share sessions and events between processes.", hides="password")
     ] = None

@@ -18,12 +18,13 @@ MOST_ATTEMPTS = 5
 
 class Chain(msgspec.Struct, frozen=True, omit_defaults=True):
     """For whom a turn is taken: the agents that asked one another, the first one first; the run that it all began with;
-    the job that this turn is a part of, and until when that is of use."""
+    the job that this turn is a part of, until when that is of use, and how urgent it is."""
 
     root: str = ""
     agents: tuple[str, ...] = ()
     job: str = ""
     deadline: int | None = None
+    urgency: int = 1
 
 
 NOBODY = Chain()

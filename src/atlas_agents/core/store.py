@@ -62,6 +62,10 @@ class RunRow(msgspec.Struct, frozen=True):
     """What a repeated idempotency key must match."""
     events: int = 0
     """No event of this run has a number above this one: they are reserved before they are used."""
+    urgency: int = 1
+    """Of runs that nobody is at, a higher one is begun before a lower one; the words are `core.jobs.PRIORITIES`."""
+    stop: bool = False
+    """Somebody wants it stopped; whoever is at it, or takes it on, is to end it."""
 
 
 class JournalRow(msgspec.Struct, frozen=True):
@@ -173,6 +177,7 @@ class AcceptRun(msgspec.Struct, frozen=True, tag=True):
     fingerprint: str = ""
     request: bytes = b""
     at_once: bool = False
+    urgency: int = 1
 
 
 class ClaimRun(msgspec.Struct, frozen=True, tag=True):
@@ -190,6 +195,13 @@ class SetRun(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     status: RunStatus
     error: str | None = None
+
+
+class StopRun(msgspec.Struct, frozen=True, tag=True):
+    """Want an open run stopped; its row is the result. One that waits in the queue is cancelled by this alone, another
+    one by its owner. One that has ended is `Conflict`."""
+
+    run_id: str
 
 
 class AddJournal(msgspec.Struct, frozen=True, tag=True):
@@ -243,10 +255,16 @@ class AnswerApproval(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReserveEvents(msgspec.Struct, frozen=True, tag=True):
-    """Reserve so many more numbers for a run's events, of an ended run as well; the last of them is the result."""
+    """Reserve so many more numbers for a run's events, of an ended run as well; the last of them is the result.
+
+    Who names an epoch must be the run's owner, or it is `Fenced`, here and below. With `takes` the epoch rises, of an
+    ended run as well: whoever owned it can say no more.
+    """
 
     run_id: str
     count: int
+    epoch: int | None = None
+    takes: bool = False
 
 
 class AddEvents(msgspec.Struct, frozen=True, tag=True):
@@ -254,6 +272,7 @@ class AddEvents(msgspec.Struct, frozen=True, tag=True):
 
     run_id: str
     events: tuple[tuple[int, bytes], ...]
+    epoch: int | None = None
 
 
 class AddUsage(msgspec.Struct, frozen=True, tag=True):
@@ -269,6 +288,7 @@ Write: TypeAlias = (
     | AcceptRun
     | ClaimRun
     | SetRun
+    | StopRun
     | AddJournal
     | AddAudit
     | Reserve

@@ -10,8 +10,8 @@ import msgspec
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict
-from atlas_agents.core.events import EventName
+from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict, NotStored
+from atlas_agents.core.events import Event, EventName
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.json import encode
@@ -19,8 +19,10 @@ from atlas_agents.core.messages import Message, ToolResult, user
 from atlas_agents.core.office import Colleague, Delegation
 from atlas_agents.core.questions import Answer, Decision, Question
 from atlas_agents.core.secret import Secret
-from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, Store, UsageRow
+from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, StopRun, Store, UsageRow
 from atlas_agents.core.tenancy import Tenancy
+from atlas_agents.dispatch.inline import Inline
+from atlas_agents.dispatch.port import Dispatcher
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.direct import call_of, direct, request_of, result_of, session_of
 from atlas_agents.engine.history import History
@@ -28,7 +30,7 @@ from atlas_agents.engine.house import House
 from atlas_agents.engine.interceptors import Interceptor
 from atlas_agents.engine.jobs import Jobs
 from atlas_agents.engine.lineup import Lineup
-from atlas_agents.engine.loop import chained, rounds, run_turn, shaped
+from atlas_agents.engine.loop import chained, rounds, run_turn, shaped, take_in
 from atlas_agents.engine.plan import planned
 from atlas_agents.engine.result import RunResult
 from atlas_agents.engine.roster import Roster
@@ -43,7 +45,7 @@ from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.errand import Errand, errand_of
-from atlas_agents.tools.journal import in_step
+from atlas_agents.tools.journal import Journal, in_step
 from atlas_agents.tools.limits import Limits
 from atlas_agents.tools.permissions import Actor, Policy, Verdict
 from atlas_agents.tools.tool import Tool
@@ -77,6 +79,7 @@ class Atlas:
         prices: Mapping[str, Price] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         delegation: Delegation | None = None,
+        dispatcher: Dispatcher | None = None,
     ) -> None:
         self._roster = Roster(agents, default_agent)
         self._house = House(
@@ -96,9 +99,14 @@ class Atlas:
             delegation=delegation,
         )
         self._house.find_agent = self._roster.get
+        self._dispatcher = dispatcher or Inline()
+        self._house.shared = self._dispatcher.apart
+        self._dispatcher.serve(self)
         self._strategy: Strategy | None = None
         self._shelf = Shelf(most=_WARM if store is not None else None)
         self._live: dict[str, AtlasStream] = {}
+        self._far: dict[str, AtlasStream] = {}
+        """Of turns that were taken in here and are left to whoever is free."""
         self._running: set[asyncio.Task[None]] = set()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self.sessions = Sessions(store, tenant, self._shelf.drop)
@@ -277,13 +285,13 @@ class Atlas:
         stream = AtlasStream(new_id())
         message = _as_message(message)
         agent_id, team = self._lined_up(message, agent_id)
-        terms = Terms(when_busy, idempotency_key, model, mode, team, asks=asks, chain=chain)
+        terms = Terms(when_busy, idempotency_key, model, mode, team, asks=asks, chain=chain, wishes=wishes)
         run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms, wishes=wishes)
         if idempotency_key and run.desk.journal is None:
             raise ConfigError("an idempotency key needs a store, Atlas(store=…), and a session by name")
         before = [other for other in self._live.values() if other.session == run.conversation.id]
         self._start(stream, run, message)
-        if when_busy == "interrupt":
+        if when_busy == "interrupt" and not self._is_far(run):
             stream.interrupt(before)
         return stream
 
@@ -338,12 +346,24 @@ class Atlas:
         return self._start(stream, run, message)
 
     def stream(self, run_id: str) -> AtlasStream | None:
-        """The stream of a turn that is under way, or waits for its turn, in this process."""
-        return self._live.get(run_id)
+        """The stream of a turn that is under way, or waits for its turn, and was taken in or is run in this process."""
+        return self._far.get(run_id) or self._live.get(run_id)
+
+    async def cancel(self, run_id: str) -> bool:
+        """Have a turn of a session that is kept stopped, wherever it is run; False if there is nothing to stop."""
+        return await self._dispatcher.cancel(run_id)
 
     async def answer(self, approval_id: str, answer: Answer | Decision) -> Question:
         """Answer a question that waits; kept when this returns. NotStored if there is none, Conflict if too late."""
-        return await self._house.answer(approval_id, answer if isinstance(answer, Answer) else Answer(answer))
+        given = answer if isinstance(answer, Answer) else Answer(answer)
+        question = await self._house.answer(approval_id, given)
+        if self._house.store is not None:
+            await self._dispatcher.wake(approval_id)
+        return question
+
+    async def answered(self, approval_id: str) -> None:
+        """A question has its answer in the store: whoever waits for it here is told."""
+        await self._house.answered(approval_id)
 
     async def pending(self) -> list[Question]:
         """The questions that wait for an answer, the oldest first."""
@@ -386,19 +406,59 @@ class Atlas:
 
         Side effects that are known to have happened do not happen again; where nobody can tell, the model is told so.
         """
-        store, tenant = self._house.store, self._house.tenant
-        rows = await store.open_runs() if store is not None else []
-        over = await self._jobs.over(rows) if self._jobs is not None else set[str]()
-        streams = [stream for row in rows if row.tenant == tenant and (stream := await self._take_on(row))]
-        for stream in streams:
-            if stream.stream_id in over:
-                stream.cancel()
-        return streams
+        ids = await self._dispatcher.recover()
+        return [stream for id in ids if (stream := self._live.get(id))]
 
-    async def _take_on(self, row: RunRow) -> AtlasStream | None:
+    async def open_runs(self) -> list[RunRow]:
+        """All turns that were taken in and have not ended, whoever is at them."""
+        return await self._house.store.open_runs() if self._house.store is not None else []
+
+    async def run_row(self, run_id: str) -> RunRow | None:
+        """A turn as it stands in the store."""
+        return await self._house.store.run(self._house.tenant, run_id) if self._house.store is not None else None
+
+    async def want_stop(self, run_id: str) -> bool:
+        """Write down that a turn is to be stopped; False if it has ended, or there is none."""
+        if self._house.store is None:
+            return False
+        try:
+            await self._house.store.commit(self._house.tenant, [StopRun(run_id)])
+        except (Conflict, NotStored):
+            return False
+        return True
+
+    async def job_changed(self, job_id: str) -> None:
+        """Another process has added, begun or ended a job."""
+        await self.jobs.changed(job_id)
+
+    async def jobs_begin(self) -> None:
+        self.jobs.start()
+
+    async def jobs_end(self) -> None:
+        await self.jobs.close()
+
+    async def look_again(self) -> None:
+        """News of other processes may have been missed: look at the turns and the questions here."""
+        for run_id, stream in list(self._live.items()):
+            row = await self.run_row(run_id)
+            if row is not None and row.stop:
+                stream.cancel()
+        for question in self._house.governance.approvals.pending:
+            await self.answered(question.id)
+        if self._jobs is not None:
+            self._jobs.wake()
+
+    def turn(self, run_id: str) -> AtlasStream | None:
+        """The stream of a turn that is run in this process."""
+        return self._live.get(run_id)
+
+    async def take_on(self, row: RunRow) -> AtlasStream | None:
+        """Go on with a turn that was taken in, here or elsewhere, before. None if it is under way here already, or its
+        agent is gone: then it has failed."""
+        store = cast(Store, self._house.store)
+        to_stop = row.stop or (self._jobs is not None and await self._jobs.is_over(row))
         if row.id in self._live:
             return None
-        store = cast(Store, self._house.store)
         if row.agent_id not in self._roster:
             lost, epoch = f"there is no agent {row.agent_id!r} any more", row.epoch + 1
             ended = AddJournal(row.id, epoch, "ended", "", encode({"status": "failed", "error": lost}))
@@ -406,14 +466,19 @@ class Atlas:
             return None
         stream, errand = AtlasStream(row.id), errand_of(row)
         output, terms = msgspec.json.decode(errand.output), _terms(errand, row)
-        run = self._open(row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=terms)
-        return self._start(stream, run, None)
+        run = self._open(
+            row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=terms, wishes=terms.wishes
+        )
+        self._start(stream, run, None)
+        if to_stop:
+            stream.cancel()
+        return stream
 
     async def _take_on_orphans(self, session: str) -> None:
         """The first time that this process has to do with a session: what was left open there goes first."""
         store, tenant = cast(Store, self._house.store), self._house.tenant
         for row in await store.runs(tenant, session, open_only=True):
-            await self._take_on(row)
+            await self.take_on(row)
         await asyncio.sleep(0)  # they take their places in the line
 
     def on(self, name: EventName, listener: Callable[[Any], Any]) -> Callable[[], None]:
@@ -456,15 +521,22 @@ class Atlas:
             raise
 
     def _start(self, stream: AtlasStream, run: Run, message: Message | None) -> AtlasStream:
+        streams = self._far if self._is_far(run) else self._live
         task = stream.start(run, self._turn(run, message, stream))
         self._running.add(task)
-        self._live[run.id] = stream
+        streams[run.id] = stream
         task.add_done_callback(self._running.discard)
-        task.add_done_callback(lambda _: self._live.pop(run.id, None))
+        task.add_done_callback(lambda _: streams.pop(run.id, None))
         return stream
+
+    def _is_far(self, run: Run) -> bool:
+        """It is taken in here, and then left to whoever is free."""
+        return self._dispatcher.apart and run.desk.journal is not None and not run.goes_on
 
     async def _turn(self, run: Run, message: Message | None, stream: AtlasStream | None = None) -> Message:
         try:
+            if self._is_far(run):
+                return await self._leave_to_others(run, message, stream)
             if run.desk.journal is not None and not run.goes_on and not in_step(run.conversation):
                 async with run.line.door:
                     await self._take_on_orphans(run.conversation.id)
@@ -474,14 +546,41 @@ class Atlas:
         finally:
             await self._house.listeners.catch_up()
 
+    async def _leave_to_others(self, run: Run, message: Message | None, stream: AtlasStream | None) -> Message:
+        """Take a message in, have whoever is free run its turn, and give what came of it. To give up waiting here stops
+        the turn, unless it is this process that ends."""
+        await take_in(run, message)
+        row = cast(RunRow, cast(Journal, run.desk.journal).row)
+        try:
+            if run.terms.when_busy == "interrupt":
+                await self._interrupt(row)
+            return await self._outcome(await self._dispatcher.submit(row, stream.push if stream else _nobody_hears))
+        except asyncio.CancelledError:
+            if not run.left:
+                await asyncio.shield(self._dispatcher.cancel(run.id))
+            raise
+
+    async def _interrupt(self, row: RunRow) -> None:
+        """Stop what was taken in before."""
+        for other in await cast(Store, self._house.store).runs(row.tenant, row.session, open_only=True):
+            if other.id == row.id:
+                return
+            await self._dispatcher.cancel(other.id)
+
     async def _again(self, row: RunRow, stream: AtlasStream) -> Message:
         """The answer of a turn that was accepted before."""
-        live = self._live.get(row.id)
+        live = self.stream(row.id)
         stream.known_as(Accepted(row.id, "in_flight" if row.status in OPEN else "done"))
         if live is not None:
             return await stream.echo(live)
+        if row.status in OPEN and self._dispatcher.apart:
+            row = await self._dispatcher.submit(row, stream.push)
         if row.status in OPEN:
             raise Conflict(f"run {row.id!r} is under way in another process")
+        return await self._outcome(row)
+
+    async def _outcome(self, row: RunRow) -> Message:
+        """The answer of a turn that has ended, or what it came to instead."""
         if row.status == "cancelled":
             raise Cancelled("the turn was cancelled")
         rows = await self.sessions.messages(row.session)
@@ -534,7 +633,21 @@ def _mode_of(run: Run) -> Callable[[Run], Awaitable[Message]]:
 def _terms(errand: Errand, row: RunRow) -> Terms:
     team = msgspec.json.decode(errand.team, type=Lineup)
     mode, call = cast(Mode | None, errand.mode or None), errand.call or None
-    return Terms(model=errand.model, mode=mode, team=team, row=row, asks=errand.asks, chain=errand.chain, call=call)
+    wishes = msgspec.json.decode(errand.wishes, type=Wishes | None)
+    return Terms(
+        model=errand.model,
+        mode=mode,
+        team=team,
+        row=row,
+        asks=errand.asks,
+        chain=errand.chain,
+        call=call,
+        wishes=wishes,
+    )
+
+
+def _nobody_hears(event: Event) -> None:
+    """Only the answer is waited for."""
 
 
 def _as_message(message: str | Message) -> Message:

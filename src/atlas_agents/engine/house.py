@@ -39,7 +39,7 @@ from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.limits import Limiter, Limits
 from atlas_agents.tools.permissions import Actor, Policy
 from atlas_agents.tools.redact import Redactor
-from atlas_agents.tools.store_approvals import answer_kept, pending_kept
+from atlas_agents.tools.store_approvals import answer_kept, hand_kept, pending_kept
 from atlas_agents.tools.store_audit import StoreAudit, StoreCounter
 from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.workers import Workers
@@ -93,6 +93,8 @@ class House:
         self._registry = registry
         self.find_agent: Callable[[str], Any] = _nobody
         """Who else there is."""
+        self.shared = False
+        """Other processes run runs of the same store."""
         self._pools: weakref.WeakKeyDictionary[Any, dict[bool, Failover]] = weakref.WeakKeyDictionary()
 
     def open_run(
@@ -184,7 +186,16 @@ class House:
         def kept(message: Message) -> None:
             emit(MessageKept(run_id, message))
 
-        return Journal(self.store, self.tenant, run_id, conversation.id, row=row, kept=kept, clock=self.clock)
+        return Journal(
+            self.store,
+            self.tenant,
+            run_id,
+            conversation.id,
+            row=row,
+            kept=kept,
+            clock=self.clock,
+            shared=self.shared,
+        )
 
     async def answer(self, approval_id: str, answer: Answer) -> Question:
         """Keep an answer, then hand it to whoever waits for it."""
@@ -195,6 +206,11 @@ class House:
                 raise NotStored(f"there is no open question {approval_id!r}")
             return question
         return await answer_kept(self.store, self.tenant, approvals, approval_id, answer, self.clock)
+
+    async def answered(self, approval_id: str) -> None:
+        """Hand an answer that is kept to whoever waits for it here."""
+        if self.store is not None:
+            await hand_kept(self.store, self.tenant, self.governance.approvals, approval_id)
 
     async def pending(self) -> list[Question]:
         if self.store is None:

@@ -40,7 +40,7 @@ class Turns(Protocol):
 
     def hide(self, text: str) -> str: ...
 
-    def stream(self, run_id: str) -> AtlasStream | None: ...
+    async def cancel(self, run_id: str) -> bool: ...
 
     def send(
         self, message: Message, *, session: str, agent_id: str, user: str, idempotency_key: str, chain: Chain
@@ -129,7 +129,7 @@ class Work:
                 agent_id=job.agent_id,
                 user=job.user,
                 idempotency_key=f"job {job.id} {job.attempts}",
-                chain=Chain(job.root, job.chain, job.id, job.deadline),
+                chain=Chain(job.root, job.chain, job.id, job.deadline, job.priority),
             )
             await self._take(stream, job.agent_id)
             await stream.reply()
@@ -202,7 +202,7 @@ class Work:
                 agent_id=job.asker_agent,
                 user=job.user,
                 idempotency_key=f"answer {job.id} {job.attempts}",
-                chain=Chain(job.root, job.chain[:-1], job.parent, parent.deadline if parent else None),
+                chain=Chain(job.root, job.chain[:-1], job.parent, parent.deadline if parent else None, job.priority),
             )
             await self._take(stream, job.asker_agent)
         except StoreError:
@@ -216,9 +216,7 @@ class Work:
         """End its turns, and what was asked for in it."""
         self._held.pop(job.id, None)
         for run in await self._store.runs(self._tenant, job.session, open_only=True):
-            stream = self._turns.stream(run.id)
-            if stream is not None:
-                stream.cancel()
+            await self._turns.cancel(run.id)
         for child in await self._store.jobs_under(self._tenant, job.id):
             if child.state in OPEN_JOB:
                 await self.end(child, "cancelled", f"the job {job.id}, which it was for, has ended")

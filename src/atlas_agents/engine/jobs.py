@@ -121,15 +121,18 @@ class Jobs:
         if self._news is not None:
             self._news.set()
 
-    async def over(self, rows: Sequence[RunRow]) -> set[str]:
-        """Of runs that were cut short, those of jobs that have ended meanwhile: they are to be stopped."""
-        found: set[str] = set()
-        for row in rows:
-            if row.tenant == self._turns.tenant and (id := errand_of(row).chain.job):
-                job = await self._store.job(row.tenant, id)
-                if job is None or job.state not in OPEN_JOB:
-                    found.add(row.id)
-        return found
+    async def changed(self, id: str) -> None:
+        """Another process may have changed a job: who listens here hears of it, and so does who waits for its end."""
+        self.wake()
+        job = await self._store.job(self._turns.tenant, id)
+        if job is not None:
+            self._tell(job)
+
+    async def is_over(self, row: RunRow) -> bool:
+        """A run that goes on is that of a job which has ended meanwhile: it is to be stopped."""
+        id = errand_of(row).chain.job
+        job = await self._store.job(row.tenant, id) if id else None
+        return bool(id) and (job is None or job.state not in OPEN_JOB)
 
     def _ring(self) -> None:
         self._beat.next(self._ring)

@@ -45,7 +45,7 @@ async def rounds(run: Run) -> Message:
 async def run_turn(run: Run, message: Message | None, mode: Mode = rounds) -> Message:
     """Take a user message to its answer, and say how it ended whatever happens."""
     try:
-        reply = await _taken(run, await _take_in(run, message), mode)
+        reply = await _taken(run, await take_in(run, message), mode)
     except Known:
         raise
     except asyncio.CancelledError:
@@ -115,7 +115,7 @@ async def chained(run: Run, mode: Mode = rounds) -> Message:
     return reply
 
 
-async def _take_in(run: Run, message: Message | None) -> list[Message]:
+async def take_in(run: Run, message: Message | None) -> list[Message]:
     """In the order in which they came. Between the doors nothing is awaited, so that it stays the order."""
     if run.goes_on or message is None:
         return []

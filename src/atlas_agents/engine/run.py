@@ -63,8 +63,8 @@ class Wishes(msgspec.Struct, frozen=True):
 class Terms(msgspec.Struct, frozen=True):
     """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
     the model that speaks in place of the agent's, another mode than the agent's, who else takes part, the row of one
-    that was taken in before and goes on, whether there is anybody to ask for a yes, who handed it on, and, of a turn
-    without a model, the one call that it makes."""
+    that was taken in before and goes on, whether there is anybody to ask for a yes, who handed it on, of a turn without
+    a model the one call that it makes, and what the caller would like of the model."""
 
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
@@ -75,6 +75,7 @@ class Terms(msgspec.Struct, frozen=True):
     asks: bool = True
     chain: Chain = NOBODY
     call: ToolCall | None = None
+    wishes: Wishes | None = None
 
 
 def _nobody(agent_id: str) -> None:
@@ -181,6 +182,7 @@ class Run:
                 asks=self.terms.asks,
                 chain=self.terms.chain,
                 call=self.terms.call,
+                wishes=encode(self.terms.wishes),
             )
             try:
                 row = await whole(accepting)

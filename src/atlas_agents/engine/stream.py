@@ -132,10 +132,25 @@ class AtlasStream:
         if self._task is not None and not over:
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
-    async def reply(self) -> Message:
-        """The answer, or what the turn raised; `Cancelled` after `cancel`. Giving up waiting does not stop the turn."""
+    async def begun(self) -> None:
+        """Wait until the turn belongs to this process, or is over."""
+        while not self._ended and self.epoch is None:
+            await self._wait()
+
+    async def over(self) -> None:
+        """Wait until the turn is over, however it ends."""
         while not self._ended:
             await self._wait()
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the owner that writes the turn down, if it is written down."""
+        journal = self._run.desk.journal if self._run else None
+        return (journal.epoch or None) if journal is not None else None
+
+    async def reply(self) -> Message:
+        """The answer, or what the turn raised; `Cancelled` after `cancel`. Giving up waiting does not stop the turn."""
+        await self.over()
         if self._failure is not None:
             raise self._failure
         return cast(Message, self._reply)

@@ -30,5 +30,9 @@ class Assignments:
         if len(self._agents) > _MOST:
             self._agents.popitem(last=False)
 
+    def forget_all(self) -> None:
+        """Others may have changed any of them."""
+        self._agents.clear()
+
     def forget(self, session: str) -> None:
         self._agents.pop(session, None)

@@ -65,19 +65,15 @@ def _stop(hub: Hub, run_id: str) -> None:
 
 async def abort(caller: Connection, params: ChatAbort) -> Aborted:
     """Stop a run, or all that are under way or wait in a session."""
-    runs, atlas = caller.hub.runs, caller.hub.atlas
+    atlas = caller.hub.atlas
     if params.run_id is not None:
-        session = (await visible_run(caller, params.run_id)).session
-        ids = [params.run_id]
+        ids = [(await visible_run(caller, params.run_id)).id]
     elif params.session_key is not None:
         session = caller.who.prefix + params.session_key
-        ids = [log.run_id for log in runs.live(session) if not log.ended]
+        ids = [row.id for row in await caller.hub.store.runs(atlas.tenant, session, open_only=True)]
     else:
         raise Fault("INVALID_PARAMS", "chat.abort: name a run or a session")
-    streams = [stream for id in ids if (stream := atlas.stream(id)) is not None and stream.session == session]
-    for stream in streams:
-        stream.cancel()
-    return Aborted(tuple(stream.stream_id for stream in streams))
+    return Aborted(tuple([id for id in ids if await atlas.cancel(id)]))
 
 
 async def history(caller: Connection, params: ChatHistory) -> History:
@@ -99,9 +95,10 @@ async def history(caller: Connection, params: ChatHistory) -> History:
 
 async def wait(caller: Connection, params: ChatWait) -> Waited:
     """How a run stands, once it has ended or the time is over."""
-    await visible_run(caller, params.run_id)
+    row = await visible_run(caller, params.run_id)
     try:
         async with asyncio.timeout(params.timeout_ms / 1000):
+            await caller.hub.runs.attend([row])
             await caller.hub.runs.ended(params.run_id)
     except TimeoutError:
         pass

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from atlas_agents.core.errors import Fenced
 from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import Message
 from atlas_agents.core.store import OPEN, AddEvents, ReserveEvents, RunRow, Store
@@ -30,10 +31,15 @@ async def heal(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str
         return rows[-1].seq
     if row.status in OPEN:
         return rows[-1].seq if rows else 0
-    (last,) = await store.commit(tenant, [ReserveEvents(row.id, _ROOM)])
-    first = last - _ROOM + 1
-    said = [(first + place, body_of(event)) for place, event in enumerate(await _last_words(store, tenant, row, hide))]
-    await store.commit(tenant, [AddEvents(row.id, tuple(said))])
+    try:
+        (last,) = await store.commit(tenant, [ReserveEvents(row.id, _ROOM, row.epoch, takes=True)])
+        first = last - _ROOM + 1
+        words = await _last_words(store, tenant, row, hide)
+        said = [(first + place, body_of(event)) for place, event in enumerate(words)]
+        await store.commit(tenant, [AddEvents(row.id, tuple(said), row.epoch + 1)])
+    except Fenced:  # another process does the same, or the owner was not gone
+        found = await store.run(tenant, row.id)
+        return await heal(store, tenant, found, hide) if found is not None else 0
     return said[-1][0]
 
 

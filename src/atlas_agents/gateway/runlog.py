@@ -1,10 +1,11 @@
 """What one run says, numbered from 1 without gaps, and how much of it is written, and told."""
 
 from collections import deque
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from atlas_agents.core.store import AddEvents, ReserveEvents, Write
+from atlas_agents.core.store import AddEvents, EventRow, ReserveEvents, Write
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.shapes import Part, PlanStepShape, TextPart, ThinkingPart, ToolResultPart
 
@@ -108,12 +109,18 @@ class Draft:
         return (*self._results, *thinking, *text)
 
 
+def _nobodys() -> None:
+    """Whoever writes it need not own the run."""
+
+
 class RunLog:
-    """One run that is under way here. `seq` was given last, `written` and `told` are how far it got."""
+    """One run that is under way here, or elsewhere and heard of through the store. `seq` was given last, `written` and
+    `told` are how far it got. `epoch` says under which the run is owned here: who has lost it writes nothing more."""
 
     __slots__ = (
         "_begun",
         "_entries",
+        "_epoch",
         "_untold",
         "began",
         "draft",
@@ -127,7 +134,10 @@ class RunLog:
         "written",
     )
 
-    def __init__(self, run_id: str, session: str, reserved: int = 0) -> None:
+    def __init__(
+        self, run_id: str, session: str, reserved: int = 0, epoch: Callable[[], int | None] = _nobodys
+    ) -> None:
+        self._epoch = epoch
         self.run_id = run_id
         self.session = session
         self.began = self.seq = self.written = self.told = self.reserved = reserved
@@ -163,6 +173,21 @@ class RunLog:
             ready.append(entry)
         return ready
 
+    def hear(self, rows: Sequence[EventRow]) -> list[tuple[Entry, wire.RunEvent | None]]:
+        """Events that another process has written, in order: they may be told."""
+        heard = [(Entry(row.seq, wire.name_of(row.body), row.body), wire.event_of(row.body)) for row in rows]
+        for entry, event in heard:
+            self._entries.append(entry)
+            self.seq = self.written = self.told = self.reserved = entry.seq
+            self.ended = entry.name in wire.LAST_WORDS
+            if event is not None:
+                self.draft.see(event)
+            if type(event) is wire.ChatMessage:
+                self.messages.add(event.message.id)
+        while len(self._entries) > _RECENT:
+            self._entries.popleft()
+        return heard
+
     @property
     def unwritten(self) -> bool:
         return self.seq > self.written
@@ -175,12 +200,13 @@ class RunLog:
     def writes(self) -> list[Write]:
         """What is to be written now: a further range of numbers if these run out, and what was said since."""
         writes: list[Write] = []
+        epoch = self._epoch()
         if self.seq > self.reserved - _LOW:
             needed = -(-(self.seq - self.reserved + _LOW) // RANGE) * RANGE
-            writes.append(ReserveEvents(self.run_id, needed))
+            writes.append(ReserveEvents(self.run_id, needed, epoch))
         self._begun = self.seq
         new = tuple([(entry.seq, entry.body) for entry in self._entries if entry.seq > self.written])
-        return [*writes, AddEvents(self.run_id, new)] if new else writes
+        return [*writes, AddEvents(self.run_id, new, epoch)] if new else writes
 
     def wrote(self, reserved: int | None) -> None:
         """What `writes` gave is on the disk; `reserved` is the last number that may be used, if there are new ones."""

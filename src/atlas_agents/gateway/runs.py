@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Protocol
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.events import Event
-from atlas_agents.core.store import OPEN, RunRow, Store
+from atlas_agents.core.store import OPEN, EventRow, RunRow, Store
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.channel import Channel, Listener
 from atlas_agents.gateway.healing import heal
@@ -25,16 +28,32 @@ from atlas_agents.gateway.protocol.events import (
 from atlas_agents.gateway.replay import Replay
 from atlas_agents.gateway.runlog import RunLog
 from atlas_agents.gateway.translate import Translator
-from atlas_agents.gateway.writer import LogWriter
+from atlas_agents.gateway.writer import PAUSE, LogWriter
 
 logger = logging.getLogger(__name__)
+
+
+class Far(Protocol):
+    """Hears of runs that other processes run."""
+
+    def attend(self, run_id: str, session: str) -> RunLog: ...
+
+    async def attend_open(self, rows: Sequence[RunRow]) -> None: ...
+
+    async def last_words(self, row: RunRow) -> None: ...
+
+    def runs_in(self, session: str) -> bool: ...
 
 
 class Runs:
     """All of them, and the channels on which they are heard."""
 
-    def __init__(self, store: Store, tenant: str, metrics: Metrics, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.writer = LogWriter(store, tenant, self._wrote, clock)
+    def __init__(
+        self, store: Store, tenant: str, metrics: Metrics, clock: Clock = SYSTEM_CLOCK, pause: float = PAUSE
+    ) -> None:
+        self.writer = LogWriter(store, tenant, self._wrote, clock, pause)
+        self.far: Far | None = None
+        """Where runs are run by other processes: how they are heard of."""
         self.on_change: Callable[[str], None] = lambda session: None
         """Called with a session whose runs have begun or ended."""
         self.on_question: Callable[[str], None] = lambda session: None
@@ -54,6 +73,7 @@ class Runs:
         self._of_session: dict[str, dict[str, RunLog]] = {}
         self._ends: dict[str, asyncio.Event] = {}
         self._channels: dict[str, Channel] = {}
+        self._expected: Counter[str] = Counter()
         self._healing: dict[str, asyncio.Lock] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -61,15 +81,60 @@ class Runs:
         """Log and tell all that a run says; of one that goes on after a sudden end, above every number it ever used,
         and what it was saying then is withdrawn."""
         run_id = stream.stream_id
-        log = self._live[run_id] = RunLog(run_id, stream.session, row.events if row else 0)
-        self._of_session.setdefault(log.session, {})[run_id] = log
-        self._ends[run_id] = asyncio.Event()
-        self._metrics.runs.inc()
+        if self.far is not None:
+            return self.far.attend(run_id, stream.session)
+        log = self.open(RunLog(run_id, stream.session, row.events if row else 0, lambda: stream.epoch))
         if row is not None and row.events:
             self._say(log, ChatReset(run_id, row.epoch))
         stream.follow(partial(self._hear, log, Translator(model, self.notice, self.hide)))
         self.on_change(log.session)
         return log
+
+    def open(self, log: RunLog) -> RunLog:
+        """Have a run among those that are under way."""
+        self._live[log.run_id] = log
+        self._of_session.setdefault(log.session, {})[log.run_id] = log
+        self._ends[log.run_id] = asyncio.Event()
+        self._metrics.runs.inc()
+        return log
+
+    def heard(self, log: RunLog, rows: Sequence[EventRow]) -> list[tuple[int, RunEvent]]:
+        """Tell what another process has written of a run."""
+        heard = log.hear(rows)
+        channel = self._channels.get(log.session)
+        if channel is not None:
+            channel.tell(log.run_id, [entry for entry, _ in heard])
+        events = [(entry.seq, event) for entry, event in heard if event is not None]
+        for _, event in events:
+            self._notice(log, event)
+        if log.ended:
+            self._metrics.ended.labels(_how(events[-1][1]) if events else "done").inc()
+            self._over(log)
+            self.on_change(log.session)
+        return events
+
+    async def attend(self, rows: Sequence[RunRow]) -> None:
+        """Of these runs, have those that are under way elsewhere among those that are heard here."""
+        if self.far is not None:
+            await self.far.attend_open([row for row in rows if row.status in OPEN and row.id not in self._live])
+
+    def listened(self, session: str) -> bool:
+        """Somebody hears this session, or is about to."""
+        return session in self._channels or session in self._expected
+
+    @contextmanager
+    def expecting(self, session: str) -> Generator[None, None, None]:
+        """Somebody is about to hear this session: what begins elsewhere meanwhile is not missed."""
+        self._expected[session] += 1
+        try:
+            yield
+        finally:
+            self._expected -= Counter([session])
+
+    @property
+    def all(self) -> list[RunLog]:
+        """Every run that is under way, as far as it is heard here."""
+        return list(self._live.values())
 
     def live(self, session: str) -> list[RunLog]:
         """A session's runs that are under way or have just ended, in the order they came."""
@@ -79,7 +144,7 @@ class Runs:
         return self._live.get(run_id)
 
     def running(self, session: str) -> bool:
-        return any(not log.ended for log in self.live(session))
+        return any(not log.ended for log in self.live(session)) or (self.far is not None and self.far.runs_in(session))
 
     async def ended(self, run_id: str) -> None:
         """Wait until a run that is under way here has said its last word."""
@@ -115,6 +180,8 @@ class Runs:
         lock = self._healing.setdefault(row.id, asyncio.Lock())
         try:
             async with lock:
+                if self.far is not None and row.status not in OPEN:
+                    await self.far.last_words(row)
                 return await heal(self._store, self._tenant, row, self.hide)
         finally:
             if not lock.locked():
@@ -150,6 +217,9 @@ class Runs:
             self.on_change(log.session)
         self._tell(log)
         self.writer.add(log, at_once=at_once)
+        self._notice(log, event)
+
+    def _notice(self, log: RunLog, event: RunEvent) -> None:
         if type(event) is ToolSettled:
             self.on_call()
         elif type(event) in (ApprovalRequested, ApprovalResolved):
@@ -163,7 +233,11 @@ class Runs:
 
     def _wrote(self, log: RunLog) -> None:
         self._tell(log)
-        if log.over and self._live.pop(log.run_id, None) is not None:
+        if log.over:
+            self._over(log)
+
+    def _over(self, log: RunLog) -> None:
+        if self._live.pop(log.run_id, None) is not None:
             self._forget(log)
             self._metrics.runs.dec()
             self._metrics.events.inc(log.seq - log.began)

@@ -5,8 +5,8 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.routing import BaseRoute
@@ -46,6 +46,12 @@ def run(work: Coroutine[Any, Any, Any]) -> None:
         uvloop.run(work)
 
 
+class Membership(Protocol):
+    """A place in a cluster, where turns are not run by whoever takes them in."""
+
+    def held(self, hub: Hub) -> AbstractAsyncContextManager[None]: ...
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to the gateway, which ends turns before sockets."""
 
@@ -57,7 +63,14 @@ class _Server(uvicorn.Server):
 class Gateway:
     """`await Gateway(atlas, settings).serve()` until it is told to stop, or `async with gateway.running():`."""
 
-    def __init__(self, atlas: Atlas, settings: GatewaySettings, *, routes: Sequence[BaseRoute] = ()) -> None:
+    def __init__(
+        self,
+        atlas: Atlas,
+        settings: GatewaySettings,
+        *,
+        routes: Sequence[BaseRoute] = (),
+        membership: Membership | None = None,
+    ) -> None:
         self.atlas = atlas
         self.settings = settings
         self.hub = hub = Hub(atlas, settings, all_methods())
@@ -70,6 +83,7 @@ class Gateway:
         self.mcp = Door(hub)
         families = [*openai_routes(hub), *agui_routes(hub), *self.mcp.routes()]
         self._app = App(hub, site(hub, self.readiness, [*routes, *families]))
+        self._membership = membership
         self._stop = asyncio.Event()
         self._addresses: list[tuple[str, int]] = []
 
@@ -105,9 +119,12 @@ class Gateway:
         server = _Server(self._config())
         serving = asyncio.create_task(server.serve(sockets))
         beside = [asyncio.create_task(work) for work in (self.hub.watch_tokens(), self.hub.runs.writer.run())]
+        member = AsyncExitStack()
         try:
             await look_who_may_not(self.hub)
-            if recover:
+            if self._membership is not None:
+                await member.enter_async_context(self._membership.held(self.hub))
+            elif recover:
                 await self._recover()
                 self.atlas.jobs.start()
             self.readiness.started = True
@@ -116,7 +133,7 @@ class Gateway:
             )
             yield self
         finally:
-            await self._end(server)
+            await self._end(server, member)
             for task in beside:
                 task.cancel()
             server.should_exit = True
@@ -138,13 +155,14 @@ class Gateway:
         rows = await self.hub.store.messages(self.atlas.tenant, row.session)
         return {each.id for each in rows if each.run_id == row.id}
 
-    async def _end(self, server: uvicorn.Server) -> None:
+    async def _end(self, server: uvicorn.Server, member: AsyncExitStack) -> None:
         """No new turns; those under way end, or are left for the next start; then everybody is told, and let go."""
         hub, expected = self.hub, self.settings.restart_expected
         hub.stopping = hub.runs.stopping = self.readiness.stopping = True
         for listener in server.servers if server.started else ():
             listener.close()
         hub.tell(ServerShutdown(None if expected is None else int(expected * 1000)))
+        await member.aclose()
         await self.atlas.close(self.settings.grace)
         await hub.runs.settle(_LAST_WORDS)
         await self.mcp.close()

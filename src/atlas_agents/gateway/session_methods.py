@@ -110,6 +110,11 @@ async def delete(caller: Connection, params: OneSession) -> Done:
 async def subscribe(caller: Connection, params: SessionsSubscribe) -> Subscribed:
     """Hear a session. What is read takes time; from the moment it is all there to the answer, nothing is awaited, so
     that the first event after the answer is the next one."""
+    with caller.hub.runs.expecting(caller.who.prefix + params.session_key):
+        return await _subscribe(caller, params)
+
+
+async def _subscribe(caller: Connection, params: SessionsSubscribe) -> Subscribed:
     hub, key = caller.hub, caller.who.prefix + params.session_key
     session = await hub.store.session(hub.atlas.tenant, key)
     asked = params.runs or {}
@@ -121,6 +126,7 @@ async def subscribe(caller: Connection, params: SessionsSubscribe) -> Subscribed
     turns = await hub.store.runs(hub.atlas.tenant, key)
     waiting = tuple([said for row in turns if row.status == "queued" for said in _waiting(row)])
     told = await outcomes_of(hub.store, turns, {row.run_id for row in messages}, hub.atlas.hide)
+    await hub.runs.attend(turns)
     channel = caller.hear(key)
     live = hub.runs.live(key)
     here = {log.run_id: log for log in live}

@@ -18,11 +18,19 @@ _LONGEST = 2.0
 class LogWriter:
     """One for all runs: what they said since the last time goes into one commit."""
 
-    def __init__(self, store: Store, tenant: str, wrote: Callable[[RunLog], None], clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        store: Store,
+        tenant: str,
+        wrote: Callable[[RunLog], None],
+        clock: Clock = SYSTEM_CLOCK,
+        pause: float = PAUSE,
+    ) -> None:
         self._store = store
         self._tenant = tenant
         self._wrote = wrote
         self._clock = clock
+        self._between = pause
         self._dirty: dict[str, RunLog] = {}
         self._some = asyncio.Event()
         self._soon = asyncio.Event()
@@ -61,7 +69,7 @@ class LogWriter:
 
     async def _pause(self) -> None:
         """Wait for more to write, unless something must not wait."""
-        alarm = self._clock.call_later(PAUSE, self._soon.set)
+        alarm = self._clock.call_later(self._between, self._soon.set)
         await self._soon.wait()
         alarm.cancel()
 

@@ -25,19 +25,21 @@ class Running(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def occupied(home: Path) -> Generator[None, None, None]:
-    """Hold a home folder as long as the block lasts; ConfigError if another process does.
+def occupied(home: Path, *, shared: bool = False) -> Generator[None, None, None]:
+    """Hold a home folder as long as the block lasts, alone, or with others who share it; ConfigError if another process
+    holds it otherwise.
 
-    Two would each take the other's open turns for ones that a sudden end cut short.
+    Two that work alone would each take the other's open turns for ones that a sudden end cut short.
     """
     with (home / _LOCK).open("a") as file:
-        if not _take(file):
+        if not _take(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             raise ConfigError(_taken(home))
         try:
             yield
         finally:
-            with suppress(FileNotFoundError):
-                (home / _NOTE).unlink()
+            if not shared or _is_mine(home):
+                with suppress(FileNotFoundError):
+                    (home / _NOTE).unlink()
 
 
 def announce(home: Path, running: Running) -> None:
@@ -54,16 +56,27 @@ def running(home: Path) -> Running | None:
         with (home / _LOCK).open("r") as file:
             if _free(file):
                 return None
-        return msgspec.json.decode((home / _NOTE).read_bytes(), type=Running)
+        return _note(home)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _take(file: IO[str]) -> bool:
+def _note(home: Path) -> Running:
+    return msgspec.json.decode((home / _NOTE).read_bytes(), type=Running)
+
+
+def _is_mine(home: Path) -> bool:
+    try:
+        return _note(home).pid == os.getpid()
+    except (OSError, msgspec.DecodeError):
+        return False
+
+
+def _take(file: IO[str], kind: int) -> bool:
     """Who only looks whether it is free holds it for a moment; that moment is waited for."""
     for pause in (0.02, 0.05, 0.1, None):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if pause is not None:
                 time.sleep(pause)
@@ -73,10 +86,12 @@ def _take(file: IO[str]) -> bool:
 
 
 def _free(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    """Nobody holds it, alone or with others."""
+    for kind in (fcntl.LOCK_SH, fcntl.LOCK_EX):  # who holds it alone need not wait for who only looks
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
 
 

@@ -27,6 +27,7 @@ from atlas_agents.providers.shared_pace import SharedLedger
 from atlas_agents.service.builtin import house_rules, known_tools
 from atlas_agents.service.crew import Crew, Get
 from atlas_agents.service.foreign import follow_servers, open_servers
+from atlas_agents.service.membership import Company, company_of, place_on_database
 from atlas_agents.service.place import occupied
 from atlas_agents.service.plugged import interceptors_of
 from atlas_agents.service.rooms import offers
@@ -54,6 +55,7 @@ class Runtime:
         workspace: Workspace,
         study: Study,
         servers: Servers,
+        company: Company | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -63,24 +65,34 @@ class Runtime:
         self.workspace = workspace
         self.study = study
         self.servers = servers
+        self.company = company
+        """The others, where it does not work alone."""
 
 
 @asynccontextmanager
 async def opened(
-    settings: Settings, *, environment: Environment | None = None, told: Told | None = None, fetch: bool = True
+    settings: Settings,
+    *,
+    environment: Environment | None = None,
+    told: Told | None = None,
+    fetch: bool = True,
+    works: bool = True,
 ) -> AsyncGenerator[Runtime, None]:
     """Everything open, in the order in which it needs each other; closed the other way round.
 
     The workspace is followed and, with `fetch`, a local model fetched beside: whoever asks before it is there waits for
-    it.
+    it. One that does not work only looks things up.
     """
     environment = environment or Environment()
     async with AsyncExitStack() as opening:
-        opening.enter_context(occupied(open_home(settings)))
-        store = open_store(settings)
+        company = company_of(settings)
+        opening.enter_context(occupied(open_home(settings), shared=company is not None))
+        store = open_store(settings, company.beside if company else None)
         await store.open()
         opening.push_async_callback(store.close)
-        runtime = _wired(settings, store, environment, opening)
+        if works:
+            await opening.enter_async_context(place_on_database(settings))
+        runtime = _wired(settings, store, environment, opening, company)
         opening.push_async_callback(runtime.atlas.close)
         beside = [asyncio.create_task(runtime.crew.follow(runtime.atlas))]
         following = follow_servers(runtime.servers, settings, runtime.atlas, runtime.crew, runtime.tools)
@@ -94,7 +106,9 @@ async def opened(
         yield runtime
 
 
-def _wired(settings: Settings, store: Store, environment: Environment, opening: AsyncExitStack) -> Runtime:
+def _wired(
+    settings: Settings, store: Store, environment: Environment, opening: AsyncExitStack, company: Company | None
+) -> Runtime:
     workspace = Workspace(settings.workspace)
     if workspace.prepare():
         logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
@@ -116,9 +130,10 @@ def _wired(settings: Settings, store: Store, environment: Environment, opening: 
         interceptors=[offers(settings), *interceptors_of(plugins), study.recalling(crew.recalls)],
         registry=registry,
         delegation=settings.delegation,
+        dispatcher=company.dispatcher if company else None,
     )
     atlas.keep_secret(*settings.secrets)
-    return Runtime(settings, store, atlas, crew, tools, workspace, study, servers)
+    return Runtime(settings, store, atlas, crew, tools, workspace, study, servers, company)
 
 
 def _ledger(settings: Settings, store: Store) -> SharedLedger | None:

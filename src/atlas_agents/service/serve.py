@@ -55,7 +55,7 @@ async def private_gateway(
     An `idle` one is for a command that only looks something up: it fetches no model, goes on with no turn that was cut
     short, and says nobody where it is.
     """
-    own = msgspec.structs.replace(settings, host="127.0.0.1", port=0)
+    own = msgspec.structs.replace(settings, host="127.0.0.1", port=0, role="alone")
     async with _gateway(own, environment, told, idle=idle) as here, here.gateway.running(recover=not idle):
         if not idle:
             here.announce()
@@ -84,12 +84,32 @@ async def serve(
         await here.gateway.serve(ready)
 
 
+async def work(
+    settings: Settings,
+    *,
+    environment: Environment | None = None,
+    told: Told | None = None,
+    on_ready: Callable[[Runtime], object] | None = None,
+) -> None:
+    """Run turns that gateways have taken in, until SIGTERM or SIGINT: then they end or are left to others."""
+    async with opened(settings, environment=environment, told=told) as runtime:
+        if runtime.company is None:
+            raise ConfigError("role: a worker works with others")
+
+        def ready() -> None:
+            if on_ready is not None:
+                on_ready(runtime)
+
+        await runtime.company.work(runtime.atlas, ready)
+
+
 @asynccontextmanager
 async def _gateway(
     settings: Settings, environment: Environment | None, told: Told | None, *, idle: bool = False
 ) -> AsyncGenerator[Serving, None]:
-    async with opened(settings, environment=environment, told=told, fetch=not idle) as runtime:
-        gateway = Gateway(runtime.atlas, _of_gateway(settings))
+    async with opened(settings, environment=environment, told=told, fetch=not idle, works=not idle) as runtime:
+        membership = runtime.company.membership if runtime.company is not None else None
+        gateway = Gateway(runtime.atlas, _of_gateway(settings), membership=membership)
         gateway.hub.more_settings |= {each.key: each.value for each in settings.explain()}
         gateway.hub.study = runtime.study
         gateway.hub.foreign = lambda: servers_shape(runtime.servers)

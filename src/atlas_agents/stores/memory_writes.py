@@ -35,6 +35,7 @@ from atlas_agents.core.store import (
     RunRow,
     Session,
     SetRun,
+    StopRun,
     StoredMessage,
     UsageRow,
     Write,
@@ -46,7 +47,14 @@ from atlas_agents.stores.memory_jobs import add_job, claim_job, retry_job, set_j
 from atlas_agents.stores.memory_shelves import add_passages, drop_document, put_document
 from atlas_agents.stores.query import Place, cleaned, query
 from atlas_agents.stores.record_writes import check_version, no_record
-from atlas_agents.stores.refusals import busy, check_count, check_fingerprint, check_numbers, no_session
+from atlas_agents.stores.refusals import (
+    busy,
+    check_count,
+    check_fingerprint,
+    check_numbers,
+    check_teller,
+    no_session,
+)
 
 _SHOWN = ("label", "error", "title", "task", "result")
 """Text that is only shown: cleaned, and not refused."""
@@ -145,6 +153,7 @@ def _accept_run(desk: Desk, place: Place, write: AcceptRun) -> RunRow:
         created_at=place.now,
         tenant=place.tenant,
         fingerprint=write.fingerprint,
+        urgency=write.urgency,
     )
     if write.idempotency_key:
         desk.put_in(desk.accepted, write.session, write.idempotency_key, write.id)
@@ -173,6 +182,13 @@ def _set_run(desk: Desk, place: Place, write: SetRun) -> str | None:
     return desk.put_run(msgspec.structs.replace(desk.runs[queue[0]], status="running")).id
 
 
+def _stop_run(desk: Desk, place: Place, write: StopRun) -> RunRow:
+    run = desk.owned(write.run_id, desk.known(write.run_id).epoch)
+    if run.status == "queued":
+        run = msgspec.structs.replace(run, status="cancelled", ended_at=place.now)
+    return desk.put_run(msgspec.structs.replace(run, stop=True))
+
+
 def _add_journal(desk: Desk, place: Place, write: AddJournal) -> JournalRow:
     desk.owned(write.run_id, write.epoch)
     if (write.kind, write.key) in desk.journal_keys.get(write.run_id, {}):
@@ -187,12 +203,16 @@ def _add_journal(desk: Desk, place: Place, write: AddJournal) -> JournalRow:
 def _reserve_events(desk: Desk, place: Place, write: ReserveEvents) -> int:
     check_count(write)
     run = desk.known(write.run_id)
+    check_teller(write, run.epoch)
     desk.put(desk.said_at, run.id, place.now)
-    return desk.put_run(msgspec.structs.replace(run, events=run.events + write.count)).events
+    taken = msgspec.structs.replace(run, events=run.events + write.count, epoch=run.epoch + write.takes)
+    return desk.put_run(taken).events
 
 
 def _add_events(desk: Desk, place: Place, write: AddEvents) -> None:
-    check_numbers(write, desk.known(write.run_id).events)
+    run = desk.known(write.run_id)
+    check_teller(write, run.epoch)
+    check_numbers(write, run.events)
     for seq, body in write.events:
         if seq not in desk.events.get(write.run_id, {}):
             desk.put_in(desk.events, write.run_id, seq, EventRow(write.run_id, seq, body))
@@ -280,6 +300,7 @@ _ACTS: dict[type, Callable[[Desk, Place, Any], Any]] = {
     AcceptRun: _accept_run,
     ClaimRun: _claim_run,
     SetRun: _set_run,
+    StopRun: _stop_run,
     AddJournal: _add_journal,
     AddAudit: _add_audit,
     Reserve: _reserve,

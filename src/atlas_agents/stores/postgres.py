@@ -28,7 +28,7 @@ from atlas_agents.stores.postgres_session import (
     set_up,
 )
 from atlas_agents.stores.postgres_vectors import ensure_index, find_extension
-from atlas_agents.stores.postgres_writer import Pool, Writer
+from atlas_agents.stores.postgres_writer import Beside, Pool, Writer
 from atlas_agents.stores.query import Query, Row, Vector, query
 from atlas_agents.stores.reads import SqlReads
 from atlas_agents.stores.words import on_shelf
@@ -40,7 +40,8 @@ class PostgresStore(SqlReads):
     """All tables live in one Postgres schema of their own. A lost connection is made anew for up to `patience` seconds;
     then callers are told `StoreLost`, and the next call tries again. So they are of a server that is there and has not
     answered for `answer_timeout` seconds, which must be more than the `busy_timeout` that a lock may be waited for.
-    Where the server has `pgvector`, it compares vectors; else this process does."""
+    Where the server has `pgvector`, it compares vectors; else this process does. What is to happen together with each
+    commit, or not at all, is done by `beside`."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class PostgresStore(SqlReads):
         answer_timeout: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
         pgvector: bool = True,
+        beside: Beside | None = None,
     ) -> None:
         super().__init__()
         if not schema.isidentifier():
@@ -69,6 +71,7 @@ class PostgresStore(SqlReads):
         self._answer_timeout = answer_timeout
         self._clock = clock
         self._pgvector = pgvector
+        self._beside = beside
         self._vectors_in: str | None = None
         self._indexed: dict[tuple[str, int], bool] = {}
         self._open: tuple[Pool, Writer] | None = None
@@ -100,7 +103,7 @@ class PostgresStore(SqlReads):
             name="atlas-postgres",
         )
         await pool.open()
-        self._open = pool, Writer(pool, self._schema, self._clock, self._patience)
+        self._open = pool, Writer(pool, self._schema, self._clock, self._patience, self._beside)
 
     async def close(self) -> None:
         """Finish what was asked, then hang up."""

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
@@ -21,6 +21,9 @@ from atlas_agents.stores.writes import carry_out
 T = TypeVar("T")
 Pool: TypeAlias = AsyncConnectionPool[Connection]
 Commit: TypeAlias = Ticket[tuple[Write, ...]]
+Beside: TypeAlias = Callable[[psycopg.AsyncConnection[Any], str, Sequence[Write], Sequence[Any]], Awaitable[None]]
+"""What else happens in the transaction of a commit: it is given the session, the tenant, the writes and their results.
+What it raises undoes that commit."""
 
 _AT_MOST = 64
 _PAUSE = 0.1
@@ -38,12 +41,13 @@ class _Unclear(Exception):
 class Writer:
     """One queue per tenant that has something to write, and one task that empties it."""
 
-    def __init__(self, pool: Pool, schema: str, clock: Clock, patience: float) -> None:
+    def __init__(self, pool: Pool, schema: str, clock: Clock, patience: float, beside: Beside | None = None) -> None:
         self.transactions = 0
         self._pool = pool
         self._schema = schema
         self._clock = clock
         self._patience = patience
+        self._beside = beside
         self._waiting: dict[str, deque[Commit]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -133,7 +137,9 @@ class Writer:
         await cursor.execute("SAVEPOINT one")
         try:
             place = Place(tenant, int(self._clock.time() * 1000))
-            ticket.result = await _drive(cursor, carry_out(place, ticket.job))
+            ticket.result = results = await _drive(cursor, carry_out(place, ticket.job))
+            if self._beside is not None:
+                await self._beside(cursor.connection, tenant, ticket.job, results)
         except Exception as error:
             if isinstance(error, psycopg.Error) and is_lost(error):
                 raise

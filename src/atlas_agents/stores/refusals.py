@@ -24,6 +24,11 @@ def check_numbers(write: AddEvents, reserved: int) -> None:
             raise Conflict(f"the run {write.run_id!r} has no event {seq} reserved: its last is {reserved}")
 
 
+def check_teller(write: AddEvents | ReserveEvents, epoch: int) -> None:
+    if write.epoch is not None and write.epoch != epoch:
+        raise Fenced(f"the run {write.run_id!r} has a new owner: its epoch is {epoch}, not {write.epoch}")
+
+
 def check_owner(run_id: str, status: str, epoch: int, claimed: int) -> None:
     if epoch != claimed:
         raise Fenced(f"the run {run_id!r} has a new owner: its epoch is {epoch}, not {claimed}")

@@ -32,7 +32,7 @@ def message_of(row: Row) -> StoredMessage:
 
 
 def run_of(row: Row) -> RunRow:
-    return RunRow(*row)
+    return RunRow(*row[:-1], stop=bool(row[-1]))
 
 
 def journal_of(row: Row) -> JournalRow:

@@ -13,6 +13,7 @@ from atlas_agents.core.store import (
     ReserveEvents,
     RunRow,
     SetRun,
+    StopRun,
 )
 from atlas_agents.stores import statements as sql
 from atlas_agents.stores.chain import START, journal_row
@@ -23,6 +24,7 @@ from atlas_agents.stores.refusals import (
     check_fingerprint,
     check_numbers,
     check_owner,
+    check_teller,
     ended,
     no_run,
     no_session,
@@ -56,6 +58,7 @@ def accept_run(place: Place, write: AcceptRun) -> Steps[RunRow]:
         idempotency_key=write.idempotency_key,
         fingerprint=write.fingerprint,
         request=write.request,
+        urgency=write.urgency,
         place=rows[0][0],
     )
     if not rows:
@@ -96,6 +99,14 @@ def set_run(place: Place, write: SetRun) -> Steps[str | None]:
     return started[0][0] if started else None
 
 
+def stop_run(place: Place, write: StopRun) -> Steps[RunRow]:
+    rows = yield place.ask(sql.STOP_RUN, run_id=write.run_id)
+    if rows:
+        return run_of(rows[0])
+    known = yield place.ask(sql.RUN, run_id=write.run_id)
+    raise ended(write.run_id) if known else no_run(write.run_id)
+
+
 def add_journal(place: Place, write: AddJournal) -> Steps[JournalRow]:
     rows = yield place.ask(sql.JOURNAL_END, run_id=write.run_id)
     if not rows:
@@ -121,17 +132,21 @@ def add_journal(place: Place, write: AddJournal) -> Steps[JournalRow]:
 
 def reserve_events(place: Place, write: ReserveEvents) -> Steps[int]:
     check_count(write)
-    rows = yield place.ask(sql.RESERVE_EVENTS, run_id=write.run_id, count=write.count)
+    rows = yield place.ask(sql.RESERVE_EVENTS, run_id=write.run_id, count=write.count, taken=int(write.takes))
     if not rows:
         raise no_run(write.run_id)
-    return rows[0][0]
+    last, epoch = rows[0]
+    check_teller(write, epoch)
+    return last
 
 
 def add_events(place: Place, write: AddEvents) -> Steps[None]:
     rows = yield place.ask(sql.RESERVED_EVENTS, run_id=write.run_id)
     if not rows:
         raise no_run(write.run_id)
-    check_numbers(write, rows[0][0])
+    reserved, epoch = rows[0]
+    check_teller(write, epoch)
+    check_numbers(write, reserved)
     begin = 0
     for size in _AT_ONCE:
         while len(write.events) - begin >= size:

@@ -8,7 +8,7 @@ from functools import cache
 _SESSION = "key, agent_id, label, archived, metadata, created_at, updated_at"
 _RUN = (
     "id, session, agent_id, status, epoch, user_id, idempotency_key, request, error, created_at, ended_at, tenant,"
-    " fingerprint, events"
+    " fingerprint, events, urgency, stop"
 )
 _APPROVAL = "id, run_id, session, call_id, binding, question, expires_at, created_at, answer, answered_at, grants"
 _USAGE = "input_tokens, output_tokens, cached_tokens, cost_microcents, turns"
@@ -67,7 +67,7 @@ ADD_RUN = f"""
 INSERT INTO runs ({_RUN}, place) SELECT :id, :session, :agent_id,
     CASE WHEN EXISTS (SELECT 1 FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN})
     THEN 'queued' ELSE 'running' END,
-    0, :user_id, :idempotency_key, :request, NULL, :now, NULL, :tenant, :fingerprint, 0, :place
+    0, :user_id, :idempotency_key, :request, NULL, :now, NULL, :tenant, :fingerprint, 0, :urgency, FALSE, :place
 WHERE NOT EXISTS (SELECT 1 FROM runs WHERE tenant = :tenant AND id = :id)
 RETURNING {_RUN}"""
 CLAIM_RUN = f"""
@@ -82,6 +82,10 @@ UPDATE runs SET status = 'running' WHERE tenant = :tenant AND session = :session
 AND place = (SELECT min(place) FROM runs WHERE tenant = :tenant AND session = :session AND status = 'queued')
 AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant = :tenant AND session = :session AND {_ACTIVE})
 RETURNING id"""
+STOP_RUN = f"""
+UPDATE runs SET stop = TRUE, ended_at = CASE WHEN status = 'queued' THEN :now END,
+    status = CASE WHEN status = 'queued' THEN 'cancelled' ELSE status END
+WHERE tenant = :tenant AND id = :run_id AND {_OPEN} RETURNING {_RUN}"""
 RUNS = f"SELECT {_RUN} FROM runs WHERE tenant = :tenant AND session = :session ORDER BY place"
 OPEN_RUNS_OF = f"SELECT {_RUN} FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN} ORDER BY place"
 OPEN_RUNS = f"SELECT {_RUN} FROM runs WHERE {_OPEN} ORDER BY tenant, session, place"
@@ -99,8 +103,9 @@ SELECT run_id, seq, kind, key, payload, at, previous, hash FROM journal WHERE te
 ORDER BY seq"""
 
 RESERVE_EVENTS = """
-UPDATE runs SET events = events + :count, said_at = :now WHERE tenant = :tenant AND id = :run_id RETURNING events"""
-RESERVED_EVENTS = "SELECT events FROM runs WHERE tenant = :tenant AND id = :run_id"
+UPDATE runs SET events = events + :count, said_at = :now, epoch = epoch + :taken
+WHERE tenant = :tenant AND id = :run_id RETURNING events, epoch - :taken"""
+RESERVED_EVENTS = "SELECT events, epoch FROM runs WHERE tenant = :tenant AND id = :run_id"
 EVENTS = """
 SELECT run_id, seq, body FROM events WHERE tenant = :tenant AND run_id = :run_id AND seq > :after
 ORDER BY seq LIMIT :limit"""

@@ -29,6 +29,7 @@ from atlas_agents.core.store import (
     ReserveEvents,
     Session,
     SetRun,
+    StopRun,
     StoredMessage,
     Write,
 )
@@ -48,6 +49,7 @@ from atlas_agents.stores.run_writes import (
     known_run,
     reserve_events,
     set_run,
+    stop_run,
 )
 from atlas_agents.stores.shelf_writes import add_passages, drop_document, put_document
 
@@ -190,6 +192,7 @@ _STEPS: dict[type, Callable[[Place, Any], Steps[Any]]] = {
     AcceptRun: accept_run,
     ClaimRun: claim_run,
     SetRun: set_run,
+    StopRun: stop_run,
     AddJournal: add_journal,
     AddAudit: _add_audit,
     Reserve: _reserve,

@@ -100,6 +100,10 @@ class Approvals:
                 return by
         return None
 
+    def waits_for(self, id: str) -> bool:
+        """Somebody in this process waits for the answer to this question."""
+        return id in self._open and not self._open[id][1].done()
+
     def give(self, id: str, answer: Answer) -> bool:
         """Hand an answer to whoever waits for it here; False if nobody does."""
         waiting = self._open.get(id)

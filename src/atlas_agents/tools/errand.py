@@ -9,7 +9,7 @@ from atlas_agents.core.store import RunRow
 
 class Errand(msgspec.Struct, frozen=True):
     """The messages it begins with, the shape of the answer, who speaks and how, whether a person can be asked, and for
-    whom it is done. With a `call` nobody speaks: it is just that call."""
+    whom it is done. With a `call` nobody speaks: it is just that call. `wishes` are the caller's, of the model."""
 
     messages: tuple[msgspec.Raw, ...]
     output: msgspec.Raw = msgspec.Raw(b"null")
@@ -19,6 +19,7 @@ class Errand(msgspec.Struct, frozen=True):
     team: msgspec.Raw = msgspec.Raw(b"{}")
     chain: Chain = NOBODY
     call: ToolCall | msgspec.UnsetType = msgspec.UNSET
+    wishes: msgspec.Raw = msgspec.Raw(b"null")
 
     def began_with(self) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in self.messages]

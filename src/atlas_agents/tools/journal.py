@@ -68,6 +68,7 @@ class Journal:
         row: RunRow | None = None,
         kept: Callable[[Message], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        shared: bool = False,
     ) -> None:
         self._store = store
         self._tenant = tenant
@@ -76,6 +77,8 @@ class Journal:
         self._row = row
         self._kept = kept
         self._clock = clock
+        self._shared = shared
+        """Other processes write to the same sessions, and begin what this one takes in."""
         self._patience = patience = Patience(store, clock)
         self.questions = KeptQuestions(
             store, tenant, run_id, session, step=self._change, patience=patience, clock=clock
@@ -112,16 +115,19 @@ class Journal:
         asks: bool = True,
         chain: Chain = NOBODY,
         call: ToolCall | None = None,
+        wishes: bytes = b"null",
     ) -> RunRow:
         """Take the user's message in, the last of these: acknowledged when this returns, and begun if the session is
         idle. With `wait` it queues behind others; else SessionBusy. A key that was seen gives the known run."""
         began_with = tuple(msgspec.Raw(each.to_json()) for each in messages)
         wanted, line_up, made = msgspec.Raw(output or b"null"), msgspec.Raw(team), call or msgspec.UNSET
-        errand = Errand(began_with, wanted, model, asks, mode, line_up, chain, made)
+        errand = Errand(began_with, wanted, model, asks, mode, line_up, chain, made, msgspec.Raw(wishes))
         accepted = AcceptRun(
-            self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), at_once=True
+            self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), True, chain.urgency
         )
         self._began_with = list(messages)
+        if self._shared:
+            return await self._accept(msgspec.structs.replace(accepted, at_once=not wait), [])
         if idle or not wait:
             begun = [ClaimRun(self._run_id), *self._adding(self._began_with), self._first_step(1)]
             try:
@@ -152,7 +158,7 @@ class Journal:
     async def begin(self, conversation: Conversation) -> list[Message]:
         """It is this run's turn. Read the session as it was before it, become the owner, and give back the messages it
         begins with; of a run that was cut short, remember what it had done."""
-        if conversation not in _read:
+        if self._shared or conversation not in _read:
             rows = await self._messages()
             conversation.messages[:] = [Message.from_json(row.body) for row in rows if row.run_id != self._run_id]
             _read.add(conversation)
@@ -196,6 +202,16 @@ class Journal:
     async def when_read(self, read: Callable[[], Awaitable[T]]) -> T:
         """What a read of the same store gives, when the store is there again if it is away."""
         return await self._patience.read(read)
+
+    @property
+    def row(self) -> RunRow | None:
+        """The run as it was accepted."""
+        return self._row
+
+    @property
+    def epoch(self) -> int:
+        """Rises with every owner; 0 before it has begun."""
+        return self._epoch
 
     @property
     def owned(self) -> bool:

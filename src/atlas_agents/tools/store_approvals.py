@@ -44,6 +44,14 @@ async def answer_kept(
     return question
 
 
+async def hand_kept(store: Store, tenant: str, approvals: Approvals, approval_id: str) -> None:
+    """Hand an answer that is kept to whoever waits for it here, if somebody does."""
+    if approvals.waits_for(approval_id):
+        row = await store.approval(tenant, approval_id)
+        if row is not None and row.answer is not None:
+            approvals.give(approval_id, _answers.decode(row.answer))
+
+
 async def pending_kept(store: Store, tenant: str, clock: Clock) -> list[Question]:
     """Those whose time is not over, the oldest first."""
     now = clock.time() * 1000

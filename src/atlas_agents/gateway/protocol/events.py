@@ -1,6 +1,6 @@
 """What the server says unasked. Every event of a run has its `runId`; the full profile adds `sessionKey` and `seq`."""
 
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -16,6 +16,8 @@ from atlas_agents.gateway.protocol.shapes import (
     UsageShape,
     Wire,
 )
+
+E = TypeVar("E")
 
 
 class ChatStarted(Wire, frozen=True):
@@ -261,6 +263,17 @@ _encoder = msgspec.json.Encoder()
 _HEAD = {name: b'{"event":' + _encoder.encode(name) + b',"data":' for name in (*RUN_EVENTS, *HOUSE_EVENTS)}
 
 
+class _Stored(msgspec.Struct, Generic[E], frozen=True):
+    """A run's event as it is stored."""
+
+    data: E
+
+
+_READERS: dict[str, msgspec.json.Decoder[Any]] = {
+    name: msgspec.json.Decoder(_Stored[kind]) for name, kind in RUN_EVENTS.items()
+}
+
+
 def body_of(event: RunEvent | HouseEvent) -> bytes:
     """The event as a frame of its own; of a run's, as it is stored: without session and number."""
     try:
@@ -287,6 +300,14 @@ def full(body: bytes, session_key: bytes, seq: int) -> bytes:
 def name_of(body: bytes) -> str:
     """The event's name, read off its frame."""
     return body[10 : body.index(b'"', 10)].decode()
+
+
+def event_of(body: bytes) -> RunEvent | None:
+    """A run's event, read back as it was stored; None for what another version wrote, and this one cannot read."""
+    try:
+        return _READERS[name_of(body)].decode(body).data
+    except (KeyError, msgspec.MsgspecError):
+        return None
 
 
 def plain(name: str, body: bytes) -> bytes | None:

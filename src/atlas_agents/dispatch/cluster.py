@@ -1,0 +1,217 @@
+"""The dispatcher of many machines: runs wait in a queue on Postgres, and any process that is free runs them.
+
+A run and its place in the queue are one commit, by `beside`, which the store calls in its transaction; so are the news
+of it, which Postgres tells when the commit is there.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeAlias
+
+import psycopg
+
+from atlas_agents.core.errors import NotStored, StoreError
+from atlas_agents.core.store import OPEN, RunRow, Write
+from atlas_agents.dispatch.bus import Bus
+from atlas_agents.dispatch.lead import Lead
+from atlas_agents.dispatch.notices import Notice, notices_of, submitted_by, to_json
+from atlas_agents.dispatch.port import Hear, House, Turn
+from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue
+from atlas_agents.dispatch.worker import Worker
+
+logger = logging.getLogger(__name__)
+Taken: TypeAlias = Callable[[Turn, RunRow], Awaitable[None]]
+"""Is called with a run that is taken on here, and its row as it was before."""
+Follow: TypeAlias = Callable[[RunRow, Hear], Awaitable[None]]
+"""Tells what a run says that is run elsewhere, until it has said its last word."""
+_SWEEP = 2
+_TELL = "SELECT pg_notify(%s, told) FROM unnest(%s::text[]) AS told"
+_URGENCY = "SELECT urgency FROM runs WHERE tenant = %s AND id = %s"
+
+
+class Cluster:
+    """One per process. `async with cluster.joined():` hears the others, and `cluster.at_work(…)` in it runs runs."""
+
+    apart = True
+    _house: House
+    _taken: Taken
+
+    def __init__(self, url: str, *, schema: str = "atlas", tenant: str = "default", at_once: int = 64) -> None:
+        self._url = url
+        self._tenant = tenant
+        self._channel = f"atlas_{schema}"
+        self._name = f"{schema}\0{tenant}"
+        self._at_once = at_once
+        self._queue = Queue(url, schema, tenant)
+        self._bus = Bus(url, self._channel, self._hear, self._renewed)
+        self._worker: Worker | None = None
+        self._ends: dict[str, list[asyncio.Future[None]]] = {}
+        self._beside: set[asyncio.Task[None]] = set()
+        self._beats = 0
+        self.follow: Follow = self._until_ended
+        """How a run elsewhere is followed; a gateway has its own way, which also hears what is said."""
+        self.on_notice: Callable[[Notice], None] = lambda notice: None
+        self.on_renewed: Callable[[], None] = lambda: None
+
+    def serve(self, house: House) -> None:
+        self._house = house
+
+    async def beside(
+        self, session: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
+    ) -> None:
+        """What belongs into the transaction of a commit: the place in the queue, and the news."""
+        for run_id in submitted_by(writes, results):
+            row = await (await session.execute(_URGENCY, (tenant, run_id))).fetchone()
+            await self._queue.put(run_id, row[0] if row else 1, session)
+        if notices := notices_of(tenant, writes, results):
+            await session.execute(_TELL, (self._channel, [to_json(notice) for notice in notices]))
+
+    async def submit(self, row: RunRow, hear: Hear) -> RunRow:
+        """It stands in the queue since the commit that began it."""
+        await self.follow(row, hear)
+        while True:
+            found = await self._house.run_row(row.id)
+            if found is None:
+                raise NotStored(f"there is no run {row.id!r} any more")
+            if found.status not in OPEN:
+                return found
+            await self._until_ended(found, hear)
+
+    async def cancel(self, run_id: str) -> bool:
+        """Kept first, then told: whoever is at it stops, and so does whoever takes it on later."""
+        return await self._house.want_stop(run_id)
+
+    async def wake(self, approval_id: str) -> None:
+        """The commit of the answer has told the others."""
+        await self._house.answered(approval_id)
+
+    async def recover(self) -> list[str]:
+        """What the leader does every few seconds."""
+        async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as line:
+            return await self._sweep(line)
+
+    @asynccontextmanager
+    async def joined(self) -> AsyncGenerator["Cluster", None]:
+        """A member as long as the block lasts."""
+        await self._queue.open()
+        hearing = asyncio.create_task(self._bus.run())
+        try:
+            async with asyncio.timeout(10):
+                await self._bus.ready.wait()
+            yield self
+        finally:
+            await _end(hearing, *self._beside)
+            await self._queue.close()
+
+    @asynccontextmanager
+    async def at_work(self, taken: Taken, stop: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
+        """Run runs as long as the block lasts, and lead when nobody else does. Then `stop` is called, which ends or
+        leaves the runs that are under way here; those that are left go to others."""
+        self._taken = taken
+        self._worker = worker = Worker(self._queue, self._perform, self._at_once)
+        lead = Lead(self._url, self._name, self._begin_to_lead, self._lead_on, self._house.jobs_end)
+        tasks = [asyncio.create_task(work) for work in (worker.run(), lead.run())]
+        try:
+            yield
+        finally:
+            await _end(*tasks)
+            await stop()
+            await worker.finish(2.0)
+            self._worker = None
+
+    async def _perform(self, run_id: str) -> bool:
+        """Run a run to its end, from wherever it is; False if it is not over, and somebody is to go on with it. One
+        that was taken from here by another process is that one's."""
+        row = await self._house.run_row(run_id)
+        if row is None or row.status not in OPEN:
+            return True
+        turn = self._house.turn(run_id)
+        if turn is None:
+            turn = await self._house.take_on(row)
+            if turn is None:
+                return True
+            await self._taken(turn, row)
+        await turn.over()
+        found = await self._house.run_row(run_id)
+        return found is None or found.status not in OPEN or found.epoch > max(row.epoch, turn.epoch or 0)
+
+    async def _begin_to_lead(self) -> None:
+        self._beats = 0
+        await self._house.jobs_begin()
+
+    async def _lead_on(self, line: psycopg.AsyncConnection[Any]) -> None:
+        """Look for lost workers only when those that are well have had time to say so: after an outage of the database
+        all of them look lost."""
+        self._beats += 1
+        if self._beats > STALLED and self._beats % _SWEEP == 0:
+            with suppress(ConnectorException):
+                await self._sweep(line)
+
+    async def _sweep(self, line: psycopg.AsyncConnection[Any]) -> list[str]:
+        found = [*await self._queue.put_back_stalled(), *await self._queue.put_orphans(line)]
+        if found:
+            logger.warning("runs that nobody was at go on elsewhere: %s", ", ".join(found))
+            told = [to_json(Notice("begun", self._tenant, run_id)) for run_id in found]
+            await line.execute(_TELL, (self._channel, told))
+        return found
+
+    def _hear(self, notice: Notice) -> None:
+        if notice.tenant != self._tenant:
+            return
+        match notice.kind:
+            case "begun" if self._worker is not None:
+                self._worker.wake()
+            case "ended":
+                for waiter in self._ends.pop(notice.id, ()):
+                    if not waiter.done():
+                        waiter.set_result(None)
+            case "stop" if (turn := self._house.turn(notice.id)) is not None:
+                turn.cancel()
+            case "answer":
+                self._spawn(self._house.answered(notice.id))
+            case "job":
+                self._spawn(self._house.job_changed(notice.id))
+            case _:
+                pass
+        self.on_notice(notice)
+
+    def _renewed(self) -> None:
+        """News may have been missed."""
+        if self._worker is not None:
+            self._worker.wake()
+        for waiters in self._ends.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        self._ends.clear()
+        self._spawn(self._house.look_again())
+        self.on_renewed()
+
+    async def _until_ended(self, row: RunRow, hear: Hear) -> None:
+        """Only that it is over is heard."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ends.setdefault(row.id, []).append(waiter)
+        found = await self._house.run_row(row.id)
+        if found is not None and found.status in OPEN:
+            await waiter
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        async def done() -> None:
+            try:
+                await work
+            except StoreError as trouble:
+                logger.warning("what others have told could not be looked at: %s", trouble)
+
+        task = asyncio.create_task(done())
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,6 @@
+"""The clients and processes of the gateway's tests are used here, too."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent.parent / "gateway"))

@@ -1,0 +1,52 @@
+"""Processes of a cluster, as far as one process can play several: each with a store, a dispatcher and an Atlas."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from atlas_agents import Atlas, Provider, Tool
+from atlas_agents.core.store import RunRow
+from atlas_agents.dispatch.cluster import Cluster
+from atlas_agents.dispatch.port import Turn
+from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.testing import house
+
+
+class Member:
+    """One of them."""
+
+    def __init__(self, atlas: Atlas, cluster: Cluster, store: PostgresStore) -> None:
+        self.atlas = atlas
+        self.cluster = cluster
+        self.store = store
+        self.taken: list[str] = []
+
+
+@asynccontextmanager
+async def member(
+    url: str,
+    schema: str,
+    model: Provider,
+    tools: Sequence[Tool] = (),
+    *,
+    works: bool = True,
+    at_once: int = 8,
+    **more: Any,
+) -> AsyncGenerator[Member, None]:
+    """A member as long as the block lasts; one that does not work only takes messages in."""
+    cluster = Cluster(url, schema=schema, at_once=at_once)
+    store = PostgresStore(url, schema=schema, beside=cluster.beside)
+    await store.open()
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(store.close)
+        atlas = house(model, tools, store=store, dispatcher=cluster, **more)
+        here = Member(atlas, cluster, store)
+        closing.push_async_callback(atlas.close)
+        await closing.enter_async_context(cluster.joined())
+
+        async def taken(turn: Turn, row: RunRow) -> None:
+            here.taken.append(row.id)
+
+        if works:
+            await closing.enter_async_context(cluster.at_work(taken, atlas.close))
+        yield here
