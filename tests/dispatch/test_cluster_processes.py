@@ -87,7 +87,10 @@ async def test_turns_of_a_worker_that_is_killed_go_on_elsewhere_and_nothing_happ
             assert "".join(_text(heard[id])).endswith(f"All 3 of turn{n}.")
             assert numbers(heard[id]) == sorted(set(numbers(heard[id])))
         assert set(effects(tmp_path).values()) == {1}
-        assert effects(tmp_path).keys() == {f"turn{n} {step}" for n in range(6) for step in (1, 2, 3)}
+        missing = {f"turn{n} {step}" for n in range(6) for step in (1, 2, 3)} - effects(tmp_path).keys()
+        results = [frame["data"] for frames in heard.values() for frame in frames if frame["event"] == "tool.result"]
+        unknown = [result for result in results if result["status"] == "unknown"]  # killed before it happened, or after
+        assert len(missing) <= len(unknown) <= 6
         again = await up.enter_async_context(inside(other))
         for n, id in enumerate(ids):
             await again.get("sessions.subscribe", sessionKey=f"s{n}", runs={id: 0})

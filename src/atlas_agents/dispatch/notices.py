@@ -28,9 +28,9 @@ _LONGEST = 7900
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
-    """`id` is a run's, a question's or a job's; of a line of the audit log and of a session it is empty. Of events,
-    `seq` is the number of the last one that is written. A session whose name is too long is left out; whoever wants to
-    know it asks the store."""
+    """`id` is a run's, a question's or a job's; of an audit line and of a session it is empty. Of events, `seq`
+    is the number of the last one that is written. A session whose name is too long is left out; whoever wants to know
+    it asks the store."""
 
     kind: Kind
     tenant: str

@@ -125,6 +125,7 @@ _FIFTH = (
     "CREATE INDEX runs_journaled ON runs (tenant, ended_at) WHERE journaled AND ended_at IS NOT NULL",
 )
 
+# How urgent a run is among those that wait for a worker; and whether it is wanted to stop, wherever it is.
 _SIXTH = (
     "ALTER TABLE runs ADD COLUMN urgency {int} NOT NULL DEFAULT 1",
     "ALTER TABLE runs ADD COLUMN stop {bool} NOT NULL DEFAULT FALSE",

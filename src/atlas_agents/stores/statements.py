@@ -103,7 +103,7 @@ SELECT run_id, seq, kind, key, payload, at, previous, hash FROM journal WHERE te
 ORDER BY seq"""
 
 RESERVE_EVENTS = """
-UPDATE runs SET events = events + :count, epoch = epoch + :taken, said_at = :now
+UPDATE runs SET events = events + :count, said_at = :now, epoch = epoch + :taken
 WHERE tenant = :tenant AND id = :run_id RETURNING events, epoch - :taken"""
 RESERVED_EVENTS = "SELECT events, epoch FROM runs WHERE tenant = :tenant AND id = :run_id"
 EVENTS = """
