@@ -2,12 +2,15 @@
 
 import ipaddress
 import os
+import signal
 import socket
 import sys
 from typing import Any
 
 import pytest
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has it so for what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 _SETTINGS = ("OPENAI_", "ANTHROPIC_", "ATLAS_", "BRAVE_", "TAVILY_", "EXA_", "SEARXNG_")
 
 

@@ -14,7 +14,7 @@ from atlas_agents.providers.balanced import Balanced
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, complete
 from atlas_agents.providers.pace import BURST, LocalLedger, Pace, read_paces
 from atlas_agents.providers.registry import Registry
-from atlas_agents.testing import VirtualClock
+from atlas_agents.testing import Scripted, VirtualClock, fails, says
 from model_server import Asked, ModelServer, Reply, serving
 
 ASK = Request([user("Hello")])
@@ -109,6 +109,14 @@ async def test_a_tired_key_rests_and_another_answers_at_once() -> None:
     for _ in range(10):
         await complete(provider, ASK)
     assert tired.asked > 1
+
+
+async def test_two_that_look_the_same_rest_by_themselves() -> None:
+    tired = Scripted(fails(ProviderError("slow down", "rate_limit")), id="vendor")
+    well = Scripted(*[says("Well.") for _ in range(9)], id="vendor")
+    provider = Balanced([tired, well])
+    for _ in range(9):
+        assert (await complete(provider, ASK))[0] == TextChunk("Well.")
 
 
 async def test_when_all_rest_for_long_it_says_so_at_once() -> None:

@@ -53,7 +53,18 @@ def test_markdown_is_read_and_what_is_none_stays(markdown: str, text: str, marks
 @settings(max_examples=400, deadline=None)
 def test_no_letter_is_lost_whatever_is_written(markdown: str) -> None:
     found = styled(markdown)
-    assert re.sub(r"[^ab🦊é]", "", found.text) == re.sub(r"[^ab🦊é]", "", re.sub(r"```+ *[ab]+", "```", markdown))
+    text = found.text
+    for mark in reversed(found.marks):
+        if mark.language != text[mark.start : mark.end]:
+            text = text[: mark.start] + mark.language + text[mark.start :]
+    assert re.sub(r"[^ab🦊é]", "", text) == re.sub(r"[^ab🦊é]", "", markdown)
+
+
+@pytest.mark.parametrize("markdown", ["```é", "``` a b", "```\na b", "```a\nb\n```", "```a b\nb", "~~~ é 🦊"])
+def test_a_fence_shows_what_stands_beside_it(markdown: str) -> None:
+    found = styled(markdown)
+    assert re.sub(r"[^ab🦊é]", "", found.text) in ("é", "ab", "b", "abb", "é🦊")
+    assert all(mark.kind == "pre" for mark in found.marks)
 
 
 @given(st.lists(SIGNS, max_size=12).map("\n".join), st.integers(8, 40))

@@ -21,12 +21,13 @@ _RESTS = {"rate_limit": 15.0, "overloaded": 15.0, "quota": 600.0, "auth": 600.0}
 class Member:
     """One key at one address, and how many requests it is busy with."""
 
-    def __init__(self, provider: Provider, pace: Pace) -> None:
+    def __init__(self, provider: Provider, pace: Pace, number: int) -> None:
         self.provider = provider
         self.pace = pace
         self.busy = 0
         secrets = "\0".join(key.reveal() for key in keys_of(provider))
-        place = f"{provider.id}\0{getattr(provider, 'base_url', '')}\0{secrets}"
+        where = getattr(provider, "base_url", None) or ("" if secrets else number)  # one of two that look the same
+        place = f"{provider.id}\0{where}\0{secrets}"
         self.name = f"{provider.id}:{hashlib.sha256(place.encode()).hexdigest()[:16]}"
 
     @property
@@ -48,7 +49,7 @@ class Balanced:
     ) -> None:
         if not providers:
             raise ConfigError("there must be at least one provider to ask")
-        self.members = [Member(provider, pace) for provider in providers]
+        self.members = [Member(provider, pace, number) for number, provider in enumerate(providers)]
         self.id = providers[0].id
         self.model: str | None = getattr(providers[0], "model", None)
         self._ledger = ledger or LocalLedger(clock)

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 Kind: TypeAlias = Literal["bold", "italic", "strikethrough", "code", "pre"]
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})\s*([\w+#.-]{0,40})[^`]*")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})\s*([\w+#.-]{0,40})([^`]*)")
 _HEADING = re.compile(r" {0,3}#{1,6}\s+(.*?)\s*#*")
 _BULLET = re.compile(r"^(\s*)[-*+]\s+(?=\S)")
 _SIGNS = re.compile(r"\\([\\`*_{}\[\]()#+.!~>|-])|(`+)|(\*\*|__|~~|\*|_)|!?\[([^\[\]]*)\]\(([^\s()]{1,2000})\)")
@@ -73,17 +73,19 @@ def _blocks(markdown: str) -> Iterator[Styled]:
         end = "\n" if number < len(lines) - 1 else ""
         found = _FENCE.fullmatch(line)
         if fence:
-            if found and found[1].startswith(fence) and not found[2]:
-                yield joined(code_block("\n".join(inside), language), end)
+            if found and found[1].startswith(fence) and not found[2] and not found[3].strip():
+                yield joined(code_block("\n".join(inside) or language, language), end)
                 fence = ""
             else:
                 inside.append(line)
         elif found:
             fence, language, inside = found[1], found[2], []
+            if found[3].strip():  # more than a language: it is somebody's words
+                language, inside = "", [found[2] + found[3]]
         else:
             yield joined(_line(line), end)
     if fence:  # it has no end yet
-        yield code_block("\n".join(inside), language)
+        yield code_block("\n".join(inside) or language, language)
 
 
 def _line(line: str) -> Styled:
