@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -29,6 +30,7 @@ OLDEST, NEWEST = "1.30.0", "1.37.0"
 SECRETS = {"POSTGRES_PASSWORD": "p" * 32, "ATLAS_TOKEN": "t" * 32}
 OTHERS = {"POSTGRES_PASSWORD", "POSTGRES_USER", "POSTGRES_DB", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"}
 """Variables that are set and are no settings of ours."""
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
@@ -175,14 +177,24 @@ def test_a_pod_has_no_rights_and_time_to_end(role: str) -> None:
     assert {each["name"] for each in box["env"]} | set(documents("config.yaml")[0]["data"]) <= known
 
 
+def test_the_image_has_what_the_roles_need() -> None:
+    told = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    (extras,) = re.findall(r"^ARG EXTRAS=(.+)$", told, re.MULTILINE)
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"cluster", "gateway"} <= set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_nobody_knocks_at_a_worker_which_has_no_door() -> None:
+    assert not {"ports", *PROBES} & container("worker").keys()
+    assert compose()["services"]["worker"]["healthcheck"] == {"disable": True}
+
+
 def test_every_container_is_started_with_words_that_the_command_knows() -> None:
     whole: Any = typer.main.get_command(app)
     serve = whole.commands["serve"]
     said = [compose()["services"][role]["command"] for role in ("gateway", "worker")]
     said += [container(role)["args"] for role in ("gateway", "worker")]
     said += [json.loads(rest) for word, rest in instructions() if word == "CMD"]
-    if not any("--role" in each.opts for each in serve.params):
-        pytest.skip("this version has no roles yet")
     for words in said:
         assert words[0] == "serve"
         serve.make_context("serve", words[1:])
@@ -239,9 +251,8 @@ def test_a_gateway_that_is_started_as_the_unit_says_satisfies_every_probe(home: 
     with home.gateway(*words[1:], **env, ATLAS_HOST="0.0.0.0", ATLAS_TOKEN=os.urandom(32).hex()) as served:
         here = [sys.executable, *(each.replace("18789", str(served.port)) for each in health[1:])]
         ran(*here)
-        for role in ("gateway", "worker"):
-            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                assert asked(served.port, container(role)[probe]) == 200
+        for probe in PROBES:
+            assert asked(served.port, container("gateway")[probe]) == 200
         assert asked(served.port, container("gateway")["readinessProbe"], Host="10.0.0.7:18789") == 421
         begun = time.monotonic()
         assert served.kill(signal.SIGTERM) == 0
