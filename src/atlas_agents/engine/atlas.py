@@ -2,8 +2,7 @@
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, cast, get_args
 
 import msgspec
@@ -11,11 +10,11 @@ import msgspec
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.conversation import Conversation
 from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict
-from atlas_agents.core.events import Event, EventName
+from atlas_agents.core.events import EventName
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message, ToolResult, user
+from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.office import Colleague, Delegation
 from atlas_agents.core.questions import Answer, Decision, Question
 from atlas_agents.core.secret import Secret
@@ -24,15 +23,15 @@ from atlas_agents.core.tenancy import Tenancy
 from atlas_agents.dispatch.inline import Inline
 from atlas_agents.dispatch.port import Dispatcher
 from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.direct import call_of, direct, request_of, result_of, session_of
+from atlas_agents.engine.direct import call_of, request_of, result_of, session_of
 from atlas_agents.engine.here import Here
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
+from atlas_agents.engine.intake import as_message, mode_of, nobody_hears, split, terms_of
 from atlas_agents.engine.interceptors import Interceptor
 from atlas_agents.engine.jobs import Jobs
 from atlas_agents.engine.lineup import Lineup
-from atlas_agents.engine.loop import chained, rounds, run_turn, shaped, take_in
-from atlas_agents.engine.plan import planned
+from atlas_agents.engine.loop import run_turn, take_in
 from atlas_agents.engine.result import RunResult
 from atlas_agents.engine.roster import Roster
 from atlas_agents.engine.run import Accepted, Known, Run, Terms, WhenBusy, Wishes
@@ -45,7 +44,7 @@ from atlas_agents.providers.prices import Price
 from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
-from atlas_agents.tools.errand import Errand, errand_of
+from atlas_agents.tools.errand import errand_of
 from atlas_agents.tools.journal import Journal, in_step
 from atlas_agents.tools.limits import Limits
 from atlas_agents.tools.permissions import Actor, Policy, Verdict
@@ -243,7 +242,7 @@ class Atlas:
                     idempotency_key=idempotency_key,
                 )
             )
-        message = _as_message(message)
+        message = as_message(message)
         agent_id, team = self._lined_up(message, agent_id)
         terms = Terms(when_busy, model=model, mode=mode, team=team)
         run = self._open(session, agent_id, output=output, user=user, terms=terms)
@@ -284,7 +283,7 @@ class Atlas:
         if when_busy not in get_args(WhenBusy):
             raise ConfigError(f"when_busy is one of {', '.join(get_args(WhenBusy))}, not {when_busy!r}")
         stream = AtlasStream(new_id())
-        message = _as_message(message)
+        message = as_message(message)
         agent_id, team = self._lined_up(message, agent_id)
         terms = Terms(when_busy, idempotency_key, model, mode, team, asks=asks, chain=chain, wishes=wishes)
         run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms, wishes=wishes)
@@ -382,7 +381,7 @@ class Atlas:
         user: str = "",
     ) -> RunResult:
         """Take one turn on these messages, of which nothing is kept, and give back all that came of it."""
-        past, last = _split(messages)
+        past, last = split(messages)
         run = self._open(Conversation(past), agent_id, output=output, max_rounds=max_rounds, user=user)
         reply = await self._turn(run, last)
         return RunResult(
@@ -419,7 +418,7 @@ class Atlas:
             await store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", lost)])
             return None
         stream, errand = AtlasStream(row.id), errand_of(row)
-        output, terms = msgspec.json.decode(errand.output), _terms(errand, row)
+        output, terms = msgspec.json.decode(errand.output), terms_of(errand, row)
         run = self._open(
             row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=terms, wishes=terms.wishes
         )
@@ -494,7 +493,7 @@ class Atlas:
             if run.desk.journal is not None and not run.goes_on and not in_step(run.conversation):
                 async with run.line.door:
                     await self._take_on_orphans(run.conversation.id)
-            return await run_turn(run, message, _mode_of(run))
+            return await run_turn(run, message, mode_of(run))
         except Known as known:
             return await self._again(known.row, cast(AtlasStream, stream))
         finally:
@@ -508,7 +507,7 @@ class Atlas:
         try:
             if run.terms.when_busy == "interrupt":
                 await self._interrupt(row)
-            return await self._outcome(await self._dispatcher.submit(row, stream.push if stream else _nobody_hears))
+            return await self._outcome(await self._dispatcher.submit(row, stream.push if stream else nobody_hears))
         except asyncio.CancelledError:
             if not run.left:
                 await asyncio.shield(self._dispatcher.cancel(run.id))
@@ -573,49 +572,3 @@ class Atlas:
         )
         self._runs.add(run)
         return run
-
-
-def _mode_of(run: Run) -> Callable[[Run], Awaitable[Message]]:
-    if run.terms.call is not None:
-        return direct
-    mode = planned if run.settings.mode == "plan" else rounds
-    if run.terms.team.then:
-        mode = partial(chained, mode=mode)
-    return partial(shaped, mode=mode) if run.output else mode
-
-
-def _terms(errand: Errand, row: RunRow) -> Terms:
-    team = msgspec.json.decode(errand.team, type=Lineup)
-    mode, call = cast(Mode | None, errand.mode or None), errand.call or None
-    wishes = msgspec.json.decode(errand.wishes, type=Wishes | None)
-    return Terms(
-        model=errand.model,
-        mode=mode,
-        team=team,
-        row=row,
-        asks=errand.asks,
-        chain=errand.chain,
-        call=call,
-        wishes=wishes,
-    )
-
-
-def _nobody_hears(event: Event) -> None:
-    """Only the answer is waited for."""
-
-
-def _as_message(message: str | Message) -> Message:
-    if isinstance(message, Message):
-        return message
-    if not isinstance(cast(object, message), str):
-        raise ConfigError(f"a message is a text or a Message, not {message!r}")
-    return user(message)
-
-
-def _split(messages: str | Message | Sequence[Message]) -> tuple[Sequence[Message], Message | None]:
-    """(what was said before, the new message); with nothing new from the user the model just goes on."""
-    if isinstance(messages, str | Message):
-        return (), _as_message(messages)
-    if not messages:
-        raise ConfigError("run needs at least one message")
-    return (messages[:-1], messages[-1]) if messages[-1].role == "user" else (messages, None)
