@@ -390,7 +390,7 @@ async def test_a_hung_tool_delays_no_other_session() -> None:
     async with hung(point.reached.wait, model, [hang]) as (atlas, stream):
         start = time.monotonic()
         assert (await atlas.ask("hello", session="other")).text == "Yes."
-        assert time.monotonic() - start < 0.25
+        assert time.monotonic() - start < 2
         await cancelled(stream, atlas)
 
 

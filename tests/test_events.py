@@ -405,7 +405,7 @@ async def test_a_listener_that_hangs_harms_nobody_and_is_removed(listener: Any) 
         await removed.seen.wait()
         start = time.monotonic()
         assert (await atlas.ask("on")).text == "Three"
-        assert time.monotonic() - start < 0.2  # nobody waits for the removed one any more
+        assert time.monotonic() - start < 0.8  # nobody waits for the removed one any more
     logging.getLogger("atlas_agents").removeHandler(removed)
     assert heard == ["One ", "two", "Three"]
 

@@ -453,7 +453,7 @@ async def test_a_call_that_is_stopped_before_its_first_step_ends_at_once(caplog:
         begun = time.monotonic()
         with pytest.raises(OSError, match="down"):
             await atlas.ask("go")
-        assert time.monotonic() - begun < 0.2
+        assert time.monotonic() - begun < 0.9
     assert "left behind" not in caplog.text
     assert len(await audit.records()) == 2
 

@@ -135,7 +135,7 @@ async def test_a_question_of_a_worker_is_answered_at_a_gateway_and_a_turn_is_sto
         begun = time.monotonic()
         assert (await person.get("chat.abort", runId=run))["aborted"] == [run]
         final = await client.until("chat.final")
-        assert final["cancelled"] and time.monotonic() - begun < 1.0
+        assert final["cancelled"] and time.monotonic() - begun < 2.0
         assert effects(tmp_path) == {"?pay 1": 1}
         await person.get("sessions.list")
         await client.get("sessions.update", sessionKey="s", label="Bills")
