@@ -1,51 +1,44 @@
 """The library's front door: `ask` for an answer, `send` for a stream, `run` for the whole result."""
 
 import asyncio
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self, cast, get_args
-
-import msgspec
+from typing import Any, Self, get_args
 
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import AtlasError, Cancelled, ConfigError, Conflict
+from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.events import EventName
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.jobs import NOBODY, Chain
-from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.office import Colleague, Delegation
 from atlas_agents.core.questions import Answer, Decision, Question
 from atlas_agents.core.secret import Secret
-from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, Store, UsageRow
+from atlas_agents.core.store import Store, UsageRow
 from atlas_agents.core.tenancy import Tenancy
 from atlas_agents.dispatch.inline import Inline
 from atlas_agents.dispatch.port import Dispatcher
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.direct import call_of, request_of, result_of, session_of
-from atlas_agents.engine.here import Here
 from atlas_agents.engine.history import History
 from atlas_agents.engine.house import House
-from atlas_agents.engine.intake import as_message, mode_of, nobody_hears, split, terms_of
+from atlas_agents.engine.intake import as_message, split
 from atlas_agents.engine.interceptors import Interceptor
 from atlas_agents.engine.jobs import Jobs
 from atlas_agents.engine.lineup import Lineup
-from atlas_agents.engine.loop import run_turn, take_in
 from atlas_agents.engine.result import RunResult
 from atlas_agents.engine.roster import Roster
-from atlas_agents.engine.run import Accepted, Known, Run, Terms, WhenBusy, Wishes
+from atlas_agents.engine.run import Terms, WhenBusy, Wishes
 from atlas_agents.engine.sessions import Sessions
 from atlas_agents.engine.settings import Mode
 from atlas_agents.engine.shelf import Shelf
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.engine.team import Strategy, known_lineup
+from atlas_agents.engine.turns import Turns
 from atlas_agents.providers.prices import Price
 from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
-from atlas_agents.tools.errand import errand_of
-from atlas_agents.tools.journal import Journal, in_step
 from atlas_agents.tools.limits import Limits
 from atlas_agents.tools.permissions import Actor, Policy, Verdict
 from atlas_agents.tools.tool import Tool
@@ -103,15 +96,10 @@ class Atlas:
         self._house.shared = self._dispatcher.apart
         self._strategy: Strategy | None = None
         self._shelf = Shelf(most=_WARM if store is not None else None)
-        self._live: dict[str, AtlasStream] = {}
-        self._far: dict[str, AtlasStream] = {}
-        """Of turns that were taken in here and are left to whoever is free."""
-        self._running: set[asyncio.Task[None]] = set()
-        self._dispatcher.serve(Here(self._house, self._live, self._take_on, lambda: self._jobs))
-        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        self._turns = Turns(self._house, self._roster, self._shelf, self._dispatcher)
         self.sessions = Sessions(store, tenant, self._shelf.drop)
         office, limiter = self._house.governance.office, self._house.governance.limiter
-        self._jobs = Jobs(self, office, limiter.beat) if office is not None else None
+        self._jobs = self._turns.jobs = Jobs(self, office, limiter.beat) if office is not None else None
         if office is not None:
             office.agents = lambda: [Colleague(each.id, each.name, each.role, each.description) for each in self.agents]
 
@@ -245,8 +233,8 @@ class Atlas:
         message = as_message(message)
         agent_id, team = self._lined_up(message, agent_id)
         terms = Terms(when_busy, model=model, mode=mode, team=team)
-        run = self._open(session, agent_id, output=output, user=user, terms=terms)
-        return await self._turn(run, message)
+        run = self._turns.open(session, agent_id, output=output, user=user, terms=terms)
+        return await self._turns.take(run, message)
 
     def _lined_up(self, message: Message, agent_id: str | None) -> tuple[str | None, Lineup]:
         """Who takes the turn: the agent that is named, else whom the strategy says."""
@@ -286,14 +274,10 @@ class Atlas:
         message = as_message(message)
         agent_id, team = self._lined_up(message, agent_id)
         terms = Terms(when_busy, idempotency_key, model, mode, team, asks=asks, chain=chain, wishes=wishes)
-        run = self._open(session, agent_id, output=output, stream=stream, user=user, terms=terms, wishes=wishes)
+        run = self._turns.open(session, agent_id, output=output, stream=stream, user=user, terms=terms)
         if idempotency_key and run.desk.journal is None:
             raise ConfigError("an idempotency key needs a store, Atlas(store=…), and a session by name")
-        before = [other for other in self._live.values() if other.session == run.conversation.id]
-        self._start(stream, run, message)
-        if when_busy == "interrupt" and not self._is_far(run):
-            stream.interrupt(before)
-        return stream
+        return self._turns.start(stream, run, message)
 
     async def invoke(
         self,
@@ -338,16 +322,16 @@ class Atlas:
         terms = Terms(idempotency_key=idempotency_key, asks=asks, call=call_of(stream.stream_id, tool, arguments))
         own = session_of(user, stream.stream_id, idempotency_key)
         place: str | Conversation = session or (own if self._house.store is not None else Conversation(id=own))
-        run = self._open(place, agent_id, stream=stream, user=user, terms=terms)
+        run = self._turns.open(place, agent_id, stream=stream, user=user, terms=terms)
         if idempotency_key and run.desk.journal is None:
             raise ConfigError("an idempotency key needs a store, Atlas(store=…)")
         if not session and self._house.store is not None:
             await self.sessions.put(own, label=tool[:80], archived=True)
-        return self._start(stream, run, message)
+        return self._turns.start(stream, run, message)
 
     def stream(self, run_id: str) -> AtlasStream | None:
         """The stream of a turn that is under way, or waits for its turn, and was taken in or is run in this process."""
-        return self._far.get(run_id) or self._live.get(run_id)
+        return self._turns.stream(run_id)
 
     async def cancel(self, run_id: str) -> bool:
         """Have a turn of a session that is kept stopped, wherever it is run; False if there is nothing to stop."""
@@ -382,8 +366,8 @@ class Atlas:
     ) -> RunResult:
         """Take one turn on these messages, of which nothing is kept, and give back all that came of it."""
         past, last = split(messages)
-        run = self._open(Conversation(past), agent_id, output=output, max_rounds=max_rounds, user=user)
-        reply = await self._turn(run, last)
+        run = self._turns.open(Conversation(past), agent_id, output=output, max_rounds=max_rounds, user=user)
+        reply = await self._turns.take(run, last)
         return RunResult(
             success=not run.rounds_spent,
             answer=reply.text,
@@ -402,37 +386,7 @@ class Atlas:
 
         Side effects that are known to have happened do not happen again; where nobody can tell, the model is told so.
         """
-        ids = await self._dispatcher.recover()
-        return [stream for id in ids if (stream := self._live.get(id))]
-
-    async def _take_on(self, row: RunRow) -> AtlasStream | None:
-        """Go on with a turn that was taken in, here or elsewhere, before. None if it is under way here already, or its
-        agent is gone: then it has failed."""
-        store = cast(Store, self._house.store)
-        to_stop = row.stop or (self._jobs is not None and await self._jobs.is_over(row))
-        if row.id in self._live:
-            return None
-        if row.agent_id not in self._roster:
-            lost, epoch = f"there is no agent {row.agent_id!r} any more", row.epoch + 1
-            ended = AddJournal(row.id, epoch, "ended", "", encode({"status": "failed", "error": lost}))
-            await store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", lost)])
-            return None
-        stream, errand = AtlasStream(row.id), errand_of(row)
-        output, terms = msgspec.json.decode(errand.output), terms_of(errand, row)
-        run = self._open(
-            row.session, row.agent_id, output=output, stream=stream, user=row.user, terms=terms, wishes=terms.wishes
-        )
-        self._start(stream, run, None)
-        if to_stop:
-            stream.cancel()
-        return stream
-
-    async def _take_on_orphans(self, session: str) -> None:
-        """The first time that this process has to do with a session: what was left open there goes first."""
-        store, tenant = cast(Store, self._house.store), self._house.tenant
-        for row in await store.runs(tenant, session, open_only=True):
-            await self._take_on(row)
-        await asyncio.sleep(0)  # they take their places in the line
+        return await self._turns.recover()
 
     def on(self, name: EventName, listener: Callable[[Any], Any]) -> Callable[[], None]:
         """Have a function, sync or async, called for each event of that name; the result takes it off again."""
@@ -448,16 +402,7 @@ class Atlas:
         """
         if self._jobs is not None:
             await self._jobs.close()
-        if grace and self._running:
-            await asyncio.wait(self._running, timeout=grace)
-        for run in self._runs:
-            if run.desk.journal is not None:
-                run.desk.journal.leave()
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await self._turns.stop(grace)
         await self._house.close()
 
     async def __aenter__(self) -> Self:
@@ -472,103 +417,3 @@ class Atlas:
         except asyncio.CancelledError:
             stream.cancel()
             raise
-
-    def _start(self, stream: AtlasStream, run: Run, message: Message | None) -> AtlasStream:
-        streams = self._far if self._is_far(run) else self._live
-        task = stream.start(run, self._turn(run, message, stream))
-        self._running.add(task)
-        streams[run.id] = stream
-        task.add_done_callback(self._running.discard)
-        task.add_done_callback(lambda _: streams.pop(run.id, None))
-        return stream
-
-    def _is_far(self, run: Run) -> bool:
-        """It is taken in here, and then left to whoever is free."""
-        return self._dispatcher.apart and run.desk.journal is not None and not run.goes_on
-
-    async def _turn(self, run: Run, message: Message | None, stream: AtlasStream | None = None) -> Message:
-        try:
-            if self._is_far(run):
-                return await self._leave_to_others(run, message, stream)
-            if run.desk.journal is not None and not run.goes_on and not in_step(run.conversation):
-                async with run.line.door:
-                    await self._take_on_orphans(run.conversation.id)
-            return await run_turn(run, message, mode_of(run))
-        except Known as known:
-            return await self._again(known.row, cast(AtlasStream, stream))
-        finally:
-            await self._house.listeners.catch_up()
-
-    async def _leave_to_others(self, run: Run, message: Message | None, stream: AtlasStream | None) -> Message:
-        """Take a message in, have whoever is free run its turn, and give what came of it. To give up waiting here stops
-        the turn, unless it is this process that ends."""
-        await take_in(run, message)
-        row = cast(RunRow, cast(Journal, run.desk.journal).row)
-        try:
-            if run.terms.when_busy == "interrupt":
-                await self._interrupt(row)
-            return await self._outcome(await self._dispatcher.submit(row, stream.push if stream else nobody_hears))
-        except asyncio.CancelledError:
-            if not run.left:
-                await asyncio.shield(self._dispatcher.cancel(run.id))
-            raise
-
-    async def _interrupt(self, row: RunRow) -> None:
-        """Stop what was taken in before."""
-        for other in await cast(Store, self._house.store).runs(row.tenant, row.session, open_only=True):
-            if other.id == row.id:
-                return
-            await self._dispatcher.cancel(other.id)
-
-    async def _again(self, row: RunRow, stream: AtlasStream) -> Message:
-        """The answer of a turn that was accepted before."""
-        live = self.stream(row.id)
-        stream.known_as(Accepted(row.id, "in_flight" if row.status in OPEN else "done"))
-        if live is not None:
-            return await stream.echo(live)
-        if row.status in OPEN and self._dispatcher.apart:
-            row = await self._dispatcher.submit(row, stream.push)
-        if row.status in OPEN:
-            raise Conflict(f"run {row.id!r} is under way in another process")
-        return await self._outcome(row)
-
-    async def _outcome(self, row: RunRow) -> Message:
-        """The answer of a turn that has ended, or what it came to instead."""
-        if row.status == "cancelled":
-            raise Cancelled("the turn was cancelled")
-        rows = await self.sessions.messages(row.session)
-        mine = [Message.from_json(each.body) for each in rows if each.run_id == row.id]
-        speaker = "tool" if errand_of(row).call else "assistant"
-        replies = [message for message in mine if message.role == speaker]
-        if row.status == "failed" or not replies:
-            raise AtlasError(row.error or "the turn failed")
-        return replies[-1]
-
-    def _open(
-        self,
-        session: str | Conversation,
-        agent_id: str | None,
-        *,
-        output: Any = None,
-        stream: AtlasStream | None = None,
-        max_rounds: int | None = None,
-        user: str = "",
-        terms: Terms | None = None,
-        wishes: Wishes | None = None,
-    ) -> Run:
-        agent = self._roster.chosen(agent_id)
-        run = self._house.open_run(
-            agent,
-            wishes.within(agent.settings) if wishes else agent.settings,
-            agent.context,
-            self.conversation(session) if isinstance(session, str) else session,
-            sink=stream.push if stream else None,
-            id=stream.stream_id if stream else None,
-            output=output,
-            max_rounds=max_rounds,
-            user=user,
-            kept=isinstance(session, str),
-            terms=terms,
-        )
-        self._runs.add(run)
-        return run
