@@ -25,7 +25,9 @@ _USER = "pgserver"
 class PostgresServer:
     """Started on entering, gone with its data on leaving; `start` and `stop` in between are restarts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, safe: bool = False) -> None:
+        """With `safe` every commit is on the disk; tests end processes, not machines, and need no such thing."""
+        self._safe = safe
         self._programs: Path = POSTGRES_VERSIONS[18]
         self._folder = Path(tempfile.mkdtemp(prefix="atlas-pg-"))
         self._data = str(self._folder / "data")
@@ -50,7 +52,8 @@ class PostgresServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self) -> None:
-        settings = f"-h 127.0.0.1 -p {self.port} -k {self._folder} -c fsync=off -c max_connections=100"
+        fsync = "on" if self._safe else "off"
+        settings = f"-h 127.0.0.1 -p {self.port} -k {self._folder} -c fsync={fsync} -c max_connections=100"
         self._run("pg_ctl", "-w", "-D", self._data, "-l", str(self._folder / "log"), "-o", settings, "start")
 
     def stop(self) -> None:
@@ -69,10 +72,15 @@ class PostgresServer:
         done = subprocess.run(shell, env=told, cwd=folder, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
+    @property
+    def pid(self) -> int:
+        """Of the process that started all others."""
+        return int((Path(self._data) / "postmaster.pid").read_text().split("\n")[0])
+
     @contextlib.contextmanager
     def frozen(self) -> Generator[None]:
         """There, and deaf: none of its processes runs, its connections stay."""
-        main = int((Path(self._data) / "postmaster.pid").read_text().split("\n")[0])
+        main = self.pid
         os.kill(main, signal.SIGSTOP)  # first, so that it starts no other
         processes = [main, *map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())]
         try:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from atlas_agents.core.errors import StoreError
@@ -152,8 +153,13 @@ class FarRuns:
 
     async def _heal(self, log: RunLog) -> None:
         """A run has ended: if its last word does not come, it is said here."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE):
+                await self._runs.ended(log.run_id)
+        if log.ended:
+            return
         row = await self._store.run(self._tenant, log.run_id)
-        if row is not None and row.status not in OPEN and not log.ended:
+        if row is not None and row.status not in OPEN:
             await self._runs.last_number(row)
             self._look(log)
 
@@ -176,8 +182,8 @@ class FarRuns:
                 continue
             if rows:
                 self._tell(log, self._runs.heard(log, rows))
-            elif log.run_id not in self._again:
-                return
+            if len(rows) < _PAGE and log.run_id not in self._again:
+                return  # of what is written later there is news
 
     def _tell(self, log: RunLog, events: Sequence[tuple[int, RunEvent]]) -> None:
         for after, retelling in self._heard.get(log.run_id, ()):

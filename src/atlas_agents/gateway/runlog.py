@@ -14,6 +14,9 @@ RANGE = 512
 _LOW = 128
 _RECENT = 64
 _TAIL = 32 * 1024
+_JOINED = 1024
+"""So many characters are told in one piece at most, where pieces are joined."""
+_WORDS = (wire.ChatDelta, wire.ChatReasoning)
 _WRITTEN_FIRST = frozenset(
     ("tool.call", "tool.result", "exec.approval_request", "approval.resolved", "chat.final", "chat.error")
 )
@@ -115,12 +118,17 @@ def _nobodys() -> None:
 
 class RunLog:
     """One run that is under way here, or elsewhere and heard of through the store. `seq` was given last, `written` and
-    `told` are how far it got. `epoch` says under which the run is owned here: who has lost it writes nothing more."""
+    `told` are how far it got. `epoch` says under which the run is owned here: who has lost it writes nothing more.
+
+    Where nobody hears it before it is written, it `joins` words that are written together: one event says them all.
+    """
 
     __slots__ = (
         "_begun",
         "_entries",
         "_epoch",
+        "_joins",
+        "_last",
         "_untold",
         "began",
         "draft",
@@ -135,9 +143,16 @@ class RunLog:
     )
 
     def __init__(
-        self, run_id: str, session: str, reserved: int = 0, epoch: Callable[[], int | None] = _nobodys
+        self,
+        run_id: str,
+        session: str,
+        reserved: int = 0,
+        epoch: Callable[[], int | None] = _nobodys,
+        joins: bool = False,
     ) -> None:
         self._epoch = epoch
+        self._joins = joins
+        self._last: wire.RunEvent | None = None
         self.run_id = run_id
         self.session = session
         self.began = self.seq = self.written = self.told = self.reserved = reserved
@@ -151,11 +166,29 @@ class RunLog:
 
     def add(self, event: wire.RunEvent) -> bool:
         """Give an event its number; True if it should be written at once."""
+        if self._joins and self._join(event):
+            return False
+        self._last = event
         self.seq += 1
         entry = Entry(self.seq, event.event, wire.body_of(event))
         self._entries.append(entry)
         self._untold.append((entry, event))
         return self.seq > self.reserved - _LOW or entry.name in _WRITTEN_FIRST
+
+    def _join(self, event: wire.RunEvent) -> bool:
+        """Let the last event say this, too, if it says words of the same kind and nobody has seen it."""
+        last = self._last
+        if not isinstance(event, _WORDS) or not isinstance(last, _WORDS) or last.event != event.event:
+            return False
+        if self.seq <= max(self._begun, self.written) or len(last.text) + len(event.text) > _JOINED:
+            return False
+        self._last = joined = msgspec.structs.replace(last, text=last.text + event.text)
+        self._entries[-1] = entry = Entry(self.seq, event.event, wire.body_of(joined))
+        if self._untold and self._untold[-1][0].seq == self.seq:
+            self._untold[-1] = (entry, joined)
+        else:
+            self.draft.see(event)
+        return True
 
     def tell(self) -> list[Entry]:
         """The events that may be told now, in order; they count as told."""

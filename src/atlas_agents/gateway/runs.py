@@ -49,7 +49,13 @@ class Runs:
     """All of them, and the channels on which they are heard."""
 
     def __init__(
-        self, store: Store, tenant: str, metrics: Metrics, clock: Clock = SYSTEM_CLOCK, pause: float = PAUSE
+        self,
+        store: Store,
+        tenant: str,
+        metrics: Metrics,
+        clock: Clock = SYSTEM_CLOCK,
+        pause: float = PAUSE,
+        joins: bool = False,
     ) -> None:
         self.writer = LogWriter(store, tenant, self._wrote, clock, pause)
         self.far: Far | None = None
@@ -65,6 +71,7 @@ class Runs:
         self.hide: Callable[[str], str] = str
         """Takes secrets out of a text."""
         self.stopping = False
+        self._joins = joins
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
@@ -83,7 +90,7 @@ class Runs:
         run_id = stream.stream_id
         if self.far is not None:
             return self.far.attend(run_id, stream.session)
-        log = self.open(RunLog(run_id, stream.session, row.events if row else 0, lambda: stream.epoch))
+        log = self.open(RunLog(run_id, stream.session, row.events if row else 0, lambda: stream.epoch, self._joins))
         if row is not None and row.events:
             self._say(log, ChatReset(run_id, row.epoch))
         stream.follow(partial(self._hear, log, Translator(model, self.notice, self.hide)))

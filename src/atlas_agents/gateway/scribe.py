@@ -23,7 +23,7 @@ class Scribe:
         self._atlas = atlas
         self._store = cast(Store, atlas.store)
         self._grace = grace
-        self.runs = Runs(self._store, atlas.tenant, metrics, pause=_PAUSE)
+        self.runs = Runs(self._store, atlas.tenant, metrics, pause=_PAUSE, joins=True)
         self.runs.hide = atlas.hide
         self._writing = asyncio.create_task(self.runs.writer.run())
 

@@ -1,0 +1,79 @@
+"""Words that are written together are one event, where nobody hears them before they are written."""
+
+from typing import Any
+
+import msgspec
+
+from atlas_agents.core.store import AddEvents
+from atlas_agents.gateway.protocol.events import ChatDelta, ChatFinal, ChatReasoning, ChatReset
+from atlas_agents.gateway.protocol.shapes import UsageShape
+from atlas_agents.gateway.runlog import RunLog
+
+
+def said(text: str) -> ChatDelta:
+    return ChatDelta("r", text)
+
+
+def written(log: RunLog) -> list[tuple[int, str]]:
+    """What is written now, and then is."""
+    found: list[tuple[int, str]] = []
+    for write in log.writes():
+        if isinstance(write, AddEvents):
+            bodies: list[tuple[int, Any]] = [(seq, msgspec.json.decode(body)) for seq, body in write.events]
+            found += [(seq, body["data"].get("text", body["event"])) for seq, body in bodies]
+    log.wrote(512)
+    return found
+
+
+def test_words_are_joined_until_they_are_written() -> None:
+    log = RunLog("r", "s", joins=True)
+    for word in ("One ", "two ", "three "):
+        log.add(said(word))
+    log.add(ChatReasoning("r", "why"))
+    log.add(ChatReasoning("r", "?"))
+    log.add(said("four "))
+    assert written(log) == [(1, "One two three "), (2, "why?"), (3, "four ")]
+    log.add(said("five"))
+    log.add(ChatReset("r", 2))
+    log.add(said("six"))
+    assert written(log) == [(4, "five"), (5, "chat.reset"), (6, "six")]
+
+
+def test_what_is_being_written_is_not_changed_any_more() -> None:
+    log = RunLog("r", "s", joins=True)
+    log.add(said("One "))
+    first = log.writes()
+    log.add(said("two"))
+    log.wrote(512)
+    assert written(log) == [(2, "two")]
+    assert isinstance(first[-1], AddEvents) and len(first[-1].events) == 1
+
+
+def test_a_piece_does_not_grow_without_end_and_a_last_word_stands_alone() -> None:
+    log = RunLog("r", "s", joins=True)
+    for _ in range(300):
+        log.add(said("0123456789"))
+    log.add(ChatFinal("r", UsageShape(1, 1), cancelled=True))
+    *words, (_, last) = written(log)
+    assert [len(text) for _, text in words] == [1020, 1020, 960]
+    assert last == "chat.final"
+
+
+def test_who_comes_in_the_middle_gets_each_word_once() -> None:
+    log = RunLog("r", "s", joins=True)
+    log.add(said("One "))
+    log.add(said("two "))
+    written(log)
+    log.tell()
+    log.add(said("three "))
+    log.tell()
+    log.add(said("four"))
+    (part,) = log.draft.parts
+    assert msgspec.to_builtins(part)["text"] == "One two three four"
+
+
+def test_where_words_are_heard_before_they_are_written_each_has_its_number() -> None:
+    log = RunLog("r", "s")
+    log.add(said("One "))
+    log.add(said("two"))
+    assert written(log) == [(1, "One "), (2, "two")]
