@@ -42,7 +42,7 @@ AtlasError
     └── OutcomeUnknown   it was interrupted while it acted; it may have happened
 """
 
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, cast, get_args
 
 ErrorKind: TypeAlias = Literal[
     "not_found",
@@ -313,3 +313,21 @@ class OutcomeUnknown(ToolFault):
     """The tool was interrupted while it acted."""
 
     kind = "unknown"
+
+
+_BY_NAME: dict[str, type[AtlasError]] = {
+    error.__name__: error
+    for error in (BrokenHistory, BadOutput, Refused, ScriptExhausted, PlanSpent, PoisonedRun, ConfigError, MissingKey)
+}
+
+
+def kind_of(failure: BaseException) -> str:
+    """In one word what became of a turn: the fault of a provider, or the name of the error."""
+    return failure.kind if isinstance(failure, ProviderError) else type(failure).__name__
+
+
+def failure_of(kind: str, message: str) -> AtlasError:
+    """The error again, out of what was written down of it where it happened."""
+    if kind in get_args(ProviderFault):
+        return ProviderError(message, cast(ProviderFault, kind))
+    return _BY_NAME.get(kind, AtlasError)(message)

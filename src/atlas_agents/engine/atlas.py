@@ -333,6 +333,11 @@ class Atlas:
         """The stream of a turn that is under way, or waits for its turn, and was taken in or is run in this process."""
         return self._turns.stream(run_id)
 
+    async def follow(self, run_id: str) -> AtlasStream | None:
+        """Hear a turn that is under way, from its first word on, wherever it was taken in and is run; None if there is
+        no such turn. To cancel what this gives stops the turn."""
+        return await self._turns.follow(run_id)
+
     async def cancel(self, run_id: str) -> bool:
         """Have a turn of a session that is kept stopped, wherever it is run; False if there is nothing to stop."""
         return await self._dispatcher.cancel(run_id)

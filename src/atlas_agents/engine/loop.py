@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias, cast
 
-from atlas_agents.core.errors import BadOutput, ProviderError
+from atlas_agents.core.errors import BadOutput, kind_of
 from atlas_agents.core.events import ErrorRaised, MessageReceived, MessageSent, StreamEnd, StreamStart
 from atlas_agents.core.messages import Message, user
 from atlas_agents.engine.listen import listen
@@ -56,7 +56,7 @@ async def run_turn(run: Run, message: Message | None, mode: Mode = rounds) -> Me
     except Exception as failure:  # told to all who listen, then to the caller
         if not run.left:
             run.emit(StreamEnd(run.id, run.usage, error=str(failure)))
-            run.emit(ErrorRaised(run.id, str(failure), _kind(failure)))
+            run.emit(ErrorRaised(run.id, str(failure), kind_of(failure)))
         raise
     run.emit(StreamEnd(run.id, run.usage))
     run.emit(MessageReceived(run.id, reply))
@@ -74,7 +74,7 @@ async def _taken(run: Run, messages: Sequence[Message], mode: Mode) -> Message:
             await run.end("cancelled")
             raise
         except Exception as failure:
-            await run.end("failed", str(failure))
+            await run.end("failed", failure)
             raise
         return reply
 
@@ -130,7 +130,3 @@ async def _open(run: Run, messages: Sequence[Message]) -> None:
         if not run.goes_on:
             run.emit(MessageSent(run.id, run.question))
     run.emit(StreamStart(run.id, run.settings.id))
-
-
-def _kind(failure: Exception) -> str:
-    return failure.kind if isinstance(failure, ProviderError) else type(failure).__name__

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost
+from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost, kind_of
 from atlas_agents.core.events import Event, HandedOver, PlanStep, StreamChunk, StreamReset, Usage
 from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.json import encode
@@ -213,14 +213,15 @@ class Run:
             self.let_speak(speaker)
         return begun
 
-    async def end(self, status: RunStatus, error: str | None = None) -> None:
+    async def end(self, status: RunStatus, failure: Exception | None = None) -> None:
         """Write down how it ended, before anybody hears of it."""
         journal = self.desk.journal
         if journal is None or not journal.owned or journal.left:
             return
         try:
             async with asyncio.timeout(None if status == "done" else _LAST_WORDS):
-                await asyncio.shield(journal.end(status, error, self.draft.spoken()))
+                error, kind = (str(failure), kind_of(failure)) if failure is not None else (None, "")
+                await asyncio.shield(journal.end(status, error, self.draft.spoken(), kind))
         except (StoreError, TimeoutError) as trouble:
             journal.leave()
             journal.forget(self.conversation)

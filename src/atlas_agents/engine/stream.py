@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from atlas_agents.core.errors import Cancelled
-from atlas_agents.core.events import Event, StreamChunk, StreamReset, ToolCalled
+from atlas_agents.core.events import Event, MessageKept, StreamChunk, StreamReset, ToolCalled
 from atlas_agents.core.messages import Message
 from atlas_agents.engine.run import Accepted, Run
 
@@ -33,6 +33,13 @@ class AtlasStream:
         self._accepted.add_done_callback(lambda _: self._tell())
         if run.goes_on:
             self._accepted.set_result(Accepted(run.id, "in_flight"))
+        self._task = asyncio.create_task(self._follow(turn))
+        return self._task
+
+    def listen(self, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
+        """Hear a turn that was taken in before, and elsewhere."""
+        self._accepted = asyncio.get_running_loop().create_future()
+        self._accepted.set_result(Accepted(self.stream_id, "in_flight"))
         self._task = asyncio.create_task(self._follow(turn))
         return self._task
 
@@ -90,7 +97,7 @@ class AtlasStream:
     @property
     def text(self) -> str:
         """All text of the turn so far, in order; also after it was cancelled."""
-        return self._run.text if self._run else ""
+        return (self._run.text if self._run else "") or _text_of(self._events)
 
     @property
     def output(self) -> Any:
@@ -187,3 +194,20 @@ class AtlasStream:
             if not news.done():
                 news.set_result(None)
         self._waiting.clear()
+
+
+def _text_of(events: Sequence[Event]) -> str:
+    """What is said elsewhere, as far as it was heard; what was withdrawn is not in it."""
+    kept: list[str] = []
+    draft: list[str] = []
+    for event in events:
+        match event:
+            case StreamChunk(_, text):
+                draft.append(text)
+            case StreamReset():
+                draft.clear()
+            case MessageKept() | ToolCalled():
+                kept, draft = [*kept, *draft], []
+            case _:
+                pass
+    return "".join([*kept, *draft])

@@ -7,11 +7,11 @@ from typing import Any, cast
 import msgspec
 
 from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import AtlasError, Cancelled, Conflict
+from atlas_agents.core.errors import Cancelled, Conflict, failure_of
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, Store
-from atlas_agents.dispatch.port import Dispatcher
+from atlas_agents.dispatch.port import Dispatcher, Hear
 from atlas_agents.engine.here import Here
 from atlas_agents.engine.house import House
 from atlas_agents.engine.intake import mode_of, nobody_hears, terms_of
@@ -25,6 +25,12 @@ from atlas_agents.tools.errand import errand_of
 from atlas_agents.tools.journal import Journal, in_step
 
 _PAGE = 50
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    """The last step of a turn's journal, as far as it is read here."""
+
+    kind: str = ""
 
 
 class Turns:
@@ -41,6 +47,7 @@ class Turns:
         """Of turns that were taken in here and are left to whoever is free."""
         self._running: set[asyncio.Task[None]] = set()
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        self._stopping = False
         dispatcher.serve(Here(house, self._live, self.take_on, lambda: self.jobs))
 
     @property
@@ -84,14 +91,38 @@ class Turns:
         task = stream.start(run, self.take(run, message, stream))
         if run.terms.when_busy == "interrupt" and not far:
             stream.interrupt([other for other in self._live.values() if other.session == run.conversation.id])
-        self._running.add(task)
+        self._see_to(task)
         streams[run.id] = stream
-        task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda _: streams.pop(run.id, None))
         return stream
 
     def stream(self, run_id: str) -> AtlasStream | None:
         return self._far.get(run_id) or self._live.get(run_id)
+
+    async def follow(self, run_id: str) -> AtlasStream | None:
+        """The stream of a turn that is under way, wherever it was taken in and is run; None if there is none."""
+        stream = self.stream(run_id)
+        if stream is not None or not self._dispatcher.apart:
+            return stream
+        row = await self._store.run(self._house.tenant, run_id)
+        if row is None or row.status not in OPEN:
+            return None
+        stream = AtlasStream(run_id)
+        self._see_to(stream.listen(self._told(row, stream.push)))
+        return stream
+
+    async def _told(self, row: RunRow, hear: Hear) -> Message:
+        """What comes of a turn elsewhere. To give up waiting here stops it, unless it is this process that ends."""
+        try:
+            return await self._outcome(await self._dispatcher.submit(row, hear))
+        except asyncio.CancelledError:
+            if not self._stopping:
+                await asyncio.shield(self._dispatcher.cancel(row.id))
+            raise
+
+    def _see_to(self, task: asyncio.Task[None]) -> None:
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def take(self, run: Run, message: Message | None, stream: AtlasStream | None = None) -> Message:
         """Take the turn, or have it taken, and give its answer."""
@@ -133,6 +164,7 @@ class Turns:
         """Give those under way so many seconds to end, and leave the others for whoever takes them on."""
         if grace and self._running:
             await asyncio.wait(self._running, timeout=grace)
+        self._stopping = True
         for run in self._runs:
             if run.desk.journal is not None:
                 run.desk.journal.leave()
@@ -158,18 +190,15 @@ class Turns:
         await asyncio.sleep(0)  # they take their places in the line
 
     async def _leave_to_others(self, run: Run, message: Message | None, stream: AtlasStream | None) -> Message:
-        """Take a message in, have whoever is free run its turn, and give what came of it. To give up waiting here stops
-        the turn, unless it is this process that ends."""
+        """Take a message in, have whoever is free run its turn, and give what came of it."""
         await take_in(run, message)
         row = cast(RunRow, cast(Journal, run.desk.journal).row)
-        try:
-            if run.terms.when_busy == "interrupt":
-                await self._interrupt(row)
-            return await self._outcome(await self._dispatcher.submit(row, stream.push if stream else nobody_hears))
-        except asyncio.CancelledError:
-            if not run.left:
-                await asyncio.shield(self._dispatcher.cancel(run.id))
-            raise
+        if run.terms.when_busy == "interrupt":
+            await self._interrupt(row)
+        reply = await self._told(row, stream.push if stream else nobody_hears)
+        if run.output:
+            run.value = run.output.read(reply.text)
+        return reply
 
     async def _interrupt(self, row: RunRow) -> None:
         """Stop what was taken in before."""
@@ -185,7 +214,7 @@ class Turns:
         if live is not None:
             return await stream.echo(live)
         if row.status in OPEN and self._dispatcher.apart:
-            row = await self._dispatcher.submit(row, stream.push)
+            return await self._told(row, stream.push)
         if row.status in OPEN:
             raise Conflict(f"run {row.id!r} is under way in another process")
         return await self._outcome(row)
@@ -196,7 +225,9 @@ class Turns:
             raise Cancelled("the turn was cancelled")
         reply = await self._last_word(row) if row.status != "failed" else None
         if reply is None:
-            raise AtlasError(row.error or "the turn failed")
+            ends = [step for step in await self._store.journal(row.tenant, row.id) if step.kind == "ended"]
+            kind = msgspec.json.decode(ends[-1].payload, type=_Ended).kind if ends else ""
+            raise failure_of(kind, row.error or "the turn failed")
         return reply
 
     async def _last_word(self, row: RunRow) -> Message | None:

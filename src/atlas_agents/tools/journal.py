@@ -287,15 +287,18 @@ class Journal:
         """It has an outcome: the outcome, its audit row and what else belongs to it, all or nothing."""
         await self._step("outcome", call.id, encode(result), AddAudit(encode(entry)), *more)
 
-    async def end(self, status: RunStatus, error: str | None = None, said: Sequence[Text | Thinking] = ()) -> None:
-        """The turn is over; what it added last is kept with that, and so is what was `said` of a message that never
-        was completed. One that never began just leaves the queue; one that began in an earlier life, and could not go
-        on in this one, is left as it was."""
+    async def end(
+        self, status: RunStatus, error: str | None = None, said: Sequence[Text | Thinking] = (), kind: str = ""
+    ) -> None:
+        """The turn is over, by an error of this kind; what it added last is kept with that, and so is what was `said`
+        of a message that never was completed. One that never began just leaves the queue; one that began in an earlier
+        life, and could not go on in this one, is left as it was."""
         if self._ended:
             return
         if self._epoch:
             ended = SetRun(self._run_id, self._epoch, status, error)
-            how = {"status": status, "error": error, **({"said": said} if said else {})}
+            more = {"said": said, "kind": kind}
+            how = {"status": status, "error": error, **{name: value for name, value in more.items() if value}}
             await self._step("ended", "", encode(how), ended)
         elif self._row is not None and self._row.epoch:
             self.leave()

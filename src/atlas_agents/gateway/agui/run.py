@@ -86,7 +86,7 @@ class PageRun:
         """What comes after the answer. The turn goes on by itself, so it may be over already, or ended elsewhere."""
         entries = self._asked.resume or []
         row = await self._hub.store.approval(self._hub.atlas.tenant, entries[-1].interrupt_id)
-        live = self._hub.atlas.stream(row.run_id) if row is not None else None  # before the answer lets it end
+        live = await self._hub.atlas.follow(row.run_id) if row is not None else None  # before the answer lets it end
         question = await answer(self._hub, self._who, self._session, entries)
         if live is None:
             async for said in self._past(question.run_id, question.call_id):
