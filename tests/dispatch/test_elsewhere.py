@@ -11,14 +11,19 @@ from members import member
 
 from atlas_agents import Cancelled, PlanSpent, ProviderError
 from atlas_agents.core.errors import AtlasError, failure_of, kind_of
-from atlas_agents.core.events import Event, MessageKept, StreamChunk, StreamReset
+from atlas_agents.core.events import ApprovalAsked, Event, MessageKept, StreamChunk, StreamReset
+from atlas_agents.core.forms import Choice, Field, Form
 from atlas_agents.core.ids import new_id
 from atlas_agents.core.messages import Message, Text
+from atlas_agents.core.questions import Question
 from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.gateway.retell import Retelling
+from atlas_agents.gateway.translate import asked
 from atlas_agents.testing import Scripted, calls, fails, says
 from atlas_agents.tools.tool import tool
 from checks import PATIENCE
 from gateway.agui_raw import kinds, page_of, text_of
+from gateway.processes import inside
 from stores.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -86,13 +91,39 @@ async def test_a_page_answers_at_another_gateway_and_hears_the_rest_there(
         front, other, _ = await members(up, server, tmp_path, "gateway", "gateway", "worker")
         token = (tmp_path / "token").read_text().strip()
         first, second = [await up.enter_async_context(page_of(each, token)) for each in (front, other)]
-        asked = (await first.run("?pay"))[-1]["outcome"]["interrupts"]
-        answer = [{"interruptId": asked[0]["id"], "status": "resolved", "payload": {"approved": True}}]
+        (interrupt,) = (await first.run("?pay"))[-1]["outcome"]["interrupts"]
+        answer = [{"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}]
         rest = await second.run(resume=answer, runId="rest")
         assert kinds(rest)[:2] == ["RUN_STARTED", "TOOL_CALL_RESULT"]
         assert rest[1]["content"] == "noted"
         assert len(rest[-1]["outcome"]["interrupts"]) == 1  # its next call, which needs a yes of its own
         assert text_of(rest) == ""
+
+
+async def test_a_session_that_is_removed_at_one_gateway_leaves_the_lists_of_all(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as up:
+        front, other, _ = await members(up, server, tmp_path, "gateway", "gateway", "worker")
+        client, watcher = [await up.enter_async_context(inside(each)) for each in (front, other)]
+        await watcher.get("sessions.list")
+        await client.get("chat.send", sessionKey="doomed", message="go")
+        await client.until("chat.final")
+        await client.get("sessions.delete", sessionKey="doomed")
+        while not (told := await watcher.until("session.updated")).get("deleted"):
+            assert told["session"]["sessionKey"] == "doomed"
+        assert told["session"]["sessionKey"] == "doomed"
+
+
+def test_the_form_of_a_question_elsewhere_is_told_whole() -> None:
+    fields = (Field("size", "choice", "Size", required=True, choices=(Choice("l", "Large"),)), Field("n", "integer"))
+    question = Question(
+        "t", "m", "order", {}, "b", "c", "r", "a", "s", "", 9.0, "", form=Form("the shop", "Which?", fields)
+    )
+    heard: list[Event] = []
+    Retelling("s", heard.append).tell(asked(question))
+    (event,) = heard
+    assert isinstance(event, ApprovalAsked) and event.question.form == question.form
 
 
 @pytest.mark.parametrize("failure", [ProviderError("busy", "rate_limit"), PlanSpent("spent"), AtlasError("so")])

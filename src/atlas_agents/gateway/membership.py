@@ -44,7 +44,7 @@ def _hear(hub: Hub, far: FarRuns, notice: Notice) -> None:
             hub.audit.look()
         case "asked" | "answer":
             hub.news.asked(notice.session)
-        case "session":
+        case "session" if notice.session:
             hub.assignments.forget(notice.session)
             hub.news.changed(notice.session)
         case _:

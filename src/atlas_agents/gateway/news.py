@@ -68,7 +68,9 @@ class SessionNews:
         hub = self._hub
         try:
             session = await hub.store.session(hub.atlas.tenant, key)
-            if session is not None:
+            if session is None:
+                self.tell(Session(key), deleted=True)  # by another gateway, if its name is known here
+            else:
                 self.tell(await self._name(session))
         except StoreError as error:
             logger.warning("the news of a session could not be read: %s", error)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from atlas_agents.core.events import (
     ApprovalAnswered,
     ApprovalAsked,
@@ -23,6 +25,7 @@ from atlas_agents.core.events import (
     ToolProgress,
     Usage,
 )
+from atlas_agents.core.forms import Form
 from atlas_agents.core.messages import Message, Thinking, ToolCall, ToolResult
 from atlas_agents.core.messages import Part as CorePart
 from atlas_agents.core.questions import Question
@@ -144,4 +147,5 @@ def _question(event: wire.ApprovalRequested, session: str) -> Question:
         options=tuple([ANSWERS[option] for option in event.options]),
         id=event.approval_id,
         preview=event.preview,
+        form=msgspec.convert(event.form, Form, from_attributes=True) if event.form is not None else None,
     )
