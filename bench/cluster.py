@@ -50,6 +50,9 @@ from stores.postgres_server import PostgresServer
 WORDS = 50
 TICK = os.sysconf("SC_CLK_TCK")
 WARM = 2
+_WRITTEN = """
+SELECT sum(xact_commit), pg_current_wal_lsn() - '0/0'::pg_lsn, sum(active_time + idle_in_transaction_time)
+FROM pg_stat_database"""
 
 
 @tool
@@ -135,14 +138,13 @@ async def turn(socket: ClientConnection, session: str) -> float:
             raise SystemExit(f"a turn failed: {frame}")
 
 
-async def written(url: str) -> tuple[int, int]:
-    """(commits, bytes of the write-ahead log) since ever."""
+async def written(url: str) -> tuple[float, float, float]:
+    """(commits, KB of the write-ahead log, milliseconds that sessions have spent in transactions) since ever."""
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as line:
         await line.execute("SELECT pg_stat_force_next_flush()")
-        asked = "SELECT (SELECT sum(xact_commit) FROM pg_stat_database), pg_current_wal_lsn() - '0/0'::pg_lsn"
-        row = await (await line.execute(asked)).fetchone()
+        row = await (await line.execute(_WRITTEN)).fetchone()
         assert row is not None
-        return int(row[0]), int(row[1])
+        return float(row[0]), float(row[1]) / 1024, float(row[2])
 
 
 async def measure(server: PostgresServer, workers: int, asked: argparse.Namespace, name: str) -> dict[str, float]:
@@ -182,7 +184,8 @@ async def measure(server: PostgresServer, workers: int, asked: argparse.Namespac
         "p50 s": took[len(took) // 2],
         "p95 s": took[int(len(took) * 0.95)],
         "commits": (grown[0] - log[0]) / turns,
-        "WAL KB": (grown[1] - log[1]) / turns / 1024,
+        "WAL KB": (grown[1] - log[1]) / turns,
+        "in transaction ms": (grown[2] - log[2]) / turns,
     }
 
 

@@ -27,7 +27,8 @@ What it raises undoes that commit."""
 
 _AT_MOST = 64
 _PAUSE = 0.1
-_LOCK = "SELECT pg_current_xact_id()::text, pg_advisory_xact_lock(%s)"
+_BEGIN = "BEGIN; SELECT pg_current_xact_id()::text, pg_advisory_xact_lock({:d})"
+"""In one go: while a transaction lasts, all others of its tenant wait."""
 
 
 class _Unclear(Exception):
@@ -36,6 +37,14 @@ class _Unclear(Exception):
     def __init__(self, transaction: str) -> None:
         super().__init__(transaction)
         self.transaction = transaction
+
+
+class _Refused(Exception):
+    """One commit cannot be carried out; others can."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Writer:
@@ -116,11 +125,19 @@ class Writer:
             ticket.result = ticket.error = None
         async with self._pool.connection(timeout=1.0) as connection:
             cursor = connection.cursor()
-            await cursor.execute("BEGIN")
             try:
-                row = await (await cursor.execute(_LOCK, (lock_of(self._schema, tenant),))).fetchone()
-                for ticket in group:
-                    await self._savepoint(cursor, tenant, ticket)
+                await cursor.execute(_BEGIN.format(lock_of(self._schema, tenant)).encode())
+                cursor.nextset()
+                row = await cursor.fetchone()
+                if len(group) == 1:
+                    await self._carry_out(cursor, tenant, group[0])
+                else:
+                    for ticket in group:
+                        await self._savepoint(cursor, tenant, ticket)
+            except _Refused as refusal:
+                group[0].error = refusal.error
+                await _roll_back(connection)
+                return
             except BaseException:
                 await _roll_back(connection)
                 raise
@@ -133,8 +150,16 @@ class Writer:
             self.transactions += 1
 
     async def _savepoint(self, cursor: Cursor, tenant: str, ticket: Commit) -> None:
-        """One commit, all of it or nothing; its failure is its own, unless the session is lost."""
+        """One commit of several, all of it or nothing."""
         await cursor.execute("SAVEPOINT one")
+        try:
+            await self._carry_out(cursor, tenant, ticket)
+        except _Refused as refusal:
+            await cursor.execute("ROLLBACK TO one")
+            ticket.error = refusal.error
+
+    async def _carry_out(self, cursor: Cursor, tenant: str, ticket: Commit) -> None:
+        """Its failure is its own, unless the session is lost."""
         try:
             place = Place(tenant, int(self._clock.time() * 1000))
             ticket.result = results = await _drive(cursor, carry_out(place, ticket.job))
@@ -143,8 +168,7 @@ class Writer:
         except Exception as error:
             if isinstance(error, psycopg.Error) and is_lost(error):
                 raise
-            await cursor.execute("ROLLBACK TO one")
-            ticket.error = fault(error) if isinstance(error, psycopg.Error) else error
+            raise _Refused(fault(error) if isinstance(error, psycopg.Error) else error) from None
 
     async def _was_committed(self, transaction: str, end: float) -> bool:
         """Ask the server what became of it; `StoreLost` that says so if it cannot be asked in time."""
