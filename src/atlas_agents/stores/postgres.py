@@ -120,12 +120,19 @@ class PostgresStore(SqlReads):
         return await self._opened()[1].commit(tenant, writes)
 
     async def fetch(self, query: Query) -> list[Row]:
+        return await self._rows(query)
+
+    async def search(self, query: Query) -> list[Row]:
+        """Planned anew each time: whether an index helps depends on the words that are asked for."""
+        return await self._rows(query, prepare=False)
+
+    async def _rows(self, query: Query, *, prepare: bool | None = None) -> list[Row]:
         pool, _ = self._opened()
         end = self._clock.monotonic() + self._patience
         while True:
             try:
                 async with pool.connection(timeout=1.0) as connection:
-                    return await rows_of(connection.cursor(), query)
+                    return await rows_of(connection.cursor(), query, prepare=prepare)
             except psycopg.Error as error:
                 if not is_lost(error) or self._clock.monotonic() >= end:
                     raise fault(error) from error

@@ -83,9 +83,9 @@ async def migrate(connection: Connection, schema: str) -> None:
             await connection.execute("INSERT INTO schema_version VALUES (%s)", (number,))
 
 
-async def rows_of(cursor: Cursor, query: Query) -> list[Row]:
+async def rows_of(cursor: Cursor, query: Query, *, prepare: bool | None = None) -> list[Row]:
     """Execute one query of ours."""
-    await cursor.execute(_translated(query.sql), query.values)
+    await cursor.execute(_translated(query.sql), query.values, prepare=prepare)
     return [] if cursor.description is None else await cursor.fetchall()
 
 

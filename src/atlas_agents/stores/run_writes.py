@@ -31,7 +31,7 @@ from atlas_agents.stores.refusals import (
 )
 from atlas_agents.stores.rows import run_of
 
-_AT_ONCE = (64, 16, 4, 1)
+_AT_ONCE = (64, 16, 4, 2, 1)
 """Events are added so many to a statement: few sizes, so that each stays prepared."""
 
 
