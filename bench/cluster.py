@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from websockets.asyncio.client import ClientConnection, connect
@@ -50,9 +50,11 @@ from stores.postgres_server import PostgresServer
 WORDS = 50
 TICK = os.sysconf("SC_CLK_TCK")
 WARM = 2
-_WRITTEN = """
-SELECT sum(xact_commit), pg_current_wal_lsn() - '0/0'::pg_lsn, sum(active_time + idle_in_transaction_time)
-FROM pg_stat_database"""
+_LOGGED = "SELECT (pg_current_wal_lsn() - '0/0'::pg_lsn) / 1024"
+_COUNTED = """
+SELECT sum(xact_commit), sum(active_time + idle_in_transaction_time) FROM pg_stat_database
+WHERE datname = current_database()"""
+"""Commits, and milliseconds in transactions. A session tells them when it ends, so they are those of a whole round."""
 
 
 @tool
@@ -138,13 +140,11 @@ async def turn(socket: ClientConnection, session: str) -> float:
             raise SystemExit(f"a turn failed: {frame}")
 
 
-async def written(url: str) -> tuple[float, float, float]:
-    """(commits, KB of the write-ahead log, milliseconds that sessions have spent in transactions) since ever."""
+async def one_row(url: str, asked: LiteralString) -> list[float]:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as line:
-        await line.execute("SELECT pg_stat_force_next_flush()")
-        row = await (await line.execute(_WRITTEN)).fetchone()
+        row = await (await line.execute(asked)).fetchone()
         assert row is not None
-        return float(row[0]), float(row[1]) / 1024, float(row[2])
+        return [float(value) for value in row]
 
 
 async def measure(server: PostgresServer, workers: int, asked: argparse.Namespace, name: str) -> dict[str, float]:
@@ -169,11 +169,12 @@ async def measure(server: PostgresServer, workers: int, asked: argparse.Namespac
         def used() -> tuple[float, float, float]:
             return cpu(gateway), sum(map(cpu, crew)), cpu(server.pid, children=True)
 
-        before, log, begun = used(), await written(url), time.monotonic()
+        (log,), before, begun = await one_row(url, _LOGGED), used(), time.monotonic()
         took = await all_of(each)
-        wall, after, grown = time.monotonic() - begun, used(), await written(url)
+        wall, after, (grown,) = time.monotonic() - begun, used(), await one_row(url, _LOGGED)
         for socket in sockets:
             await socket.close()
+    commits, busy = [value / (each + WARM) / asked.sessions for value in await one_row(url, _COUNTED)]
     turns = each * asked.sessions
     front, back, base = (1000 * (now - then) / turns for now, then in zip(after, before, strict=True))
     return {
@@ -183,9 +184,9 @@ async def measure(server: PostgresServer, workers: int, asked: argparse.Namespac
         "Postgres CPU ms": base,
         "p50 s": took[len(took) // 2],
         "p95 s": took[int(len(took) * 0.95)],
-        "commits": (grown[0] - log[0]) / turns,
-        "WAL KB": (grown[1] - log[1]) / turns,
-        "in transaction ms": (grown[2] - log[2]) / turns,
+        "commits": commits,
+        "WAL KB": (grown - log) / turns,
+        "in transaction ms": busy,
     }
 
 
