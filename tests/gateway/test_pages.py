@@ -24,7 +24,7 @@ async def test_health_and_readiness(tmp_path: Path) -> None:
         assert (await http(gateway, "GET /readyz"))[0] == 200
         gateway.readiness.stopping = True
         code, answer = await http(gateway, "GET /readyz")
-        assert (code, json.loads(body(answer))) == (503, {"status": "stopping"})
+        assert (code, json.loads(body(answer))) == (503, {"status": "draining"})
 
 
 async def test_the_metrics_are_counted(tmp_path: Path) -> None:

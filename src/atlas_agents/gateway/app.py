@@ -9,6 +9,8 @@ from atlas_agents.gateway.connection import Connection, Receive
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.link import KEY
 from atlas_agents.gateway.logs import shown
+from atlas_agents.gateway.metrics import Metrics
+from atlas_agents.gateway.porch import Porch
 from atlas_agents.gateway.trouble import Trouble
 
 logger = logging.getLogger(__name__)
@@ -34,14 +36,16 @@ HEADERS: list[tuple[bytes, bytes]] = [
 
 
 class App:
-    """Lets in whom the guard lets in, and knows who shows a token."""
+    """Lets in whom the guard lets in, and knows who shows a token. Sockets are the `hub`'s; without it there are none."""
 
-    def __init__(self, hub: Hub, http: Http) -> None:
-        self._hub = hub
+    def __init__(self, porch: Porch, metrics: Metrics, http: Http, hub: Hub | None = None) -> None:
+        self._porch = porch
+        self._metrics = metrics
         self._http = http
+        self._hub = hub
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._hub.guard.refusal(scope)
+        refusal = self._porch.guard.refusal(scope)
         if refusal is not None:
             await self._refuse(scope, send, *refusal)
         elif scope["type"] == "websocket":
@@ -50,20 +54,21 @@ class App:
             await self._page(scope, receive, send)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] not in SOCKETS:
+        hub = self._hub
+        if hub is None or scope["path"] not in SOCKETS:
             await self._refuse(scope, send, 404, "there is no socket here")
             return
-        if self._hub.stopping:
+        if hub.stopping:
             await self._refuse(scope, send, 503, "the gateway stops")
             return
         if not await self._recognise(scope, send):
             return
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        await Connection(self._hub, scope["extensions"][KEY], _address(scope)).serve(receive)
+        await Connection(hub, scope["extensions"][KEY], _address(scope)).serve(receive)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guest = self._hub.guard.guest(scope)
+        guest = self._porch.guard.guest(scope)
         if guests.is_preflight(scope):
             await self._preflight(scope, send, guest)
             return
@@ -93,14 +98,14 @@ class App:
         scope.setdefault("state", {})["grant"] = None
         if header is None:
             return True
-        wait, scope["state"]["grant"] = self._hub.admit(_address(scope), _bearer(header))
+        wait, scope["state"]["grant"] = self._porch.admit(_address(scope), _bearer(header))
         if scope["state"]["grant"] is None:
             code, words = (429, "too many wrong tokens") if wait else (401, "invalid token")
             await self._refuse(scope, send, code, words, retry_after=wait)
         return scope["state"]["grant"] is not None
 
     async def _refuse(self, scope: Scope, send: Send, code: int, words: str, *, retry_after: float = 0.0) -> None:
-        self._hub.metrics.refused.labels(words).inc()
+        self._metrics.refused.labels(words).inc()
         told = dict(scope["headers"])
         fields = {name: shown(told.get(name.encode())) for name in ("host", "origin", "user-agent")}
         fields |= {"address": _address(scope), "path": shown(scope["path"].encode("utf-8", "replace"))}
@@ -109,7 +114,7 @@ class App:
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         headers += HEADERS
         if scope["type"] == "http":
-            headers += guests.headers_for(self._hub.guard.guest(scope), scope)
+            headers += guests.headers_for(self._porch.guard.guest(scope), scope)
         if code == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if retry_after:

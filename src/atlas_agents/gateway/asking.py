@@ -11,12 +11,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from atlas_agents.engine.run import WhenBusy
-from atlas_agents.gateway.http import grant_of
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.faults import RESTART
 from atlas_agents.gateway.protocol.shapes import Scope
 from atlas_agents.gateway.tokens import Grant
 from atlas_agents.gateway.trouble import Hide, Trouble, bad, of_failure
+from atlas_agents.gateway.vitals import grant_of
 
 T = TypeVar("T")
 Answer: TypeAlias = Callable[[Request], Awaitable[Any]]

@@ -111,7 +111,7 @@ class Connection:
             auth = _first.decode(frame)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return self._refuse(BAD_FIRST_FRAME, "the first frame must be auth")
-        wait, self.grant = self.hub.admit(self.address, auth.token)
+        wait, self.grant = self.hub.porch.admit(self.address, auth.token)
         if self.grant is None:
             words = f"too many wrong tokens; wait {wait:.0f} s" if wait else "invalid token"
             self._link.put(_encoder.encode(Unwelcome("auth", False, words)))

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from importlib.resources import files
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from atlas_agents.gateway.hub import Hub
@@ -14,24 +13,7 @@ from atlas_agents.gateway.page import BuiltPage
 from atlas_agents.gateway.protocol.asyncapi import asyncapi
 from atlas_agents.gateway.protocol.schema import json_schema
 from atlas_agents.gateway.ready import Readiness
-from atlas_agents.gateway.settings import LOOPBACK
-from atlas_agents.gateway.tokens import Grant
-
-_encoder = msgspec.json.Encoder()
-
-
-class Json(Response):
-    """Anything that msgspec can write."""
-
-    media_type = "application/json"
-
-    def render(self, content: object) -> bytes:
-        return _encoder.encode(content)
-
-
-def grant_of(request: Request) -> Grant | None:
-    """Whose token the request showed; a wrong one does not come this far."""
-    return request.scope["state"]["grant"]
+from atlas_agents.gateway.vitals import Json, vital_routes
 
 
 def site(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = ()) -> Starlette:
@@ -39,21 +21,6 @@ def site(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = ()) -> Star
     folder = files("atlas_agents.gateway")
     built = BuiltPage()
     page, script = [folder.joinpath(name).read_text(encoding="utf-8") for name in ("welcome.html", "welcome.js")]
-
-    async def health(_: Request) -> Response:
-        return Json({"status": "ok", "uptime": hub.uptime})
-
-    async def ready(_: Request) -> Response:
-        problem = await readiness.problem()
-        return Json({"status": "ok"}) if problem is None else Json({"status": problem}, 503)
-
-    async def metrics(request: Request) -> Response:
-        near = request.client is not None and request.client.host in LOOPBACK
-        grant = grant_of(request)
-        if not (near and not hub.settings.exposed) and (grant is None or not grant.may("read")):
-            return PlainTextResponse("a token is needed\n", 401, {"WWW-Authenticate": "Bearer"})
-        text, kind = hub.metrics.text()
-        return Response(text, headers={"Content-Type": kind})
 
     async def described(request: Request) -> Response:
         return Json(asyncapi() if request.url.path == "/asyncapi.json" else json_schema())
@@ -65,10 +32,7 @@ def site(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = ()) -> Star
         return Response(script, media_type="text/javascript")
 
     routes: list[BaseRoute] = [
-        Route("/health", health),
-        Route("/healthz", health),
-        Route("/readyz", ready),
-        Route("/metrics", metrics),
+        *vital_routes(readiness, hub.metrics, lambda: hub.uptime, exposed=hub.settings.exposed),
         Route("/asyncapi.json", described),
         Route("/protocol.json", described),
     ]

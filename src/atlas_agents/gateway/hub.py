@@ -14,16 +14,15 @@ from atlas_agents.engine.atlas import Atlas
 from atlas_agents.gateway.assignments import Assignments
 from atlas_agents.gateway.audit import AuditTail
 from atlas_agents.gateway.dispatch import Dispatch, Methods
-from atlas_agents.gateway.guard import Guard
-from atlas_agents.gateway.lockout import Lockout
 from atlas_agents.gateway.metrics import Metrics
+from atlas_agents.gateway.porch import Porch
 from atlas_agents.gateway.protocol.calls import ForeignServers
 from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, RUN_EVENTS, HouseEvent, body_of
 from atlas_agents.gateway.protocol.faults import BAD_TOKEN
 from atlas_agents.gateway.protocol.shapes import Features, PolicyShape, ServerShape
 from atlas_agents.gateway.runs import Runs
-from atlas_agents.gateway.settings import EVERYWHERE, GatewaySettings
-from atlas_agents.gateway.tokens import Grant, Tokens
+from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.gateway.tokens import Grant
 from atlas_agents.knowledge.study import Study
 
 LOOK_AGAIN = 0.5
@@ -63,6 +62,8 @@ class Hub:
     study: Study | None = None
     """What agents know and remember, where they do."""
     stopping = False
+    hurry: asyncio.Event
+    """Set when turns are not to be waited for any more."""
 
     def __init__(self, atlas: Atlas, settings: GatewaySettings, methods: Methods, clock: Clock = SYSTEM_CLOCK) -> None:
         if atlas.store is None:
@@ -70,9 +71,9 @@ class Hub:
         self.atlas = atlas
         self.store: Store = atlas.store
         self.settings = settings
-        self.tokens = Tokens(settings.home, settings.token, exposed=settings.exposed)
-        own = () if settings.host in EVERYWHERE else (settings.host,)
-        self.guard = Guard((*settings.hosts, *own), settings.origins)
+        self.hurry = asyncio.Event()
+        self.porch = Porch(settings, clock)
+        self.tokens = self.porch.tokens
         self.metrics = Metrics()
         self.dispatch = Dispatch(methods, self.metrics)
         self.runs = Runs(self.store, atlas.tenant, self.metrics, clock)
@@ -85,12 +86,9 @@ class Hub:
         self.foreign: Callable[[], ForeignServers] = ForeignServers
         """Which MCP servers there are."""
         self.connections: set[Peer] = set()
-        self.suspended: frozenset[str] = frozenset()
-        """Users whose keys open nothing."""
         self.server = ServerShape("atlas", version("atlas-agents"))
         self.features = Features(methods.names, (*RUN_EVENTS, *HOUSE_EVENTS))
         self.policy = PolicyShape(settings.max_frame, int(settings.ping * 1000))
-        self._lockout = Lockout(clock)
         self._begun = time.monotonic()
         self.began_at = int(time.time())
 
@@ -105,17 +103,6 @@ class Hub:
     def retry_after_ms(self) -> int:
         """When a client may come back that was sent away because the gateway stops."""
         return int((self.settings.restart_expected or 1.0) * 1000)
-
-    def admit(self, address: str, token: str) -> tuple[float, Grant | None]:
-        """(seconds to wait, the token's owner): one of them is nothing, or both when the token is wrong."""
-        if wait := self._lockout.wait(address):
-            return wait, None
-        grant = self.tokens.who(token)
-        if grant is not None and grant.principal.id in self.suspended:
-            grant = None
-        if grant is None:
-            self._lockout.wrong(address)
-        return 0.0, grant
 
     def tell(self, event: HouseEvent) -> None:
         """Tell all who may read, in the full profile."""
@@ -138,5 +125,5 @@ class Hub:
         self.tokens.refresh()
         for peer in list(self.connections):
             held = peer.grant is not None and self.tokens.holds(peer.grant)
-            if not held or (peer.grant is not None and peer.grant.principal.id in self.suspended):
+            if not held or (peer.grant is not None and peer.grant.principal.id in self.porch.suspended):
                 peer.close(BAD_TOKEN, "the token has changed")

@@ -1,13 +1,19 @@
-"""The sockets to listen on: the host that was asked for, and both loopbacks where it is this machine."""
+"""The sockets to listen on: the host that was asked for, or both loopbacks of this machine; and what serves at them."""
 
 import logging
 import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
 
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.gateway.link import HttpProtocol, Link
 from atlas_agents.gateway.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
-BACKLOG = 2048
+_BACKLOG = 2048
 
 
 def listeners(settings: GatewaySettings) -> list[socket.socket]:
@@ -25,6 +31,36 @@ def listeners(settings: GatewaySettings) -> list[socket.socket]:
         raise error
 
 
+class Server(uvicorn.Server):
+    """Leaves signals to the process, which ends turns before sockets."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def server_of(app: Any, settings: GatewaySettings) -> Server:
+    """`await server.serve(sockets)` until `server.should_exit`."""
+    return Server(
+        uvicorn.Config(
+            app,
+            http=HttpProtocol,
+            ws=Link,
+            ws_max_size=settings.first_frame,
+            ws_ping_interval=settings.ping,
+            ws_ping_timeout=settings.ping,
+            ws_per_message_deflate=False,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=2,
+        )
+    )
+
+
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -33,7 +69,7 @@ def _bind(host: str, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error

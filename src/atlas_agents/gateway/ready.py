@@ -1,4 +1,4 @@
-"""Can the gateway take a turn now?"""
+"""Can a process take a turn now?"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ class Readiness:
     async def problem(self) -> str | None:
         """What stands in the way, in a word; None if nothing does."""
         if self.stopping:
-            return "stopping"
+            return "draining"
         if not self.started:
             return "starting"
         try:

@@ -7,6 +7,7 @@ from atlas_agents.core.store import OPEN, RunRow, Store
 from atlas_agents.dispatch.port import Turn
 from atlas_agents.engine.atlas import Atlas
 from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.gateway.leaving import close_within
 from atlas_agents.gateway.metrics import Metrics
 from atlas_agents.gateway.models import model_of
 from atlas_agents.gateway.runs import Runs
@@ -19,10 +20,11 @@ _LAST_WORDS = 2.0
 class Scribe:
     """One per process that runs runs."""
 
-    def __init__(self, atlas: Atlas, metrics: Metrics, grace: float) -> None:
+    def __init__(self, atlas: Atlas, metrics: Metrics, grace: float, hurry: asyncio.Event | None = None) -> None:
         self._atlas = atlas
         self._store = cast(Store, atlas.store)
         self._grace = grace
+        self._hurry = hurry or asyncio.Event()
         self.runs = Runs(self._store, atlas.tenant, metrics, pause=_PAUSE, joins=True)
         self.runs.hide = atlas.hide
         self._writing = asyncio.create_task(self.runs.writer.run())
@@ -39,7 +41,7 @@ class Scribe:
     async def stop(self) -> None:
         """Runs end, or are left to others; what they said is written."""
         self.runs.stopping = True
-        await self._atlas.close(self._grace)
+        await close_within(self._atlas, self._grace, self._hurry)
         await self.runs.settle(_LAST_WORDS)
         self._writing.cancel()
 

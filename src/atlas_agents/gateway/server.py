@@ -2,13 +2,11 @@
 
 import asyncio
 import logging
-import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
-import uvicorn
 from starlette.routing import BaseRoute
 
 from atlas_agents.core.store import RunRow
@@ -19,8 +17,8 @@ from atlas_agents.gateway.families import all_methods
 from atlas_agents.gateway.http import site
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.job_methods import follow_jobs
-from atlas_agents.gateway.link import HttpProtocol, Link
-from atlas_agents.gateway.listen import BACKLOG, listeners
+from atlas_agents.gateway.leaving import close_within, told_to_stop
+from atlas_agents.gateway.listen import Server, listeners, server_of
 from atlas_agents.gateway.mcp.door import Door
 from atlas_agents.gateway.models import model_of
 from atlas_agents.gateway.news import SessionNews
@@ -33,7 +31,6 @@ from atlas_agents.gateway.tenant_methods import look_who_may_not
 
 logger = logging.getLogger(__name__)
 _LAST_WORDS = 1.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:
@@ -50,14 +47,6 @@ class Membership(Protocol):
     """A place in a cluster, where turns are not run by whoever takes them in."""
 
     def held(self, hub: Hub) -> AbstractAsyncContextManager[None]: ...
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the gateway, which ends turns before sockets."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
 
 class Gateway:
@@ -82,7 +71,7 @@ class Gateway:
         self.readiness = Readiness(self._look)
         self.mcp = Door(hub)
         families = [*openai_routes(hub), *agui_routes(hub), *self.mcp.routes()]
-        self._app = App(hub, site(hub, self.readiness, [*routes, *families]))
+        self._app = App(hub.porch, hub.metrics, site(hub, self.readiness, [*routes, *families]), hub)
         self._membership = membership
         self._stop = asyncio.Event()
         self._addresses: list[tuple[str, int]] = []
@@ -93,22 +82,17 @@ class Gateway:
         return self._addresses[0][1]
 
     def stop(self) -> None:
-        """Have `serve` end: no more connections, turns finished or left for the next start, then the sockets."""
-        self._stop.set()
+        """Have `serve` end: no more connections, turns finished or left for the next start, then the sockets. Said once
+        more, no turn is waited for."""
+        (self.hub.hurry if self._stop.is_set() else self._stop).set()
 
     async def serve(self, ready: Callable[["Gateway"], object] | None = None) -> None:
         """Serve until `stop`, SIGTERM or SIGINT; `ready` is called once turns are taken."""
-        loop = asyncio.get_running_loop()
-        for each in _SIGNALS:
-            loop.add_signal_handler(each, self.stop)
-        try:
+        with told_to_stop(self.stop):
             async with self.running():
                 if ready is not None:
                     ready(self)
                 await self._stop.wait()
-        finally:
-            for each in _SIGNALS:
-                loop.remove_signal_handler(each)
 
     @asynccontextmanager
     async def running(self, *, recover: bool = True) -> AsyncGenerator["Gateway", None]:
@@ -116,7 +100,7 @@ class Gateway:
         unless they are not to `recover`."""
         sockets = listeners(self.settings)
         self._addresses = [each.getsockname()[:2] for each in sockets]
-        server = _Server(self._config())
+        server = server_of(self._app, self.settings)
         serving = asyncio.create_task(server.serve(sockets))
         beside = [asyncio.create_task(work) for work in (self.hub.watch_tokens(), self.hub.runs.writer.run())]
         member = AsyncExitStack()
@@ -155,7 +139,7 @@ class Gateway:
         rows = await self.hub.store.messages(self.atlas.tenant, row.session)
         return {each.id for each in rows if each.run_id == row.id}
 
-    async def _end(self, server: uvicorn.Server, member: AsyncExitStack) -> None:
+    async def _end(self, server: Server, member: AsyncExitStack) -> None:
         """No new turns; those under way end, or are left for the next start; then everybody is told, and let go."""
         hub, expected = self.hub, self.settings.restart_expected
         hub.stopping = hub.runs.stopping = self.readiness.stopping = True
@@ -163,7 +147,7 @@ class Gateway:
             listener.close()
         hub.tell(ServerShutdown(None if expected is None else int(expected * 1000)))
         await member.aclose()
-        await self.atlas.close(self.settings.grace)
+        await close_within(self.atlas, self.settings.grace, hub.hurry)
         await hub.runs.settle(_LAST_WORDS)
         await self.mcp.close()
         for peer in list(hub.connections):
@@ -172,21 +156,3 @@ class Gateway:
     async def _look(self) -> None:
         """Raises if the store cannot be read."""
         await self.hub.store.session(self.atlas.tenant, "")
-
-    def _config(self) -> uvicorn.Config:
-        return uvicorn.Config(
-            self._app,
-            http=HttpProtocol,
-            ws=Link,
-            ws_max_size=self.settings.first_frame,
-            ws_ping_interval=self.settings.ping,
-            ws_ping_timeout=self.settings.ping,
-            ws_per_message_deflate=False,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=2,
-        )

@@ -85,7 +85,7 @@ async def list_tenants(caller: Connection, _: Nothing) -> TenantsFound:
 async def look_who_may_not(hub: Hub) -> None:
     """Users who are suspended are let in no more, and sent away if they are in."""
     users = await hub.atlas.tenancy.users()
-    hub.suspended = frozenset(each.name for each in users if each.status == "suspended")
+    hub.porch.suspended = frozenset(each.name for each in users if each.status == "suspended")
     hub.close_strangers()
 
 

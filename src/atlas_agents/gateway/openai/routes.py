@@ -10,13 +10,13 @@ from starlette.routing import BaseRoute, Route
 
 from atlas_agents.engine.agent import Agent
 from atlas_agents.gateway.asking import Seats, answered, body_of, on_disconnect, who_asks
-from atlas_agents.gateway.http import Json
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.openai.reading import check
 from atlas_agents.gateway.openai.shapes import Asked, Models, ModelShape
 from atlas_agents.gateway.openai.turn import Answering, start
 from atlas_agents.gateway.sse import EventStream
 from atlas_agents.gateway.trouble import Trouble
+from atlas_agents.gateway.vitals import Json
 
 _PREFIX = "atlas/"
 
