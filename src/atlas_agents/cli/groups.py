@@ -31,6 +31,7 @@ GROUPS = {
     "mcp": Group("MCP servers whose tools agents may use, and this house as an MCP server.", "mcp_commands"),
     "token": Group("What opens the gateway: the main token, and others with fewer rights.", "token_commands"),
     "telegram": Group("Who may talk to agents through the Telegram bot.", "telegram_commands"),
+    "cluster": Group("Many machines on one Postgres: who is there, and how they stand.", "cluster_commands"),
     "store": Group("The database: remove what is kept no longer, back it up, restore it.", "store_commands"),
     "config": Group("The settings in force, and where they come from.", "config_commands"),
     "protocol": Group("The gateway's protocol, for programs that speak it.", "protocol_commands"),

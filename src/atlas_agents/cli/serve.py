@@ -36,10 +36,11 @@ def serve(flags: dict[str, Any]) -> int:
     return guarded(act)
 
 
-def _works(runtime: Runtime) -> None:
-    """Who answers here."""
+def _works(runtime: Runtime, door: str) -> None:
+    """Who answers here, and where to look how it is."""
     names = ", ".join(agent.id for agent in runtime.atlas.agents)
     _say(one_line(f"Atlas works: it runs turns of {names} that gateways have taken in.", 600))
+    _say(f"How it is: {door}/readyz and {door}/metrics, or `atlas cluster status`.")
     _say("Ctrl-C ends it.")
 
 

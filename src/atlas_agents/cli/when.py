@@ -19,6 +19,18 @@ def ago(milliseconds: int, now: float | None = None) -> str:
     return day(milliseconds)
 
 
+def lasting(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `5 min`, `3 h`, `9 days`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    size = 1
+    for limit, unit in _STEPS:
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+        size = limit
+    return f"{seconds / size:.0f} days" if seconds >= 1.5 * size else "1 day"
+
+
 def day(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000).astimezone().strftime("%Y-%m-%d")
 

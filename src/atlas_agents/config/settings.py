@@ -50,8 +50,14 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     token: Annotated[
         Secret | None, about("What a client must know to be let in.", default="one is made", hides="all")
     ] = None
-    host: Annotated[str, about("The address that the gateway listens on.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535), about("Its port; 0 is any that is free.")] = 18789
+    host: Annotated[str, about("The address that the gateway listens on, or a worker with its health and metrics.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        int,
+        Meta(ge=0, le=65535),
+        about("Its port; 0 is any that is free.", default="18789; of a worker any that is free"),
+    ] = 18789
     allowed_origins: Annotated[
         tuple[str, ...], about("Pages of other origins that may connect, like `https://chat.example.org`.")
     ] = ()
@@ -67,6 +73,11 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
             "What this process does: everything, alone; or with others on one Postgres both, a gateway, or a worker."
         ),
     ] = "alone"
+    drain_seconds: Annotated[
+        float,
+        Meta(ge=0, le=3600),
+        about("How long turns may go on after SIGTERM; the rest goes on elsewhere, or at the next start."),
+    ] = 6.0
     redis_url: Annotated[
         Secret | None, about("`redis://…`, to share sessions and events between processes.", hides="password")
     ] = None

@@ -16,9 +16,12 @@ from atlas_agents.core.errors import NotStored, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
 from atlas_agents.dispatch.bus import Bus
 from atlas_agents.dispatch.lead import Lead
+from atlas_agents.dispatch.looking import lead_key
 from atlas_agents.dispatch.notices import Notice, notices_of, submitted_by, to_json
 from atlas_agents.dispatch.port import Hear, House, Turn
-from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue
+from atlas_agents.dispatch.queue import ConnectorException, Queue
+from atlas_agents.dispatch.roster import Roster, Standing
+from atlas_agents.dispatch.status import STALLED, Backlog
 from atlas_agents.dispatch.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -27,6 +30,7 @@ Taken: TypeAlias = Callable[[Turn, RunRow], Awaitable[None]]
 Follow: TypeAlias = Callable[[RunRow, Hear], Awaitable[None]]
 """Tells what a run says that is run elsewhere, until it has said its last word."""
 _SWEEP = 2
+_COUNT = 5
 _JOINING = 15.0
 _TELL = "SELECT pg_notify(%s, told) FROM unnest(%s::text[]) AS told"
 _URGENCY = "SELECT urgency FROM runs WHERE tenant = %s AND id = %s"
@@ -43,11 +47,16 @@ class Cluster:
         self._url = url
         self._tenant = tenant
         self._channel = f"atlas_{schema}"
-        self._name = f"{schema}\0{tenant}"
+        self._lead_key = lead_key(schema, tenant)
         self._at_once = at_once
         self._queue = Queue(url, schema, tenant)
         self._bus = Bus(url, self._channel, self._hear, self._renewed)
         self._worker: Worker | None = None
+        self._lead: Lead | None = None
+        self._draining = False
+        self._roster = Roster(self._queue, tenant, lambda: self.standing)
+        self.backlog: Backlog | None = None
+        """What waits for a worker, of the whole cluster; only the leader knows."""
         self._ends: dict[str, list[asyncio.Future[None]]] = {}
         self._beside: set[asyncio.Task[None]] = set()
         self._beats = 0
@@ -55,6 +64,31 @@ class Cluster:
         """How a run elsewhere is followed; a gateway has its own way, which also hears what is said."""
         self.on_notice: Callable[[Notice], None] = lambda notice: None
         self.on_renewed: Callable[[], None] = lambda: None
+
+    @property
+    def worker(self) -> Worker | None:
+        """That of this process, while it works."""
+        return self._worker
+
+    @property
+    def standing(self) -> Standing:
+        """How this process stands among the others."""
+        worker, lead = self._worker, self._lead
+        if worker is None:
+            return Standing(draining=self._draining)
+        return Standing(worker.at_hand, self._at_once, lead.backend if lead else None, self._draining)
+
+    @property
+    def leads(self) -> bool:
+        """This process sees to what must happen once."""
+        return self._lead is not None and self._lead.leads
+
+    async def look(self) -> None:
+        """StoreLost unless this process hears the others, and they hear of it."""
+        if not self._bus.steady:
+            raise StoreLost("the line to Postgres does not hold")
+        if self._worker is not None and self._worker.silent > STALLED:
+            raise StoreLost("Postgres cannot be told that this worker is well")
 
     def serve(self, house: House) -> None:
         self._house = house
@@ -94,15 +128,16 @@ class Cluster:
             return await self._sweep(line)
 
     @asynccontextmanager
-    async def joined(self) -> AsyncGenerator["Cluster", None]:
-        """A member as long as the block lasts."""
+    async def joined(self, role: str = "worker", door: str = "") -> AsyncGenerator["Cluster", None]:
+        """A member as long as the block lasts; others are told its role, and the address of its door."""
         await _within(self._queue.open())
-        hearing = asyncio.create_task(self._bus.run())
+        tasks = [asyncio.create_task(work) for work in (self._bus.run(), self._roster.run(role, door))]
         try:
             await _within(self._bus.ready.wait())
             yield self
         finally:
-            await _end(hearing, *self._beside)
+            await _end(*tasks, *self._beside)
+            await self._roster.leave()
             await self._queue.close()
 
     @asynccontextmanager
@@ -111,15 +146,17 @@ class Cluster:
         leaves the runs that are under way here; those that are left go to others."""
         self._taken = taken
         self._worker = worker = Worker(self._queue, self._perform, self._at_once)
-        lead = Lead(self._url, self._name, self._begin_to_lead, self._lead_on, self._house.jobs_end)
+        self._lead = lead = Lead(self._url, self._lead_key, self._begin_to_lead, self._lead_on, self._end_to_lead)
         tasks = [asyncio.create_task(work) for work in (worker.run(), lead.run())]
         try:
             yield
         finally:
+            self._draining = True
+            self._roster.tell()
             await _end(*tasks)
             await stop()
             await worker.finish(2.0)
-            self._worker = None
+            self._worker = self._lead = None
 
     async def _perform(self, run_id: str) -> bool:
         """Run a run to its end, from wherever it is; False if it is not over, and somebody is to go on with it. One
@@ -139,12 +176,20 @@ class Cluster:
 
     async def _begin_to_lead(self) -> None:
         self._beats = 0
+        self._roster.tell()
         await self._house.jobs_begin()
+
+    async def _end_to_lead(self) -> None:
+        self.backlog = None
+        self._roster.tell()
+        await self._house.jobs_end()
 
     async def _lead_on(self, line: psycopg.AsyncConnection[Any]) -> None:
         """Look for lost workers, if those that are well have had time to say so: after an outage of the database all of
         them look lost, and who saw it waits."""
         self._beats += 1
+        if self._beats % _COUNT == 1:
+            self.backlog = await self._queue.backlog(line)
         if self._beats % _SWEEP == 0 and self._bus.steady > STALLED:
             with suppress(ConnectorException):
                 await self._sweep(line)

@@ -1,7 +1,6 @@
 """One process of a cluster leads: it sees to what must happen once. Who leads holds a lock of Postgres."""
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,23 +16,25 @@ _IDLE = "5s"
 
 
 class Lead:
-    """Tries to lead until it does, and again when it has lost the lead. `begin` is called when it leads, `end` when it
-    does not any more, and `beat` every second in between."""
+    """Tries to lead until it does, and again when it has lost the lead. `key` is the lock; `begin` is called when it
+    leads, `end` when it does not any more, and `beat` every second in between."""
 
     def __init__(
         self,
         url: str,
-        name: str,
+        key: int,
         begin: Callable[[], Awaitable[None]],
         beat: Callable[[psycopg.AsyncConnection[Any]], Awaitable[None]],
         end: Callable[[], Awaitable[None]],
     ) -> None:
         self._url = url
-        self._key = int.from_bytes(hashlib.sha256(f"lead\0{name}".encode()).digest()[:8], signed=True)
+        self._key = key
         self._begin = begin
         self._beat = beat
         self._end = end
         self.leads = False
+        self.backend: int | None = None
+        """While it leads: the process of Postgres that holds the lock for it."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -46,7 +47,7 @@ class Lead:
                 logger.info("whether this process leads cannot be said at the moment: %s", trouble)
             finally:
                 if self.leads:
-                    self.leads = False
+                    self.leads, self.backend = False, None
                     await self._end()
             await asyncio.sleep(_EVERY)
 
@@ -58,7 +59,7 @@ class Lead:
                 break
             await asyncio.sleep(_EVERY)
         logger.info("this process leads: it sees to jobs, schedules, and runs that nobody is at")
-        self.leads = True
+        self.leads, self.backend = True, line.info.backend_pid
         await self._begin()
         while True:
             async with asyncio.timeout(5 * _EVERY):

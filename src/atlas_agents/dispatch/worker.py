@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -25,7 +26,22 @@ class Worker:
         self._id = 0
         self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        self._beating: asyncio.Task[None] | None = None
+        self._beaten = time.monotonic()
+        self.taken = 0
+        """Runs that were fetched, ever; so are the next two."""
+        self.finished = 0
+        self.given_back = 0
+
+    @property
+    def at_hand(self) -> int:
+        """Runs that are under way here."""
+        return len(self._tasks)
+
+    @property
+    def silent(self) -> float:
+        """Seconds since this worker could last say that it is well."""
+        return time.monotonic() - self._beaten
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -34,23 +50,23 @@ class Worker:
     async def run(self) -> None:
         """Until cancelled; runs that are under way are not touched by that."""
         self._id = await _patiently(self._queue.register)
-        beating = asyncio.create_task(self._beat())
-        try:
-            while True:
-                await self._room.acquire()
-                job = await self._next()
-                task = asyncio.create_task(self._do(job))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                task.add_done_callback(lambda _: self._room.release())
-        finally:
-            self._stopping = True
-            self._beating = beating  # as long as runs are under way
+        self._beaten = time.monotonic()
+        self._beating = asyncio.create_task(self._beat())  # until `finish`: as long as runs are under way
+        while True:
+            await self._room.acquire()
+            job = await self._next()
+            self.taken += 1
+            task = asyncio.create_task(self._do(job))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda _: self._room.release())
 
     async def finish(self, limit: float) -> None:
         """After the end: what was not over is given to others, and the worker signs off."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=limit)
+        if self._beating is None:
+            return
         self._beating.cancel()
         try:
             async with asyncio.timeout(limit):
@@ -78,12 +94,15 @@ class Worker:
             logger.exception("the run %s could not be run here", job.task_kwargs.get("run_id"))
             await asyncio.sleep(_PAUSE)
         await _patiently(lambda: self._queue.finish(job) if over else self._queue.put_back(job))
+        self.finished += over
+        self.given_back += not over
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(_BEAT)
             try:
                 await self._queue.beat(self._id)
+                self._beaten = time.monotonic()
             except ConnectorException as trouble:
                 logger.warning("this worker cannot say that it is well: %s", trouble.__cause__ or trouble)
 

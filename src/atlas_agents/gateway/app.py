@@ -36,7 +36,7 @@ HEADERS: list[tuple[bytes, bytes]] = [
 
 
 class App:
-    """Lets in whom the guard lets in, and knows who shows a token. Sockets are the `hub`'s; without it there are none."""
+    """Lets in whom the guard lets in, and knows who shows a token. Sockets are the hub's; without it there are none."""
 
     def __init__(self, porch: Porch, metrics: Metrics, http: Http, hub: Hub | None = None) -> None:
         self._porch = porch

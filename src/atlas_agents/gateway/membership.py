@@ -6,8 +6,10 @@ from functools import partial
 
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.notices import Notice
+from atlas_agents.gateway.cluster_figures import ClusterFigures
 from atlas_agents.gateway.far import FarRuns
 from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.metrics import Metrics
 from atlas_agents.gateway.scribe import Scribe
 
 
@@ -19,8 +21,9 @@ class ClusterMembership:
         self._works = works
 
     @asynccontextmanager
-    async def held(self, hub: Hub) -> AsyncGenerator[None, None]:
-        """A member as long as the block lasts."""
+    async def held(self, hub: Hub, door: str) -> AsyncGenerator[None, None]:
+        """A member as long as the block lasts; `door` is where clients find the gateway."""
+        hub.metrics.add(ClusterFigures(self._cluster))
         far = FarRuns(hub.runs, hub.store, hub.atlas.tenant)
         hub.runs.far = far
         hub.runs.on_call = _by_notice
@@ -30,9 +33,10 @@ class ClusterMembership:
         self._cluster.on_renewed = partial(_look_round, hub, far)
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(far.close)
-            await leaving.enter_async_context(self._cluster.joined())
+            await leaving.enter_async_context(self._cluster.joined("all" if self._works else "gateway", door))
             if self._works:
-                scribe = Scribe(hub.atlas, hub.metrics, hub.settings.grace)
+                own = Metrics()  # what this process runs is heard and counted here, too, when somebody follows it
+                scribe = Scribe(hub.atlas, own, hub.settings.grace, hub.hurry)
                 await leaving.enter_async_context(self._cluster.at_work(scribe.taken, scribe.stop))
             yield
 

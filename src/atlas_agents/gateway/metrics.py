@@ -1,7 +1,8 @@
-"""What is counted, for Prometheus. Each gateway has its own registry, so that two in one process do not mix."""
+"""What is counted, for Prometheus. Each process has its own registry, so that two gateways in one do not mix."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 
 _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -23,6 +24,10 @@ class Metrics:
         self.runs = Gauge("atlas_runs", "Turns under way", registry=registry)
         self.ended = Counter("atlas_runs_ended", "Turns that have ended", ["how"], registry=registry)
         self.events = Counter("atlas_run_events", "Events of turns", registry=registry)
+
+    def add(self, figures: Collector) -> None:
+        """Figures that are looked up when somebody asks."""
+        self.registry.register(figures)
 
     def text(self) -> tuple[bytes, str]:
         """(the page, its content type)."""

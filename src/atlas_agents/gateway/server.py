@@ -46,7 +46,7 @@ def run(work: Coroutine[Any, Any, Any]) -> None:
 class Membership(Protocol):
     """A place in a cluster, where turns are not run by whoever takes them in."""
 
-    def held(self, hub: Hub) -> AbstractAsyncContextManager[None]: ...
+    def held(self, hub: Hub, door: str) -> AbstractAsyncContextManager[None]: ...
 
 
 class Gateway:
@@ -81,6 +81,11 @@ class Gateway:
         """The port it listens on; also when it was left to the system to choose one."""
         return self._addresses[0][1]
 
+    @property
+    def url(self) -> str:
+        """Where it is reached from this machine."""
+        return self.settings.url(self.port)
+
     def stop(self) -> None:
         """Have `serve` end: no more connections, turns finished or left for the next start, then the sockets. Said once
         more, no turn is waited for."""
@@ -107,7 +112,7 @@ class Gateway:
         try:
             await look_who_may_not(self.hub)
             if self._membership is not None:
-                await member.enter_async_context(self._membership.held(self.hub))
+                await member.enter_async_context(self._membership.held(self.hub, self.url))
             elif recover:
                 await self._recover()
                 self.atlas.jobs.start()

@@ -40,6 +40,12 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         """It listens beyond this machine."""
         return self.host not in LOOPBACK
 
+    def url(self, port: int) -> str:
+        """Where it is reached from this machine, at the port that it listens on."""
+        host = self.host
+        name = f"[{host}]" if ":" in host else "127.0.0.1" if host in ("localhost", "0.0.0.0") else host  # noqa: S104
+        return f"http://{name}:{port}"
+
     def shown(self) -> dict[str, Any]:
         """All of it but the token."""
         plain: dict[str, Any] = msgspec.to_builtins(

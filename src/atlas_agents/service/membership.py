@@ -10,8 +10,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.dispatch.port import Dispatcher
 from atlas_agents.engine.atlas import Atlas
 from atlas_agents.gateway.server import Membership
-
-_GRACE = 6.0
+from atlas_agents.gateway.settings import GatewaySettings
 
 
 class Company:
@@ -38,11 +37,13 @@ class Company:
 
         return ClusterMembership(self._cluster, works=self._settings.role == "all")
 
-    async def work(self, atlas: Atlas, ready: Callable[[], object]) -> None:
-        """Work until told to stop."""
+    async def work(self, atlas: Atlas, door: GatewaySettings, ready: Callable[[str], object]) -> None:
+        """Work until told to stop; `ready` is told where its door is."""
         from atlas_agents.gateway.worker import work
+        from atlas_agents.gateway.worker_door import WorkerDoor
 
-        await work(atlas, self._cluster, _GRACE, ready)
+        opened = WorkerDoor(door)
+        await work(atlas, self._cluster, door.grace, lambda: ready(opened.url), door=opened)
 
 
 def company_of(settings: Settings) -> Company | None:

@@ -31,9 +31,7 @@ class Serving:
     @property
     def url(self) -> str:
         """Where it is reached from this machine."""
-        host = self.runtime.settings.host
-        name = f"[{host}]" if ":" in host else "127.0.0.1" if host in ("localhost", "0.0.0.0") else host  # noqa: S104
-        return f"http://{name}:{self.gateway.port}"
+        return self.gateway.url
 
     def announce(self) -> None:
         """Say to other commands of this user where it is."""
@@ -89,18 +87,21 @@ async def work(
     *,
     environment: Environment | None = None,
     told: Told | None = None,
-    on_ready: Callable[[Runtime], object] | None = None,
+    on_ready: Callable[[Runtime, str], object] | None = None,
 ) -> None:
-    """Run turns that gateways have taken in, until SIGTERM or SIGINT: then they end or are left to others."""
+    """Run turns that gateways have taken in, until SIGTERM or SIGINT: then they end or are left to others.
+
+    `on_ready` is told where its health and its metrics are.
+    """
     async with opened(settings, environment=environment, told=told) as runtime:
         if runtime.company is None:
             raise ConfigError("role: a worker works with others")
 
-        def ready() -> None:
+        def ready(door: str) -> None:
             if on_ready is not None:
-                on_ready(runtime)
+                on_ready(runtime, door)
 
-        await runtime.company.work(runtime.atlas, ready)
+        await runtime.company.work(runtime.atlas, _of_gateway(settings), ready)
 
 
 @asynccontextmanager
@@ -125,8 +126,9 @@ def _of_gateway(settings: Settings) -> GatewaySettings:
     return GatewaySettings(
         home=settings.home,
         host=settings.host,
-        port=settings.port,
+        port=0 if settings.role == "worker" and "port" not in settings.origins else settings.port,
         token=settings.token,
         hosts=settings.allowed_hosts,
         origins=settings.allowed_origins,
+        grace=settings.drain_seconds,
     )
