@@ -16,12 +16,12 @@ from atlas_agents.core.errors import NotStored, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
 from atlas_agents.dispatch.bus import Bus
 from atlas_agents.dispatch.lead import Lead
-from atlas_agents.dispatch.looking import lead_key
+from atlas_agents.dispatch.looking import lead_key, read_backlog
 from atlas_agents.dispatch.notices import Notice, notices_of, submitted_by, to_json
 from atlas_agents.dispatch.port import Hear, House, Turn
-from atlas_agents.dispatch.queue import ConnectorException, Queue
+from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue
 from atlas_agents.dispatch.roster import Roster, Standing
-from atlas_agents.dispatch.status import STALLED, Backlog
+from atlas_agents.dispatch.status import Backlog
 from atlas_agents.dispatch.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ _SWEEP = 2
 _COUNT = 5
 _JOINING = 15.0
 _TELL = "SELECT pg_notify(%s, told) FROM unnest(%s::text[]) AS told"
+_TELL_ONE = "SELECT pg_notify(%(channel)s, %(told)s)"
 _URGENCY = "SELECT urgency FROM runs WHERE tenant = %s AND id = %s"
 
 
@@ -45,6 +46,7 @@ class Cluster:
 
     def __init__(self, url: str, *, schema: str = "atlas", tenant: str = "default", at_once: int = 64) -> None:
         self._url = url
+        self._schema = schema
         self._tenant = tenant
         self._channel = f"atlas_{schema}"
         self._lead_key = lead_key(schema, tenant)
@@ -76,7 +78,7 @@ class Cluster:
         worker, lead = self._worker, self._lead
         if worker is None:
             return Standing(draining=self._draining)
-        return Standing(worker.at_hand, self._at_once, lead.backend if lead else None, self._draining)
+        return Standing(worker.id, self._at_once, lead.backend if lead else None, self._draining)
 
     @property
     def leads(self) -> bool:
@@ -146,6 +148,7 @@ class Cluster:
         leaves the runs that are under way here; those that are left go to others."""
         self._taken = taken
         self._worker = worker = Worker(self._queue, self._perform, self._at_once)
+        worker.on_registered, worker.on_left = self._roster.tell, self._left
         self._lead = lead = Lead(self._url, self._lead_key, self._begin_to_lead, self._lead_on, self._end_to_lead)
         tasks = [asyncio.create_task(work) for work in (worker.run(), lead.run())]
         try:
@@ -174,6 +177,12 @@ class Cluster:
         found = await self._house.run_row(run_id)
         return found is None or found.status not in OPEN or found.epoch > max(row.epoch, turn.epoch or 0)
 
+    async def _left(self, run_id: str) -> None:
+        """A run is in the queue again: others need not wait until they look by themselves."""
+        with suppress(ConnectorException):
+            told = to_json(Notice("begun", self._tenant, run_id))
+            await self._queue.execute(_TELL_ONE, channel=self._channel, told=told)
+
     async def _begin_to_lead(self) -> None:
         self._beats = 0
         self._roster.tell()
@@ -189,7 +198,7 @@ class Cluster:
         them look lost, and who saw it waits."""
         self._beats += 1
         if self._beats % _COUNT == 1:
-            self.backlog = await self._queue.backlog(line)
+            self.backlog = await read_backlog(line, schema=self._schema, tenant=self._tenant)
         if self._beats % _SWEEP == 0 and self._bus.steady > STALLED:
             with suppress(ConnectorException):
                 await self._sweep(line)

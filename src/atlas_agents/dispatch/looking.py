@@ -10,7 +10,8 @@ import psycopg
 from psycopg import sql
 
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.dispatch.status import STALLED, Backlog, ClusterStatus, JobCounts, KeyRest, MemberStatus, TurnCounts
+from atlas_agents.dispatch.queue import STALLED, queue_of
+from atlas_agents.dispatch.status import Backlog, ClusterStatus, JobCounts, KeyRest, MemberStatus, TurnCounts
 
 _FORGOTTEN = 3600.0
 _OLDEST = 500
@@ -18,8 +19,12 @@ _OLDEST = 500
 _TABLES = "SELECT to_regclass('runs') IS NOT NULL, to_regclass('cluster_members') IS NOT NULL"
 _MEMBERS = """
 SELECT m.id, m.role, m.host, m.pid, m.door, m.version, extract(epoch FROM greatest(now() - m.since, '0'))::float8,
-    extract(epoch FROM greatest(now() - m.seen, '0'))::float8, m.at_hand, m.capacity, l.pid IS NOT NULL, m.draining
-FROM cluster_members m LEFT JOIN pg_locks l ON l.locktype = 'advisory' AND l.granted AND l.pid = m.backend
+    extract(epoch FROM greatest(now() - m.seen, '0'))::float8, coalesce(q.count, 0), m.capacity, l.pid IS NOT NULL,
+    m.draining
+FROM cluster_members m
+LEFT JOIN (SELECT worker_id, count(*) FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'doing'
+    AND worker_id IS NOT NULL GROUP BY worker_id) q ON q.worker_id = m.worker
+LEFT JOIN pg_locks l ON l.locktype = 'advisory' AND l.granted AND l.pid = m.backend
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND l.classid = %(high)s AND l.objid = %(low)s AND l.objsubid = 1
 WHERE m.tenant = %(tenant)s AND m.seen > now() - make_interval(secs => %(kept)s)
@@ -48,21 +53,16 @@ WHERE tenant = 'default' AND kind = 'pace' AND rest.seconds > 0 ORDER BY key"""
 """The account of `providers.shared_pace`."""
 
 
-def queue_of(tenant: str) -> str:
-    """The name of a tenant's queue."""
-    return f"atlas:{tenant}"
-
-
 def lead_key(schema: str, tenant: str) -> int:
     """The lock that the leader holds."""
     return int.from_bytes(hashlib.sha256(f"lead\0{schema}\0{tenant}".encode()).digest()[:8], signed=True)
 
 
-async def read_backlog(line: psycopg.AsyncConnection[Any], queue: str) -> Backlog:
-    """The schema must be the one that the line looks in."""
-    waiting, taken = await _row(line, _QUEUE, queue=queue)
-    (lag,) = await _row(line, _LAG, queue=queue, most=_OLDEST) if waiting else (0.0,)
-    return Backlog(waiting, taken, lag or 0.0)
+async def read_backlog(line: psycopg.AsyncConnection[Any], *, schema: str, tenant: str) -> Backlog:
+    """Of the queue alone."""
+    async with line.transaction():
+        await line.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(schema)))
+        return await _backlog(line, queue_of(tenant))
 
 
 async def read_status(
@@ -83,15 +83,22 @@ async def read_status(
             (await _row(line, "SELECT current_setting('server_version')"))[0],
             await _members(line, schema, tenant),
             TurnCounts(*await _row(line, _RUNS, tenant=tenant)),
-            await read_backlog(line, queue_of(tenant)),
+            await _backlog(line, queue_of(tenant)),
             JobCounts(*await _row(line, _JOBS, tenant=tenant)),
             tuple(KeyRest(*row) for row in await _rows(line, _KEYS)),
         )
 
 
+async def _backlog(line: psycopg.AsyncConnection[Any], queue: str) -> Backlog:
+    waiting, taken = await _row(line, _QUEUE, queue=queue)
+    (lag,) = await _row(line, _LAG, queue=queue, most=_OLDEST) if waiting else (0.0,)
+    return Backlog(waiting, taken, lag or 0.0)
+
+
 async def _members(line: psycopg.AsyncConnection[Any], schema: str, tenant: str) -> tuple[MemberStatus, ...]:
     key = lead_key(schema, tenant) & 0xFFFFFFFFFFFFFFFF
-    rows = await _rows(line, _MEMBERS, high=key >> 32, low=key & 0xFFFFFFFF, tenant=tenant, kept=_FORGOTTEN)
+    lock = {"high": key >> 32, "low": key & 0xFFFFFFFF}
+    rows = await _rows(line, _MEMBERS, **lock, tenant=tenant, queue=queue_of(tenant), kept=_FORGOTTEN)
     return tuple(MemberStatus(*row, lost=row[7] > STALLED) for row in rows)
 
 

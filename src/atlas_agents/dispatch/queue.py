@@ -15,23 +15,21 @@ from procrastinate.jobs import Job, Status
 from psycopg import sql
 
 from atlas_agents.dispatch.bus import LINE
-from atlas_agents.dispatch.looking import queue_of, read_backlog
-from atlas_agents.dispatch.status import STALLED, Backlog
 
 logger = logging.getLogger(__name__)
 TASK = "atlas.run"
+STALLED = 8.0
+"""Seconds without a heartbeat after which a worker is taken for lost."""
 _MAKING = 0x41544C51
 _ORPHANS = """
 SELECT r.id, r.urgency FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
 AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)s AND j.status IN ('todo', 'doing')
     AND j.args->>'run_id' = r.id)"""
 
-_MEMBERS = """
-CREATE UNLOGGED TABLE cluster_members (
-    id text PRIMARY KEY, tenant text NOT NULL, role text NOT NULL, host text NOT NULL, pid integer NOT NULL,
-    door text NOT NULL, version text NOT NULL, since timestamptz NOT NULL, seen timestamptz NOT NULL,
-    at_hand integer NOT NULL, capacity integer NOT NULL, backend integer, draining boolean NOT NULL)"""
-"""Every member writes its row every two seconds, and again after a crash of the server: none of it needs the log."""
+
+def queue_of(tenant: str) -> str:
+    """The name of a tenant's queue."""
+    return f"atlas:{tenant}"
 
 
 class Queue:
@@ -57,16 +55,13 @@ class Queue:
         return self._app.job_manager
 
     async def open(self) -> None:
-        """Connect, and have procrastinate's tables and that of the members; the schema is there already."""
+        """Connect, and have procrastinate's tables; the schema is there already."""
         async with await psycopg.AsyncConnection.connect(self._url, **LINE) as line, line.transaction():
             await line.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
             await line.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self._schema)))
             row = await (await line.execute("SELECT to_regclass('procrastinate_jobs')")).fetchone()
             if row is None or row[0] is None:
                 await line.execute(self._app.schema_manager.get_schema())
-            row = await (await line.execute("SELECT to_regclass('cluster_members')")).fetchone()
-            if row is None or row[0] is None:
-                await line.execute(_MEMBERS)
         await self._app.open_async()
 
     async def close(self) -> None:
@@ -84,12 +79,6 @@ class Queue:
     async def execute(self, statement: LiteralString, **values: Any) -> None:
         """Have something written beside the queue, by a connection of its pool."""
         await self._app.connector.execute_query_async(statement, **values)
-
-    async def backlog(self, line: psycopg.AsyncConnection[Any]) -> Backlog:
-        """What waits for a worker, and for how long already."""
-        async with line.transaction():
-            await line.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self._schema)))
-            return await read_backlog(line, self.name)
 
     async def register(self) -> int:
         return await self.jobs.register_worker()
@@ -134,4 +123,4 @@ class Queue:
         return [run_id for run_id, _ in rows]
 
 
-__all__ = ["AlreadyEnqueued", "ConnectorException", "Job", "Queue"]
+__all__ = ["STALLED", "AlreadyEnqueued", "ConnectorException", "Job", "Queue", "queue_of"]

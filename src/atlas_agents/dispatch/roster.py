@@ -21,20 +21,31 @@ _KEPT = 3600.0
 _LEAVING = 2.0
 _BEAT = """
 INSERT INTO cluster_members
-    (id, tenant, role, host, pid, door, version, since, seen, at_hand, capacity, backend, draining)
+    (id, tenant, role, host, pid, door, version, since, seen, worker, capacity, backend, draining)
 VALUES (%(id)s, %(tenant)s, %(role)s, %(host)s, %(pid)s, %(door)s, %(version)s,
-    now() - make_interval(secs => %(age)s), now(), %(at_hand)s, %(capacity)s, %(backend)s, %(draining)s)
-ON CONFLICT (id) DO UPDATE SET seen = now(), at_hand = excluded.at_hand, capacity = excluded.capacity,
+    now() - make_interval(secs => %(age)s), now(), %(worker)s, %(capacity)s, %(backend)s, %(draining)s)
+ON CONFLICT (id) DO UPDATE SET seen = now(), worker = excluded.worker, capacity = excluded.capacity,
     backend = excluded.backend, draining = excluded.draining"""
+_TABLE = """
+DO $$ BEGIN
+    PERFORM pg_advisory_xact_lock(1096043601);
+    IF to_regclass('cluster_members') IS NULL THEN
+        CREATE UNLOGGED TABLE cluster_members (
+            id text PRIMARY KEY, tenant text NOT NULL, role text NOT NULL, host text NOT NULL, pid integer NOT NULL,
+            door text NOT NULL, version text NOT NULL, since timestamptz NOT NULL, seen timestamptz NOT NULL,
+            worker bigint, capacity integer NOT NULL, backend integer, draining boolean NOT NULL);
+    END IF;
+END $$"""
+"""Every member writes its row every two seconds, and anew after a crash of the server: it needs no place in the log."""
 _FORGET = "DELETE FROM cluster_members WHERE seen < now() - make_interval(secs => %(kept)s)"
 _LEAVE = "DELETE FROM cluster_members WHERE id = %(id)s"
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How a member stands: turns at hand, how many it would take, and whether it takes no more. `backend` is the
-    process of Postgres at the other end of the line by which it leads."""
+    """How a member stands: its number in the queue and the turns that it has at hand at most, if it works, and whether
+    it takes no more. `backend` is the process of Postgres at the other end of the line by which it leads."""
 
-    at_hand: int = 0
+    worker: int | None = None
     capacity: int = 0
     backend: int | None = None
     draining: bool = False
@@ -59,7 +70,8 @@ class Roster:
         """Until cancelled."""
         self._who |= {"role": role, "door": door}
         self._begun = time.monotonic()
-        await self._say(_FORGET, kept=_KEPT)
+        while not (await self._say(_TABLE) and await self._say(_FORGET, kept=_KEPT)):
+            await asyncio.sleep(BEAT)
         while True:
             self._changed.clear()
             age = time.monotonic() - self._begun
@@ -78,8 +90,10 @@ class Roster:
         except TimeoutError:
             logger.info("others will take this process for lost: the database does not answer")
 
-    async def _say(self, statement: LiteralString, **values: object) -> None:
+    async def _say(self, statement: LiteralString, **values: object) -> bool:
         try:
             await self._queue.execute(statement, **values)
         except ConnectorException as trouble:
             logger.info("others cannot see how this process stands: %s", trouble.__cause__ or trouble)
+            return False
+        return True

@@ -2,9 +2,6 @@
 
 import msgspec
 
-STALLED = 8.0
-"""Seconds without a heartbeat after which a worker is taken for lost."""
-
 
 class MemberStatus(msgspec.Struct, frozen=True, rename="camel"):
     """A process of the cluster. Since when it is there, and when it was last heard of, in seconds ago. `lost` is one

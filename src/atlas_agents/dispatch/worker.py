@@ -23,7 +23,11 @@ class Worker:
         self._queue = queue
         self._perform = perform
         self._room = asyncio.Semaphore(at_once)
-        self._id = 0
+        self.id: int | None = None
+        """Its number in the queue."""
+        self.on_registered: Callable[[], None] = lambda: None
+        self.on_left: Callable[[str], Awaitable[None]] = _nobody
+        """Called with a run that others may have now."""
         self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._beating: asyncio.Task[None] | None = None
@@ -49,12 +53,13 @@ class Worker:
 
     async def run(self) -> None:
         """Until cancelled; runs that are under way are not touched by that."""
-        self._id = await _patiently(self._queue.register)
+        self.id = id = await _patiently(self._queue.register)
         self._beaten = time.monotonic()
-        self._beating = asyncio.create_task(self._beat())  # until `finish`: as long as runs are under way
+        self._beating = asyncio.create_task(self._beat(id))  # until `finish`: as long as runs are under way
+        self.on_registered()
         while True:
             await self._room.acquire()
-            job = await self._next()
+            job = await self._next(id)
             self.taken += 1
             task = asyncio.create_task(self._do(job))
             self._tasks.add(task)
@@ -65,19 +70,19 @@ class Worker:
         """After the end: what was not over is given to others, and the worker signs off."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=limit)
-        if self._beating is None:
+        if self._beating is None or self.id is None:
             return
         self._beating.cancel()
         try:
             async with asyncio.timeout(limit):
-                await self._queue.unregister(self._id)
+                await self._queue.unregister(self.id)
         except (ConnectorException, TimeoutError) as trouble:
             logger.warning("the worker could not sign off: %s", trouble)
 
-    async def _next(self) -> Job:
+    async def _next(self, id: int) -> Job:
         while True:
             self._news.clear()
-            job = await _patiently(lambda: self._queue.fetch(self._id))
+            job = await _patiently(lambda: self._queue.fetch(id))
             if job is not None:
                 return job
             try:
@@ -87,24 +92,31 @@ class Worker:
                 pass
 
     async def _do(self, job: Job) -> None:
-        over = False
+        run_id, over, broken = str(job.task_kwargs["run_id"]), False, False
         try:
-            over = await self._perform(str(job.task_kwargs["run_id"]))
+            over = await self._perform(run_id)
         except Exception:
-            logger.exception("the run %s could not be run here", job.task_kwargs.get("run_id"))
+            broken = True
+            logger.exception("the run %s could not be run here", run_id)
             await asyncio.sleep(_PAUSE)
         await _patiently(lambda: self._queue.finish(job) if over else self._queue.put_back(job))
         self.finished += over
         self.given_back += not over
+        if not over and not broken:
+            await self.on_left(run_id)
 
-    async def _beat(self) -> None:
+    async def _beat(self, id: int) -> None:
         while True:
             await asyncio.sleep(_BEAT)
             try:
-                await self._queue.beat(self._id)
+                await self._queue.beat(id)
                 self._beaten = time.monotonic()
             except ConnectorException as trouble:
                 logger.warning("this worker cannot say that it is well: %s", trouble.__cause__ or trouble)
+
+
+async def _nobody(run_id: str) -> None:
+    """Nobody is told."""
 
 
 async def _patiently(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -19,7 +19,7 @@ async def cluster_status(settings: Settings) -> ClusterStatus:
         from atlas_agents.dispatch.looking import read_status
         from atlas_agents.stores.postgres_session import connect, fault
     except ImportError as error:
-        raise ConfigError("database_url: Postgres needs an extra: pip install 'atlas-agents[postgres]'") from error
+        raise ConfigError("a cluster needs an extra: pip install 'atlas-agents[cluster]'") from error
     try:
         async with await connect(settings.database_url.reveal()) as line:
             return await read_status(line)
