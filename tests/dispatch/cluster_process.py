@@ -1,4 +1,5 @@
-"""A member of a cluster in a process of its own: `cluster_process.py ROLE URL HOME`; it says when it is ready.
+"""A member of a cluster in a process of its own: `cluster_process.py ROLE URL HOME`; when it is ready it says the port
+of its door. GRACE in its environment says how long turns may go on when it is told to stop.
 
 Its model makes three calls of `note`, one after the other, and then says so. A call writes what it does into
 HOME/effects; it takes a while, so that there is time to be killed in it.
@@ -17,6 +18,7 @@ from atlas_agents.gateway.membership import ClusterMembership
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.worker import work
+from atlas_agents.gateway.worker_door import WorkerDoor
 from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.testing import Scripted, calls, house, says
 
@@ -53,11 +55,13 @@ async def main(role: str, url: str, home: Path) -> None:
     store = PostgresStore(url, beside=cluster.beside)
     await store.open()
     atlas = house(Steps(), tools_of(home), store=store, approve=Approvals(wait=True), dispatcher=cluster)
+    settings = GatewaySettings(home=home, port=0, grace=float(os.environ.get("GRACE", "1")))
     if role == "worker":
-        await work(atlas, cluster, 1.0, lambda: print("0", flush=True))
+        door = WorkerDoor(settings)
+        await work(atlas, cluster, settings.grace, lambda: print(door.url.rpartition(":")[2], flush=True), door=door)
     else:
         membership = ClusterMembership(cluster, works=role == "all")
-        gateway = Gateway(atlas, GatewaySettings(home=home, port=0, grace=1.0), membership=membership)
+        gateway = Gateway(atlas, settings, membership=membership)
         await gateway.serve(lambda ready: print(ready.port, flush=True))
     await store.close()
 

@@ -35,7 +35,7 @@ def _row(member: MemberStatus) -> tuple[str, ...]:
         member.role,
         _state(member),
         f"{member.at_hand} of {member.capacity}" if member.capacity else "-",
-        lasting(member.since),
+        lasting(member.since - (member.heard if member.lost else 0)),
         f"{lasting(member.heard)} ago",
         member.version,
         f"{member.host} {member.pid}",

@@ -70,12 +70,13 @@ class Roster:
         """Until cancelled."""
         self._who |= {"role": role, "door": door}
         self._begun = time.monotonic()
-        while not (await self._say(_TABLE) and await self._say(_FORGET, kept=_KEPT)):
-            await asyncio.sleep(BEAT)
+        made = False
         while True:
             self._changed.clear()
-            age = time.monotonic() - self._begun
-            await self._say(_BEAT, age=age, **self._who, **msgspec.structs.asdict(self._standing()))
+            made = made or (await self._say(_TABLE) and await self._say(_FORGET, kept=_KEPT))
+            if made:
+                age = time.monotonic() - self._begun
+                await self._say(_BEAT, age=age, **self._who, **msgspec.structs.asdict(self._standing()))
             try:
                 async with asyncio.timeout(BEAT):
                     await self._changed.wait()

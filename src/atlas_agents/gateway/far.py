@@ -168,10 +168,15 @@ class FarRuns:
         if log.run_id in self._reading:
             self._again.add(log.run_id)
             return
-        task = self._reading[log.run_id] = asyncio.create_task(self._read(log))
-        task.add_done_callback(lambda _: self._reading.pop(log.run_id, None))
+        self._reading[log.run_id] = asyncio.create_task(self._read(log))
 
     async def _read(self, log: RunLog) -> None:
+        try:
+            await self._read_on(log)
+        finally:  # at once: what is told between the end of a task and its callbacks would be read by nobody
+            self._reading.pop(log.run_id, None)
+
+    async def _read_on(self, log: RunLog) -> None:
         while not log.ended:
             self._again.discard(log.run_id)
             try:
