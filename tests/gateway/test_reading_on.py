@@ -1,0 +1,49 @@
+"""A gateway that reads what runs say elsewhere misses nothing of it, whenever it is told."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from atlas_agents.core.store import EventRow
+from atlas_agents.dispatch.notices import Notice
+from atlas_agents.gateway.far import FarRuns
+from atlas_agents.gateway.metrics import Metrics
+from atlas_agents.gateway.protocol.events import ChatDelta, body_of
+from atlas_agents.gateway.runs import Runs
+from atlas_agents.stores.memory import MemoryStore
+from checks import until
+
+_SAID = [EventRow("r", seq, body_of(ChatDelta("r", word))) for seq, word in enumerate(("One.", "Two."), 1)]
+
+
+class LateStore(MemoryStore):
+    """Has the second word just after the first one was read, and tells so at once."""
+
+    tell: Callable[[], None]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = 1
+
+    async def events(self, tenant: str, run_id: str, *, after: int = 0, **more: Any) -> list[EventRow]:
+        found: Sequence[EventRow] = _SAID[after : self.written]
+        if self.written == 1:
+            self.written = 2
+            asyncio.get_running_loop().call_soon(self.tell)
+        return list(found)
+
+
+async def test_what_is_told_in_the_moment_in_which_reading_ends_is_read() -> None:
+    store = LateStore()
+    runs = Runs(store, "default", Metrics())
+    far = runs.far = FarRuns(runs, store, "default")
+    store.tell = lambda: far.notice(Notice("events", "default", "r", seq=2))
+    log = far.attend("r", "s")
+
+    async def read() -> bool:
+        return log.seq == 2
+
+    try:
+        await until(read)
+    finally:
+        await far.close()
