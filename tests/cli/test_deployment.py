@@ -24,6 +24,7 @@ from atlas_command import ATLAS, PATIENCE, Home
 from atlas_agents.cli.main import app
 from atlas_agents.config import SETTINGS
 from atlas_agents.gateway.settings import GatewaySettings
+from stores.postgres_server import PostgresServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -118,7 +119,8 @@ def test_the_compose_file_is_one_and_all_that_it_names_is_there() -> None:
         assert {each for each in service.get("environment", {}) if "UPSTREAM" not in each} - {"ATLAS_LISTEN"} <= known
     for role in ("gateway", "worker"):
         service = services[role]
-        assert service["command"] == ["serve", "--role", role] and "ports" not in service
+        assert service["command"][:3] == ["serve", "--role", role] and "ports" not in service
+        assert int(service["stop_grace_period"].removesuffix("s")) >= 2 * GatewaySettings(home=Path()).grace
         assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["deploy"]["replicas"] > 1
     example = (DEPLOY / "example.env").read_text(encoding="utf-8")
     assert {line for line in example.splitlines() if line.startswith(tuple(SECRETS))} == {
@@ -185,9 +187,13 @@ def test_the_image_has_what_the_roles_need() -> None:
     assert {"cluster", "gateway"} <= set(extras.split(",")) <= set(project["optional-dependencies"])
 
 
-def test_nobody_knocks_at_a_worker_which_has_no_door() -> None:
-    assert not {"ports", *PROBES} & container("worker").keys()
-    assert compose()["services"]["worker"]["healthcheck"] == {"disable": True}
+def test_a_worker_has_its_door_where_the_probes_and_the_health_check_of_the_image_knock() -> None:
+    (check,) = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
+    for words in (container("worker")["args"], compose()["services"]["worker"]["command"]):
+        port = words[words.index("--port") + 1]
+        assert f"http://127.0.0.1:{port}/health" in check
+    assert container("worker")["ports"] == [{"name": "http", "containerPort": int(port)}]
+    assert "healthcheck" not in compose()["services"]["worker"]
 
 
 def test_every_container_is_started_with_words_that_the_command_knows() -> None:
@@ -259,3 +265,19 @@ def test_a_gateway_that_is_started_as_the_unit_says_satisfies_every_probe(home: 
         assert served.kill(signal.SIGTERM) == 0
         assert time.monotonic() - begun < int(said["TimeoutStopSec"][0].removesuffix("s"))
     assert subprocess.run(here, capture_output=True, timeout=PATIENCE).returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_worker_that_is_started_as_the_manifest_says_satisfies_every_probe_until_it_drains(home: Home) -> None:
+    words = ["0" if word.isdigit() else word for word in container("worker")["args"][1:]]
+    with PostgresServer() as postgres:
+        told = {"ATLAS_HOST": "0.0.0.0", "ATLAS_TOKEN": os.urandom(32).hex(), "ATLAS_DATABASE_URL": postgres.url}
+        with home.gateway(*words, **told) as worker:
+            found = re.search(r"How it is: http://127.0.0.1:(\d+)/readyz", worker.said)
+            assert found, worker.said
+            for probe in PROBES:
+                assert asked(int(found[1]), container("worker")[probe]) == 200
+            assert asked(int(found[1]), container("worker")["readinessProbe"], Host="10.0.0.7:18789") == 421
+            assert asked(int(found[1]), {"httpGet": {"path": "/metrics"}}) == 401
+            assert worker.kill(signal.SIGTERM) == 0

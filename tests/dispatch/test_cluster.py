@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 
 import pytest
 from members import member
@@ -153,3 +154,26 @@ async def test_jobs_and_schedules_are_seen_to_once_by_whoever_leads(url: str, sc
         for job in asked:
             assert len(await front.store.runs("default", job.session)) == 1
         assert sum(len(model.requests) for model in models) == 2
+
+
+async def test_turns_that_a_worker_leaves_are_taken_by_another_before_it_looks_by_itself(url: str, schema: str) -> None:
+    running = asyncio.Event()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        running.set()
+        await asyncio.Event().wait()
+
+    async with (
+        asyncio.timeout(2 * PATIENCE),
+        member(url, schema, Scripted(), [forever], works=False) as front,
+        AsyncExitStack() as up,
+    ):
+        async with member(url, schema, Scripted(calls("forever")), [forever]):
+            stream = front.atlas.send("go", session="s")
+            await running.wait()
+            idle = await up.enter_async_context(member(url, schema, Scripted(says("Done.")), [forever]))
+        left = asyncio.get_running_loop().time()
+        assert (await stream.reply()).text == "Done." and idle.taken == [stream.stream_id]
+        assert asyncio.get_running_loop().time() - left < 2.0  # it looks by itself every 5 seconds

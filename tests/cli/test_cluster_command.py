@@ -1,0 +1,78 @@
+"""`atlas cluster status`, and the processes that it shows, as a person starts and ends them."""
+
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+from atlas_command import Home
+
+from atlas_agents.dispatch.status import Backlog, ClusterStatus, JobCounts, MemberStatus, TurnCounts
+from stores.postgres_server import PostgresServer
+
+TOKEN = "k9Vd2mQ8xZ4tR7wB1nL5cH"
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_members_are_shown_with_what_they_do_until_they_end(home: Home, postgres: PostgresServer) -> None:
+    home.env |= {"ATLAS_DATABASE_URL": postgres.made("shown"), "ATLAS_TOKEN": TOKEN}
+    with home.gateway("--role", "gateway") as front, home.gateway("--role", "worker", ATLAS_PORT="") as worker:
+        assert "How it is: http://127.0.0.1:" in worker.said
+        said = home.run("cluster", "status")
+        assert (said.returncode, said.stderr) == (0, "")
+        head, first, second, _, *sums = said.stdout.splitlines()
+        assert head.split() == ["MEMBER", "ROLE", "STATE", "TURNS", "UP", "HEARD", "VERSION", "PROCESS", "DOOR"]
+        assert front.process is not None and f" {front.process.pid} " in first and first.endswith(front.url)
+        assert " gateway " in first and " worker " in second and " 0 of 64 " in second
+        assert [line.split()[0] for line in sums] == ["turns", "queue", "jobs", "postgres"]
+        taken = home.run("serve", "--role", "worker", "--port", str(front.port))
+        assert (taken.returncode, taken.stderr.splitlines()[-1]) == (
+            2,
+            f"atlas: cannot listen on 127.0.0.1 port {front.port}: Address already in use",
+        )
+        assert worker.kill(signal.SIGTERM) == 0
+        found = json.loads(home.run("cluster", "status", "--json").stdout)
+        assert [each["role"] for each in found["members"]] == ["gateway"]
+        assert found["problems"] == ["Nobody works: turns will wait. Start a worker: atlas serve --role worker"]
+        assert TOKEN not in said.stdout and "postgres@" not in json.dumps(found)
+
+
+@pytest.mark.slow
+def test_where_there_is_no_cluster_the_command_says_why_and_what_to_do(bare: Home, postgres: PostgresServer) -> None:
+    alone = bare.run("cluster", "status")
+    assert alone.returncode == 2 and "one process alone; set ATLAS_DATABASE_URL=postgresql://" in alone.stderr
+    empty = bare.run("cluster", "status", ATLAS_DATABASE_URL=postgres.made("empty"))
+    assert empty.returncode == 2 and "has never worked on this database: start a member with" in empty.stderr
+    gone = bare.run("cluster", "status", ATLAS_DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x")
+    assert gone.returncode == 1 and "Postgres cannot be reached" in gone.stderr and "secret" not in gone.stderr
+    assert alone.stdout == empty.stdout == gone.stdout == ""
+
+
+def member(role: str = "worker", **more: bool) -> MemberStatus:
+    states = {"leads": False, "draining": False, "lost": False} | more
+    capacity = 0 if role == "gateway" else 64
+    return MemberStatus("id", role, "box", 1, "", "0.1.0", 9.0, 1.0, at_hand=0, capacity=capacity, **states)
+
+
+def problems(*members: MemberStatus, waiting: int = 0, dead: int = 0) -> list[str]:
+    """What should be looked at, without what to do about it."""
+    status = ClusterStatus("18", members, TurnCounts(), Backlog(waiting), JobCounts(dead=dead), ())
+    return [each.partition(":")[0] for each in status.problems]
+
+
+def test_what_somebody_should_look_at_is_said_in_sentences() -> None:
+    gateway, leader = member("gateway"), member(leads=True)
+    assert problems(gateway, leader) == problems(member("all", leads=True)) == []
+    assert problems(gateway, leader, member(lost=True), dead=2) == ["2 jobs were given up"]
+    assert problems(gateway, member(lost=True), waiting=3) == ["Nobody works"]
+    assert problems(gateway, member(draining=True)) == ["Nobody works"]
+    assert problems(gateway, member()) == ["Nobody leads"]
+    assert problems(leader) == ["There is no gateway"]
+    assert problems() == ["Nobody works", "There is no gateway"]
