@@ -28,7 +28,7 @@ HEAVY = [
     "cloudpickle",
     "openai",
     "anthropic",
-    "redis",
+    "valkey",
     "uvicorn",
     "mcp",
     "starlette",

@@ -5,10 +5,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from atlas_agents import Atlas, Provider, Tool
+from atlas_agents.config.valkey import open_valkey
+from atlas_agents.core.secret import Secret
 from atlas_agents.core.store import RunRow
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.port import Turn
+from atlas_agents.stores.histories import Histories
 from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.stores.valkey_copies import ValkeyCopies
 from atlas_agents.testing import house
 
 
@@ -31,11 +35,14 @@ async def member(
     *,
     works: bool = True,
     at_once: int = 8,
+    redis_url: str = "",
     **more: Any,
 ) -> AsyncGenerator[Member, None]:
     """A member as long as the block lasts; one that does not work only takes messages in."""
-    cluster = Cluster(url, schema=schema, at_once=at_once)
-    store = PostgresStore(url, schema=schema, beside=cluster.beside)
+    news, copies = [open_valkey(Secret(redis_url) if redis_url else None) for _ in range(2)]
+    histories = Histories(ValkeyCopies(copies) if copies is not None else None)
+    cluster = Cluster(url, schema=schema, at_once=at_once, valkey=news)
+    store = PostgresStore(url, schema=schema, beside=cluster.beside, histories=histories)
     await store.open()
     async with AsyncExitStack() as closing:
         closing.push_async_callback(store.close)

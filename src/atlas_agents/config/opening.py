@@ -6,6 +6,7 @@ from typing import Any
 from atlas_agents.config.checks import POSTGRES, SQLITE
 from atlas_agents.config.settings import Settings
 from atlas_agents.config.urls import scheme
+from atlas_agents.config.valkey import open_valkey
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.places import make_private
 from atlas_agents.core.plugins import Plugins
@@ -34,7 +35,7 @@ def open_store(settings: Settings, beside: Any = None) -> Store:
     if scheme(url) in SQLITE:
         return _sqlite(Path(url.removeprefix("sqlite:///")), settings)
     if scheme(url) in POSTGRES:
-        return _postgres(url, beside)
+        return _postgres(url, settings, beside)
     return _of_plugin(scheme(url), url, settings)
 
 
@@ -75,9 +76,21 @@ def _sqlite(path: Path, settings: Settings) -> Store:
     return SqliteStore(path)
 
 
-def _postgres(url: str, beside: Any) -> Store:
+def _postgres(url: str, settings: Settings, beside: Any) -> Store:
     try:
         from atlas_agents.stores.postgres import PostgresStore
     except ImportError as error:
         raise ConfigError("database_url: Postgres needs an extra: pip install 'atlas-agents[postgres]'") from error
-    return PostgresStore(url, beside=beside)
+    return PostgresStore(url, beside=beside, histories=_histories(settings) if beside else None)
+
+
+def _histories(settings: Settings) -> Any:
+    """What processes that share a database keep of it."""
+    from atlas_agents.stores.histories import Histories
+
+    client = open_valkey(settings.redis_url)
+    if client is None:
+        return Histories()
+    from atlas_agents.stores.valkey_copies import ValkeyCopies
+
+    return Histories(ValkeyCopies(client))

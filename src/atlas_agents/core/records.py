@@ -1,10 +1,10 @@
-"""Small things that a tenant keeps by name and reads as a whole: schedules, users, a plan, chores, paces of keys."""
+"""Small things that are kept by name and read as a whole: schedules, users, a plan, chores, paces of keys, a seal."""
 
 from typing import Literal, TypeAlias
 
 import msgspec
 
-RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan", "chore", "pace"]
+RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan", "chore", "pace", "seal"]
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -71,5 +71,13 @@ class Bus:
                 await line.execute("SELECT 1")
 
 
+async def place_of(url: str, schema: str) -> str:
+    """A name that is this database's and schema's own, and the same by whichever address they are reached."""
+    async with await psycopg.AsyncConnection.connect(url, **LINE) as line:
+        asked = await line.execute("SELECT system_identifier, current_database() FROM pg_control_system()")
+        system, database = await asked.fetchone() or ("", "")
+    return f"{system}\0{database}\0{schema}"
+
+
 def _line(trouble: BaseException) -> str:
     return " ".join(str(trouble).split())[:200] or type(trouble).__name__

@@ -1,23 +1,24 @@
 """The dispatcher of many machines: runs wait in a queue on Postgres, and any process that is free runs them.
 
 A run and its place in the queue are one commit, by `beside`, which the store calls in its transaction; so are the news
-of it, which Postgres tells when the commit is there.
+of it, which Postgres tells when the commit is there, or Valkey, where there is one.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import psycopg
 
 from atlas_agents.core.errors import NotStored, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
-from atlas_agents.dispatch.bus import Bus
+from atlas_agents.dispatch.bus import LINE, Bus, place_of
 from atlas_agents.dispatch.lead import Lead
 from atlas_agents.dispatch.looking import lead_key, read_backlog
-from atlas_agents.dispatch.notices import Notice, notices_of, submitted_by, to_json
+from atlas_agents.dispatch.notices import Notice, from_json, notices_of, submitted_by, to_json
 from atlas_agents.dispatch.port import Hear, House, Turn
 from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue
 from atlas_agents.dispatch.roster import Roster, Standing
@@ -32,19 +33,26 @@ Follow: TypeAlias = Callable[[RunRow, Hear], Awaitable[None]]
 _SWEEP = 2
 _COUNT = 5
 _JOINING = 15.0
+_LOOK = 15.0
+_LOOK_BEHIND_VALKEY = 5.0
+"""Seconds after which a process looks at everything without having been told: who dies between a commit and its
+publication has told nobody, and a member that has no Valkey does not hear it."""
 _TELL = "SELECT pg_notify(%s, told) FROM unnest(%s::text[]) AS told"
 _TELL_ONE = "SELECT pg_notify(%(channel)s, %(told)s)"
 _URGENCY = "SELECT urgency FROM runs WHERE tenant = %s AND id = %s"
 
 
 class Cluster:
-    """One per process. `async with cluster.joined():` hears the others, and `cluster.at_work(…)` in it runs runs."""
+    """One per process. `async with cluster.joined():` hears the others, and `cluster.at_work(…)` in it runs runs. With
+    `valkey`, a client that is the cluster's from then on, the news go by it."""
 
     apart = True
     _house: House
     _taken: Taken
 
-    def __init__(self, url: str, *, schema: str = "atlas", tenant: str = "default", at_once: int = 64) -> None:
+    def __init__(
+        self, url: str, *, schema: str = "atlas", tenant: str = "default", at_once: int = 64, valkey: Any = None
+    ) -> None:
         self._url = url
         self._schema = schema
         self._tenant = tenant
@@ -53,6 +61,11 @@ class Cluster:
         self._at_once = at_once
         self._queue = Queue(url, schema, tenant)
         self._bus = Bus(url, self._channel, self._hear, self._renewed)
+        self._valkey = None
+        if valkey is not None:
+            from atlas_agents.dispatch.valkey_news import ValkeyNews
+
+            self._valkey = ValkeyNews(valkey, self._hear_text, self._renewed, self._notify)
         self._worker: Worker | None = None
         self._lead: Lead | None = None
         self._draining = False
@@ -97,13 +110,18 @@ class Cluster:
 
     async def beside(
         self, session: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
-    ) -> None:
-        """What belongs into the transaction of a commit: the place in the queue, and the news."""
+    ) -> Callable[[], None] | None:
+        """What belongs into the transaction of a commit: the place in the queue, and the news, unless Valkey tells them
+        afterwards."""
         for run_id in submitted_by(writes, results):
             row = await (await session.execute(_URGENCY, (tenant, run_id))).fetchone()
             await self._queue.put(run_id, row[0] if row else 1, session)
-        if notices := notices_of(tenant, writes, results):
-            await session.execute(_TELL, (self._channel, [to_json(notice) for notice in notices]))
+        told = [to_json(notice) for notice in notices_of(tenant, writes, results)]
+        if told and self._valkey is not None and self._valkey.up:
+            return partial(self._valkey.tell, told)
+        if told:
+            await session.execute(_TELL, (self._channel, told))
+        return None
 
     async def submit(self, row: RunRow, hear: Hear) -> RunRow:
         """It stands in the queue since the commit that began it."""
@@ -133,13 +151,19 @@ class Cluster:
     async def joined(self, role: str = "worker", door: str = "") -> AsyncGenerator["Cluster", None]:
         """A member as long as the block lasts; others are told its role, and the address of its door."""
         await _within(self._queue.open())
-        tasks = [asyncio.create_task(work) for work in (self._bus.run(), self._roster.run(role, door))]
+        works = (self._bus.run(), self._look_on(), self._roster.run(role, door))
+        tasks = [asyncio.create_task(work) for work in works]
         try:
             await _within(self._bus.ready.wait())
+            if self._valkey is not None:
+                await self._valkey.open(await place_of(self._url, self._schema))
+                tasks.append(asyncio.create_task(self._valkey.run()))
             yield self
         finally:
             await _end(*tasks, *self._beside)
             await self._roster.leave()
+            if self._valkey is not None:
+                await self._valkey.close()
             await self._queue.close()
 
     @asynccontextmanager
@@ -210,6 +234,23 @@ class Cluster:
             told = [to_json(Notice("begun", self._tenant, run_id)) for run_id in found]
             await line.execute(_TELL, (self._channel, told))
         return found
+
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK if self._valkey is None else _LOOK_BEHIND_VALKEY)
+            self._renewed()
+
+    async def _notify(self, told: Sequence[str]) -> None:
+        """Tell by Postgres what was to be told by Valkey. If it cannot be, others find out when they look."""
+        try:
+            async with await psycopg.AsyncConnection.connect(self._url, **LINE) as line:
+                await line.execute(_TELL, (self._channel, list(told)))
+        except (psycopg.Error, OSError) as trouble:
+            logger.warning("others could not be told what was committed here: %s", trouble)
+
+    def _hear_text(self, told: str) -> None:
+        if (notice := from_json(told)) is not None:
+            self._hear(notice)
 
     def _hear(self, notice: Notice) -> None:
         if notice.tenant != self._tenant:

@@ -15,12 +15,12 @@ from procrastinate.jobs import Job, Status
 from psycopg import sql
 
 from atlas_agents.dispatch.bus import LINE
+from atlas_agents.dispatch.queue_schema import bring_up_to_date, mark, packaged_steps
 
 logger = logging.getLogger(__name__)
 TASK = "atlas.run"
 STALLED = 8.0
 """Seconds without a heartbeat after which a worker is taken for lost."""
-_MAKING = 0x41544C51
 _ORPHANS = """
 SELECT r.id, r.urgency FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
 AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)s AND j.status IN ('todo', 'doing')
@@ -40,12 +40,17 @@ class Queue:
         self._url = url
         self._schema = schema
         self._tenant = tenant
+        self._steps = packaged_steps()
         connector = PsycopgConnector(
             conninfo=url,
             min_size=1,
             max_size=4,
             timeout=5.0,
-            kwargs={**LINE, "options": f"-c search_path={schema}"},
+            kwargs={
+                **LINE,
+                "application_name": mark(schema, self._steps),
+                "options": f"-c search_path={schema}",
+            },
             name="atlas-queue",
         )
         self._app = App(connector=connector)
@@ -56,12 +61,8 @@ class Queue:
 
     async def open(self) -> None:
         """Connect, and have procrastinate's tables; the schema is there already."""
-        async with await psycopg.AsyncConnection.connect(self._url, **LINE) as line, line.transaction():
-            await line.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
-            await line.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self._schema)))
-            row = await (await line.execute("SELECT to_regclass('procrastinate_jobs')")).fetchone()
-            if row is None or row[0] is None:
-                await line.execute(self._app.schema_manager.get_schema())
+        if taken := await bring_up_to_date(self._url, self._schema, self._steps):
+            logger.info("the tables of the queue were brought up to date: %s", ", ".join(taken))
         await self._app.open_async()
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from atlas_agents.config.opening import is_postgres
 from atlas_agents.config.settings import Settings
+from atlas_agents.config.valkey import open_valkey
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.dispatch.port import Dispatcher
 from atlas_agents.engine.atlas import Atlas
@@ -20,7 +21,7 @@ class Company:
         from atlas_agents.dispatch.cluster import Cluster
 
         self._settings = settings
-        self._cluster = Cluster(settings.database_url.reveal())
+        self._cluster = Cluster(settings.database_url.reveal(), valkey=open_valkey(settings.redis_url))
 
     @property
     def dispatcher(self) -> Dispatcher:

@@ -6,6 +6,7 @@ commits of a tenant that wait in this process share a transaction, as on SQLite.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -14,8 +15,9 @@ from psycopg_pool import AsyncConnectionPool
 from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.shelves import Hit, PutDocument, Where
-from atlas_agents.core.store import Write
+from atlas_agents.core.store import DropSession, StoredMessage, Write
 from atlas_agents.stores import shelf_statements as shelf
+from atlas_agents.stores.histories import Histories
 from atlas_agents.stores.matching import postgres_matching
 from atlas_agents.stores.postgres_line import Connection
 from atlas_agents.stores.postgres_session import (
@@ -31,6 +33,7 @@ from atlas_agents.stores.postgres_vectors import ensure_index, find_extension
 from atlas_agents.stores.postgres_writer import Beside, Pool, Writer
 from atlas_agents.stores.query import Query, Row, Vector, query
 from atlas_agents.stores.reads import SqlReads
+from atlas_agents.stores.seal import seal_of
 from atlas_agents.stores.words import on_shelf
 
 _PAUSE = 0.1
@@ -41,7 +44,8 @@ class PostgresStore(SqlReads):
     then callers are told `StoreLost`, and the next call tries again. So they are of a server that is there and has not
     answered for `answer_timeout` seconds, which must be more than the `busy_timeout` that a lock may be waited for.
     Where the server has `pgvector`, it compares vectors; else this process does. What is to happen together with each
-    commit, or not at all, is done by `beside`."""
+    commit, or not at all, is done by `beside`. With `histories` a conversation that was read before is not read again,
+    but for what is new in it."""
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class PostgresStore(SqlReads):
         clock: Clock = SYSTEM_CLOCK,
         pgvector: bool = True,
         beside: Beside | None = None,
+        histories: Histories | None = None,
     ) -> None:
         super().__init__()
         if not schema.isidentifier():
@@ -72,6 +77,7 @@ class PostgresStore(SqlReads):
         self._clock = clock
         self._pgvector = pgvector
         self._beside = beside
+        self._histories = histories
         self._vectors_in: str | None = None
         self._indexed: dict[tuple[str, int], bool] = {}
         self._open: tuple[Pool, Writer] | None = None
@@ -104,6 +110,12 @@ class PostgresStore(SqlReads):
         )
         await pool.open()
         self._open = pool, Writer(pool, self._schema, self._clock, self._patience, self._beside)
+        if self._histories is not None and self._histories.shared is not None:
+            try:
+                await self._histories.shared.open(partial(seal_of, self))
+            except BaseException:
+                await self.close()
+                raise
 
     async def close(self) -> None:
         """Finish what was asked, then hang up."""
@@ -111,13 +123,34 @@ class PostgresStore(SqlReads):
             pool, writer = self._open
             self._open = None
             await writer.finish()
+            if self._histories is not None and self._histories.shared is not None:
+                await self._histories.shared.close()
             await pool.close()
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         for write in writes:
             if isinstance(write, PutDocument) and write.passages and (vector := write.passages[0].vector):
                 await self._is_indexed(write.document.model, len(vector) // 2)  # it is made while there is little in it
-        return await self._opened()[1].commit(tenant, writes)
+        results = await self._opened()[1].commit(tenant, writes)
+        if self._histories is not None:
+            for write in writes:
+                if isinstance(write, DropSession):
+                    self._histories.drop(tenant, write.key)
+        return results
+
+    async def messages(
+        self,
+        tenant: str,
+        session: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        last: bool = False,
+    ) -> list[StoredMessage]:
+        if self._histories is not None and after == 0 and before is None and limit is None:
+            return await self._histories.read(self.fetch, tenant, session)
+        return await super().messages(tenant, session, after=after, before=before, limit=limit, last=last)
 
     async def fetch(self, query: Query) -> list[Row]:
         return await self._rows(query)

@@ -21,9 +21,12 @@ from atlas_agents.stores.writes import carry_out
 T = TypeVar("T")
 Pool: TypeAlias = AsyncConnectionPool[Connection]
 Commit: TypeAlias = Ticket[tuple[Write, ...]]
-Beside: TypeAlias = Callable[[psycopg.AsyncConnection[Any], str, Sequence[Write], Sequence[Any]], Awaitable[None]]
+Afterwards: TypeAlias = Callable[[], None]
+Beside: TypeAlias = Callable[
+    [psycopg.AsyncConnection[Any], str, Sequence[Write], Sequence[Any]], Awaitable[Afterwards | None]
+]
 """What else happens in the transaction of a commit: it is given the session, the tenant, the writes and their results.
-What it raises undoes that commit."""
+What it raises undoes that commit; what it gives back is called when the commit is there."""
 
 _AT_MOST = 64
 _PAUSE = 0.1
@@ -34,9 +37,10 @@ _BEGIN = "BEGIN; SELECT pg_current_xact_id()::text, pg_advisory_xact_lock({:d})"
 class _Unclear(Exception):
     """The session was lost between COMMIT and its answer."""
 
-    def __init__(self, transaction: str) -> None:
+    def __init__(self, transaction: str, afterwards: Sequence[Afterwards | None]) -> None:
         super().__init__(transaction)
         self.transaction = transaction
+        self.afterwards = afterwards
 
 
 class _Refused(Exception):
@@ -96,10 +100,11 @@ class Writer:
         end = self._clock.monotonic() + self._patience
         while True:
             try:
-                await self._transaction(tenant, group)
+                _call(await self._transaction(tenant, group))
                 return
             except _Unclear as unclear:
                 if await self._was_committed(unclear.transaction, end):
+                    _call(unclear.afterwards)
                     return
                 problem: StoreError = StoreLost("Postgres was lost while committing; nothing was written, try again")
             except psycopg.Error as error:
@@ -120,7 +125,8 @@ class Writer:
         for ticket in group:
             await self._group(tenant, [ticket])
 
-    async def _transaction(self, tenant: str, group: Sequence[Commit]) -> None:
+    async def _transaction(self, tenant: str, group: Sequence[Commit]) -> Sequence[Afterwards | None]:
+        """What is to be called now that it is committed."""
         for ticket in group:
             ticket.result = ticket.error = None
         async with self._pool.connection(timeout=1.0) as connection:
@@ -130,14 +136,13 @@ class Writer:
                 cursor.nextset()
                 row = await cursor.fetchone()
                 if len(group) == 1:
-                    await self._carry_out(cursor, tenant, group[0])
+                    afterwards = [await self._carry_out(cursor, tenant, group[0])]
                 else:
-                    for ticket in group:
-                        await self._savepoint(cursor, tenant, ticket)
+                    afterwards = [await self._savepoint(cursor, tenant, ticket) for ticket in group]
             except _Refused as refusal:
                 group[0].error = refusal.error
                 await _roll_back(connection)
-                return
+                return []
             except BaseException:
                 await _roll_back(connection)
                 raise
@@ -145,26 +150,29 @@ class Writer:
                 await cursor.execute("COMMIT")
             except psycopg.Error as error:
                 if is_lost(error) and row is not None:
-                    raise _Unclear(row[0]) from error
+                    raise _Unclear(row[0], afterwards) from error
                 raise
             self.transactions += 1
+            return afterwards
 
-    async def _savepoint(self, cursor: Cursor, tenant: str, ticket: Commit) -> None:
+    async def _savepoint(self, cursor: Cursor, tenant: str, ticket: Commit) -> Afterwards | None:
         """One commit of several, all of it or nothing."""
         await cursor.execute("SAVEPOINT one")
         try:
-            await self._carry_out(cursor, tenant, ticket)
+            return await self._carry_out(cursor, tenant, ticket)
         except _Refused as refusal:
             await cursor.execute("ROLLBACK TO one")
             ticket.error = refusal.error
+            return None
 
-    async def _carry_out(self, cursor: Cursor, tenant: str, ticket: Commit) -> None:
+    async def _carry_out(self, cursor: Cursor, tenant: str, ticket: Commit) -> Afterwards | None:
         """Its failure is its own, unless the session is lost."""
         try:
             place = Place(tenant, int(self._clock.time() * 1000))
             ticket.result = results = await _drive(cursor, carry_out(place, ticket.job))
             if self._beside is not None:
-                await self._beside(cursor.connection, tenant, ticket.job, results)
+                return await self._beside(cursor.connection, tenant, ticket.job, results)
+            return None
         except Exception as error:
             if isinstance(error, psycopg.Error) and is_lost(error):
                 raise
@@ -202,6 +210,12 @@ async def _drive(cursor: Cursor, steps: Steps[T]) -> T:
             query = steps.send(await rows_of(cursor, query))
     except StopIteration as end:
         return end.value
+
+
+def _call(afterwards: Sequence[Afterwards | None]) -> None:
+    for each in afterwards:
+        if each is not None:
+            each()
 
 
 def _fail(group: Sequence[Commit], error: Exception) -> None:

@@ -56,6 +56,11 @@ SELECT session, seq, id, run_id, body FROM messages
 WHERE tenant = :tenant AND session = :session AND seq > :after AND seq < :before"""
 MESSAGES = f"{_MESSAGES} ORDER BY seq LIMIT :limit"
 LAST_MESSAGES = f"{_MESSAGES} ORDER BY seq DESC LIMIT :limit"
+HISTORY = """
+SELECT s.created_at, m.seq, m.id, m.run_id, m.body FROM sessions s
+LEFT JOIN messages m ON m.tenant = :tenant AND m.session = :session AND m.seq >= :since
+WHERE s.tenant = :tenant AND s.key = :session ORDER BY m.seq"""
+BEGUN = "SELECT created_at, last_message FROM sessions WHERE tenant = :tenant AND key = :session"
 
 KNOWN_RUN = f"""
 SELECT {_RUN} FROM runs WHERE tenant = :tenant AND session = :session AND idempotency_key = :idempotency_key

@@ -1,0 +1,215 @@
+"""News by Valkey: heard by the others after the commit; nothing is lost with it, nor with a publication."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from members import Member, member
+
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.ids import new_id
+from atlas_agents.core.store import PutSession
+from atlas_agents.dispatch import cluster as cluster_module
+from atlas_agents.dispatch.notices import Notice
+from atlas_agents.testing import Scripted, says
+from checks import PATIENCE, until
+from stores.postgres_server import PostgresServer
+from stores.valkey_server import PASSWORD, ValkeyServer
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with PostgresServer() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def schema() -> str:
+    return "t" + new_id().replace("-", "")
+
+
+def hears(here: Member) -> list[Notice]:
+    heard: list[Notice] = []
+    here.cluster.on_notice = heard.append
+    return heard
+
+
+def news_of(here: Member) -> Any:
+    return here.cluster._valkey  # pyright: ignore[reportPrivateUsage]
+
+
+async def up(*members: Member, hold: bool = True) -> None:
+    async def all_of_them() -> bool:
+        return all(news_of(here).up is hold for here in members)
+
+    await until(all_of_them)
+
+
+async def notified(url: str, schema: str) -> tuple[psycopg.AsyncConnection[Any], list[str]]:
+    """All that Postgres tells."""
+    line, told = await psycopg.AsyncConnection.connect(url, autocommit=True), list[str]()
+    line.add_notify_handler(lambda notice: told.append(notice.payload))
+    await line.execute(f"LISTEN atlas_{schema}".encode())
+    return line, told
+
+
+async def test_turns_are_taken_in_and_answered_and_postgres_tells_nothing(
+    url: str, schema: str, valkey: ValkeyServer
+) -> None:
+    answers = Scripted(says("One."), says("Two."))
+    async with (
+        asyncio.timeout(2 * PATIENCE),
+        member(url, schema, Scripted(), works=False, redis_url=valkey.url) as front,
+        member(url, schema, answers, redis_url=valkey.url) as back,
+    ):
+        await up(front, back)
+        line, told = await notified(url, schema)
+        async with line:
+            assert (await front.atlas.ask("a", session="s")).text == "One."
+            assert (await front.atlas.ask("b", session="s")).text == "Two."
+            await line.execute("SELECT 1")
+        assert told == []
+        assert len(answers.requests[1].messages) == 3
+
+
+async def test_two_clusters_on_one_valkey_do_not_hear_each_other(url: str, schema: str, valkey: ValkeyServer) -> None:
+    async with (
+        asyncio.timeout(2 * PATIENCE),
+        member(url, schema, Scripted(), works=False, redis_url=valkey.url) as one,
+        member(url, schema, Scripted(), works=False, redis_url=valkey.url) as two,
+        member(url, schema + "x", Scripted(), works=False, redis_url=valkey.url) as stranger,
+    ):
+        await up(one, two, stranger)
+        heard, strange = hears(two), hears(stranger)
+        await stranger.store.commit("default", [PutSession("theirs", label="x")])
+        await one.store.commit("default", [PutSession("ours", label="x")])
+        await until(_some(heard))
+        assert {notice.session for notice in heard} == {"ours"}
+        await until(_some(strange))
+        assert {notice.session for notice in strange} == {"theirs"}
+
+
+async def test_a_commit_that_is_undone_is_not_told(url: str, schema: str, valkey: ValkeyServer) -> None:
+    async with (
+        asyncio.timeout(2 * PATIENCE),
+        member(url, schema, Scripted(), works=False, redis_url=valkey.url) as one,
+        member(url, schema, Scripted(), works=False, redis_url=valkey.url) as two,
+    ):
+        await up(one, two)
+        heard = hears(two)
+        odd: Any = object()
+        with pytest.raises(Exception, match="cannot write"):
+            await one.store.commit("default", [PutSession("undone", label="x"), odd])
+        await one.store.commit("default", [PutSession("done", label="x")])
+        await until(_some(heard))
+        assert {notice.session for notice in heard} == {"done"}
+
+
+async def test_when_valkey_goes_postgres_tells_and_when_it_is_back_it_tells_again(
+    url: str, schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ValkeyServer() as server:
+        async with (
+            asyncio.timeout(4 * PATIENCE),
+            member(url, schema, Scripted(), works=False, redis_url=server.url) as front,
+            member(url, schema, Scripted(*[says("Yes.")] * 4), redis_url=server.url) as back,
+        ):
+            await up(front, back)
+            server.stop()
+            assert (await front.atlas.ask("a", session="s")).text == "Yes."
+            await up(front, back, hold=False)
+            assert (await front.atlas.ask("b", session="s")).text == "Yes."
+            server.start()
+            await up(front, back)
+            assert (await front.atlas.ask("c", session="s")).text == "Yes."
+            with server.frozen():
+                assert (await front.atlas.ask("d", session="s")).text == "Yes."
+            assert len(back.taken) == 4
+    assert "Postgres carries the news until it is back" in caplog.text
+    assert PASSWORD not in caplog.text
+
+
+async def test_a_valkey_that_is_away_at_the_start_is_no_hindrance(
+    url: str, schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ValkeyServer()
+    async with (
+        asyncio.timeout(2 * PATIENCE),
+        member(url, schema, Scripted(), works=False, redis_url=server.url) as front,
+        member(url, schema, Scripted(says("Yes."), says("Again.")), redis_url=server.url) as back,
+    ):
+        assert (await front.atlas.ask("a", session="s")).text == "Yes."
+        with server:
+            await up(front, back)
+            assert (await front.atlas.ask("b", session="s")).text == "Again."
+    assert "Valkey cannot be reached" in caplog.text
+
+
+async def test_what_was_committed_and_never_published_is_found_without_news(
+    url: str, schema: str, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if each process died between a commit and its publication; the worker looks into the queue by itself."""
+    monkeypatch.setattr(cluster_module, "_LOOK_BEHIND_VALKEY", 0.3)
+    async with (
+        asyncio.timeout(2 * PATIENCE),
+        member(url, schema, Scripted(), works=False, redis_url=valkey.url) as front,
+        member(url, schema, Scripted(says("Yes.")), redis_url=valkey.url) as back,
+    ):
+        await up(front, back)
+
+        def lost(notices: Sequence[str]) -> None:
+            """Nobody hears it."""
+
+        for here in (front, back):
+            monkeypatch.setattr(news_of(here), "tell", lost)
+        assert (await front.atlas.ask("a", session="s")).text == "Yes."
+
+
+async def test_members_with_and_without_valkey_find_what_the_others_did(
+    url: str, schema: str, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting is changed in one process after the other."""
+    monkeypatch.setattr(cluster_module, "_LOOK", 0.3)
+    async with (
+        asyncio.timeout(2 * PATIENCE),
+        member(url, schema, Scripted(), works=False) as old,
+        member(url, schema, Scripted(says("Yes."), says("Again.")), redis_url=valkey.url) as new,
+    ):
+        await up(new)
+        assert (await old.atlas.ask("a", session="s")).text == "Yes."
+        assert (await new.atlas.ask("b", session="s")).text == "Again."
+
+
+@pytest.mark.parametrize(
+    ("who", "options", "words"),
+    [
+        (":wrong-canary@", "", "Valkey does not let us in: invalid username-password"),
+        ("", "", "Valkey does not let us in: Authentication required"),
+        (f":{PASSWORD}@", "?nonsense=canary", "redis_url: the address, or an option in it, cannot be read"),
+    ],
+)
+async def test_a_valkey_that_does_not_let_us_in_is_told_at_the_start(
+    url: str, schema: str, valkey: ValkeyServer, who: str, options: str, words: str
+) -> None:
+    address = f"redis://{who}127.0.0.1:{valkey.port}/0{options}"
+    with pytest.raises(ConfigError, match=words) as refused:
+        async with asyncio.timeout(2 * PATIENCE), member(url, schema, Scripted(), redis_url=address):
+            pass
+    assert "canary" not in str(refused.value)
+
+
+def _some(heard: list[Notice]) -> Any:
+    async def some() -> list[Notice]:
+        return heard
+
+    return some

@@ -1,0 +1,311 @@
+"""Conversations that were read before: only what is new is read, and what is told is what the store has."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from atlas_agents.config.valkey import open_valkey
+from atlas_agents.core.ids import new_id
+from atlas_agents.core.secret import Secret
+from atlas_agents.core.store import AddMessage, DropSession, PutSession, StoredMessage, Write
+from atlas_agents.stores.histories import Histories
+from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.stores.query import Query, Row
+from atlas_agents.stores.valkey_copies import EXPIRY, ValkeyCopies
+from checks import PATIENCE, until
+from stores.postgres_server import PostgresServer
+from stores.valkey_server import ValkeyServer
+
+pytestmark = pytest.mark.slow
+
+
+class Counting(PostgresStore):
+    """Counts what it reads."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.statements = self.rows = 0
+        self.shared: Any = None
+
+    async def fetch(self, query: Query) -> list[Row]:
+        found = await super().fetch(query)
+        self.statements += 1
+        self.rows += len(found)
+        return found
+
+    def count(self) -> tuple[int, int]:
+        """Statements and rows since the last time."""
+        counts = self.statements, self.rows
+        self.statements = self.rows = 0
+        return counts
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return postgres.made("d" + new_id().replace("-", ""))
+
+
+@asynccontextmanager
+async def opened(url: str, valkey: ValkeyServer | None = None, most: int = 64 << 20) -> AsyncGenerator[Counting]:
+    shared = ValkeyCopies(open_valkey(Secret(valkey.url))) if valkey is not None else None
+    store = Counting(url, histories=Histories(shared, most=most))
+    store.shared = shared
+    async with asyncio.timeout(PATIENCE):
+        await store.open()
+        store.count()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+async def say(store: PostgresStore, numbers: range, session: str = "s", tenant: str = "t", words: str = "") -> None:
+    writes: list[Write] = [PutSession(session)]
+    writes += [AddMessage(session, f"m{n}", f'"{words}{n}"'.encode(), f"r{n}") for n in numbers]
+    await store.commit(tenant, writes)
+
+
+async def told(store: PostgresStore, session: str = "s", tenant: str = "t") -> list[str]:
+    return [row.body.decode().strip('"') for row in await store.messages(tenant, session)]
+
+
+async def begun(store: PostgresStore) -> int:
+    session = await store.session("t", "s")
+    assert session is not None
+    return session.created_at
+
+
+@pytest.mark.parametrize("length", [10, 1000])
+async def test_a_turn_reads_only_what_is_new_however_long_the_conversation_is(url: str, length: int) -> None:
+    async with opened(url) as worker, opened(url) as other:
+        await say(other, range(length))
+        assert len(await told(worker)) == length
+        assert worker.count() == (1, length)
+        for n in range(length, length + 6, 2):
+            await say(other, range(n, n + 2))
+            assert await told(worker) == [str(each) for each in range(n + 2)]
+            assert worker.count() == (1, 3)
+
+
+async def test_a_read_gives_what_a_plain_read_gives(url: str) -> None:
+    async with opened(url) as worker, opened(url) as other:
+        await say(other, range(5))
+        await worker.messages("t", "s")
+        await say(other, range(5, 8))
+        plain = PostgresStore(url)
+        await plain.open()
+        rows = await plain.messages("t", "s")
+        await plain.close()
+        assert await worker.messages("t", "s") == rows
+        assert await worker.messages("t", "s", limit=2, last=True) == rows[-2:]
+        assert await worker.messages("t", "s", after=6) == rows[6:]
+
+
+async def test_a_session_that_was_removed_and_made_anew_by_another_process_is_read_anew(url: str) -> None:
+    async with opened(url) as worker, opened(url) as other:
+        assert await told(worker) == []
+        await say(other, range(4))
+        assert await told(worker) == ["0", "1", "2", "3"]
+        await other.commit("t", [DropSession("s")])
+        assert await told(worker) == []
+        await say(other, range(2))
+        assert await told(worker) == ["0", "1"]
+        await other.commit("t", [DropSession("s")])
+        await say(other, range(3), words="new")  # the same ids, as an import of lines that were edited has them
+        assert await told(worker) == ["new0", "new1", "new2"]
+        await other.commit("t", [DropSession("s")])
+        await asyncio.sleep(0.002)
+        edited: list[Write] = [PutSession("s"), AddMessage("s", "m0", b'"edited"', "r0")]
+        edited += [AddMessage("s", f"m{n}", f'"new{n}"'.encode(), f"r{n}") for n in (1, 2)]
+        await other.commit("t", edited)
+        assert await told(worker) == ["edited", "new1", "new2"]
+
+
+async def test_sessions_of_one_name_are_each_tenants_own(url: str) -> None:
+    async with opened(url) as store:
+        await say(store, range(2), tenant="a")
+        await say(store, range(3), tenant="b", words="b")
+        assert await told(store, tenant="a") == ["0", "1"]
+        assert await told(store, tenant="b") == ["b0", "b1", "b2"]
+
+
+async def test_memory_is_bounded_and_the_latest_are_kept(url: str) -> None:
+    async with opened(url, most=10_000) as store:
+        for n in range(4):
+            await say(store, range(10), session=f"s{n}")
+            assert len(await told(store, f"s{n}")) == 10
+        store.count()
+        await told(store, "s3")
+        assert store.count() == (1, 1)
+        await told(store, "s0")
+        assert store.count() == (1, 10)
+        await say(store, range(100), session="long")
+        assert len(await told(store, "long")) == 100
+        await told(store, "s3")
+
+
+async def test_readers_at_once_do_not_confuse_each_other(url: str) -> None:
+    async with opened(url) as worker, opened(url) as other:
+        await say(other, range(3))
+        await told(worker)
+        for n in range(3, 30):
+            reads = [told(worker) for _ in range(4)]
+            await asyncio.gather(say(other, range(n, n + 1)), *reads)
+            assert await told(worker) == [str(each) for each in range(n + 1)]
+
+
+@asynccontextmanager
+async def looking(server: ValkeyServer) -> AsyncGenerator[Any]:
+    client = open_valkey(Secret(server.url))
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def copies_of(client: Any, count: int) -> bytes:
+    """The key of the one session, as soon as so many of its messages are there."""
+
+    async def there() -> bytes | None:
+        keys: list[bytes] = await client.keys("atlas:*:session:*")
+        return keys[0] if keys and await client.hlen(keys[0]) >= count else None
+
+    return await until(there)
+
+
+async def gone(client: Any, key: bytes) -> bool:
+    return not await client.exists(key)
+
+
+async def test_another_process_has_a_long_history_from_valkey_and_only_the_rest_from_the_store(
+    url: str, valkey: ValkeyServer
+) -> None:
+    async with opened(url, valkey) as one, opened(url, valkey) as two, looking(valkey) as client:
+        await client.flushall()
+        await say(one, range(1000))
+        await told(one)
+        key = await copies_of(client, 1000)
+        assert EXPIRY - 60 < await client.ttl(key) <= EXPIRY
+        await say(one, range(1000, 1002))
+        assert await told(two) == [str(n) for n in range(1002)]
+        assert two.count() == (2, 1 + 3)
+        await copies_of(client, 1002)
+        await one.commit("t", [DropSession("s")])
+        await until(lambda: gone(client, key))
+
+
+async def garble(client: Any, key: bytes) -> None:
+    for field, value in (await client.hgetall(key)).items():
+        await client.hset(key, field, value[:-3] + b"xyz")
+
+
+async def swap(client: Any, key: bytes) -> None:
+    """Each is whole, and in another's place."""
+    found = await client.hgetall(key)
+    await client.hset(key, mapping=dict(zip(found, reversed(list(found.values())), strict=True)))
+
+
+async def cut(client: Any, key: bytes) -> None:
+    for field in list(await client.hkeys(key))[::2]:
+        await client.hdel(key, field)
+
+
+async def stuff(client: Any, key: bytes) -> None:
+    found = await client.hkeys(key)
+    await client.hset(key, mapping={field: b"" for field in found} | {b"odd": b"\xff", b"1.x": b"y"})
+
+
+async def retype(client: Any, key: bytes) -> None:
+    await client.delete(key)
+    await client.set(key, "a text")
+
+
+async def flush(client: Any, key: bytes) -> None:
+    await client.flushall()
+
+
+@pytest.mark.parametrize("harm", [garble, swap, cut, stuff, retype, flush])
+async def test_whatever_happens_to_the_copies_the_conversation_is_the_stores(
+    url: str, valkey: ValkeyServer, harm: Callable[[Any, bytes], Any]
+) -> None:
+    async with opened(url, valkey) as one, looking(valkey) as client:
+        await client.flushall()
+        await say(one, range(10))
+        await told(one)
+        await harm(client, await copies_of(client, 10))
+        async with opened(url, valkey) as two:
+            assert await told(two) == [str(n) for n in range(10)]
+            await say(two, range(10, 12))
+            assert await told(one) == await told(two) == [str(n) for n in range(12)]
+
+
+async def test_a_copy_of_another_session_or_of_an_earlier_one_of_the_same_name_is_not_believed(
+    url: str, valkey: ValkeyServer
+) -> None:
+    async with opened(url, valkey) as one, looking(valkey) as client:
+        await client.flushall()
+        await say(one, range(4), session="other", words="secret")
+        await told(one, "other")
+        key = await copies_of(client, 4)
+        found = await client.hgetall(key)
+        await say(one, range(4))
+        created = await begun(one)
+        stolen = {b"%d.%d" % (created, n): value for n, value in enumerate(found.values(), 1)}
+        await client.hset(key.replace(b"other", b"s"), mapping=stolen)
+        async with opened(url, valkey) as two:
+            assert await told(two) == ["0", "1", "2", "3"]
+
+
+async def test_copies_of_a_store_that_went_another_way_are_not_mixed_in(url: str, valkey: ValkeyServer) -> None:
+    """A copy of the database has the same seal; what was said there after it was copied must not be told here."""
+    async with opened(url, valkey) as one, looking(valkey) as client:
+        await client.flushall()
+        await say(one, range(6))
+        rows = tuple(await one.messages("t", "s"))
+        await copies_of(client, 6)
+        there = [StoredMessage("s", seq, f"x{seq}", "r", b'"there"') for seq in (4, 5)]
+        shared: Any = one.shared
+        created = await begun(one)
+        shared.put("t", "s", created, (*rows[:3], *there), 3)
+        await asyncio.wait(set(shared._tasks))
+        assert await shared.get("t", "s", created) == (*rows[:3], *there)
+        async with opened(url, valkey) as two:
+            assert await told(two) == ["0", "1", "2", "3", "4", "5"]
+
+
+async def test_without_valkey_the_store_is_read_and_nobody_waits(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with ValkeyServer() as server:
+        async with opened(url, server) as one:
+            await say(one, range(3))
+            await told(one)
+            server.stop()
+            async with opened(url, server) as two:
+                with caplog.at_level(logging.WARNING):
+                    assert await told(two) == ["0", "1", "2"]
+                    for n in range(20):
+                        await say(two, range(2), session=f"s{n}")
+                        assert await told(two, f"s{n}") == ["0", "1"]
+                assert (
+                    len([record for record in caplog.records if "shared copies" in record.message]) <= 2
+                )  # one of each
+            server.start()
+            with server.frozen():
+                async with opened(url, server) as two:
+                    assert await told(two) == ["0", "1", "2"]
+    assert "canary" not in caplog.text
