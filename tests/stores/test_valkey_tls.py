@@ -1,0 +1,83 @@
+"""`rediss://`: the news go through TLS, and only to whom the certificate names."""
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from atlas_agents.config.valkey import open_valkey
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.secret import Secret
+from atlas_agents.dispatch.valkey_news import ValkeyNews
+from checks import PATIENCE
+from stores.valkey_server import PASSWORD, ValkeyServer
+
+pytestmark = pytest.mark.slow
+
+
+@asynccontextmanager
+async def behind_tls(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
+    """The port of a door to a Valkey with a certificate for `localhost`; the wheel's server has no TLS of its own."""
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(folder / "key"), "-out", str(folder / "cert")]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert", folder / "key")
+    talks: set[asyncio.Task[None]] = set()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, ssl.SSLError):
+            while some := await reader.read(65536):
+                writer.write(some)
+                await writer.drain()
+        writer.close()
+
+    async def through(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        both = [asyncio.create_task(carry(*each)) for each in ((reader, inner_writer), (inner_reader, writer))]
+        talks.update(both)
+        await asyncio.wait(both)
+
+    door = await asyncio.start_server(through, "127.0.0.1", 0, ssl=context)
+    try:
+        yield door.sockets[0].getsockname()[1]
+    finally:
+        door.close()
+        for task in talks:
+            task.cancel()
+        await asyncio.gather(*talks, return_exceptions=True)
+
+
+async def test_news_go_through_tls_and_a_certificate_of_nobody_known_is_refused(tmp_path: Path) -> None:
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    with ValkeyServer() as server:
+        async with asyncio.timeout(2 * PATIENCE), behind_tls(server, tmp_path) as port:
+            known = f"?ssl_ca_certs={tmp_path / 'cert'}"
+            for address in (f"localhost:{port}", f"127.0.0.1:{port}/{known}"):
+                news = _news(f"rediss://:{PASSWORD}@{address}", heard.put_nowait)
+                with pytest.raises(ConfigError, match="Valkey does not let us in: .*certificate") as refused:
+                    await news.open("here")
+                await news.close()
+                assert PASSWORD not in str(refused.value)
+            news = _news(f"rediss://:{PASSWORD}@localhost:{port}/{known}", heard.put_nowait)
+            await news.open("here")
+            running = asyncio.create_task(news.run())
+            while not news.up:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            news.tell(["something has happened"])
+            assert await heard.get() == "something has happened"
+            running.cancel()
+            await asyncio.wait([running])
+            await news.close()
+
+
+def _news(url: str, on_told: Callable[[str], None]) -> ValkeyNews:
+    async def otherwise(told: Sequence[str]) -> None:
+        raise AssertionError(told)
+
+    nobody: Callable[[Sequence[str]], Awaitable[None]] = otherwise
+    return ValkeyNews(open_valkey(Secret(url)), on_told, lambda: None, nobody)
