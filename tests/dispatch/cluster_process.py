@@ -2,7 +2,7 @@
 of its door. GRACE in its environment says how long turns may go on when it is told to stop.
 
 Its model makes three calls of `note`, one after the other, and then says so. A call writes what it does into
-HOME/effects; it takes a while, so that there is time to be killed in it.
+HOME/effects; it takes a while, so that there is time to be killed in it. With ATLAS_REDIS_URL the news go by Valkey.
 """
 
 import asyncio
@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from atlas_agents import Approvals, Chunk, Request, TextChunk, Tool, ToolContext
+from atlas_agents.config.valkey import open_valkey
+from atlas_agents.core.secret import Secret
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.gateway.logs import set_up
 from atlas_agents.gateway.membership import ClusterMembership
@@ -19,7 +21,9 @@ from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.worker import work
 from atlas_agents.gateway.worker_door import WorkerDoor
+from atlas_agents.stores.histories import Histories
 from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.stores.valkey_copies import ValkeyCopies
 from atlas_agents.testing import Scripted, calls, house, says
 
 _CALLS = 3
@@ -51,8 +55,10 @@ def tools_of(home: Path) -> list[Tool]:
 
 
 async def main(role: str, url: str, home: Path) -> None:
-    cluster = Cluster(url)
-    store = PostgresStore(url, beside=cluster.beside)
+    redis = [open_valkey(Secret(address) if (address := os.environ.get("ATLAS_REDIS_URL")) else None) for _ in "12"]
+    cluster = Cluster(url, valkey=redis[0])
+    histories = Histories(ValkeyCopies(redis[1]) if redis[1] is not None else None)
+    store = PostgresStore(url, beside=cluster.beside, histories=histories)
     await store.open()
     atlas = house(Steps(), tools_of(home), store=store, approve=Approvals(wait=True), dispatcher=cluster)
     settings = GatewaySettings(home=home, port=0, grace=float(os.environ.get("GRACE", "1")))

@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from cluster_members import members
 from members import Member, member
 
 from atlas_agents.core.errors import ConfigError
@@ -15,6 +18,7 @@ from atlas_agents.dispatch import cluster as cluster_module
 from atlas_agents.dispatch.notices import Notice
 from atlas_agents.testing import Scripted, says
 from checks import PATIENCE, until
+from gateway.processes import inside
 from stores.postgres_server import PostgresServer
 from stores.valkey_server import PASSWORD, ValkeyServer
 
@@ -206,6 +210,53 @@ async def test_a_valkey_that_does_not_let_us_in_is_told_at_the_start(
         async with asyncio.timeout(2 * PATIENCE), member(url, schema, Scripted(), redis_url=address):
             pass
     assert "canary" not in str(refused.value)
+
+
+async def test_it_ends_when_it_is_told_to_even_if_the_client_loses_that(
+    url: str, schema: str, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publishing = asyncio.Event()
+
+    async def publish(channel: str, words: str) -> None:
+        """As `asyncio.wait_for` of Python 3.11 does when the answer comes at the same time."""
+        publishing.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(1.5)
+
+    async with asyncio.timeout(PATIENCE), member(url, schema, Scripted(), works=False, redis_url=valkey.url) as here:
+        await up(here)
+        monkeypatch.setattr(news_of(here)._client, "publish", publish)
+        await here.store.commit("default", [PutSession("s", label="x")])
+        await publishing.wait()
+
+
+@pytest.mark.timeout(120)
+async def test_clients_of_two_gateways_hear_all_of_a_turn_while_valkey_comes_and_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PostgresServer() as server, ValkeyServer() as valkey:
+        monkeypatch.setenv("ATLAS_REDIS_URL", valkey.url)
+        async with AsyncExitStack() as up, asyncio.timeout(60):
+            front, other, _ = await members(up, server, tmp_path, "gateway", "gateway", "worker")
+            here, there = [await up.enter_async_context(inside(gateway)) for gateway in (front, other)]
+            heard: list[list[dict[str, Any]]] = []
+            for number in range(3):
+                for client in (here, there):
+                    await client.get("sessions.subscribe", sessionKey=f"s{number}")
+                run = (await here.get("chat.send", sessionKey=f"s{number}", message="go"))["runId"]
+                for client in (here, there):
+                    await client.until("tool.result")
+                if number == 1:
+                    valkey.stop()
+                for client in (here, there):
+                    await client.until("chat.final")
+                    heard.append(client.events(run))
+                if number == 1:
+                    valkey.start()
+            for one, two in zip(heard[::2], heard[1::2], strict=True):
+                assert one == two
+                assert [frame["data"]["seq"] for frame in one] == list(range(1, len(one) + 1))
+    assert PASSWORD not in (tmp_path / "log").read_text()
 
 
 def _some(heard: list[Notice]) -> Any:

@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,8 +12,9 @@ from atlas_agents.config.valkey import open_valkey
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.secret import Secret
 from atlas_agents.dispatch.valkey_news import ValkeyNews
-from checks import PATIENCE
+from checks import PATIENCE, until
 from stores.valkey_server import PASSWORD, ValkeyServer
+from web.web_stage import certified
 
 pytestmark = pytest.mark.slow
 
@@ -22,11 +22,7 @@ pytestmark = pytest.mark.slow
 @asynccontextmanager
 async def behind_tls(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
     """The port of a door to a Valkey with a certificate for `localhost`; the wheel's server has no TLS of its own."""
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(folder / "key"), "-out", str(folder / "cert")]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert", folder / "key")
+    context = certified(folder, "localhost")
     talks: set[asyncio.Task[None]] = set()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -52,6 +48,10 @@ async def behind_tls(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
         await asyncio.gather(*talks, return_exceptions=True)
 
 
+async def is_up(news: ValkeyNews) -> bool:
+    return news.up
+
+
 async def test_news_go_through_tls_and_a_certificate_of_nobody_known_is_refused(tmp_path: Path) -> None:
     heard: asyncio.Queue[str] = asyncio.Queue()
     with ValkeyServer() as server:
@@ -59,15 +59,14 @@ async def test_news_go_through_tls_and_a_certificate_of_nobody_known_is_refused(
             known = f"?ssl_ca_certs={tmp_path / 'cert'}"
             for address in (f"localhost:{port}", f"127.0.0.1:{port}/{known}"):
                 news = _news(f"rediss://:{PASSWORD}@{address}", heard.put_nowait)
-                with pytest.raises(ConfigError, match="Valkey does not let us in: .*certificate") as refused:
+                with pytest.raises(ConfigError, match=r"Valkey does not let us in: .*certificate") as refused:
                     await news.open("here")
                 await news.close()
                 assert PASSWORD not in str(refused.value)
             news = _news(f"rediss://:{PASSWORD}@localhost:{port}/{known}", heard.put_nowait)
             await news.open("here")
             running = asyncio.create_task(news.run())
-            while not news.up:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until(lambda: is_up(news))
             news.tell(["something has happened"])
             assert await heard.get() == "something has happened"
             running.cancel()

@@ -160,7 +160,8 @@ class Cluster:
                 tasks.append(asyncio.create_task(self._valkey.run()))
             yield self
         finally:
-            await _end(*tasks, *self._beside)
+            await _end(*tasks)
+            await _end(*self._beside)
             await self._roster.leave()
             if self._valkey is not None:
                 await self._valkey.close()
@@ -302,6 +303,7 @@ class Cluster:
         task = asyncio.create_task(done())
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
+        task.add_done_callback(lambda _: work.close())  # of one that was ended before it began
 
 
 async def _within(work: Awaitable[object]) -> None:

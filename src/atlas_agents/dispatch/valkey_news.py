@@ -72,6 +72,7 @@ class ValkeyNews:
             try:
                 async with self._client.pubsub() as line:
                     await line.subscribe(self._channel)
+                    _heed()
                     await self._hold(line)
             except LOST as trouble:
                 self._say_away(trouble)
@@ -105,6 +106,7 @@ class ValkeyNews:
         silent = False
         while True:
             heard = await line.get_message(timeout=_PING)
+            _heed()
             if heard is not None:
                 silent = False
                 if heard["type"] == "message":
@@ -126,6 +128,7 @@ class ValkeyNews:
             except BaseException:
                 self._waiting[:0] = told  # for `otherwise`
                 raise
+            _heed()
 
     def _taken(self) -> list[str]:
         told, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
@@ -143,6 +146,13 @@ class ValkeyNews:
             self._away = True
             words = "Valkey cannot be reached (%s): Postgres carries the news until it is back"
             logger.warning(words, in_a_line(trouble))
+
+
+def _heed() -> None:
+    """The client waits by `wait_for`, which before Python 3.12 loses a cancellation that comes with the answer."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def in_a_line(trouble: BaseException) -> str:

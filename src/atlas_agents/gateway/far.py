@@ -209,6 +209,7 @@ class FarRuns:
         task = asyncio.create_task(done())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # of one that was ended before it began
 
     async def close(self) -> None:
         tasks = [*self._tasks, *self._reading.values()]

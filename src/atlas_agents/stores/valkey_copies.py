@@ -63,6 +63,7 @@ class ValkeyCopies:
             await asyncio.wait(set(self._tasks), timeout=_PATIENCE)
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.aclose()
 
     async def get(self, tenant: str, session: str, created_at: int) -> Rows:
@@ -117,6 +118,8 @@ class ValkeyCopies:
         if time.monotonic() < self._rests_until:
             work.close()
             return
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task is not None else 0
         try:
             async with asyncio.timeout(_PATIENCE):
                 await work
@@ -126,6 +129,8 @@ class ValkeyCopies:
                 "the shared copies of sessions cannot be used at the moment, the database is read instead: %s",
                 " ".join(str(trouble).split())[:200] or type(trouble).__name__,
             )
+        if task is not None and task.cancelling() > cancelled:  # before Python 3.12 the client may lose it
+            raise asyncio.CancelledError
 
     def _key(self, tenant: str, session: str) -> str:
         return f"atlas:{self._place}:session:{quote(tenant, safe='')}:{quote(session, safe='')}"
