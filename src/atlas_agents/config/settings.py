@@ -79,7 +79,12 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         about("How long turns may go on after SIGTERM; the rest goes on elsewhere, or at the next start."),
     ] = 6.0
     redis_url: Annotated[
-        Secret | None, about("`redis://…`, to share sessions and events between processes.", hides="password")
+        Secret | None,
+        about(
+            "`redis://…` or `rediss://…` of a Valkey or Redis: processes of a cluster tell each other news by it, and"
+            " share copies of sessions.",
+            hides="password",
+        ),
     ] = None
     model: Annotated[str | None, about("The model ref for agents that name none, or whose key is not set.")] = None
     provider_limits: Annotated[

@@ -6,7 +6,7 @@ import sqlite3
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
 from atlas_agents.config.opening import open_store
@@ -105,7 +105,8 @@ async def _ping(url: str) -> bytes:
     if parts.scheme == "unix":
         reader, writer = await asyncio.open_unix_connection(parts.path)
     else:
-        secure = ssl.create_default_context() if parts.scheme == "rediss" else None
+        known = parse_qs(parts.query).get("ssl_ca_certs", [None])[0]
+        secure = ssl.create_default_context(cafile=known) if parts.scheme == "rediss" else None
         reader, writer = await asyncio.open_connection(parts.hostname or "127.0.0.1", parts.port or 6379, ssl=secure)
     try:
         if parts.password:
