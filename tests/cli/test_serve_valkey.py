@@ -1,0 +1,40 @@
+"""`atlas serve` on a cluster with a Valkey: news and copies go by it, and its password is told to nobody."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from atlas_command import Home
+
+from atlas_agents.config.valkey import open_valkey
+from atlas_agents.core.secret import Secret
+from stores.postgres_server import PostgresServer
+from stores.valkey_server import PASSWORD, ValkeyServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def test_a_cluster_uses_the_valkey_that_is_set_and_one_that_refuses_it_ends_the_start(home: Home) -> None:
+    with PostgresServer() as postgres, ValkeyServer() as valkey:
+        home.env |= {"ATLAS_DATABASE_URL": postgres.url, "ATLAS_REDIS_URL": valkey.url}
+        with home.gateway("--role", "gateway") as gateway, home.gateway("--role", "worker") as worker:
+            for _ in range(2):
+                assert home.run("ask", "--session", "s", "Hello").stdout == "You said: Hello\n"
+            copies, listeners = asyncio.run(seen(valkey))
+            assert copies and listeners == 2
+        for each in (gateway, worker):
+            assert "Traceback" not in each.said and PASSWORD not in each.said, each.said
+        assert PASSWORD not in home.run("config", "show").stdout
+        refused = home.run("serve", "--role", "worker", ATLAS_REDIS_URL=valkey.url.replace(PASSWORD, "wrong-canary"))
+        assert refused.returncode == 2 and "redis_url: Valkey does not let us in" in refused.stderr
+        assert "canary" not in refused.stderr + refused.stdout
+
+
+async def seen(server: ValkeyServer) -> tuple[int, int]:
+    """How many sessions have copies there, and how many processes listen."""
+    client: Any = open_valkey(Secret(server.url))
+    keys: list[bytes] = await client.keys("atlas:*:session:*")
+    (channel,) = await client.pubsub_channels("atlas:*:news")
+    ((_, listeners),) = await client.pubsub_numsub(channel)
+    await client.aclose()
+    return len(keys), listeners
