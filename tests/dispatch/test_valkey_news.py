@@ -11,11 +11,15 @@ import pytest
 from cluster_members import members
 from members import Member, member
 
+from atlas_agents.config.valkey import open_valkey
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.ids import new_id
+from atlas_agents.core.secret import Secret
 from atlas_agents.core.store import PutSession
 from atlas_agents.dispatch import cluster as cluster_module
 from atlas_agents.dispatch.notices import Notice
+from atlas_agents.dispatch.valkey_news import ValkeyNews
+from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.testing import Scripted, says
 from checks import PATIENCE, until
 from gateway.processes import inside
@@ -111,9 +115,16 @@ async def test_a_commit_that_is_undone_is_not_told(url: str, schema: str, valkey
     ):
         await up(one, two)
         heard = hears(two)
-        odd: Any = object()
-        with pytest.raises(Exception, match="cannot write"):
-            await one.store.commit("default", [PutSession("undone", label="x"), odd])
+
+        async def undone(*given: Any) -> None:
+            await one.cluster.beside(*given)
+            raise ValueError("not this one")
+
+        store = PostgresStore(url, schema=schema, beside=undone)
+        await store.open()
+        with pytest.raises(ValueError, match="not this one"):
+            await store.commit("default", [PutSession("undone", label="x")])
+        await store.close()
         await one.store.commit("default", [PutSession("done", label="x")])
         await until(_some(heard))
         assert {notice.session for notice in heard} == {"done"}
@@ -212,6 +223,45 @@ async def test_a_valkey_that_does_not_let_us_in_is_told_at_the_start(
     assert "canary" not in str(refused.value)
 
 
+async def test_what_cannot_be_published_is_told_otherwise_and_a_gap_is_noticed_until_it_is_back() -> None:
+    otherwise, heard, gaps = list[str](), list[str](), list[bool]()
+
+    async def tell(told: Sequence[str]) -> None:
+        otherwise.extend(told)
+
+    with ValkeyServer() as server:
+        news = ValkeyNews(open_valkey(Secret(server.url)), heard.append, lambda: gaps.append(news.up), tell)
+        await news.open("here")
+        running = asyncio.create_task(news.run())
+
+        async def has(words: list[str], word: str) -> bool:
+            return word in words
+
+        async def missed(count: int) -> bool:
+            return gaps.count(False) >= count
+
+        async with asyncio.timeout(2 * PATIENCE):
+            await until(lambda: _is(news, True))
+            assert gaps == [True]
+            server.stop()
+            news.tell(["a"])
+            await until(lambda: has(otherwise, "a"))
+            await until(lambda: missed(2))
+            server.start()
+            await until(lambda: _is(news, True))
+            assert gaps[-1] is True
+            news.tell(["b"])
+            await until(lambda: has(heard, "b"))
+            running.cancel()
+            await asyncio.wait([running])
+        await news.close()
+    assert (otherwise, heard) == (["a"], ["b"])
+
+
+async def _is(news: ValkeyNews, up: bool) -> bool:
+    return news.up is up
+
+
 async def test_it_ends_when_it_is_told_to_even_if_the_client_loses_that(
     url: str, schema: str, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,11 +273,13 @@ async def test_it_ends_when_it_is_told_to_even_if_the_client_loses_that(
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(1.5)
 
-    async with asyncio.timeout(PATIENCE), member(url, schema, Scripted(), works=False, redis_url=valkey.url) as here:
-        await up(here)
-        monkeypatch.setattr(news_of(here)._client, "publish", publish)
-        await here.store.commit("default", [PutSession("s", label="x")])
-        await publishing.wait()
+    async with asyncio.timeout(PATIENCE) as limit:
+        async with member(url, schema, Scripted(), works=False, redis_url=valkey.url) as here:
+            await up(here)
+            monkeypatch.setattr(news_of(here)._client, "publish", publish)
+            await here.store.commit("default", [PutSession("s", label="x")])
+            await publishing.wait()
+    assert not limit.expired()
 
 
 @pytest.mark.timeout(120)

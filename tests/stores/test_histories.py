@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from atlas_agents.config.valkey import open_valkey
@@ -215,6 +216,14 @@ async def garble(client: Any, key: bytes) -> None:
         await client.hset(key, field, value[:-3] + b"xyz")
 
 
+async def forge(client: Any, key: bytes) -> None:
+    """Whole and in its place, and nothing is wrong with it but that nobody of us said it."""
+    for field, value in (await client.hgetall(key)).items():
+        if field.endswith(b".5"):
+            previous, id, run_id, _ = msgspec.msgpack.decode(value[16:])
+            await client.hset(key, field, value[:16] + msgspec.msgpack.encode([previous, id, run_id, b'"forged"']))
+
+
 async def swap(client: Any, key: bytes) -> None:
     """Each is whole, and in another's place."""
     found = await client.hgetall(key)
@@ -240,7 +249,7 @@ async def flush(client: Any, key: bytes) -> None:
     await client.flushall()
 
 
-@pytest.mark.parametrize("harm", [garble, swap, cut, stuff, retype, flush])
+@pytest.mark.parametrize("harm", [garble, forge, swap, cut, stuff, retype, flush])
 async def test_whatever_happens_to_the_copies_the_conversation_is_the_stores(
     url: str, valkey: ValkeyServer, harm: Callable[[Any, bytes], Any]
 ) -> None:
