@@ -77,7 +77,7 @@ async def test_a_turn_reads_as_much_after_ten_messages_as_after_a_thousand(url: 
         assert len(model.requests[-1].messages) == 1000 + 2 * _TURNS + 1
         # what is looked at now and then falls into some turn, too: the least of each is the turn's own
         fewest = [min(count) for turns in read.values() for count in zip(*turns, strict=True)]
-        assert max(fewest) < 20, read
+        assert max(fewest) < 100, read  # a gateway looks for the answer among the last fifty
 
 
 async def flush(client: Any) -> None:

@@ -1,8 +1,9 @@
 """Copies of conversations that processes share in Valkey or Redis, for an hour after their last turn.
 
-They are copies only, and never believed as they are: each message is sealed with a secret that the database keeps, and
-bound to its place and to the message before it. Whoever reads compares the last one with the store's. What is garbled,
-missing, of another session or of another life of the same one is left out, and read from the store.
+They are copies only, and never believed as they are: the messages that a process has read together are sealed with a
+secret that the database keeps, and bound to their place and to the message before them. Whoever reads compares the last
+one with the store's. What is garbled, missing, of another session or of another life of the same one is left out, and
+read from the store.
 """
 
 import asyncio
@@ -31,16 +32,14 @@ _AT_ONCE = 64
 _MAC = 16
 
 
-class _Sealed(msgspec.Struct, frozen=True, array_like=True):
-    """A message, and the id of the one before it."""
+class _Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Messages that follow each other, (id, run, body) each, and the id of the one before them."""
 
     previous: str
-    id: str
-    run_id: str
-    body: bytes
+    messages: tuple[tuple[str, str, bytes], ...]
 
 
-_decoder = msgspec.msgpack.Decoder(_Sealed)
+_decoder = msgspec.msgpack.Decoder(_Piece)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -74,27 +73,23 @@ class ValkeyCopies:
 
         await self._try(ask())
         rows: list[StoredMessage] = []
-        while (value := found.get(_field(created_at, len(rows) + 1))) is not None:
-            seq, previous = len(rows) + 1, rows[-1].id if rows else ""
-            sealed = self._opened(key, _field(created_at, seq), value)
-            if sealed is None or sealed.previous != previous:
+        while (piece := self._piece(key, _field(created_at, len(rows) + 1), found)) is not None:
+            if not piece.messages or piece.previous != (rows[-1].id if rows else ""):
                 break
-            rows.append(StoredMessage(session, seq, sealed.id, sealed.run_id, sealed.body))
+            rows += [StoredMessage(session, seq, *each) for seq, each in enumerate(piece.messages, len(rows) + 1)]
         return tuple(rows)
 
     def put(self, tenant: str, session: str, created_at: int, rows: Rows, known: int) -> None:
-        if sum(len(row.body) for row in rows) > _LARGEST or any(row.seq != n for n, row in enumerate(rows, 1)):
+        if sum(len(row.body) for row in rows) > _LARGEST or rows[-1].seq != len(rows):
             return
-        key, values = self._key(tenant, session), dict[bytes, bytes]()
-        for row in rows[known:]:
-            previous = rows[row.seq - 2].id if row.seq > 1 else ""
-            payload = _encoder.encode(_Sealed(previous, row.id, row.run_id, row.body))
-            field = _field(created_at, row.seq)
-            values[field] = self._mac(key, field, payload) + payload
+        key, field = self._key(tenant, session), _field(created_at, known + 1)
+        messages = tuple((row.id, row.run_id, row.body) for row in rows[known:])
+        payload = _encoder.encode(_Piece(rows[known - 1].id if known else "", messages))
+        value = self._mac(key, field, payload) + payload
 
         async def share() -> None:
             async with self._client.pipeline(transaction=True) as together:
-                together.hset(key, mapping=values)
+                together.hset(key, field, value)
                 together.expire(key, EXPIRY)
                 await together.execute()
 
@@ -139,8 +134,9 @@ class ValkeyCopies:
         bound = b"%s\0%s\0%s" % (key.encode(), field, payload)
         return hashlib.blake2b(bound, key=self._seal, digest_size=_MAC).digest()
 
-    def _opened(self, key: str, field: bytes, value: bytes) -> _Sealed | None:
-        """None for what was not sealed by one of us, in this place."""
+    def _piece(self, key: str, field: bytes, found: dict[bytes, bytes]) -> _Piece | None:
+        """None for what is not there, or was not sealed by one of us, in this place."""
+        value = found.get(field, b"")
         if not hmac.compare_digest(value[:_MAC], self._mac(key, field, value[_MAC:])):
             return None
         try:
