@@ -41,7 +41,7 @@ def mark(schema: str, steps: Sequence[Path]) -> str:
 async def bring_up_to_date(url: str, schema: str, steps: Sequence[Path]) -> list[str]:
     """Make the tables, or take the steps that they have not taken yet; which these were."""
     async with await psycopg.AsyncConnection.connect(url, **LINE) as line:
-        await line.execute("SELECT pg_advisory_lock(%s)", (_MAKING,))  # held until the line is closed
+        await line.execute("SELECT pg_advisory_lock(%s)", (_MAKING,))  # over several transactions
         await line.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
         taken = await _taken(line, steps)
         missing = [step for step in steps if step.name not in taken]
@@ -51,6 +51,7 @@ async def bring_up_to_date(url: str, schema: str, steps: Sequence[Path]) -> list
             async with line.transaction():
                 await line.execute(step.read_bytes())
                 await _write_down(line, [step.name])
+        await line.execute("SELECT pg_advisory_unlock(%s)", (_MAKING,))
         return [step.name for step in missing]
 
 
