@@ -41,6 +41,7 @@ from atlas_agents.gateway.membership import ClusterMembership
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.worker import work
+from atlas_agents.stores.histories import Histories
 from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.tools.tool import tool
 
@@ -84,7 +85,7 @@ class Model:
 
 async def serve(role: str, url: str, home: Path, pause: float) -> None:
     cluster = Cluster(url)
-    store = PostgresStore(url, beside=cluster.beside)
+    store = PostgresStore(url, beside=cluster.beside, histories=Histories())
     await store.open()
     atlas = Atlas([Agent("assistant", model=Model(pause), tools=[look])], store=store, dispatcher=cluster)
     if role == "worker":

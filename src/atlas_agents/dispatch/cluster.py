@@ -155,6 +155,7 @@ class Cluster:
         tasks = [asyncio.create_task(work) for work in works]
         try:
             await _within(self._bus.ready.wait())
+            await self._roster.seen()
             if self._valkey is not None:
                 await self._valkey.open(await place_of(self._url, self._schema))
                 tasks.append(asyncio.create_task(self._valkey.run()))

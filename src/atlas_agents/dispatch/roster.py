@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from typing import LiteralString
 
@@ -58,9 +59,16 @@ class Roster:
         self._queue = queue
         self._standing = standing
         self._changed = asyncio.Event()
+        self._there = asyncio.Event()
         self._begun = time.monotonic()
         self._who = {"id": new_id(), "tenant": tenant, "host": socket.gethostname(), "pid": os.getpid()}
         self._who |= {"version": version("atlas-agents"), "role": "worker", "door": ""}
+
+    async def seen(self) -> None:
+        """Wait until others can see this process, or for a moment if the database does not take it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT):
+                await self._there.wait()
 
     def tell(self) -> None:
         """Something has changed that others should see now."""
@@ -76,12 +84,11 @@ class Roster:
             made = made or (await self._say(_TABLE) and await self._say(_FORGET, kept=_KEPT))
             if made:
                 age = time.monotonic() - self._begun
-                await self._say(_BEAT, age=age, **self._who, **msgspec.structs.asdict(self._standing()))
-            try:
+                if await self._say(_BEAT, age=age, **self._who, **msgspec.structs.asdict(self._standing())):
+                    self._there.set()
+            with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT):
                     await self._changed.wait()
-            except TimeoutError:
-                pass
 
     async def leave(self) -> None:
         """Be a member no more, if the database can be told."""

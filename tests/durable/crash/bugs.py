@@ -127,8 +127,8 @@ def tell_the_end_before_it_is_kept() -> None:
     end = Run.end
     going = set[asyncio.Task[None]]()
 
-    async def later(self: Run, status: RunStatus, error: str | None = None) -> None:
-        task = asyncio.create_task(end(self, status, error))
+    async def later(self: Run, status: RunStatus, failure: Exception | None = None) -> None:
+        task = asyncio.create_task(end(self, status, failure))
         going.add(task)
         task.add_done_callback(going.discard)
 
