@@ -27,9 +27,9 @@ def is_paired(messages: Sequence[Message]) -> bool:
     return not awaited
 
 
-async def until(holds: Callable[[], Awaitable[Any]], pause: float = 0.01) -> Any:
+async def until(holds: Callable[[], Awaitable[Any]], pause: float = 0.01, patience: float = PATIENCE) -> Any:
     """What it gives, as soon as that is something; looked at again and again, and not for ever."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(patience):
         while True:
             if found := await holds():
                 return found

@@ -1,4 +1,5 @@
-"""Turns on a cluster while its processes are killed at random: `chaos.py TURNS SEED` prints what was lost and repeated.
+"""Turns on a cluster while its processes are killed at random: `chaos.py TURNS SEED` prints what was lost and repeated,
+and how long it took until others went on with the turns of a worker that was killed.
 
 Two gateways, three workers and a Postgres of its own. What happened is read from a file outside of the database, and
 how turns ended from the database.
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -42,6 +44,13 @@ class Report(msgspec.Struct):
     """Calls that were under way in a process that was killed; that is honest, and no fault."""
     slowest: float = 0.0
     """Seconds from the message to the last word, of the turn that took longest."""
+    takeovers: int = 0
+    """How often a turn went on in another process than the one that was killed."""
+    takeover_p50: float = 0.0
+    takeover_max: float = 0.0
+    """Seconds from the kill to the moment when the turn was another's."""
+    meanwhile: list[str] = []
+    """What was killed while the longest of them lasted, and when."""
 
 
 class Chaos:
@@ -53,14 +62,18 @@ class Chaos:
         self._turns = turns
         self._random = random.Random(seed)
         self._places: list[tuple[Process, AsyncExitStack] | None] = [None] * len(ROLES)
+        self._run_ids: list[str] = []
+        self._killed: list[tuple[float, str]] = []
+        """When what was killed, in milliseconds."""
         self.report = Report(turns, {})
 
     async def run(self, kills: int, pause: float) -> Report:
-        """Send all turns, and kill so often meanwhile."""
+        """Send all turns, some now and some later, and kill so often meanwhile."""
         for place in range(len(ROLES)):
             await self._start(place)
         try:
-            turns = [asyncio.create_task(self._turn(n)) for n in range(self._turns)]
+            begins = sorted([self._random.uniform(0, kills * pause) for _ in range(self._turns)])
+            turns = [asyncio.create_task(self._turn(n, begin)) for n, begin in enumerate(begins)]
             for _ in range(kills):
                 await asyncio.sleep(self._random.uniform(0.5, 1.5) * pause)
                 await self._kill()
@@ -80,6 +93,7 @@ class Chaos:
         place = self._random.randrange(len(ROLES) + 1)
         name = "postgres" if place == len(ROLES) else ROLES[place]
         self.report.kills[name] = self.report.kills.get(name, 0) + 1
+        self._killed.append((time.time() * 1000, name))
         if name == "postgres":
             await asyncio.to_thread(self._server.stop)
             await asyncio.to_thread(self._server.start)
@@ -90,8 +104,9 @@ class Chaos:
         await found[1].aclose()
         await self._start(place)
 
-    async def _turn(self, n: int) -> None:
+    async def _turn(self, n: int, begin: float) -> None:
         """Say something until it is acknowledged, by whichever gateway, and wait for its end, at whichever."""
+        await asyncio.sleep(begin)
         began, run_id = time.monotonic(), ""
         while True:
             gateways = [found[0] for place, found in enumerate(self._places) if found and ROLES[place] == "gateway"]
@@ -104,6 +119,7 @@ class Chaos:
                     if waited["status"] in ("done", "failed", "cancelled"):
                         break
             await asyncio.sleep(0.2)
+        self._run_ids.append(run_id)
         if waited["status"] != "done":
             self.report.failed.append(str(waited))
         self.report.slowest = max(self.report.slowest, round(time.monotonic() - began, 1))
@@ -117,9 +133,25 @@ class Chaos:
         self.report.orphaned = len(await store.open_runs())
         audit = [row.entry for row in await store.audit("default")]
         self.report.unknown = sum(b'"unknown"' in entry for entry in audit)
+        took = sorted([each for id in self._run_ids for each in await self._takeovers(store, id)])
         await store.close()
+        self.report.takeovers = len(took)
+        if took:
+            self.report.takeover_p50 = round(took[len(took) // 2][0], 1)
+            self.report.takeover_max, begun = round(took[-1][0], 1), took[-1][1]
+            during = [(at - begun, name) for at, name in self._killed if 0 <= at - begun <= took[-1][0] * 1000]
+            self.report.meanwhile = [f"{name} after {later / 1000:.1f} s" for later, name in during]
         self.report.repeated = sum(count - 1 for count in happened.values())
         self.report.lost = max(0, len(wanted - happened.keys()) - self.report.unknown)
+
+    async def _takeovers(self, store: PostgresStore, run_id: str) -> list[tuple[float, float]]:
+        """How long nobody was at a run, each time, and since when: from the first kill of a worker after its last step
+        to when it went on."""
+        steps = await store.journal("default", run_id)
+        pairs = [(last.at, step.at) for last, step in pairwise(steps) if step.kind == "resumed"]
+        workers = [at for at, name in self._killed if name == "worker"]
+        kills = [(on, next((at for at in workers if last <= at <= on), None)) for last, on in pairs]
+        return [((on - at) / 1000, at) for on, at in kills if at is not None]
 
 
 async def chaos(turns: int, seed: int, *, kills: int, pause: float) -> Report:

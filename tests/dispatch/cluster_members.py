@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from gateway.processes import Process
@@ -19,14 +19,17 @@ async def member(role: str, server: PostgresServer, home: Path) -> AsyncGenerato
     """A process of the cluster; killed at the end if it is still there."""
     paths = os.pathsep.join([str(HERE), *sys.path])
     command = [sys.executable, str(HERE / "cluster_process.py"), role, server.url, str(home)]
-    with (home / "log").open("a") as log:
+    path = home / f"{role}-{len(os.listdir(home))}.log"
+    with path.open("w") as log:
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=log, env={**os.environ, "PYTHONPATH": paths}
         )
     assert process.stdout is not None
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), WITHIN)
-        assert line, (home / "log").read_text()[-2000:]
+        line = b""
+        with suppress(TimeoutError):
+            line = await asyncio.wait_for(process.stdout.readline(), WITHIN)
+        assert line, f"{role} is not ready: {path.read_text()[-2000:]}"
         yield Process(process, int(line), home)
     finally:
         if process.returncode is None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -152,41 +150,6 @@ def _text(frames: list[dict[str, Any]]) -> list[str]:
         elif frame["event"] == "chat.reset":
             words.clear()
     return words
-
-
-async def test_a_worker_that_was_stopped_and_comes_back_changes_nothing(server: PostgresServer, tmp_path: Path) -> None:
-    async with AsyncExitStack() as up:
-        front, zombie, _ = await members(up, server, tmp_path, "gateway", "worker", "worker")
-        client = await up.enter_async_context(inside(front))
-        ids = [(await client.get("chat.send", sessionKey=f"s{n}", message=f"turn{n}"))["runId"] for n in range(4)]
-        await happened(tmp_path, 3)
-        os.kill(zombie.pid, signal.SIGSTOP)
-        heard = await all_of(client, ids)
-        os.kill(zombie.pid, signal.SIGCONT)
-        more = (await client.get("chat.send", sessionKey="s0", message="more"))["runId"]
-        heard |= await all_of(client, [more])
-        assert {frames[-1]["event"] for frames in heard.values()} == {"chat.final"}
-        assert set(effects(tmp_path).values()) == {1}
-        again = await up.enter_async_context(inside(front))
-        for n, id in enumerate(ids):
-            await again.get("sessions.subscribe", sessionKey=f"s{n}", runs={id: 0})
-        assert await all_of(again, ids) == {id: heard[id] for id in ids}
-
-
-async def test_turns_go_on_over_restarts_of_postgres(server: PostgresServer, tmp_path: Path) -> None:
-    async with AsyncExitStack() as up:
-        front, *_ = await members(up, server, tmp_path, "gateway", "worker", "worker")
-        client = await up.enter_async_context(inside(front))
-        ids = [(await client.get("chat.send", sessionKey=f"s{n}", message=f"turn{n}"))["runId"] for n in range(6)]
-        for count in (2, 6, 10):
-            await happened(tmp_path, count)
-            await asyncio.to_thread(server.stop)
-            await asyncio.to_thread(server.start)
-        heard = await all_of(client, ids)
-        assert {frames[-1]["event"] for frames in heard.values()} == {"chat.final"}
-        assert effects(tmp_path) == {f"turn{n} {step}": 1 for n in range(6) for step in (1, 2, 3)}
-        results = [frame["data"]["status"] for id in ids for frame in heard[id] if frame["event"] == "tool.result"]
-        assert results == ["ok"] * 18
 
 
 async def test_nothing_is_lost_or_repeated_while_processes_are_killed_at_random() -> None:

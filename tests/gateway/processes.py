@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from gateway_client import Client, knocked
 
@@ -25,6 +26,10 @@ class Process:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def over(self) -> bool:
+        return self._process.returncode is not None
 
     async def kill(self) -> None:
         self._process.kill()
@@ -67,9 +72,9 @@ async def living(
 
 
 @asynccontextmanager
-async def inside(process: Process, *, full: bool = True) -> AsyncGenerator[Client, None]:
+async def inside(process: Process, *, full: bool = True, **options: Any) -> AsyncGenerator[Client, None]:
     """A client that was let in."""
-    async with knocked(process) as client:
+    async with knocked(process, **options) as client:
         token = (process.home / "token").read_text().strip()
         await client.say(type="auth", token=token, **({"protocol": 1} if full else {}))
         assert (await client.next())["ok"] is True

@@ -1,5 +1,6 @@
 """A real Postgres on loopback for the tests, from its wheel; root or not."""
 
+import asyncio
 import contextlib
 import os
 import pwd
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -76,6 +77,15 @@ class PostgresServer:
     def pid(self) -> int:
         """Of the process that started all others."""
         return int((Path(self._data) / "postmaster.pid").read_text().split("\n")[0])
+
+    @contextlib.asynccontextmanager
+    async def gone(self) -> AsyncGenerator[None]:
+        """Not there, as long as the block lasts."""
+        await asyncio.to_thread(self.stop)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.start)
 
     @contextlib.contextmanager
     def frozen(self) -> Generator[None]:

@@ -21,6 +21,7 @@ from atlas_agents.dispatch.looking import lead_key, read_backlog
 from atlas_agents.dispatch.notices import Notice, from_json, notices_of, submitted_by, to_json
 from atlas_agents.dispatch.port import Hear, House, Turn
 from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue
+from atlas_agents.dispatch.reaching import reached
 from atlas_agents.dispatch.roster import Roster, Standing
 from atlas_agents.dispatch.status import Backlog
 from atlas_agents.dispatch.worker import Worker
@@ -32,7 +33,6 @@ Follow: TypeAlias = Callable[[RunRow, Hear], Awaitable[None]]
 """Tells what a run says that is run elsewhere, until it has said its last word."""
 _SWEEP = 2
 _COUNT = 5
-_JOINING = 15.0
 _LOOK = 15.0
 _LOOK_BEHIND_VALKEY = 5.0
 """Seconds after which a process looks at everything without having been told: who dies between a commit and its
@@ -51,7 +51,14 @@ class Cluster:
     _taken: Taken
 
     def __init__(
-        self, url: str, *, schema: str = "atlas", tenant: str = "default", at_once: int = 64, valkey: Any = None
+        self,
+        url: str,
+        *,
+        schema: str = "atlas",
+        tenant: str = "default",
+        at_once: int = 64,
+        lost_after: float = STALLED,
+        valkey: Any = None,
     ) -> None:
         self._url = url
         self._schema = schema
@@ -59,7 +66,7 @@ class Cluster:
         self._channel = f"atlas_{schema}"
         self._lead_key = lead_key(schema, tenant)
         self._at_once = at_once
-        self._queue = Queue(url, schema, tenant)
+        self._queue = Queue(url, schema, tenant, lost_after)
         self._bus = Bus(url, self._channel, self._hear, self._renewed)
         self._valkey = None
         if valkey is not None:
@@ -102,7 +109,7 @@ class Cluster:
         """StoreLost unless this process hears the others, and they hear of it."""
         if not self._bus.steady:
             raise StoreLost("the line to Postgres does not hold")
-        if self._worker is not None and self._worker.silent > STALLED:
+        if self._worker is not None and self._worker.silent > self._queue.lost_after:
             raise StoreLost("Postgres cannot be told that this worker is well")
 
     def serve(self, house: House) -> None:
@@ -150,11 +157,15 @@ class Cluster:
     @asynccontextmanager
     async def joined(self, role: str = "worker", door: str = "") -> AsyncGenerator["Cluster", None]:
         """A member as long as the block lasts; others are told its role, and the address of its door."""
-        await _within(self._queue.open())
+        try:
+            await reached(self._queue.open)
+        except BaseException:
+            await self._queue.close()
+            raise
         works = (self._bus.run(), self._look_on(), self._roster.run(role, door))
         tasks = [asyncio.create_task(work) for work in works]
         try:
-            await _within(self._bus.ready.wait())
+            await reached(self._bus.ready.wait)
             await self._roster.seen()
             if self._valkey is not None:
                 await self._valkey.open(await place_of(self._url, self._schema))
@@ -225,7 +236,7 @@ class Cluster:
         self._beats += 1
         if self._beats % _COUNT == 1:
             self.backlog = await read_backlog(line, schema=self._schema, tenant=self._tenant)
-        if self._beats % _SWEEP == 0 and self._bus.steady > STALLED:
+        if self._beats % _SWEEP == 0 and self._bus.steady > self._queue.lost_after:
             with suppress(ConnectorException):
                 await self._sweep(line)
 
@@ -305,14 +316,6 @@ class Cluster:
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
         task.add_done_callback(lambda _: work.close())  # of one that was ended before it began
-
-
-async def _within(work: Awaitable[object]) -> None:
-    try:
-        async with asyncio.timeout(_JOINING):
-            await work
-    except TimeoutError:
-        raise StoreLost(f"Postgres has not answered for {_JOINING:g} seconds") from None
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:

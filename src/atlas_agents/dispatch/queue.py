@@ -35,7 +35,8 @@ def queue_of(tenant: str) -> str:
 class Queue:
     """The queue of one tenant; `schema` is the store's."""
 
-    def __init__(self, url: str, schema: str, tenant: str) -> None:
+    def __init__(self, url: str, schema: str, tenant: str, lost_after: float = STALLED) -> None:
+        self.lost_after = lost_after
         self.name = queue_of(tenant)
         self._url = url
         self._schema = schema
@@ -104,7 +105,7 @@ class Queue:
     async def put_back_stalled(self) -> list[str]:
         """The runs that workers had who are not heard of any more; others may have them."""
         found: list[str] = []
-        for job in await self.jobs.get_stalled_jobs(queue=self.name, seconds_since_heartbeat=STALLED):
+        for job in await self.jobs.get_stalled_jobs(queue=self.name, seconds_since_heartbeat=self.lost_after):
             try:
                 await self.put_back(job)
             except ConnectorException as error:  # it was finished just now

@@ -10,7 +10,8 @@ from atlas_agents.dispatch.queue import ConnectorException, Job, Queue
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_BEAT = 2.0
+_BEATS = 4
+"""So many heartbeats are missed before a worker is taken for lost."""
 _LOOK = 5.0
 _PAUSE = 0.5
 
@@ -107,7 +108,7 @@ class Worker:
 
     async def _beat(self, id: int) -> None:
         while True:
-            await asyncio.sleep(_BEAT)
+            await asyncio.sleep(self._queue.lost_after / _BEATS)
             try:
                 await self._queue.beat(id)
                 self._beaten = time.monotonic()

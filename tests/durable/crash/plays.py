@@ -76,6 +76,10 @@ PLAYS: dict[str, tuple[Reply, ...]] = {
     "hand further": (_hand("b", "ask c #j"), says("Handed on.")),
     "ask c": (_hand("c", "keyed #k"), says("I asked c.")),
     "hand both": (_hand("b", "yes #j") + _hand("c", "broken #k"), says("Handed on.")),
+    "hand late": (
+        calls("delegate_task", target_agent="b", task_description="stopped later #j", deadline="2 seconds"),
+        says("Handed on."),
+    ),
     "broken": (fails(ProviderError("no such model", "bad_request")),),
     "answered": (says("Good to know."),),
 }
@@ -103,6 +107,7 @@ class Player:
         in_model(STAGE.points.here("model before"))
         async for chunk in Scripted(reply).stream(request):
             in_model(STAGE.points.here("model chunk"))
+            await STAGE.take_time()
             yield chunk
         in_model(STAGE.points.here("model after"))
 
@@ -147,6 +152,7 @@ async def _act(context: ToolContext, name: str, n: int) -> str:
             await asyncio.sleep(60)
         elif deed == "exception":
             raise RuntimeError("a bug in the tool")
+    await STAGE.take_time()
     return f"did {n}"
 
 

@@ -1,5 +1,6 @@
 """What tools, model, store and client of the life under way share; set once in each process, before it begins."""
 
+import asyncio
 import time
 
 from atlas_agents.core.clock import SystemClock
@@ -32,6 +33,12 @@ class Stage:
     clock: Clock
     opening = True
     """The store is being opened, and that has no points: one script that has them is enough."""
+    pause = 0.0
+    """Seconds that a call takes after it has acted, and a model before each chunk: for whoever strikes from outside."""
+
+    async def take_time(self) -> None:
+        if self.pause:
+            await asyncio.sleep(self.pause)
 
 
 STAGE = Stage()

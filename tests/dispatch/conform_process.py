@@ -1,0 +1,72 @@
+"""A process of a dispatcher under test: `conform_process.py ROLE WHERE HOME SCHEMA LOST_AFTER POISON`.
+
+`alone` has the inline dispatcher, on the SQLite file or the Postgres that WHERE names; the other roles are those of a
+cluster. The model and its tools are those of the crash cases, slow enough to be struck in the middle. What they do is
+noted in HOME/world, by the process that did it. The port stands on the first line, once it is ready.
+"""
+
+import os
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from crash.plays import TOOLS, Player
+from crash.points import PEACE, Plan, Points
+from crash.stage import STAGE
+from crash.world import World
+
+from atlas_agents import Agent, Approvals, Atlas, Delegation, Limits
+from atlas_agents.dispatch.cluster import Cluster
+from atlas_agents.dispatch.tenure import tenure
+from atlas_agents.gateway.logs import set_up
+from atlas_agents.gateway.membership import ClusterMembership
+from atlas_agents.gateway.server import Gateway, run
+from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.gateway.worker import work
+from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.testing import Environment, Registry
+
+GRACE = 2.0
+_PAUSE = 0.15
+_POISON = Plan("kill", 1, forever=True, only="tool poison")
+
+
+async def main(role: str, where: str, home: Path, schema: str, lost_after: float, poison: bool) -> None:
+    STAGE.world = World(home / "world", os.getpid())
+    STAGE.points = Points(_POISON if poison else PEACE, STAGE.world)
+    STAGE.pause = _PAUSE
+    async with AsyncExitStack() as up:
+        on_postgres = where.startswith("postgresql:")
+        if on_postgres:
+            await up.enter_async_context(tenure(where, shared=role != "alone", schema=schema))
+        cluster = Cluster(where, schema=schema, lost_after=lost_after) if role != "alone" else None
+        beside = cluster.beside if cluster is not None else None
+        store = PostgresStore(where, schema=schema, beside=beside) if on_postgres else SqliteStore(Path(where))
+        await store.open()
+        up.push_async_callback(store.close)
+        atlas = Atlas(
+            [Agent(id, providers=[Player()], tools=TOOLS) for id in "abc"],
+            store=store,
+            dispatcher=cluster,
+            limits=Limits(tick=1.0),
+            delegation=Delegation(pauses=(0.0,)),
+            approve=Approvals(wait=True),
+            registry=Registry(Environment({}, dotenv=None)),
+        )
+        await _serve(role, atlas, cluster, home)
+
+
+async def _serve(role: str, atlas: Atlas, cluster: Cluster | None, home: Path) -> None:
+    if cluster is not None and role == "worker":
+        await work(atlas, cluster, GRACE, lambda: print("0", flush=True))
+    else:
+        membership = ClusterMembership(cluster, works=role == "all") if cluster is not None else None
+        gateway = Gateway(atlas, GatewaySettings(home=home, port=0, grace=GRACE), membership=membership)
+        await gateway.serve(lambda ready: print(ready.port, flush=True))
+
+
+if __name__ == "__main__":
+    set_up()
+    _, role, where, home, schema, lost_after, poison = sys.argv
+    run(main(role, where, Path(home), schema, float(lost_after), bool(poison)))
