@@ -214,14 +214,22 @@ async def test_turns_wait_while_postgres_is_gone_and_go_on_when_it_is_back(tmp_p
 async def test_a_cluster_is_replaced_process_by_process_while_clients_listen(make: Make) -> None:
     setting = make("cluster", lost_after=60.0)
     async with playing(setting, "gateway", "gateway", "worker", "worker") as (here, client):
-        saying = asyncio.create_task(_say_on(client, 12, pause=0.4))
-        for count, (role, member) in enumerate(list(here.all)):
-            await here.happened(4 * count + 2)
-            await here.start(role)
-            assert await member.stop() == 0
-        await saying
+        replacing = asyncio.create_task(_replace_all(here))
+        while not replacing.done():
+            await client.say("three rounds", f"s{len(client.runs) // 2}")
+            await asyncio.wait([replacing], timeout=0.5)
+        assert await replacing == [0] * 4
         await client.all()
-        assert statuses(await judged(setting, client)) == {"ok": 48}
+        assert statuses(await judged(setting, client)) == {"ok": 4 * len(client.runs)}
+
+
+async def _replace_all(here: Troupe) -> list[int]:
+    """For each process a new one, then the old one is told to stop; how they ended."""
+    codes: list[int] = []
+    for role, member in list(here.all):
+        await here.start(role)
+        codes.append(await member.stop())
+    return codes
 
 
 async def test_two_clusters_on_one_database_are_kept_apart_and_nobody_works_alone_there(
@@ -242,8 +250,7 @@ async def test_two_clusters_on_one_database_are_kept_apart_and_nobody_works_alon
             assert statuses(await judged(setting, each)) == {"ok": 3}
 
 
-async def _say_on(client: Listener, count: int, pause: float = 0.0) -> None:
+async def _say_on(client: Listener, count: int) -> None:
     """So many turns, in sessions of two."""
     for n in range(count):
         await client.say("three rounds", f"s{n // 2}")
-        await asyncio.sleep(pause)
