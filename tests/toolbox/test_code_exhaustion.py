@@ -30,7 +30,8 @@ GREEDY: dict[str, tuple[str, tuple[str, ...]]] = {
     "a value of great depth": ("a = []\nfor _ in range(10**5): a = [a]\na", ("RecursionError", "ended")),
     "recursion": ("def f(): return f()\nf()", ("RecursionError",)),
     "processes": (
-        "import os, time\nfor _ in range(400):\n    if os.fork() == 0: time.sleep(60); os._exit(0)\n'all of them'",
+        "import os, time\nfor _ in range(400):\n    if os.fork() == 0: time.sleep(60); os._exit(0)\n"
+        "time.sleep(10)\n'all of them'",
         ("processes", "Resource temporarily unavailable", "BlockingIOError", "AttributeError"),
     ),
     "threads": (

@@ -54,9 +54,7 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         "127.0.0.1"
     )
     port: Annotated[
-        int,
-        Meta(ge=0, le=65535),
-        about("Its port; 0 is any that is free.", default="18789; of a worker any that is free"),
+        int, Meta(ge=0, le=65535), about("Its port; 0 is any that is free, and so is a worker's if none is set.")
     ] = 18789
     allowed_origins: Annotated[
         tuple[str, ...], about("Pages of other origins that may connect, like `https://chat.example.org`.")
