@@ -1,33 +1,19 @@
 """Runs on many processes: taken in by one, run by another, stopped and answered from anywhere, in order."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import pytest
 from members import member
 
 from atlas_agents import Approvals, Cancelled
-from atlas_agents.core.ids import new_id
 from atlas_agents.core.jobs import Chain, JobRow
 from atlas_agents.core.schedules import Schedule
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.tool import tool
 from checks import PATIENCE, until
-from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with PostgresServer() as server:
-        yield server.url
-
-
-@pytest.fixture
-def schema() -> str:
-    return "t" + new_id().replace("-", "")
 
 
 async def test_a_message_that_one_process_takes_in_is_answered_by_another(url: str, schema: str) -> None:

@@ -1,7 +1,7 @@
 """What a turn on a cluster reads of its conversation, and that copies of it elsewhere can go or lie."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,28 +9,15 @@ from members import Member, member
 
 from atlas_agents import assistant, user
 from atlas_agents.config.valkey import open_valkey
-from atlas_agents.core.ids import new_id
 from atlas_agents.core.secret import Secret
 from atlas_agents.core.store import AddMessage, PutSession, Write
 from atlas_agents.stores.query import Query, Row
 from atlas_agents.testing import Scripted, says
 from checks import PATIENCE
-from stores.postgres_server import PostgresServer
 from stores.valkey_server import ValkeyServer
 
 pytestmark = pytest.mark.slow
 _TURNS = 4
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with PostgresServer() as server:
-        yield server.url
-
-
-@pytest.fixture
-def schema() -> str:
-    return "t" + new_id().replace("-", "")
 
 
 def counting(here: Member) -> Callable[[], tuple[int, int]]:

@@ -13,7 +13,6 @@ from atlas_agents import Cancelled, PlanSpent, ProviderError
 from atlas_agents.core.errors import AtlasError, failure_of, kind_of
 from atlas_agents.core.events import ApprovalAsked, Event, MessageKept, StreamChunk, StreamReset
 from atlas_agents.core.forms import Choice, Field, Form
-from atlas_agents.core.ids import new_id
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.questions import Question
 from atlas_agents.engine.stream import AtlasStream
@@ -34,11 +33,6 @@ SHAPE = {"type": "object", "properties": {"n": {"type": "integer"}}, "required":
 def server() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
         yield server
-
-
-@pytest.fixture
-def schema() -> str:
-    return "t" + new_id().replace("-", "")
 
 
 async def test_a_failure_elsewhere_is_of_its_kind_and_a_value_is_read(server: PostgresServer, schema: str) -> None:

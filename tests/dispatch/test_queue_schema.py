@@ -1,7 +1,7 @@
 """The tables of the queue: made, and brought up to date from an older version of procrastinate, once."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from atlas_agents.core.ids import new_id
 from atlas_agents.dispatch.queue import Queue
 from atlas_agents.dispatch.queue_schema import bring_up_to_date, mark, packaged_steps
 from checks import PATIENCE, until
-from stores.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
 _SHAPES = """
@@ -26,12 +25,6 @@ UNION ALL SELECT 'function', p.proname || '(' || pg_get_function_identity_argume
 UNION ALL SELECT 'trigger', t.tgname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
     WHERE c.relnamespace = current_schema()::regnamespace AND NOT t.tgisinternal
 ORDER BY 1, 2"""
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with PostgresServer() as server:
-        yield server.url
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ from members import Member, member
 
 from atlas_agents.config.valkey import open_valkey
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.ids import new_id
 from atlas_agents.core.secret import Secret
 from atlas_agents.core.store import PutSession
 from atlas_agents.dispatch import cluster as cluster_module
@@ -30,20 +29,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with PostgresServer() as server:
-        yield server.url
-
-
-@pytest.fixture(scope="module")
 def valkey() -> Iterator[ValkeyServer]:
     with ValkeyServer() as server:
         yield server
-
-
-@pytest.fixture
-def schema() -> str:
-    return "t" + new_id().replace("-", "")
 
 
 def hears(here: Member) -> list[Notice]:

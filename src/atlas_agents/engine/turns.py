@@ -21,16 +21,11 @@ from atlas_agents.engine.roster import Roster
 from atlas_agents.engine.run import Accepted, Known, Run, Terms
 from atlas_agents.engine.shelf import Shelf
 from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.tools.ending import Ended, ended_as
 from atlas_agents.tools.errand import errand_of
 from atlas_agents.tools.journal import Journal, in_step
 
 _PAGE = 50
-
-
-class _Ended(msgspec.Struct, frozen=True):
-    """The last step of a turn's journal, as far as it is read here."""
-
-    kind: str = ""
 
 
 class Turns:
@@ -180,7 +175,7 @@ class Turns:
 
     async def _end(self, row: RunRow, error: str) -> None:
         epoch = row.epoch + 1
-        ended = AddJournal(row.id, epoch, "ended", "", encode({"status": "failed", "error": error}))
+        ended = AddJournal(row.id, epoch, "ended", "", encode(Ended("failed", error)))
         await self._store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", error)])
 
     async def _take_on_orphans(self, session: str) -> None:
@@ -225,9 +220,8 @@ class Turns:
             raise Cancelled("the turn was cancelled")
         reply = await self._last_word(row) if row.status != "failed" else None
         if reply is None:
-            ends = [step for step in await self._store.journal(row.tenant, row.id) if step.kind == "ended"]
-            kind = msgspec.json.decode(ends[-1].payload, type=_Ended).kind if ends else ""
-            raise failure_of(kind, row.error or "the turn failed")
+            ended = await ended_as(self._store, row)
+            raise failure_of(ended.kind if ended else "", row.error or "the turn failed")
         return reply
 
     async def _last_word(self, row: RunRow) -> Message | None:

@@ -2,18 +2,11 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-import msgspec
-
-from atlas_agents.core.messages import Text, Thinking
+from atlas_agents.core.messages import Text
 from atlas_agents.core.store import RunRow, Store
 from atlas_agents.gateway.protocol.chat import RunOutcome
 from atlas_agents.gateway.protocol.shapes import TextPart, ThinkingPart
-
-
-class _Ended(msgspec.Struct, frozen=True):
-    """The last step of a turn's journal, as far as it is read here."""
-
-    said: tuple[Text | Thinking, ...] = ()
+from atlas_agents.tools.ending import ended_as
 
 
 async def outcomes_of(
@@ -31,8 +24,6 @@ async def outcomes_of(
 
 async def said_by(store: Store, row: RunRow) -> tuple[TextPart | ThinkingPart, ...]:
     """The words of a message that was never completed."""
-    steps = await store.journal(row.tenant, row.id)
-    if not steps or steps[-1].kind != "ended":
-        return ()
-    said = msgspec.json.decode(steps[-1].payload, type=_Ended).said
+    ended = await ended_as(store, row)
+    said = ended.said if ended is not None else ()
     return tuple([TextPart(part.text) if isinstance(part, Text) else ThinkingPart(part.text) for part in said])

@@ -37,6 +37,7 @@ from atlas_agents.core.store import (
     Write,
 )
 from atlas_agents.tools.audit import Entry
+from atlas_agents.tools.ending import Ended
 from atlas_agents.tools.errand import Errand, errand_of
 from atlas_agents.tools.kept_questions import KeptQuestions
 from atlas_agents.tools.patience import Patience
@@ -297,9 +298,7 @@ class Journal:
             return
         if self._epoch:
             ended = SetRun(self._run_id, self._epoch, status, error)
-            more = {"said": said, "kind": kind}
-            how = {"status": status, "error": error, **{name: value for name, value in more.items() if value}}
-            await self._step("ended", "", encode(how), ended)
+            await self._step("ended", "", encode(Ended(status, error, tuple(said), kind)), ended)
         elif self._row is not None and self._row.epoch:
             self.leave()
         elif self._row is not None:
