@@ -44,7 +44,7 @@ async def joined(up: AsyncExitStack, url: str, redis: str) -> tuple[Cluster, Pos
     Atlas([Agent("a")], store=store, dispatcher=cluster)
     await up.enter_async_context(cluster.joined())
     news: Any = cluster._valkey
-    while news is not None and not news.up:  # noqa: ASYNC110
+    while news is not None and not news.up:  # noqa: ASYNC110 - asked once, at the start
         await asyncio.sleep(0.01)
     return cluster, store
 
