@@ -1,27 +1,61 @@
 // How the page looks, in one place: the same few colours for antd's components and for our own (look/).
 
-import { theme, type ThemeConfig } from "antd";
+import { type ThemeConfig, theme } from "antd";
 
 const FONT = `system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Helvetica Neue", Arial, sans-serif`;
 const CODE = `ui-monospace, SFMono-Regular, "SF Mono", Menlo, Consolas, "Noto Sans Mono", "DejaVu Sans Mono", monospace`;
 
 const LIGHT = {
-  colorPrimary: "#1f6f5c", colorInfo: "#1f6f5c", colorLink: "#1b6351", colorSuccess: "#2f855a", colorWarning: "#b7791f", colorError: "#c2453d",
-  colorTextBase: "#1d2421", colorTextPlaceholder: "#69736e", colorBgBase: "#ffffff", colorBgLayout: "#f6f7f5", colorBorder: "#d9ddd9", colorBorderSecondary: "#e8ebe8",
+  colorPrimary: "#1f6f5c",
+  colorInfo: "#1f6f5c",
+  colorLink: "#1b6351",
+  colorSuccess: "#2f855a",
+  colorWarning: "#b7791f",
+  colorError: "#c2453d",
+  colorTextBase: "#1d2421",
+  colorTextPlaceholder: "#69736e",
+  colorBgBase: "#ffffff",
+  colorBgLayout: "#f6f7f5",
+  colorBorder: "#d9ddd9",
+  colorBorderSecondary: "#e8ebe8",
 };
 const DARK = {
-  colorPrimary: "#4fb396", colorInfo: "#4fb396", colorLink: "#6cc7ac", colorSuccess: "#5bbf8a", colorWarning: "#d9a441", colorError: "#f48d85",
-  colorTextBase: "#e7ebe8", colorTextPlaceholder: "#8d9791", colorBgBase: "#151816", colorBgContainer: "#191d1b", colorBgElevated: "#212623", colorBgLayout: "#111412",
-  colorBorder: "#38403b", colorBorderSecondary: "#292f2b",
+  colorPrimary: "#4fb396",
+  colorInfo: "#4fb396",
+  colorLink: "#6cc7ac",
+  colorSuccess: "#5bbf8a",
+  colorWarning: "#d9a441",
+  colorError: "#f48d85",
+  colorTextBase: "#e7ebe8",
+  colorTextPlaceholder: "#8d9791",
+  colorBgBase: "#151816",
+  colorBgContainer: "#191d1b",
+  colorBgElevated: "#212623",
+  colorBgLayout: "#111412",
+  colorBorder: "#38403b",
+  colorBorderSecondary: "#292f2b",
 };
 
 export function themeOf(dark: boolean, still: boolean): ThemeConfig {
   return {
     algorithm: dark ? theme.darkAlgorithm : theme.defaultAlgorithm,
     hashed: false,
-    token: { ...(dark ? DARK : LIGHT), fontFamily: FONT, fontFamilyCode: CODE, fontSize: 14, borderRadius: 8, wireframe: false, motion: !still },
+    token: {
+      ...(dark ? DARK : LIGHT),
+      fontFamily: FONT,
+      fontFamilyCode: CODE,
+      fontSize: 14,
+      borderRadius: 8,
+      wireframe: false,
+      motion: !still,
+    },
     components: {
-      Button: { primaryShadow: "none", defaultShadow: "none", dangerShadow: "none", ...(dark ? { primaryColor: "#0d1411", dangerColor: "#1d0d0b" } : {}) },
+      Button: {
+        primaryShadow: "none",
+        defaultShadow: "none",
+        dangerShadow: "none",
+        ...(dark ? { primaryColor: "#0d1411", dangerColor: "#1d0d0b" } : {}),
+      },
       Table: { headerBg: "transparent", headerSplitColor: "transparent", cellPaddingBlockSM: 9 },
       Layout: { bodyBg: "transparent", siderBg: "transparent" },
       Segmented: { trackPadding: 3 },

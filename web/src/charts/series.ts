@@ -29,12 +29,19 @@ export function stacked(points: readonly Point[], days: string[]): Stacks {
     const column = place(name);
     if (row) row[column] = (row[column] ?? 0) + value;
   }
-  return { days, names, values, highest: Math.max(0, ...values.map((row) => row.reduce((sum, each) => sum + each, 0))) };
+  return {
+    days,
+    names,
+    values,
+    highest: Math.max(0, ...values.map((row) => row.reduce((sum, each) => sum + each, 0))),
+  };
 }
 
 /** The last days up to today, as the gateway writes them. */
 export function lastDays(count: number, now = Date.now()): string[] {
-  return Array.from({ length: count }, (_, place) => new Date(now - (count - 1 - place) * 86_400_000).toISOString().slice(0, 10));
+  return Array.from({ length: count }, (_, place) =>
+    new Date(now - (count - 1 - place) * 86_400_000).toISOString().slice(0, 10),
+  );
 }
 
 /** The next round number above. */

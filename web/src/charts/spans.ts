@@ -39,20 +39,42 @@ export function timelineOf({ run, steps }: RunFound, now: number): Timeline {
     if (step.kind === "reply") {
       round += 1;
       const words = step.usage ? `${step.usage.inputTokens} tokens in, ${step.usage.outputTokens} out` : "";
-      spans.push({ kind: "model", name: `round ${round}${step.name ? ` · ${step.name}` : ""}`, from: since, to: step.at, state: "done", words });
+      spans.push({
+        kind: "model",
+        name: `round ${round}${step.name ? ` · ${step.name}` : ""}`,
+        from: since,
+        to: step.at,
+        state: "done",
+        words,
+      });
     } else if (step.kind === "intent") begin(`call ${step.callId}`, step, "call", "");
     else if (step.kind === "outcome") {
       const failed = step.status !== "ok";
-      finish(`call ${step.callId}`, step.at, { state: failed ? "failed" : "done", words: failed ? (step.error ?? step.status ?? "") : "" });
+      finish(`call ${step.callId}`, step.at, {
+        state: failed ? "failed" : "done",
+        words: failed ? (step.error ?? step.status ?? "") : "",
+      });
     } else if (step.kind === "asked") begin(`ask ${step.key}`, step, "wait", "");
-    else if (step.kind === "answered") finish(`ask ${step.key}`, step.at, { state: step.status === "deny" ? "refused" : "done", words: `${step.status ?? ""}${step.by ? ` by ${step.by}` : ""}${step.reason ? `: ${step.reason}` : ""}` });
+    else if (step.kind === "answered")
+      finish(`ask ${step.key}`, step.at, {
+        state: step.status === "deny" ? "refused" : "done",
+        words: `${step.status ?? ""}${step.by ? ` by ${step.by}` : ""}${step.reason ? `: ${step.reason}` : ""}`,
+      });
     else if (step.kind === "resumed") {
-      spans.push({ kind: "away", name: "gateway away", from: since, to: step.at, state: "failed", words: "the turn went on after a restart" });
+      spans.push({
+        kind: "away",
+        name: "gateway away",
+        from: since,
+        to: step.at,
+        state: "failed",
+        words: "the turn went on after a restart",
+      });
     }
     since = step.at;
   }
   const over = run.endedAt !== undefined && run.endedAt !== null;
-  if (!over && open.size === 0) spans.push({ kind: "model", name: `round ${round + 1}`, from: since, to: end, state: "open", words: "under way" });
+  if (!over && open.size === 0)
+    spans.push({ kind: "model", name: `round ${round + 1}`, from: since, to: end, state: "open", words: "under way" });
   for (const { span } of open.values()) span.words ||= over ? "no outcome" : "under way";
   return { from: run.createdAt, to: Math.max(end, run.createdAt + 1, ...spans.map((span) => span.to)), spans };
 }

@@ -8,7 +8,7 @@ import { Markdown } from "../markdown/markdown";
 import { Inside } from "../shell/link";
 import { Menu } from "../shell/menu";
 import { isOpen, type Run } from "../state/talk";
-import { isSame, piecesOf, spentOn, wordsOf, type Answered } from "../state/turns";
+import { type Answered, isSame, piecesOf, spentOn, wordsOf } from "../state/turns";
 import { useHouse } from "../state/use";
 import { costOf, countOf } from "../state/words";
 import { Act } from "./act";
@@ -27,7 +27,9 @@ export const Answer = memo(
     const { run } = item;
     const pieces = piecesOf(item);
     const last = pieces.at(-1);
-    const waiting = run?.end === "running" && (!last || (last.kind === "call" && last.call.state !== "running" && last.call.state !== "asking"));
+    const waiting =
+      run?.end === "running" &&
+      (!last || (last.kind === "call" && last.call.state !== "running" && last.call.state !== "asking"));
     return (
       <article className="answer" aria-label="Answer" aria-busy={run ? isOpen(run) : false} data-run={item.runId}>
         {run?.notice && <Alert type="info" showIcon title={run.notice} className="notice" />}
@@ -56,9 +58,18 @@ function Dots() {
 }
 
 function Ending({ run }: { run?: Run }) {
-  if (run?.end === "cancelled") return <p className="ended">Stopped.{run.text && " The agent does not read these words again."}</p>;
+  if (run?.end === "cancelled")
+    return <p className="ended">Stopped.{run.text && " The agent does not read these words again."}</p>;
   if (run?.end !== "failed") return null;
-  return <Alert type="error" showIcon title="This turn failed" description={run.error ?? "No reason was given."} className="failed" />;
+  return (
+    <Alert
+      type="error"
+      showIcon
+      title="This turn failed"
+      description={run.error ?? "No reason was given."}
+      className="failed"
+    />
+  );
 }
 
 function Foot({ item, acts }: { item: Answered; acts: AnswerActs }) {
@@ -70,15 +81,30 @@ function Foot({ item, acts }: { item: Answered; acts: AnswerActs }) {
       <span className="acts">
         {words && <CopyButton text={words} what="Copy answer" />}
         <Again item={item} acts={acts} />
-        {last && <Act icon="fork" what="Fork from here" hint="Go on from here in a new session" onClick={() => acts.fork(last.id)} />}
+        {last && (
+          <Act
+            icon="fork"
+            what="Fork from here"
+            hint="Go on from here in a new session"
+            onClick={() => acts.fork(last.id)}
+          />
+        )}
         {item.runId && (
-          <Inside className="act" to={{ view: "runs", id: item.runId }} aria-label="Timeline of this turn" title="What happened, as a picture">
+          <Inside
+            className="act"
+            to={{ view: "runs", id: item.runId }}
+            aria-label="Timeline of this turn"
+            title="What happened, as a picture"
+          >
             <Icon name="clock" />
           </Inside>
         )}
       </span>
       {spent && (
-        <span className="spent" title={`${spent.input} tokens in${spent.cached ? `, ${spent.cached} of them cached` : ""}, ${spent.output} out${spent.estimated ? ", estimated" : ""}`}>
+        <span
+          className="spent"
+          title={`${spent.input} tokens in${spent.cached ? `, ${spent.cached} of them cached` : ""}, ${spent.output} out${spent.estimated ? ", estimated" : ""}`}
+        >
           {spent.model} · {spent.estimated ? "≈ " : ""}
           {countOf(spent.input + spent.output)} tokens{spent.cost !== undefined ? ` · ${costOf(spent.cost)}` : ""}
         </span>

@@ -3,10 +3,10 @@
 import { ClockCircleOutlined, EditOutlined, SafetyCertificateOutlined } from "@ant-design/icons";
 import { App, Button, Input, Tooltip } from "antd";
 import { memo, useState } from "react";
-import type { ApprovalShape } from "../wire";
 import type { Decision } from "../state/kinds";
 import { useAtlas, useHouse, useNow } from "../state/use";
 import { inOneLine, spanOf, textOf } from "../state/words";
+import type { ApprovalShape } from "../wire";
 import { Exact } from "./exact";
 import { Form } from "./form";
 
@@ -18,7 +18,13 @@ const WORDS: Record<Exclude<Decision, "deny" | "dismiss">, { text: string; hint:
 
 type Mode = "ask" | "deny" | "edit";
 
-export const Approval = memo(function Approval({ approval, where }: { approval: ApprovalShape; where?: React.ReactNode }) {
+export const Approval = memo(function Approval({
+  approval,
+  where,
+}: {
+  approval: ApprovalShape;
+  where?: React.ReactNode;
+}) {
   const atlas = useAtlas();
   const { principal, link } = useHouse();
   const { message } = App.useApp();
@@ -36,15 +42,33 @@ export const Approval = memo(function Approval({ approval, where }: { approval: 
   const off = busy || !may || link !== "online";
   const { form } = approval;
   return (
-    <section className="approval" aria-label={form ? approval.summary : `${approval.toolName} needs your answer`} data-approval={approval.approvalId}>
+    <section
+      className="approval"
+      aria-label={form ? approval.summary : `${approval.toolName} needs your answer`}
+      data-approval={approval.approvalId}
+    >
       <header>
         <SafetyCertificateOutlined aria-hidden />
-        <h4>{form ? inOneLine(approval.summary) : <><code>{approval.toolName}</code> needs your answer</>}</h4>
+        <h4>
+          {form ? (
+            inOneLine(approval.summary)
+          ) : (
+            <>
+              <code>{approval.toolName}</code> needs your answer
+            </>
+          )}
+        </h4>
         <Countdown until={approval.expiresAt} />
       </header>
       {where}
       {form ? (
-        <Form form={form} off={off} onSend={(values) => void answer("allow-once", "", values)} onDecline={() => void answer("deny")} onDismiss={() => void answer("dismiss")} />
+        <Form
+          form={form}
+          off={off}
+          onSend={(values) => void answer("allow-once", "", values)}
+          onDecline={() => void answer("deny")}
+          onDismiss={() => void answer("dismiss")}
+        />
       ) : (
         <Call approval={approval} off={off} answer={answer} />
       )}
@@ -65,17 +89,32 @@ function Call({ approval, off, answer }: { approval: ApprovalShape; off: boolean
       {isCommand && <Exact text={approval.command} label="The command" />}
       {approval.preview && <Preview text={approval.preview} stale={mode === "edit"} />}
       <Details approval={approval} command={isCommand} />
-      {mode === "edit" && <Edit approval={approval} busy={off} onCancel={() => setMode("ask")} onSend={(edited) => void answer("allow-once", "", edited)} />}
-      {mode === "deny" && <Deny busy={off} onCancel={() => setMode("ask")} onSend={(reason) => void answer("deny", reason)} />}
+      {mode === "edit" && (
+        <Edit
+          approval={approval}
+          busy={off}
+          onCancel={() => setMode("ask")}
+          onSend={(edited) => void answer("allow-once", "", edited)}
+        />
+      )}
+      {mode === "deny" && (
+        <Deny busy={off} onCancel={() => setMode("ask")} onSend={(reason) => void answer("deny", reason)} />
+      )}
       {mode === "ask" && (
         <footer>
-          {approval.options.filter((option) => option !== "deny" && option !== "dismiss").map((option) => (
-            <Tooltip key={option} title={WORDS[option].hint}>
-              <Button type={option === "allow-once" ? "primary" : "default"} disabled={off} onClick={() => void answer(option)}>
-                {WORDS[option].text}
-              </Button>
-            </Tooltip>
-          ))}
+          {approval.options
+            .filter((option) => option !== "deny" && option !== "dismiss")
+            .map((option) => (
+              <Tooltip key={option} title={WORDS[option].hint}>
+                <Button
+                  type={option === "allow-once" ? "primary" : "default"}
+                  disabled={off}
+                  onClick={() => void answer(option)}
+                >
+                  {WORDS[option].text}
+                </Button>
+              </Tooltip>
+            ))}
           <Button icon={<EditOutlined aria-hidden />} disabled={off} onClick={() => setMode("edit")}>
             Edit
           </Button>
@@ -95,14 +134,18 @@ function Call({ approval, off, answer }: { approval: ApprovalShape; off: boolean
 function Preview({ text, stale }: { text: string; stale: boolean }) {
   return (
     <div className={stale ? "preview stale" : "preview"}>
-      <p className="quiet">{stale ? "What the call would change as it was made; yours may differ" : "What would change"}</p>
+      <p className="quiet">
+        {stale ? "What the call would change as it was made; yours may differ" : "What would change"}
+      </p>
       <Exact text={text} label="What would change" />
     </div>
   );
 }
 
 function Details({ approval, command }: { approval: ApprovalShape; command: boolean }) {
-  const rest = Object.fromEntries(Object.entries(approval.details).filter(([name]) => !(command && name === "command")));
+  const rest = Object.fromEntries(
+    Object.entries(approval.details).filter(([name]) => !(command && name === "command")),
+  );
   return (
     <dl>
       {Object.entries(rest).map(([name, value]) => (
@@ -125,12 +168,31 @@ function Details({ approval, command }: { approval: ApprovalShape; command: bool
   );
 }
 
-function Edit({ approval, busy, onSend, onCancel }: { approval: ApprovalShape; busy: boolean; onSend: (edited: Record<string, unknown>) => void; onCancel: () => void }) {
+function Edit({
+  approval,
+  busy,
+  onSend,
+  onCancel,
+}: {
+  approval: ApprovalShape;
+  busy: boolean;
+  onSend: (edited: Record<string, unknown>) => void;
+  onCancel: () => void;
+}) {
   const [text, setText] = useState(() => JSON.stringify(approval.details, null, 2));
   const edited = parsed(text);
   return (
     <div className="inset">
-      <Input.TextArea aria-label="Arguments as JSON" value={text} onChange={(event) => setText(event.target.value)} autoSize={{ minRows: 3, maxRows: 16 }} status={edited ? "" : "error"} className="mono" spellCheck={false} autoFocus />
+      <Input.TextArea
+        aria-label="Arguments as JSON"
+        value={text}
+        onChange={(event) => setText(event.target.value)}
+        autoSize={{ minRows: 3, maxRows: 16 }}
+        status={edited ? "" : "error"}
+        className="mono"
+        spellCheck={false}
+        autoFocus
+      />
       <footer>
         <Button type="primary" disabled={busy || !edited} onClick={() => edited && onSend(edited)}>
           Allow with these
@@ -145,7 +207,9 @@ function Edit({ approval, busy, onSend, onCancel }: { approval: ApprovalShape; b
 function parsed(text: string): Record<string, unknown> | null {
   try {
     const value: unknown = JSON.parse(text);
-    return typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : null;
+    return typeof value === "object" && value !== null && !Array.isArray(value)
+      ? (value as Record<string, unknown>)
+      : null;
   } catch {
     return null;
   }
@@ -155,7 +219,15 @@ function Deny({ busy, onSend, onCancel }: { busy: boolean; onSend: (reason: stri
   const [reason, setReason] = useState("");
   return (
     <div className="inset">
-      <Input aria-label="Why not" placeholder="Why not? The agent is told, and it is kept." value={reason} maxLength={500} onChange={(event) => setReason(event.target.value)} onPressEnter={() => onSend(reason)} autoFocus />
+      <Input
+        aria-label="Why not"
+        placeholder="Why not? The agent is told, and it is kept."
+        value={reason}
+        maxLength={500}
+        onChange={(event) => setReason(event.target.value)}
+        onPressEnter={() => onSend(reason)}
+        autoFocus
+      />
       <footer>
         <Button danger type="primary" disabled={busy} onClick={() => onSend(reason)}>
           Deny
@@ -170,7 +242,8 @@ function Countdown({ until }: { until: number }) {
   const left = until - useNow(1000);
   return (
     <span className={left < 30_000 ? "countdown soon" : "countdown"}>
-      <ClockCircleOutlined aria-hidden /> {left > 0 ? spanOf(Math.ceil(left / 1000) * 1000) : "no answer counts any more"}
+      <ClockCircleOutlined aria-hidden />{" "}
+      {left > 0 ? spanOf(Math.ceil(left / 1000) * 1000) : "no answer counts any more"}
     </span>
   );
 }

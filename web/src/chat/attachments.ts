@@ -1,7 +1,7 @@
 // Files a person adds to a message: read, and pictures made small enough to travel.
 
-import type { FilePart, ImagePart } from "../wire";
 import { newId } from "../state/ids";
+import type { FilePart, ImagePart } from "../wire";
 
 export interface Attachment {
   id: string;
@@ -19,9 +19,14 @@ export class TooLarge extends Error {}
 export async function attachmentOf(file: File, room: number): Promise<Attachment> {
   const blob = PICTURES.test(file.type) && file.size > 300_000 ? await smaller(file) : file;
   const data = await base64(blob);
-  if (data.length > room) throw new TooLarge(`${file.name} is too large: a message carries at most ${Math.floor((room * 3) / 4096)} KB more.`);
+  if (data.length > room)
+    throw new TooLarge(
+      `${file.name} is too large: a message carries at most ${Math.floor((room * 3) / 4096)} KB more.`,
+    );
   const mediaType = blob.type || "application/octet-stream";
-  const part: ImagePart | FilePart = PICTURES.test(mediaType) ? { type: "image", mediaType, data } : { type: "file", name: file.name, mediaType, data };
+  const part: ImagePart | FilePart = PICTURES.test(mediaType)
+    ? { type: "image", mediaType, data }
+    : { type: "file", name: file.name, mediaType, data };
   return { id: newId(), name: file.name, part, size: data.length };
 }
 

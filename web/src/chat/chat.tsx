@@ -2,15 +2,15 @@
 
 import { App, Button, Empty, Spin } from "antd";
 import { useEffect, useMemo, useState } from "react";
-import { Composer } from "./composer";
-import { Messages, type Acts } from "./messages";
-import { WelcomeView } from "./welcome";
 import { go, newChat } from "../shell/route";
 import { isOpen } from "../state/talk";
 import { isOwn, wordsOf } from "../state/turns";
 import { useAtlas, useHouse, useTalk } from "../state/use";
 import type { FilePart, ImagePart, MessageShape } from "../wire";
+import { Composer } from "./composer";
 import { ChatHead } from "./head";
+import { type Acts, Messages } from "./messages";
+import { WelcomeView } from "./welcome";
 
 export default function Chat({ id }: { id: string }) {
   const atlas = useAtlas();
@@ -26,7 +26,13 @@ export default function Chat({ id }: { id: string }) {
   const agentId = chosen || talk.session?.agentId || "";
   useEffect(() => {
     const stop = (event: KeyboardEvent) => {
-      if (event.key === "Escape" && !event.defaultPrevented && running && !document.querySelector(".ant-modal, .ant-drawer-open, .editing, dialog[open]")) atlas.stop();
+      if (
+        event.key === "Escape" &&
+        !event.defaultPrevented &&
+        running &&
+        !document.querySelector(".ant-modal, .ant-drawer-open, .editing, dialog[open]")
+      )
+        atlas.stop();
     };
     window.addEventListener("keydown", stop);
     return () => window.removeEventListener("keydown", stop);
@@ -37,7 +43,15 @@ export default function Chat({ id }: { id: string }) {
   return (
     <div className="chat">
       <ChatHead talk={talk} />
-      {empty ? talk.loaded || link !== "connecting" ? <WelcomeView agentId={agentId} /> : <Spin className="middle" /> : <Messages key={`said ${id}`} talk={talk} acts={acts} />}
+      {empty ? (
+        talk.loaded || link !== "connecting" ? (
+          <WelcomeView agentId={agentId} />
+        ) : (
+          <Spin className="middle" />
+        )
+      ) : (
+        <Messages key={`said ${id}`} talk={talk} acts={acts} />
+      )}
       <Composer key={`write ${id}`} sessionKey={id} running={running} agentId={agentId} onAgent={setChosen} />
     </div>
   );
@@ -48,9 +62,14 @@ function useActs(id: string): Acts {
   const atlas = useAtlas();
   const { message } = App.useApp();
   return useMemo((): Acts => {
-    const fork = async (messageId: string | undefined, say?: { text: string; with?: Attached[]; agentId?: string; model?: string }) => {
+    const fork = async (
+      messageId: string | undefined,
+      say?: { text: string; with?: Attached[]; agentId?: string; model?: string },
+    ) => {
       try {
-        const key = messageId ? (await atlas.ask("sessions.fork", { sessionKey: id, messageId })).sessionKey : newChat().id;
+        const key = messageId
+          ? (await atlas.ask("sessions.fork", { sessionKey: id, messageId })).sessionKey
+          : newChat().id;
         go({ view: "chat", id: key });
         if (say) {
           atlas.open(key);

@@ -3,10 +3,10 @@
 import { ArrowUpOutlined, CloseOutlined, FileOutlined, PaperClipOutlined, RobotOutlined } from "@ant-design/icons";
 import { Sender } from "@ant-design/x";
 import { App, Button, Select, Tooltip } from "antd";
-import { useEffect, useRef, useState, type ComponentRef, type KeyboardEvent } from "react";
+import { type ComponentRef, type KeyboardEvent, useEffect, useRef, useState } from "react";
 import { draftOf, keepDraft } from "../state/drafts";
 import { useAtlas, useHouse } from "../state/use";
-import { attachmentOf, type Attachment } from "./attachments";
+import { type Attachment, attachmentOf } from "./attachments";
 
 interface Props {
   sessionKey: string;
@@ -34,7 +34,11 @@ export function Composer({ sessionKey, running, agentId, onAgent }: Props) {
   const may = principal?.scopes.includes("write") ?? true;
   const submit = () => {
     if (!ready || !may) return;
-    atlas.say(text.trim(), files.map((file) => file.part), { agentId });
+    atlas.say(
+      text.trim(),
+      files.map((file) => file.part),
+      { agentId },
+    );
     setText("");
     setFiles([]);
   };
@@ -56,28 +60,80 @@ export function Composer({ sessionKey, running, agentId, onAgent }: Props) {
     return false;
   };
   return (
-    <div className="composer" onDragOver={(event) => event.preventDefault()} onDrop={(event) => { event.preventDefault(); void attach(event.dataTransfer.files); }}>
-      <Sender ref={sender} value={text} onChange={(value) => setText(value)} onKeyDown={keys} onPasteFile={(list) => void attach(list)} autoSize={{ minRows: 1, maxRows: 10 }} disabled={!may}
-        placeholder={may ? (running ? "Write on; it waits for its turn" : "Write a message") : "Your token may only read"}
-        header={files.length > 0 && <Chips files={files} onDrop={(id) => setFiles(files.filter((file) => file.id !== id))} />}
+    <div
+      className="composer"
+      onDragOver={(event) => event.preventDefault()}
+      onDrop={(event) => {
+        event.preventDefault();
+        void attach(event.dataTransfer.files);
+      }}
+    >
+      <Sender
+        ref={sender}
+        value={text}
+        onChange={(value) => setText(value)}
+        onKeyDown={keys}
+        onPasteFile={(list) => void attach(list)}
+        autoSize={{ minRows: 1, maxRows: 10 }}
+        disabled={!may}
+        placeholder={
+          may ? (running ? "Write on; it waits for its turn" : "Write a message") : "Your token may only read"
+        }
+        header={
+          files.length > 0 && <Chips files={files} onDrop={(id) => setFiles(files.filter((file) => file.id !== id))} />
+        }
         suffix={false}
         footer={
           <div className="row">
             <Tooltip title="Add a picture or a file">
-              <Button type="text" icon={<PaperClipOutlined aria-hidden />} aria-label="Add a picture or a file" onClick={() => picker.current?.click()} />
+              <Button
+                type="text"
+                icon={<PaperClipOutlined aria-hidden />}
+                aria-label="Add a picture or a file"
+                onClick={() => picker.current?.click()}
+              />
             </Tooltip>
-            <input ref={picker} type="file" multiple hidden onChange={(event) => { void attach(event.target.files); event.target.value = ""; }} />
+            <input
+              ref={picker}
+              type="file"
+              multiple
+              hidden
+              onChange={(event) => {
+                void attach(event.target.files);
+                event.target.value = "";
+              }}
+            />
             {agents.length > 1 && (
-              <Select aria-label="Agent" variant="borderless" size="small" popupMatchSelectWidth={false} prefix={<RobotOutlined aria-hidden />} value={agentId || agents.find((each) => each.default)?.id} onChange={onAgent}
-                options={agents.map((agent) => ({ value: agent.id, label: agent.name || agent.id }))} />
+              <Select
+                aria-label="Agent"
+                variant="borderless"
+                size="small"
+                popupMatchSelectWidth={false}
+                prefix={<RobotOutlined aria-hidden />}
+                value={agentId || agents.find((each) => each.default)?.id}
+                onChange={onAgent}
+                options={agents.map((agent) => ({ value: agent.id, label: agent.name || agent.id }))}
+              />
             )}
             <span className="spread" />
             {running && (
               <Tooltip title="Stop (Esc)">
-                <Button shape="circle" aria-label="Stop" icon={<span className="stop" aria-hidden />} onClick={() => atlas.stop()} />
+                <Button
+                  shape="circle"
+                  aria-label="Stop"
+                  icon={<span className="stop" aria-hidden />}
+                  onClick={() => atlas.stop()}
+                />
               </Tooltip>
             )}
-            <Button type="primary" shape="circle" aria-label="Send" icon={<ArrowUpOutlined aria-hidden />} disabled={!ready || !may} onClick={submit} />
+            <Button
+              type="primary"
+              shape="circle"
+              aria-label="Send"
+              icon={<ArrowUpOutlined aria-hidden />}
+              disabled={!ready || !may}
+              onClick={submit}
+            />
           </div>
         }
       />
@@ -90,9 +146,19 @@ function Chips({ files, onDrop }: { files: Attachment[]; onDrop: (id: string) =>
     <ul className="chips" aria-label="Attached">
       {files.map((file) => (
         <li key={file.id}>
-          {file.part.type === "image" ? <img src={`data:${file.part.mediaType};base64,${file.part.data}`} alt="" /> : <FileOutlined aria-hidden />}
+          {file.part.type === "image" ? (
+            <img src={`data:${file.part.mediaType};base64,${file.part.data}`} alt="" />
+          ) : (
+            <FileOutlined aria-hidden />
+          )}
           <span>{file.name}</span>
-          <Button type="text" size="small" icon={<CloseOutlined aria-hidden />} aria-label={`Remove ${file.name}`} onClick={() => onDrop(file.id)} />
+          <Button
+            type="text"
+            size="small"
+            icon={<CloseOutlined aria-hidden />}
+            aria-label={`Remove ${file.name}`}
+            onClick={() => onDrop(file.id)}
+          />
         </li>
       ))}
     </ul>

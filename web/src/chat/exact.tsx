@@ -13,7 +13,8 @@ export const Exact = memo(function Exact({ text, label }: { text: string; label:
       </pre>
       {hidden > 0 && (
         <p className="exact-note" role="note">
-          {hidden === 1 ? "One place" : `${hidden} places`} would be invisible or mistaken; {hidden === 1 ? "it is" : "they are"} marked.
+          {hidden === 1 ? "One place" : `${hidden} places`} would be invisible or mistaken;{" "}
+          {hidden === 1 ? "it is" : "they are"} marked.
         </p>
       )}
     </>

@@ -4,11 +4,11 @@ import { ArrowDownOutlined } from "@ant-design/icons";
 import { Button, Spin } from "antd";
 import { memo, useEffect, useMemo, useRef, useState } from "react";
 import { Virtuoso, type VirtuosoHandle } from "react-virtuoso";
-import { isSame, itemsOf, type Item } from "../state/turns";
-import { useAtlas, useHouse } from "../state/use";
 import type { Talk } from "../state/talk";
+import { type Item, isSame, itemsOf } from "../state/turns";
+import { useAtlas, useHouse } from "../state/use";
 import { Answer, type AnswerActs } from "./answer";
-import { LeavingItem, SaidItem, type SaidActs } from "./said";
+import { LeavingItem, type SaidActs, SaidItem } from "./said";
 
 const START = 1_000_000;
 
@@ -27,11 +27,32 @@ export function Messages({ talk, acts }: { talk: Talk; acts: Acts }) {
   }, [leaving]);
   return (
     <div className="messages">
-      <Virtuoso ref={list} className="scroller" data={items} firstItemIndex={first} initialTopMostItemIndex={{ index: "LAST", align: "end" }} computeItemKey={(_, item) => item.id} increaseViewportBy={{ top: 800, bottom: 400 }}
-        alignToBottom={false} atBottomThreshold={80} atBottomStateChange={(bottom) => setAway(!bottom)} followOutput={(bottom) => (bottom ? "auto" : false)} startReached={() => void atlas.older()}
-        itemContent={(_, item) => <Row item={item} acts={acts} />} components={talk.older ? WITH_OLDER : WHOLE} aria-label="Conversation" role="log" />
+      <Virtuoso
+        ref={list}
+        className="scroller"
+        data={items}
+        firstItemIndex={first}
+        initialTopMostItemIndex={{ index: "LAST", align: "end" }}
+        computeItemKey={(_, item) => item.id}
+        increaseViewportBy={{ top: 800, bottom: 400 }}
+        alignToBottom={false}
+        atBottomThreshold={80}
+        atBottomStateChange={(bottom) => setAway(!bottom)}
+        followOutput={(bottom) => (bottom ? "auto" : false)}
+        startReached={() => void atlas.older()}
+        itemContent={(_, item) => <Row item={item} acts={acts} />}
+        components={talk.older ? WITH_OLDER : WHOLE}
+        aria-label="Conversation"
+        role="log"
+      />
       {away && (
-        <Button className="to-end" shape="round" icon={<ArrowDownOutlined aria-hidden />} aria-label="To the latest" onClick={() => list.current?.scrollToIndex({ index: "LAST", align: "end", behavior: "auto" })}>
+        <Button
+          className="to-end"
+          shape="round"
+          icon={<ArrowDownOutlined aria-hidden />}
+          aria-label="To the latest"
+          onClick={() => list.current?.scrollToIndex({ index: "LAST", align: "end", behavior: "auto" })}
+        >
           Latest
         </Button>
       )}
@@ -40,13 +61,27 @@ export function Messages({ talk, acts }: { talk: Talk; acts: Acts }) {
 }
 
 const Room = () => <div className="room" />;
-const Older = () => <div className="older"><Spin size="small" /> older messages</div>;
+const Older = () => (
+  <div className="older">
+    <Spin size="small" /> older messages
+  </div>
+);
 const WHOLE = { Header: Room, Footer: Room };
 const WITH_OLDER = { Header: Older, Footer: Room };
 
 const Row = memo(
   function Row({ item, acts }: { item: Item; acts: Acts }) {
-    return <div className="item">{item.kind === "said" ? <SaidItem item={item} acts={acts} /> : item.kind === "answered" ? <Answer item={item} acts={acts} /> : <Leaving item={item} />}</div>;
+    return (
+      <div className="item">
+        {item.kind === "said" ? (
+          <SaidItem item={item} acts={acts} />
+        ) : item.kind === "answered" ? (
+          <Answer item={item} acts={acts} />
+        ) : (
+          <Leaving item={item} />
+        )}
+      </div>
+    );
   },
   (before, after) => isSame(before.item, after.item) && before.acts === after.acts,
 );
@@ -54,7 +89,14 @@ const Row = memo(
 function Leaving({ item }: { item: Extract<Item, { kind: "leaving" }> }) {
   const atlas = useAtlas();
   const { link } = useHouse();
-  return <LeavingItem outgoing={item.outgoing} offline={link !== "online"} again={() => atlas.again(item.outgoing)} drop={() => atlas.drop(item.outgoing)} />;
+  return (
+    <LeavingItem
+      outgoing={item.outgoing}
+      offline={link !== "online"}
+      again={() => atlas.again(item.outgoing)}
+      drop={() => atlas.drop(item.outgoing)}
+    />
+  );
 }
 
 /** The number of the first item, smaller by as many as were put before it: so the view stays where it was. */

@@ -1,7 +1,7 @@
 // What a tool says while it runs: its last lines, which follow it unless a person has scrolled up.
 
 import { memo, useLayoutEffect, useRef } from "react";
-import { tailOf, type Lines } from "../state/lines";
+import { type Lines, tailOf } from "../state/lines";
 
 const SHOWN = 400;
 const NEAR = 24;
@@ -18,8 +18,18 @@ export const Tail = memo(function Tail({ lines, live }: { lines: Lines; live: bo
     follows.current = scrollTop + clientHeight > scrollHeight - NEAR;
   };
   return (
-    <pre ref={box} className={live ? "tail live" : "tail"} tabIndex={0} role="log" aria-label="What the tool says" aria-live="off" onScroll={scrolled}>
-      {(lines.cut || shown.length < lines.text.trimEnd().length) && <span className="faint">… earlier lines{"\n"}</span>}
+    <pre
+      ref={box}
+      className={live ? "tail live" : "tail"}
+      tabIndex={0}
+      role="log"
+      aria-label="What the tool says"
+      aria-live="off"
+      onScroll={scrolled}
+    >
+      {(lines.cut || shown.length < lines.text.trimEnd().length) && (
+        <span className="faint">… earlier lines{"\n"}</span>
+      )}
       {shown}
     </pre>
   );

@@ -1,11 +1,18 @@
 // A call of a tool as a card: what was asked, how far it is, what came of it.
 
-import { CheckCircleFilled, CloseCircleFilled, LoadingOutlined, PauseCircleFilled, QuestionCircleFilled, RightOutlined } from "@ant-design/icons";
-import { memo, useMemo, useState, type ReactNode } from "react";
-import type { CallView } from "../state/turns";
-import { parted } from "../state/pictures";
-import { gistOf, spanOf, textOf } from "../state/words";
+import {
+  CheckCircleFilled,
+  CloseCircleFilled,
+  LoadingOutlined,
+  PauseCircleFilled,
+  QuestionCircleFilled,
+  RightOutlined,
+} from "@ant-design/icons";
+import { memo, type ReactNode, useMemo, useState } from "react";
 import { CopyButton } from "../markdown/code";
+import { parted } from "../state/pictures";
+import type { CallView } from "../state/turns";
+import { gistOf, spanOf, textOf } from "../state/words";
 import { Approval } from "./approval";
 import { Picture } from "./picture";
 import { Tail } from "./tail";
@@ -20,7 +27,12 @@ const ICONS: Record<CallView["state"], ReactNode> = {
 };
 
 const FAULTS: Record<string, string> = {
-  declined: "declined", not_permitted: "not permitted", bad_arguments: "wrong arguments", timeout: "took too long", limited: "over a limit", cancelled: "stopped",
+  declined: "declined",
+  not_permitted: "not permitted",
+  bad_arguments: "wrong arguments",
+  timeout: "took too long",
+  limited: "over a limit",
+  cancelled: "stopped",
 };
 
 export const ToolCard = memo(function ToolCard({ call }: { call: CallView }) {
@@ -30,7 +42,9 @@ export const ToolCard = memo(function ToolCard({ call }: { call: CallView }) {
   return (
     <div className={`tool is-${call.state}`} data-call={call.id} data-state={call.state}>
       <button type="button" aria-expanded={open} onClick={() => setOpen(!open)}>
-        <span className="icon" aria-hidden>{ICONS[call.state]}</span>
+        <span className="icon" aria-hidden>
+          {ICONS[call.state]}
+        </span>
         <code className="name">{call.name}</code>
         <span className="gist">{gistOf(call.arguments)}</span>
         <span className="state">{stateOf(call)}</span>
@@ -39,7 +53,9 @@ export const ToolCard = memo(function ToolCard({ call }: { call: CallView }) {
       {call.state === "running" && said && !open && <Tail lines={call.progress} live />}
       {pictures.length > 0 && (
         <div className="pictures">
-          {pictures.map((picture, place) => <Picture key={place} picture={picture} what={`Picture from ${call.name}`} />)}
+          {pictures.map((picture, place) => (
+            <Picture key={place} picture={picture} what={`Picture from ${call.name}`} />
+          ))}
         </div>
       )}
       {open && (
@@ -54,8 +70,15 @@ export const ToolCard = memo(function ToolCard({ call }: { call: CallView }) {
               <Tail lines={call.progress} live={call.state === "running"} />
             </div>
           )}
-          {call.result !== undefined && <Labelled label={call.state === "ok" ? "Result" : "What went wrong"} value={rest} />}
-          {call.decision && <p className="quiet">{DECIDED[call.decision] ?? "Allowed"}{call.by ? ` by ${call.by}` : ""}</p>}
+          {call.result !== undefined && (
+            <Labelled label={call.state === "ok" ? "Result" : "What went wrong"} value={rest} />
+          )}
+          {call.decision && (
+            <p className="quiet">
+              {DECIDED[call.decision] ?? "Allowed"}
+              {call.by ? ` by ${call.by}` : ""}
+            </p>
+          )}
         </div>
       )}
       {call.approval && <Approval approval={call.approval} />}
@@ -85,7 +108,11 @@ function Labelled({ label, value }: { label: string; value: unknown }) {
         <span>{label}</span>
         <CopyButton text={text} what={`Copy: ${label}`} />
       </div>
-      <pre tabIndex={0}>{text.length > LONGEST ? `${text.slice(0, LONGEST)}\n… ${text.length - LONGEST} more characters` : text || "nothing"}</pre>
+      <pre tabIndex={0}>
+        {text.length > LONGEST
+          ? `${text.slice(0, LONGEST)}\n… ${text.length - LONGEST} more characters`
+          : text || "nothing"}
+      </pre>
     </div>
   );
 }

@@ -1,13 +1,21 @@
 // A block of code: coloured, and copied with one click.
 
 import type { ElementContent, Root, RootContent } from "hast";
-import { memo, useEffect, useState, type ReactNode } from "react";
+import { memo, type ReactNode, useEffect, useState } from "react";
 import { Icon } from "../look/icon";
 import { painter } from "./languages";
 
 const LONGEST = 40_000;
 
-export const CodeBlock = memo(function CodeBlock({ code, language, growing }: { code: string; language: string; growing: boolean }) {
+export const CodeBlock = memo(function CodeBlock({
+  code,
+  language,
+  growing,
+}: {
+  code: string;
+  language: string;
+  growing: boolean;
+}) {
   const [painted, setPainted] = useState<{ code: string; root: Root | null }>();
   useEffect(() => {
     if (growing || !language || code.length > LONGEST) return;
@@ -52,7 +60,13 @@ export function CopyButton({ text, what }: { text: string; what: string }) {
     setTimeout(() => setCopied(false), 1500);
   };
   return (
-    <button type="button" className="act" aria-label={what} title={copied ? "Copied" : what} onClick={() => void copy()}>
+    <button
+      type="button"
+      className="act"
+      aria-label={what}
+      title={copied ? "Copied" : what}
+      onClick={() => void copy()}
+    >
       <Icon name={copied ? "check" : "copy"} />
     </button>
   );

@@ -2,7 +2,7 @@
 // made from text, so there is nothing to clean.
 
 import { lexer, type Token, type Tokens } from "marked";
-import { memo, useMemo, type ReactNode } from "react";
+import { memo, type ReactNode, useMemo } from "react";
 import { CodeBlock } from "./code";
 import { safeAddress } from "./links";
 import { mended } from "./mend";
@@ -40,7 +40,13 @@ function drawn(token: Token, growing: boolean): ReactNode {
       return <CodeBlock code={text} language={(lang ?? "").split(/\s/)[0] ?? ""} growing={growing} />;
     }
     case "blockquote":
-      return <blockquote>{(token as Tokens.Blockquote).tokens.map((each, place) => <Block key={place} raw={each.raw} token={each} growing={growing} />)}</blockquote>;
+      return (
+        <blockquote>
+          {(token as Tokens.Blockquote).tokens.map((each, place) => (
+            <Block key={place} raw={each.raw} token={each} growing={growing} />
+          ))}
+        </blockquote>
+      );
     case "list":
       return list(token as Tokens.List, growing);
     case "table":
@@ -60,8 +66,20 @@ function drawn(token: Token, growing: boolean): ReactNode {
 function list({ ordered, start, items }: Tokens.List, growing: boolean): ReactNode {
   const children = items.map((item, place) => (
     <li key={place} className={item.task ? "task" : undefined}>
-      {item.task && <input type="checkbox" checked={item.checked ?? false} readOnly disabled aria-label={item.checked ? "done" : "to do"} />}
-      {item.tokens.filter((each) => each.type !== "checkbox").map((each, number) => <Block key={number} raw={each.raw} token={each} growing={growing && place === items.length - 1} />)}
+      {item.task && (
+        <input
+          type="checkbox"
+          checked={item.checked ?? false}
+          readOnly
+          disabled
+          aria-label={item.checked ? "done" : "to do"}
+        />
+      )}
+      {item.tokens
+        .filter((each) => each.type !== "checkbox")
+        .map((each, number) => (
+          <Block key={number} raw={each.raw} token={each} growing={growing && place === items.length - 1} />
+        ))}
     </li>
   ));
   return ordered ? <ol start={start === "" ? undefined : start}>{children}</ol> : <ul>{children}</ul>;

@@ -1,7 +1,6 @@
 // The library that colours code, and the few languages it knows here. Loaded when it is needed: see languages.ts.
 
 import type { Root } from "hast";
-import { createLowlight } from "lowlight";
 import bash from "highlight.js/lib/languages/bash";
 import css from "highlight.js/lib/languages/css";
 import diff from "highlight.js/lib/languages/diff";
@@ -17,8 +16,25 @@ import sql from "highlight.js/lib/languages/sql";
 import typescript from "highlight.js/lib/languages/typescript";
 import xml from "highlight.js/lib/languages/xml";
 import yaml from "highlight.js/lib/languages/yaml";
+import { createLowlight } from "lowlight";
 
-const lowlight = createLowlight({ bash, css, diff, go, ini, java, javascript, json, markdown, python, rust, sql, typescript, xml, yaml });
+const lowlight = createLowlight({
+  bash,
+  css,
+  diff,
+  go,
+  ini,
+  java,
+  javascript,
+  json,
+  markdown,
+  python,
+  rust,
+  sql,
+  typescript,
+  xml,
+  yaml,
+});
 lowlight.registerAlias({
   bash: ["sh", "shell", "console", "zsh"],
   ini: ["toml"],

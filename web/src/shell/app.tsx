@@ -5,7 +5,7 @@ import { useEffect, useMemo, useState, useSyncExternalStore } from "react";
 import { askTabs, forgetToken, keepToken, shareToken, takeToken } from "../net/token";
 import { Atlas } from "../state/atlas";
 import { AtlasContext } from "../state/use";
-import { keepLook, keptLook, themeOf, type Look } from "../theme";
+import { keepLook, keptLook, type Look, themeOf } from "../theme";
 import { Door } from "./door";
 import { Shell } from "./shell";
 
@@ -21,7 +21,13 @@ export function App() {
   return (
     <ConfigProvider theme={theme} button={{ autoInsertSpace: false }}>
       <AntApp>
-        <House look={look} onLook={(next) => { keepLook(next); setLook(next); }} />
+        <House
+          look={look}
+          onLook={(next) => {
+            keepLook(next);
+            setLook(next);
+          }}
+        />
       </AntApp>
     </ConfigProvider>
   );
@@ -68,7 +74,17 @@ function House({ look, onLook }: { look: Look; onLook: (look: Look) => void }) {
     };
   }, [atlas]);
   if (!asked) return null;
-  if (!atlas) return <Door refused={refused} onToken={(given) => { keepToken(given); setRefused(false); setToken(given); }} />;
+  if (!atlas)
+    return (
+      <Door
+        refused={refused}
+        onToken={(given) => {
+          keepToken(given);
+          setRefused(false);
+          setToken(given);
+        }}
+      />
+    );
   return (
     <AtlasContext value={atlas}>
       <Shell look={look} onLook={onLook} />

@@ -19,7 +19,11 @@ export default function Keys({ onClose }: { onClose: () => void }) {
       <dl className="keys">
         {KEYS.map(([keys, words]) => (
           <div key={words}>
-            <dt>{keys.map((key) => <kbd key={key}>{key}</kbd>)}</dt>
+            <dt>
+              {keys.map((key) => (
+                <kbd key={key}>{key}</kbd>
+              ))}
+            </dt>
             <dd>{words}</dd>
           </div>
         ))}

@@ -1,7 +1,7 @@
 // A menu at a button. When it closes, the focus is at the button again, unless it went somewhere by itself.
 
 import { Dropdown, type MenuProps } from "antd";
-import { cloneElement, useRef, type ReactElement, type Ref } from "react";
+import { cloneElement, type ReactElement, type Ref, useRef } from "react";
 
 interface Props {
   items: MenuProps["items"];
@@ -20,7 +20,13 @@ export function Menu({ items, onChoose, open, onOpen, children }: Props) {
     if (!at || at === document.body || at.closest(".ant-dropdown")) button.current?.focus();
   };
   return (
-    <Dropdown trigger={["click"]} autoFocus onOpenChange={changed} menu={{ items, ...(onChoose ? { onClick: ({ key }) => onChoose(key) } : {}) }} {...(open === undefined ? {} : { open })}>
+    <Dropdown
+      trigger={["click"]}
+      autoFocus
+      onOpenChange={changed}
+      menu={{ items, ...(onChoose ? { onClick: ({ key }) => onChoose(key) } : {}) }}
+      {...(open === undefined ? {} : { open })}
+    >
       {cloneElement(children, { ref: button })}
     </Dropdown>
   );

@@ -8,7 +8,7 @@ import { useHouse } from "../state/use";
 import type { Look } from "../theme";
 import { Inside } from "./link";
 import { Mark } from "./mark";
-import { go, newChat, useRoute, type Route } from "./route";
+import { go, newChat, type Route, useRoute } from "./route";
 import { Sidebar } from "./sidebar";
 
 const Approvals = lazy(() => import("../views/approvals"));
@@ -28,15 +28,28 @@ export function Shell({ look, onLook }: { look: Look; onLook: (look: Look) => vo
   useEffect(() => {
     if (route.view === "chat" && !route.id) go(newChat(), true);
   }, [route]);
-  useShortcuts(() => setSearch(true), () => setKeys(true));
+  useShortcuts(
+    () => setSearch(true),
+    () => setKeys(true),
+  );
   const side = { look, onLook, onSearch: () => setSearch(true), onHelp: () => setKeys(true) };
   return (
     <div className="shell">
-      <a className="skip" href="#main">To the content</a>
+      <a className="skip" href="#main">
+        To the content
+      </a>
       <aside className="side">
         <Sidebar {...side} />
       </aside>
-      <Drawer open={drawer} onClose={() => setDrawer(false)} placement="left" size={300} closable={false} styles={{ body: { padding: 0 } }} aria-label="Menu">
+      <Drawer
+        open={drawer}
+        onClose={() => setDrawer(false)}
+        placement="left"
+        size={300}
+        closable={false}
+        styles={{ body: { padding: 0 } }}
+        aria-label="Menu"
+      >
         <Sidebar {...side} onPick={() => setDrawer(false)} />
       </Drawer>
       <main id="main" tabIndex={-1}>
@@ -102,7 +115,11 @@ function Trouble() {
     return () => clearTimeout(timer);
   }, [off, everOnline]);
   if (!off || !late) return null;
-  const words = restarting ? "The gateway restarts." : everOnline ? "The connection was lost." : "The gateway cannot be reached.";
+  const words = restarting
+    ? "The gateway restarts."
+    : everOnline
+      ? "The connection was lost."
+      : "The gateway cannot be reached.";
   return <Alert banner type="warning" role="status" title={`${words} Trying again; nothing you wrote is lost.`} />;
 }
 
@@ -111,7 +128,14 @@ function useShortcuts(search: () => void, keys: () => void): void {
     const pressed = (event: KeyboardEvent) => {
       const typing = event.target instanceof HTMLElement && /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
       const command = event.ctrlKey || event.metaKey;
-      const act = command && event.key === "k" ? search : command && event.shiftKey && event.key.toLowerCase() === "o" ? () => go(newChat()) : !typing && event.key === "?" ? keys : undefined;
+      const act =
+        command && event.key === "k"
+          ? search
+          : command && event.shiftKey && event.key.toLowerCase() === "o"
+            ? () => go(newChat())
+            : !typing && event.key === "?"
+              ? keys
+              : undefined;
       if (!act) return;
       event.preventDefault();
       act();

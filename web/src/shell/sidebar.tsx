@@ -1,6 +1,20 @@
 // What stands at the side of every view: the way to all others, the sessions, and how the connection is.
 
-import { AuditOutlined, BarChartOutlined, CarryOutOutlined, EditOutlined, FieldTimeOutlined, MessageOutlined, MoonOutlined, QuestionOutlined, RobotOutlined, SafetyCertificateOutlined, SearchOutlined, SunOutlined, SyncOutlined } from "@ant-design/icons";
+import {
+  AuditOutlined,
+  BarChartOutlined,
+  CarryOutOutlined,
+  EditOutlined,
+  FieldTimeOutlined,
+  MessageOutlined,
+  MoonOutlined,
+  QuestionOutlined,
+  RobotOutlined,
+  SafetyCertificateOutlined,
+  SearchOutlined,
+  SunOutlined,
+  SyncOutlined,
+} from "@ant-design/icons";
 import { Badge, Button, Tooltip } from "antd";
 import type { ReactNode } from "react";
 import { useHouse } from "../state/use";
@@ -42,10 +56,26 @@ export function Sidebar({ look, onLook, onSearch, onHelp, onPick }: SidebarProps
         <strong>Atlas</strong>
         <span className="spread" />
         <Tooltip title="Search (Ctrl K)">
-          <Button type="text" icon={<SearchOutlined aria-hidden />} aria-label="Search" onClick={() => { onPick?.(); onSearch(); }} />
+          <Button
+            type="text"
+            icon={<SearchOutlined aria-hidden />}
+            aria-label="Search"
+            onClick={() => {
+              onPick?.();
+              onSearch();
+            }}
+          />
         </Tooltip>
       </header>
-      <Button icon={<EditOutlined aria-hidden />} block className="new" onClick={() => { go(newChat()); onPick?.(); }}>
+      <Button
+        icon={<EditOutlined aria-hidden />}
+        block
+        className="new"
+        onClick={() => {
+          go(newChat());
+          onPick?.();
+        }}
+      >
         New chat
       </Button>
       <nav className="places" aria-label="Views">
@@ -55,9 +85,17 @@ export function Sidebar({ look, onLook, onSearch, onHelp, onPick }: SidebarProps
           </Inside>
         )}
         {PLACES.map(({ view, name, icon }) => (
-          <Inside key={view} to={{ view, id: "" }} className={route.view === view ? "active" : undefined} aria-current={route.view === view ? "page" : undefined} onClick={onPick}>
+          <Inside
+            key={view}
+            to={{ view, id: "" }}
+            className={route.view === view ? "active" : undefined}
+            aria-current={route.view === view ? "page" : undefined}
+            onClick={onPick}
+          >
             <span aria-hidden>{icon}</span> {name}
-            {view === "approvals" && approvals.length > 0 && <Badge count={approvals.length} size="small" color="var(--amber)" title={`${approvals.length} open`} />}
+            {view === "approvals" && approvals.length > 0 && (
+              <Badge count={approvals.length} size="small" color="var(--amber)" title={`${approvals.length} open`} />
+            )}
           </Inside>
         ))}
       </nav>
@@ -66,10 +104,22 @@ export function Sidebar({ look, onLook, onSearch, onHelp, onPick }: SidebarProps
         <Connected />
         <span className="spread" />
         <Tooltip title="Keys">
-          <Button type="text" size="small" icon={<QuestionOutlined aria-hidden />} aria-label="Keyboard shortcuts" onClick={onHelp} />
+          <Button
+            type="text"
+            size="small"
+            icon={<QuestionOutlined aria-hidden />}
+            aria-label="Keyboard shortcuts"
+            onClick={onHelp}
+          />
         </Tooltip>
         <Tooltip title={LOOKS[look].name}>
-          <Button type="text" size="small" icon={LOOKS[look].icon} aria-label={LOOKS[look].name} onClick={() => onLook(LOOKS[look].next)} />
+          <Button
+            type="text"
+            size="small"
+            icon={LOOKS[look].icon}
+            aria-label={LOOKS[look].name}
+            onClick={() => onLook(LOOKS[look].next)}
+          />
         </Tooltip>
       </footer>
     </div>
@@ -78,7 +128,12 @@ export function Sidebar({ look, onLook, onSearch, onHelp, onPick }: SidebarProps
 
 function Connected() {
   const { link, principal, server } = useHouse();
-  const words = { online: principal ? `Connected as ${principal.id}` : "Connected", connecting: "Connecting…", offline: "Not connected", refused: "Refused" }[link];
+  const words = {
+    online: principal ? `Connected as ${principal.id}` : "Connected",
+    connecting: "Connecting…",
+    offline: "Not connected",
+    refused: "Refused",
+  }[link];
   return (
     <Tooltip title={server ? `${server.name} ${server.version}` : undefined}>
       <span className={`connected is-${link}`} role="status">

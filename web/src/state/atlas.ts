@@ -1,13 +1,26 @@
 // The page's model: who is there, which sessions there are, what waits for an answer, and the session that is open.
 
-import type { AgentShape, ApprovalShape, AuditShape, FilePart, ImagePart, JobShape, Methods, ModelShape, Principal, ServerShape, SessionShape, Welcome } from "../wire";
-import { Connection, Offline, type EventFrame, type Link } from "../net/connection";
-import type { Decision, Part } from "./kinds";
+import { Connection, type EventFrame, type Link, Offline } from "../net/connection";
+import type {
+  AgentShape,
+  ApprovalShape,
+  AuditShape,
+  FilePart,
+  ImagePart,
+  JobShape,
+  Methods,
+  ModelShape,
+  Principal,
+  ServerShape,
+  SessionShape,
+  Welcome,
+} from "../wire";
 import { keepOutgoing, keptOutgoing } from "./drafts";
 import { newId } from "./ids";
+import type { Decision, Part } from "./kinds";
 import { Store } from "./store";
-import * as talks from "./talk";
 import type { Outgoing, Talk } from "./talk";
+import * as talks from "./talk";
 
 export interface House {
   link: Link;
@@ -25,7 +38,15 @@ export interface House {
 }
 
 const NOBODY: House = {
-  link: "connecting", everOnline: false, restarting: false, maxFrame: 1 << 20, sessions: [], sessionsLoaded: false, approvals: [], agents: [], models: [],
+  link: "connecting",
+  everOnline: false,
+  restarting: false,
+  maxFrame: 1 << 20,
+  sessions: [],
+  sessionsLoaded: false,
+  approvals: [],
+  agents: [],
+  models: [],
 };
 
 export class Atlas {
@@ -64,9 +85,20 @@ export class Atlas {
   }
 
   /** Say something in the open session. It is shown at once, and sent until the gateway has it. */
-  say(text: string, attachments: (ImagePart | FilePart)[] = [], { agentId, model }: { agentId?: string; model?: string } = {}): void {
+  say(
+    text: string,
+    attachments: (ImagePart | FilePart)[] = [],
+    { agentId, model }: { agentId?: string; model?: string } = {},
+  ): void {
     const parts: Part[] = [...(text ? [{ type: "text", text } as const] : []), ...attachments];
-    const outgoing: Outgoing = { key: newId(), parts, at: Date.now(), state: "sending", ...(agentId ? { agentId } : {}), ...(model ? { model } : {}) };
+    const outgoing: Outgoing = {
+      key: newId(),
+      parts,
+      at: Date.now(),
+      state: "sending",
+      ...(agentId ? { agentId } : {}),
+      ...(model ? { model } : {}),
+    };
     this.change(talks.said(this.talk.current, outgoing));
     this.talk.flush();
     void this.send(this.talk.current.key, outgoing);
@@ -99,7 +131,11 @@ export class Atlas {
     if (!older || !first || this.reading) return;
     this.reading = true;
     try {
-      const page = await this.ask("chat.history", { sessionKey: key, limit: talks.PAGE, before: first.seq || first.id });
+      const page = await this.ask("chat.history", {
+        sessionKey: key,
+        limit: talks.PAGE,
+        before: first.seq || first.id,
+      });
       if (this.talk.current.key === key) this.change(talks.withOlder(this.talk.current, page));
     } catch (error) {
       if (!(error instanceof Offline)) throw error;
@@ -139,8 +175,18 @@ export class Atlas {
   private async refresh(): Promise<void> {
     try {
       void this.follow();
-      const [sessions, agents, models] = await Promise.all([this.ask("sessions.list", { limit: 60 }), this.ask("agents.list", {}), this.ask("models.list", {})]);
-      this.house.change({ sessions: sessions.sessions, sessionsLoaded: true, moreSessions: sessions.nextCursor ?? undefined, agents: agents.agents, models: models.models });
+      const [sessions, agents, models] = await Promise.all([
+        this.ask("sessions.list", { limit: 60 }),
+        this.ask("agents.list", {}),
+        this.ask("models.list", {}),
+      ]);
+      this.house.change({
+        sessions: sessions.sessions,
+        sessionsLoaded: true,
+        moreSessions: sessions.nextCursor ?? undefined,
+        agents: agents.agents,
+        models: models.models,
+      });
       await this.lookForApprovals();
       if (this.audit.size) await this.ask("audit.subscribe", {});
       for (const [key, kept] of Object.entries(keptOutgoing())) for (const each of kept) void this.send(key, each);
@@ -169,12 +215,25 @@ export class Atlas {
     const { parts, agentId, model } = outgoing;
     const message = parts.filter((part) => part.type === "text" || part.type === "image" || part.type === "file");
     try {
-      const sent = await this.ask("chat.send", { sessionKey: key, message, idempotencyKey: outgoing.key, whenBusy: "queue", ...(agentId ? { agentId } : {}), ...(model ? { model } : {}) });
-      if (this.talk.current.key === key) this.change(talks.accepted(this.talk.current, outgoing.key, sent.runId, sent.status === "queued"));
-      else keepOutgoing(key, (keptOutgoing()[key] ?? []).filter((each) => each.key !== outgoing.key));
+      const sent = await this.ask("chat.send", {
+        sessionKey: key,
+        message,
+        idempotencyKey: outgoing.key,
+        whenBusy: "queue",
+        ...(agentId ? { agentId } : {}),
+        ...(model ? { model } : {}),
+      });
+      if (this.talk.current.key === key)
+        this.change(talks.accepted(this.talk.current, outgoing.key, sent.runId, sent.status === "queued"));
+      else
+        keepOutgoing(
+          key,
+          (keptOutgoing()[key] ?? []).filter((each) => each.key !== outgoing.key),
+        );
     } catch (error) {
       if (error instanceof Offline) return; // it goes out again with the next connection
-      if (this.talk.current.key === key) this.change(talks.unsent(this.talk.current, outgoing.key, (error as Error).message));
+      if (this.talk.current.key === key)
+        this.change(talks.unsent(this.talk.current, outgoing.key, (error as Error).message));
     }
   }
 
@@ -203,7 +262,9 @@ export class Atlas {
 
   private heardSession(session: SessionShape, deleted: boolean): void {
     const others = this.house.current.sessions.filter((each) => each.sessionKey !== session.sessionKey);
-    this.house.change({ sessions: deleted || session.archived ? others : [session, ...others].sort((a, b) => b.updatedAt - a.updatedAt) });
+    this.house.change({
+      sessions: deleted || session.archived ? others : [session, ...others].sort((a, b) => b.updatedAt - a.updatedAt),
+    });
     if (session.sessionKey !== this.talk.current.key) return;
     if (deleted) this.change({ ...this.talk.current, missing: true });
     else {

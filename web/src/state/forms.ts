@@ -16,7 +16,10 @@ function first({ kind, default: given, required }: FieldShape): string | string[
 }
 
 /** The values, and for each field that has none that fits, why. What is left empty and not needed is left out. */
-export function valuesOf(form: FormShape, written: Written): { values: Record<string, unknown>; wrong: Record<string, string> } {
+export function valuesOf(
+  form: FormShape,
+  written: Written,
+): { values: Record<string, unknown>; wrong: Record<string, string> } {
   const values: Record<string, unknown> = {};
   const wrong: Record<string, string> = {};
   for (const field of form.fields ?? []) {

@@ -1,16 +1,32 @@
 import { expect, it } from "vitest";
 import type { JobShape } from "../wire";
-import { askerOf, choiceOf, deadlineOf, JOB_STATES, merged, triesOf, troubleOf, type JobState } from "./jobs";
+import { askerOf, choiceOf, deadlineOf, JOB_STATES, type JobState, merged, triesOf, troubleOf } from "./jobs";
 import { cronWords, EXAMPLES, faultOf, faultsOf } from "./schedules";
 import { fromNow } from "./words";
 
-const job = (jobId: string, createdAt: number, more: Partial<JobShape> = {}): JobShape => ({ jobId, kind: "delegation", agentId: "writer", task: "t", state: "queued", priority: "normal", sessionKey: `s/jobs/${jobId}`, createdAt, dueAt: createdAt, ...more });
+const job = (jobId: string, createdAt: number, more: Partial<JobShape> = {}): JobShape => ({
+  jobId,
+  kind: "delegation",
+  agentId: "writer",
+  task: "t",
+  state: "queued",
+  priority: "normal",
+  sessionKey: `s/jobs/${jobId}`,
+  createdAt,
+  dueAt: createdAt,
+  ...more,
+});
 const told = (...jobs: JobShape[]) => new Map(jobs.map((each) => [each.jobId, each]));
 
 it("a list follows what is told: changed in place, the new one first", () => {
   const listed = [job("b", 2), job("a", 1)];
   const changed = job("a", 1, { state: "done" });
-  expect(merged(listed, told(changed, job("c", 3), job("d", 3)))).toEqual([job("d", 3), job("c", 3), job("b", 2), changed]);
+  expect(merged(listed, told(changed, job("c", 3), job("d", 3)))).toEqual([
+    job("d", 3),
+    job("c", 3),
+    job("b", 2),
+    changed,
+  ]);
 });
 
 it("what no longer fits the filter leaves the list, and what begins to fit comes in", () => {
@@ -22,7 +38,15 @@ it("what no longer fits the filter leaves the list, and what begins to fit comes
 
 it("an open job can be stopped, one that was not done tried again, and a done one is left alone", () => {
   const choices = (Object.keys(JOB_STATES) as JobState[]).map((state) => [state, choiceOf({ state })]);
-  expect(Object.fromEntries(choices)).toEqual({ queued: "cancel", running: "cancel", done: undefined, failed: "retry", dead: "retry", expired: "retry", cancelled: "retry" });
+  expect(Object.fromEntries(choices)).toEqual({
+    queued: "cancel",
+    running: "cancel",
+    done: undefined,
+    failed: "retry",
+    dead: "retry",
+    expired: "retry",
+    cancelled: "retry",
+  });
 });
 
 it("whoever asked has a name", () => {
@@ -42,14 +66,43 @@ it("tries and deadlines are told as they matter", () => {
   expect(deadlineOf(job("a", 1), 1)).toBe("");
   expect(deadlineOf(job("a", 1, { deadline: 60_000 * 90 }), 0)).toBe("in 1 h");
   expect(deadlineOf(job("a", 1, { deadline: 60_000 * 90, state: "done" }), 0)).not.toContain("in");
-  expect([30_000, 60_000 * 59, 3_600_000 * 47, 86_400_000 * 3].map((at) => fromNow(at, 0))).toEqual(["in 30 s", "in 59 min", "in 47 h", "in 3 days"]);
+  expect([30_000, 60_000 * 59, 3_600_000 * 47, 86_400_000 * 3].map((at) => fromNow(at, 0))).toEqual([
+    "in 30 s",
+    "in 59 min",
+    "in 47 h",
+    "in 3 days",
+  ]);
   expect(fromNow(0, 90_000)).toBe("1 min ago");
 });
 
 it("plain cron expressions are told in words, and others are left as they are", () => {
-  expect(EXAMPLES.map(cronWords)).toEqual(["Every hour", "Every day at 09:00", "Working days at 09:00", "Mondays at 09:00", "Day 1 of every month at 09:00"]);
-  expect(["@daily", "*/15 * * * *", "30 * * * *", "5 7 * * 7"].map(cronWords)).toEqual(["Every day at 00:00", "Every 15 minutes", "Every hour, 30 min past", "Sundays at 07:05"]);
-  for (const other of ["", "x", "* * * *", "0 9 * * 1-5 *", "0 9 1 * 1", "99 9 * * *", "0 24 * * *", "0 9 0 * *", "*/7 * * * *", "0 9 * 1 *", "@reboot"]) expect(cronWords(other)).toBeUndefined();
+  expect(EXAMPLES.map(cronWords)).toEqual([
+    "Every hour",
+    "Every day at 09:00",
+    "Working days at 09:00",
+    "Mondays at 09:00",
+    "Day 1 of every month at 09:00",
+  ]);
+  expect(["@daily", "*/15 * * * *", "30 * * * *", "5 7 * * 7"].map(cronWords)).toEqual([
+    "Every day at 00:00",
+    "Every 15 minutes",
+    "Every hour, 30 min past",
+    "Sundays at 07:05",
+  ]);
+  for (const other of [
+    "",
+    "x",
+    "* * * *",
+    "0 9 * * 1-5 *",
+    "0 9 1 * 1",
+    "99 9 * * *",
+    "0 24 * * *",
+    "0 9 0 * *",
+    "*/7 * * * *",
+    "0 9 * 1 *",
+    "@reboot",
+  ])
+    expect(cronWords(other)).toBeUndefined();
 });
 
 it("what is wrong with a schedule is said where it is", () => {

@@ -7,8 +7,16 @@ export type JobState = JobShape["state"];
 
 export const JOB_STATES: Record<JobState, { words: string; colour: string; about: string }> = {
   queued: { words: "waits", colour: "default", about: "It waits for a free place, or for its next try." },
-  running: { words: "under way", colour: "processing", about: "Its turn is under way, or it waits for jobs that it gave out itself." },
-  done: { words: "done", colour: "success", about: "Its answer is the last word in its session, and whoever asked has it." },
+  running: {
+    words: "under way",
+    colour: "processing",
+    about: "Its turn is under way, or it waits for jobs that it gave out itself.",
+  },
+  done: {
+    words: "done",
+    colour: "success",
+    about: "Its answer is the last word in its session, and whoever asked has it.",
+  },
   failed: { words: "failed", colour: "error", about: "Another try by itself would change nothing." },
   dead: { words: "given up", colour: "error", about: "Tried as often as it may be, in vain." },
   expired: { words: "expired", colour: "warning", about: "Its deadline passed before it was done." },
@@ -49,7 +57,12 @@ export function troubleOf({ state, error }: JobShape): string {
 
 /** What was listed, as it is now: with what is new before it, without what does not belong there any more.
     Where older ones were not asked for yet (`more`), none of them is put in. */
-export function merged(listed: readonly JobShape[], news: ReadonlyMap<string, JobShape>, states: readonly JobState[] = [], more = false): JobShape[] {
+export function merged(
+  listed: readonly JobShape[],
+  news: ReadonlyMap<string, JobShape>,
+  states: readonly JobState[] = [],
+  more = false,
+): JobShape[] {
   const known = new Set(listed.map(({ jobId }) => jobId));
   const oldest = more ? (listed.at(-1)?.createdAt ?? 0) : 0;
   const added = [...news.values()].filter((job) => !known.has(job.jobId) && job.createdAt >= oldest).reverse();

@@ -1,23 +1,40 @@
 import { expect, it } from "vitest";
-import { added, MOST, NOTHING, tailOf, type Lines } from "./lines";
+import { added, type Lines, MOST, NOTHING, tailOf } from "./lines";
 import { addressOf, parted } from "./pictures";
 
 const picture = { type: "image", media_type: "image/png", data: "aGk=" };
 
 it("pictures are found wherever they stand, and the rest stays readable", () => {
-  expect(parted(picture)).toEqual({ rest: "(image/png, 3 bytes)", pictures: [{ kind: "image/png", data: "aGk=", name: "" }] });
-  const { rest, pictures } = parted({ printed: "x", plots: [{ ...picture, title: "Sales" }, { type: "image", mimeType: "image/webp", data: "aGk=" }] });
+  expect(parted(picture)).toEqual({
+    rest: "(image/png, 3 bytes)",
+    pictures: [{ kind: "image/png", data: "aGk=", name: "" }],
+  });
+  const { rest, pictures } = parted({
+    printed: "x",
+    plots: [
+      { ...picture, title: "Sales" },
+      { type: "image", mimeType: "image/webp", data: "aGk=" },
+    ],
+  });
   expect(rest).toEqual({ printed: "x", plots: ["(image/png, 3 bytes)", "(image/webp, 3 bytes)"] });
   expect(pictures.map((each) => each.name)).toEqual(["Sales", "plots"]);
 });
 
 it("what is no picture is left as it is", () => {
-  for (const value of [null, 1, "x", [1], { type: "image" }, { type: "image", media_type: 3, data: "x" }]) expect(parted(value)).toEqual({ rest: value, pictures: [] });
+  for (const value of [null, 1, "x", [1], { type: "image" }, { type: "image", media_type: 3, data: "x" }])
+    expect(parted(value)).toEqual({ rest: value, pictures: [] });
 });
 
 it("only pictures that can do nothing but be seen have an address", () => {
   expect(addressOf({ kind: "image/png", data: "aGk=" })).toBe("data:image/png;base64,aGk=");
-  for (const [kind, data] of [["image/svg+xml", "aGk="], ["text/html", "aGk="], ["image/png", 'x" onerror="y'], ["image/png,", "aGk="], ["image/png", "A".repeat(6_000_004)]]) expect(addressOf({ kind: kind!, data: data! })).toBeNull();
+  for (const [kind, data] of [
+    ["image/svg+xml", "aGk="],
+    ["text/html", "aGk="],
+    ["image/png", 'x" onerror="y'],
+    ["image/png,", "aGk="],
+    ["image/png", "A".repeat(6_000_004)],
+  ])
+    expect(addressOf({ kind: kind!, data: data! })).toBeNull();
 });
 
 it("lines are kept up to a limit, and cut where a line begins", () => {

@@ -45,5 +45,9 @@ function pictureIn(value: Record<string, unknown>, name: string): Picture | null
 
 export function sizeOf(data: string): string {
   const bytes = (data.length * 3) / 4;
-  return bytes < 1024 ? `${Math.round(bytes)} bytes` : bytes < 1024 * 1024 ? `${Math.round(bytes / 1024)} KB` : `${(bytes / 1024 / 1024).toFixed(1)} MB`;
+  return bytes < 1024
+    ? `${Math.round(bytes)} bytes`
+    : bytes < 1024 * 1024
+      ? `${Math.round(bytes / 1024)} KB`
+      : `${(bytes / 1024 / 1024).toFixed(1)} MB`;
 }

@@ -1,9 +1,20 @@
 // One session as this page knows it, and how every frame changes it. Pure: the same frames give the same talk.
 
-import type { ApprovalShape, Events, History, MessageShape, PlanStepShape, RunOutcome, RunPosition, SessionShape, Subscribed, UsageShape } from "../wire";
-import type { Part } from "./kinds";
-import { added, NOTHING, type Lines } from "./lines";
 import type { EventFrame } from "../net/connection";
+import type {
+  ApprovalShape,
+  Events,
+  History,
+  MessageShape,
+  PlanStepShape,
+  RunOutcome,
+  RunPosition,
+  SessionShape,
+  Subscribed,
+  UsageShape,
+} from "../wire";
+import type { Part } from "./kinds";
+import { added, type Lines, NOTHING } from "./lines";
 
 export type CallState = "called" | "asking" | "running" | "ok" | "error" | "unknown";
 
@@ -70,7 +81,16 @@ export function emptyTalk(key: string): Talk {
 
 export function freshRun(runId: string): Run {
   return {
-    runId, seq: 0, end: "running", agentId: "", model: "", notice: "", text: "", thinking: "", withdrawn: 0, calls: {},
+    runId,
+    seq: 0,
+    end: "running",
+    agentId: "",
+    model: "",
+    notice: "",
+    text: "",
+    thinking: "",
+    withdrawn: 0,
+    calls: {},
   };
 }
 
@@ -95,15 +115,18 @@ export function subscribed(talk: Talk, answer: Subscribed): Talk {
     runs[position.runId] = snapshot(position);
   }
   // Of a run that is replayed, the frames that follow say how it ended.
-  for (const outcome of answer.outcomes ?? []) if (!named.has(outcome.runId)) runs[outcome.runId] = ended(runs[outcome.runId], outcome);
+  for (const outcome of answer.outcomes ?? [])
+    if (!named.has(outcome.runId)) runs[outcome.runId] = ended(runs[outcome.runId], outcome);
   let next: Talk = { ...talk, session: answer.session, loaded: true, missing: false };
   const known = new Set(talk.messages.map((message) => message.id));
-  const overlaps = talk.messages.length > 0 && (answer.messages.length < PAGE || answer.messages.some((m) => known.has(m.id)));
+  const overlaps =
+    talk.messages.length > 0 && (answer.messages.length < PAGE || answer.messages.some((m) => known.has(m.id)));
   if (overlaps) next.messages = [...talk.messages, ...answer.messages.filter((message) => !known.has(message.id))];
   else next = { ...next, messages: [...answer.messages], older: (answer.messages[0]?.seq ?? 1) > 1 };
   const waiting = answer.waiting ?? [];
   next.runs = runs;
-  for (const message of waiting) if (message.runId) runs[message.runId] = { ...(runs[message.runId] ?? freshRun(message.runId)), end: "queued" };
+  for (const message of waiting)
+    if (message.runId) runs[message.runId] = { ...(runs[message.runId] ?? freshRun(message.runId)), end: "queued" };
   return settle({ ...next, outgoing: withWaiting(next.outgoing, waiting) });
 }
 
@@ -113,16 +136,28 @@ function withWaiting(outgoing: Outgoing[], waiting: readonly MessageShape[]): Ou
   const others = waiting.filter((message) => !known.has(message.runId));
   return [
     ...outgoing,
-    ...others.map((message): Outgoing => ({
-      key: message.id, parts: [...message.parts], at: message.createdAt, runId: message.runId, state: "queued",
-    })),
+    ...others.map(
+      (message): Outgoing => ({
+        key: message.id,
+        parts: [...message.parts],
+        at: message.createdAt,
+        runId: message.runId,
+        state: "queued",
+      }),
+    ),
   ];
 }
 
 /** A turn without an answer: what it had said stays. */
 function ended(run: Run | undefined, { runId, status, error, parts = [] }: RunOutcome): Run {
   const before = run ?? freshRun(runId);
-  return { ...before, end: status, error: error ?? before.error, text: textIn(parts, "text"), thinking: textIn(parts, "thinking") };
+  return {
+    ...before,
+    end: status,
+    error: error ?? before.error,
+    text: textIn(parts, "text"),
+    thinking: textIn(parts, "thinking"),
+  };
 }
 
 function snapshot({ runId, seq, parts, pendingApproval, progress = {}, plan = [] }: RunPosition): Run {
@@ -133,10 +168,18 @@ function snapshot({ runId, seq, parts, pendingApproval, progress = {}, plan = []
   for (const part of said) {
     if (part.type !== "tool_result") continue;
     const { callId, status, result, error, durationMs } = part;
-    run.calls[callId] = { state: status, progress: NOTHING, result, error: error ?? undefined, durationMs: durationMs ?? undefined };
+    run.calls[callId] = {
+      state: status,
+      progress: NOTHING,
+      result,
+      error: error ?? undefined,
+      durationMs: durationMs ?? undefined,
+    };
   }
-  for (const [callId, lines] of Object.entries(progress)) run.calls[callId] = { state: "running", progress: lines.reduce(added, NOTHING) };
-  if (pendingApproval) run.calls[pendingApproval.toolCallId] = { state: "asking", progress: NOTHING, approval: pendingApproval };
+  for (const [callId, lines] of Object.entries(progress))
+    run.calls[callId] = { state: "running", progress: lines.reduce(added, NOTHING) };
+  if (pendingApproval)
+    run.calls[pendingApproval.toolCallId] = { state: "asking", progress: NOTHING, approval: pendingApproval };
   return run;
 }
 
@@ -149,7 +192,12 @@ export function withOlder(talk: Talk, { messages, hasMore, outcomes = [] }: Hist
   const known = new Set(talk.messages.map((message) => message.id));
   const runs = { ...talk.runs };
   for (const outcome of outcomes) runs[outcome.runId] ??= ended(undefined, outcome);
-  return { ...talk, runs, messages: [...messages.filter((message) => !known.has(message.id)), ...talk.messages], older: hasMore };
+  return {
+    ...talk,
+    runs,
+    messages: [...messages.filter((message) => !known.has(message.id)), ...talk.messages],
+    older: hasMore,
+  };
 }
 
 type RunFrame = Extract<EventFrame, { data: { runId: string } }>;
@@ -178,7 +226,13 @@ export function heard(talk: Talk, frame: RunFrame): Talk {
 function apply(run: Run, frame: RunFrame): Run {
   switch (frame.event) {
     case "chat.started":
-      return { ...run, end: "running", agentId: frame.data.agentId, model: frame.data.model, notice: frame.data.notice ?? "" };
+      return {
+        ...run,
+        end: "running",
+        agentId: frame.data.agentId,
+        model: frame.data.model,
+        notice: frame.data.notice ?? "",
+      };
     case "chat.delta":
       return { ...run, end: "running", text: run.text + frame.data.text };
     case "chat.reasoning":
@@ -190,7 +244,9 @@ function apply(run: Run, frame: RunFrame): Run {
     case "plan.updated":
       return { ...run, plan: frame.data.steps };
     case "chat.final":
-      return frame.data.cancelled ? { ...run, end: "cancelled" } : { ...run, text: "", thinking: "", end: "done", usage: frame.data.usage };
+      return frame.data.cancelled
+        ? { ...run, end: "cancelled" }
+        : { ...run, text: "", thinking: "", end: "done", usage: frame.data.usage };
     case "chat.error":
       return { ...run, end: "failed", error: frame.data.message, errorKind: frame.data.kind };
     default:
@@ -206,7 +262,9 @@ function called(calls: Record<string, Call>, frame: RunFrame): Record<string, Ca
     case "tool.call":
       return update(frame.data.toolCallId, { state: "running" });
     case "tool.progress":
-      return update(frame.data.toolCallId, { progress: added(calls[frame.data.toolCallId]?.progress ?? NOTHING, frame.data.message) });
+      return update(frame.data.toolCallId, {
+        progress: added(calls[frame.data.toolCallId]?.progress ?? NOTHING, frame.data.message),
+      });
     case "tool.result": {
       const { toolCallId, status, result, error, durationMs } = frame.data;
       return update(toolCallId, { state: status, result, error: error ?? undefined, durationMs, approval: undefined });
@@ -252,7 +310,10 @@ export function accepted(talk: Talk, key: string, runId: string, queued: boolean
 }
 
 export function unsent(talk: Talk, key: string, error: string): Talk {
-  return { ...talk, outgoing: talk.outgoing.map((each) => (each.key === key ? { ...each, state: "failed", error } : each)) };
+  return {
+    ...talk,
+    outgoing: talk.outgoing.map((each) => (each.key === key ? { ...each, state: "failed", error } : each)),
+  };
 }
 
 export function withdrawn(talk: Talk, key: string): Talk {

@@ -37,7 +37,14 @@ export function itemsOf(talk: Talk): Item[] {
     current = undefined;
   };
   const answer = (runId: string, id: string): Answered => {
-    const made: Answered = { kind: "answered", id, runId, messages: [], plan: talk.runs[runId]?.plan ?? plan, run: talk.runs[runId] };
+    const made: Answered = {
+      kind: "answered",
+      id,
+      runId,
+      messages: [],
+      plan: talk.runs[runId]?.plan ?? plan,
+      run: talk.runs[runId],
+    };
     if (runId) seen.add(runId);
     items.push(made);
     return made;
@@ -69,7 +76,14 @@ export function itemsOf(talk: Talk): Item[] {
     current.messages.push(message);
   }
   unanswered();
-  for (const run of Object.values(talk.runs)) if (!seen.has(run.runId) && run.end === "running" && hasSomething(run) && !talk.messages.some((m) => m.runId === run.runId && m.role === "user")) answer(run.runId, run.runId);
+  for (const run of Object.values(talk.runs))
+    if (
+      !seen.has(run.runId) &&
+      run.end === "running" &&
+      hasSomething(run) &&
+      !talk.messages.some((m) => m.runId === run.runId && m.role === "user")
+    )
+      answer(run.runId, run.runId);
   for (const outgoing of talk.outgoing) items.push({ kind: "leaving", id: outgoing.key, outgoing });
   return items;
 }
@@ -96,7 +110,12 @@ export function isSame(a: Item, b: Item): boolean {
   if (a.kind === "said" && b.kind === "said") return a.message === b.message;
   if (a.kind === "leaving" && b.kind === "leaving") return a.outgoing === b.outgoing;
   if (a.kind !== "answered" || b.kind !== "answered") return false;
-  return a.run === b.run && a.plan === b.plan && a.messages.length === b.messages.length && a.messages.every((each, place) => each === b.messages[place]);
+  return (
+    a.run === b.run &&
+    a.plan === b.plan &&
+    a.messages.length === b.messages.length &&
+    a.messages.every((each, place) => each === b.messages[place])
+  );
 }
 
 export interface CallView extends Call {
@@ -115,20 +134,25 @@ export type Piece =
 export function piecesOf(item: Answered): Piece[] {
   const { messages, run } = item;
   const results = new Map<string, ToolResultPart>();
-  for (const message of messages) for (const part of message.parts) if (part.type === "tool_result") results.set(part.callId, part);
+  for (const message of messages)
+    for (const part of message.parts) if (part.type === "tool_result") results.set(part.callId, part);
   const pieces: Piece[] = [];
   messages.forEach((message, place) => {
     if (message.role !== "assistant") return;
     message.parts.forEach((part, number) => {
       const id = `${place}.${number}`;
       if (part.type === "text" && part.text) pieces.push({ kind: "text", id, text: part.text, growing: false });
-      else if (part.type === "thinking" && part.text) pieces.push({ kind: "thinking", id, text: part.text, growing: false });
-      else if (part.type === "image" && part.data) pieces.push({ kind: "picture", id, picture: { kind: part.mediaType, data: part.data, name: "" } });
-      else if (part.type === "tool_call") pieces.push({ kind: "call", id: part.id, call: callOf(part, run, results.get(part.id)) });
+      else if (part.type === "thinking" && part.text)
+        pieces.push({ kind: "thinking", id, text: part.text, growing: false });
+      else if (part.type === "image" && part.data)
+        pieces.push({ kind: "picture", id, picture: { kind: part.mediaType, data: part.data, name: "" } });
+      else if (part.type === "tool_call")
+        pieces.push({ kind: "call", id: part.id, call: callOf(part, run, results.get(part.id)) });
     });
   });
   const growing = run?.end === "running";
-  if (run?.thinking) pieces.push({ kind: "thinking", id: "now.thinking", text: run.thinking, growing: growing && !run.text });
+  if (run?.thinking)
+    pieces.push({ kind: "thinking", id: "now.thinking", text: run.thinking, growing: growing && !run.text });
   if (run?.text) pieces.push({ kind: "text", id: "now.text", text: run.text, growing });
   return pieces;
 }
@@ -138,7 +162,15 @@ function callOf(part: ToolCallPart, run: Run | undefined, result: ToolResultPart
   const base = { id: part.id, name: part.name, arguments: part.arguments as Record<string, unknown> };
   if (result) {
     const durationMs = live?.durationMs ?? result.durationMs ?? undefined;
-    return { progress: NOTHING, ...live, ...base, state: result.status, result: result.result, error: result.error ?? undefined, durationMs };
+    return {
+      progress: NOTHING,
+      ...live,
+      ...base,
+      state: result.status,
+      result: result.result,
+      error: result.error ?? undefined,
+      durationMs,
+    };
   }
   if (live) return { ...live, ...base };
   const over = run !== undefined && run.end !== "running" && run.end !== "queued";
@@ -173,6 +205,8 @@ export function spentOn(item: Answered): Spent | undefined {
 
 /** The words of an answer, for the clipboard. */
 export function wordsOf(messages: readonly MessageShape[]): string {
-  const texts = messages.filter((message) => message.role !== "tool").flatMap((message) => message.parts.map((part) => (part.type === "text" ? part.text : "")));
+  const texts = messages
+    .filter((message) => message.role !== "tool")
+    .flatMap((message) => message.parts.map((part) => (part.type === "text" ? part.text : "")));
   return texts.filter(Boolean).join("\n\n");
 }

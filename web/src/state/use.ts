@@ -31,7 +31,10 @@ export interface Asked<T> {
 }
 
 /** Ask the gateway for something a view shows; asked again when the params change or the connection comes back. */
-export function useAsked<M extends keyof Methods>(method: M, params: Methods[M]["params"]): Asked<Methods[M]["result"]> {
+export function useAsked<M extends keyof Methods>(
+  method: M,
+  params: Methods[M]["params"],
+): Asked<Methods[M]["result"]> {
   const atlas = useAtlas();
   const { link } = useHouse();
   const [state, setState] = useState<{ answer?: Methods[M]["result"]; error?: string; busy: boolean }>({ busy: true });

@@ -4,7 +4,17 @@ import { Alert, Spin } from "antd";
 import type { ReactNode } from "react";
 import type { Asked } from "../state/use";
 
-export function Frame({ title, about, extra, children }: { title: string; about: string; extra?: ReactNode; children: ReactNode }) {
+export function Frame({
+  title,
+  about,
+  extra,
+  children,
+}: {
+  title: string;
+  about: string;
+  extra?: ReactNode;
+  children: ReactNode;
+}) {
   return (
     <div className="view">
       <div className="view-inside">
@@ -31,7 +41,9 @@ export function Shown<T>({ asked, children }: { asked: Asked<T>; children: (answ
 export function Nothing({ icon, title, children }: { icon: ReactNode; title: string; children?: ReactNode }) {
   return (
     <div className="nothing">
-      <span className="icon" aria-hidden>{icon}</span>
+      <span className="icon" aria-hidden>
+        {icon}
+      </span>
       <h2>{title}</h2>
       <div>{children}</div>
     </div>

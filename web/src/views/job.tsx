@@ -2,15 +2,15 @@
 
 import { ArrowLeftOutlined, ArrowRightOutlined, RedoOutlined, StopOutlined } from "@ant-design/icons";
 import { Alert, App, Button, Space, Tag, Tooltip } from "antd";
-import { useEffect, useState, type MouseEvent, type ReactNode } from "react";
-import type { JobShape } from "../wire";
+import { type MouseEvent, type ReactNode, useEffect, useState } from "react";
 import { Exact } from "../chat/exact";
 import { Markdown } from "../markdown/markdown";
 import { Inside } from "../shell/link";
 import { go } from "../shell/route";
-import { askerOf, choiceOf, deadlineOf, isOpen, JOB_STATES, triesOf, troubleOf, type JobState } from "../state/jobs";
+import { askerOf, choiceOf, deadlineOf, isOpen, JOB_STATES, type JobState, triesOf, troubleOf } from "../state/jobs";
 import { useAsked, useAtlas, useHouse, useJobNews, useNow } from "../state/use";
 import { momentOf, spanOf } from "../state/words";
+import type { JobShape } from "../wire";
 import { Frame, Shown } from "./frame";
 import { RunTag } from "./runtag";
 
@@ -20,13 +20,22 @@ export function OneJob({ id }: { id: string }) {
   const told = useJobNews().get(id);
   const job = told ?? asked.answer?.job;
   return (
-    <Frame title="One job" about={job ? `${momentOf(job.createdAt)}, ${askerOf(job)} asked ${job.agentId}` : "What was asked, and what came of it."}
+    <Frame
+      title="One job"
+      about={
+        job
+          ? `${momentOf(job.createdAt)}, ${askerOf(job)} asked ${job.agentId}`
+          : "What was asked, and what came of it."
+      }
       extra={
         <Space wrap>
           {job && <JobAct job={job} />}
-          <Button icon={<ArrowLeftOutlined aria-hidden />} onClick={() => go({ view: "jobs", id: "" })}>All jobs</Button>
+          <Button icon={<ArrowLeftOutlined aria-hidden />} onClick={() => go({ view: "jobs", id: "" })}>
+            All jobs
+          </Button>
         </Space>
-      }>
+      }
+    >
       <Shown asked={asked}>{(found) => <Whole job={told ?? found.job} />}</Shown>
     </Frame>
   );
@@ -43,11 +52,20 @@ function Whole({ job }: { job: JobShape }) {
     ["Asked by", <Asker job={job} />],
     ["Done by", job.agentId],
     ["Session", job.attempts ? <Inside to={{ view: "chat", id: job.sessionKey }}>open</Inside> : "not begun"],
-    ...(job.parent ? [["Part of", <Inside to={{ view: "jobs", id: job.parent }}>another job</Inside>] as [string, ReactNode]] : []),
+    ...(job.parent
+      ? [["Part of", <Inside to={{ view: "jobs", id: job.parent }}>another job</Inside>] as [string, ReactNode]]
+      : []),
   ];
   return (
     <div className="stack job">
-      <dl className="facts">{facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}</dl>
+      <dl className="facts">
+        {facts.map(([name, value]) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd>{value}</dd>
+          </div>
+        ))}
+      </dl>
       <p className="quiet">{JOB_STATES[job.state].about}</p>
       <Failure job={job} />
       <h2 className="section">Task</h2>
@@ -55,7 +73,9 @@ function Whole({ job }: { job: JobShape }) {
       {job.result && job.state === "done" && (
         <>
           <h2 className="section">Result</h2>
-          <div className="panel"><Markdown text={job.result} /></div>
+          <div className="panel">
+            <Markdown text={job.result} />
+          </div>
         </>
       )}
       <Turns job={job} />
@@ -65,8 +85,19 @@ function Whole({ job }: { job: JobShape }) {
 
 function Asker({ job }: { job: JobShape }) {
   const who = askerOf(job);
-  if (job.kind === "schedule") return <Inside to={{ view: "jobs", id: "schedules" }} title="Schedules">{who}</Inside>;
-  return job.askerSession ? <Inside to={{ view: "chat", id: job.askerSession }} title="Where it was asked">{who}</Inside> : who;
+  if (job.kind === "schedule")
+    return (
+      <Inside to={{ view: "jobs", id: "schedules" }} title="Schedules">
+        {who}
+      </Inside>
+    );
+  return job.askerSession ? (
+    <Inside to={{ view: "chat", id: job.askerSession }} title="Where it was asked">
+      {who}
+    </Inside>
+  ) : (
+    who
+  );
 }
 
 function Failure({ job }: { job: JobShape }) {
@@ -98,13 +129,19 @@ function Turns({ job: { sessionKey, state, attempts } }: { job: JobShape }) {
   );
 }
 
-export const StateTag = ({ state }: { state: JobState }) => <Tag color={JOB_STATES[state].colour}>{JOB_STATES[state].words}</Tag>;
+export const StateTag = ({ state }: { state: JobState }) => (
+  <Tag color={JOB_STATES[state].colour}>{JOB_STATES[state].words}</Tag>
+);
 
 export function Priority({ priority }: { priority: JobShape["priority"] }) {
   return <span className={{ low: "faint", normal: "faint", high: "wait", urgent: "bad" }[priority]}>{priority}</span>;
 }
 
-export const Who = ({ job }: { job: JobShape }) => <>{askerOf(job)} <ArrowRightOutlined className="to" role="img" aria-label="asked" /> {job.agentId}</>;
+export const Who = ({ job }: { job: JobShape }) => (
+  <>
+    {askerOf(job)} <ArrowRightOutlined className="to" role="img" aria-label="asked" /> {job.agentId}
+  </>
+);
 
 /** Stops an open job, has one tried again that was not done; one that is done can be left alone. */
 export function JobAct({ job, size = "middle" }: { job: JobShape; size?: "small" | "middle" }) {
@@ -117,12 +154,34 @@ export function JobAct({ job, size = "middle" }: { job: JobShape; size?: "small"
   const act = (event: MouseEvent) => {
     event.stopPropagation(); // the row below opens the job
     setBusy(true);
-    atlas.ask(`jobs.${choice}`, { jobId: job.jobId }).catch((error: Error) => void message.warning(error.message)).finally(() => setBusy(false));
+    atlas
+      .ask(`jobs.${choice}`, { jobId: job.jobId })
+      .catch((error: Error) => void message.warning(error.message))
+      .finally(() => setBusy(false));
   };
   const may = principal?.scopes.includes("write") ?? false;
   return (
-    <Tooltip title={may ? (choice === "cancel" ? "Stops it, and what was asked for in it" : "Puts it back in the queue") : "Your token may only look."}>
-      <Button size={size} disabled={!may || busy || link !== "online"} icon={size === "small" ? undefined : choice === "cancel" ? <StopOutlined aria-hidden /> : <RedoOutlined aria-hidden />} onClick={act}>
+    <Tooltip
+      title={
+        may
+          ? choice === "cancel"
+            ? "Stops it, and what was asked for in it"
+            : "Puts it back in the queue"
+          : "Your token may only look."
+      }
+    >
+      <Button
+        size={size}
+        disabled={!may || busy || link !== "online"}
+        icon={
+          size === "small" ? undefined : choice === "cancel" ? (
+            <StopOutlined aria-hidden />
+          ) : (
+            <RedoOutlined aria-hidden />
+          )
+        }
+        onClick={act}
+      >
         {choice === "cancel" ? "Cancel" : "Try again"}
       </Button>
     </Tooltip>
