@@ -9,10 +9,10 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat team page browser sandbox searx pictures test check crash lint format bench docs texts lock clean
+.PHONY: help run chat team page browser sandbox searx pictures test check crash lint format bench structure docs texts lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: page ## Start the gateway with its page, and a model that answers
 	$(BIN)/atlas serve
@@ -48,6 +48,9 @@ format: $(READY) ## Format the code and mend what can be mended
 
 bench: $(READY) ## Measure CPU per turn beside the floor
 	$(BIN)/python bench/run.py bench
+
+structure: $(READY) ## Print figures of the code's structure: modules, imports, names, files that a turn crosses
+	$(BIN)/python tests/structure.py
 
 docs: $(READY) ## Build the pages into site/, warnings are errors
 	$(BIN)/zensical build --clean --strict

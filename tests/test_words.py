@@ -1,0 +1,72 @@
+"""The style guide's forbidden words do not appear, and a class name means one class."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import structure
+import words
+
+ROOT = Path(__file__).parent.parent
+# What is written in plain words already: packages of the library, and other folders and files by their first part.
+CLEAN = ["__main__"]
+
+
+@cache
+def hits() -> list[words.Hit]:
+    return [hit for found in structure.forbidden(ROOT).values() for hit in found]
+
+
+def part(path: str) -> str:
+    """`core` for src/atlas_agents/core/ids.py, otherwise the first part of the path: `docs`, `README.md`."""
+    parts = Path(path).parts
+    return Path(parts[2]).stem if parts[:2] == ("src", "atlas_agents") else parts[0]
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_no_forbidden_word_appears(name: str) -> None:
+    found = [f"{hit.path}:{hit.line}: {hit.word}: {hit.context}" for hit in hits() if part(hit.path) == name]
+    assert found == []
+
+
+def test_a_class_name_is_defined_once() -> None:
+    twice = structure.Sources(ROOT).twice
+    again = {
+        name: found
+        for name, modules in twice.items()
+        if len(found := [module for module in modules if module.split(".")[1] in CLEAN]) > 1
+    }
+    assert again == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("house_events = 1", "house"),
+        ("class ToolDesk: ...", "desk"),
+        ('"""Nobody asks."""', "nobody"),
+        ("# what is under way", "under way"),
+        ('raise Fault("it is no ref")', "is no <noun>"),
+        ('raise Fault("say pip install it")', "say <command>"),
+    ],
+)
+def test_a_forbidden_word_is_found_in_code(text: str, word: str) -> None:
+    assert [hit.word for hit in words.in_python("module.py", text)] == [word]
+
+
+@pytest.mark.parametrize(
+    "text", ["heartbeat = headroom", "math.floor(2.5)", "# there is no such session", "# it is no longer sent"]
+)
+def test_an_ordinary_use_is_left_alone(text: str) -> None:
+    assert list(words.in_python("module.py", text)) == []
+
+
+def test_a_forbidden_word_is_found_in_a_page_and_in_the_web_client() -> None:
+    assert [hit.word for hit in words.in_text("docs/a.md", "Whoever asks\n`the_house`\n")] == ["whoever", "house"]
+    assert [hit.word for hit in words.in_text("web/a.ts", "const theHouse = 1", identifiers=True)] == ["house"]
+
+
+@pytest.mark.parametrize("exemption", words.EXEMPTIONS, ids=lambda each: each.pattern)
+def test_an_exemption_has_a_reason(exemption: words.Exemption) -> None:
+    assert exemption.reason
