@@ -1,4 +1,4 @@
-"""A function becomes a tool by one line above it."""
+"""Turn a function into a tool with one decorator."""
 
 import asyncio
 

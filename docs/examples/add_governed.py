@@ -1,4 +1,4 @@
-"""The same function with its terms, and a policy that says who may call it."""
+"""The same tool with execution settings, and a policy that decides who may call it."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from atlas_agents.testing import Scripted, calls, says
 @tool(effect="keyed", permissions=["money:pay"], confirm=lambda arguments: arguments["euros"] > 50, timeout=10)
 async def refund(order: str, euros: int, context: ToolContext) -> str:
     """Pay the money for an order back to its customer."""
-    # a bank that is given the same key twice pays once: context.idempotency_key
+    # Pass context.idempotency_key to the bank: it pays once per key.
     return f"{euros} euros for order {order} are on their way"
 
 

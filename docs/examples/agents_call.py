@@ -1,4 +1,4 @@
-"""An agent alone, without an Atlas: its own context keeps the conversation."""
+"""Call an agent without an Atlas; the agent's own context keeps the conversation."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Two agents in one Atlas: each message goes to the current one, or to the one it names."""
+"""Two agents in one Atlas: a message goes to the current agent unless it names another."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ async def main() -> None:
         verdict = await atlas.ask("What is wrong with it?", agent_id="critic")
         print("critic:", verdict.text)
 
-        atlas.set_agent_by_id("critic")  # from now on
+        atlas.set_agent_by_id("critic")  # the current agent from now on
         try:
             await atlas.ask("And now?", agent_id="editor")
         except UnknownAgent as error:

@@ -1,4 +1,4 @@
-"""Four answers: once, for this session, always, and no."""
+"""The four answers to an approval request: once, session, always and no."""
 
 import asyncio
 from collections.abc import Iterator

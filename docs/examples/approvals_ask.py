@@ -1,4 +1,4 @@
-"""Ask a person before a tool acts."""
+"""Ask a person for approval before a tool runs."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def pay(amount: int) -> str:
 
 
 async def approve(question: Question) -> bool:
-    """Ask however you like: in a terminal, in a window, by mail."""
+    """Ask in any way you like: terminal, window, email."""
     print(f"{question.title}? {question.arguments}")
     return question.tool == "pay"
 

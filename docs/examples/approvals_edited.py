@@ -1,4 +1,4 @@
-"""A yes to something else than the model asked for; who said it stands in the audit log."""
+"""Approve a call with edited arguments; the audit log records who approved it."""
 
 import asyncio
 

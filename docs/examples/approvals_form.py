@@ -1,4 +1,4 @@
-"""A tool asks for values in the middle of its work, and whoever answers gives them."""
+"""A tool asks the user for values while it runs."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from atlas_agents.testing import Scripted, calls, house, says
 async def book(city: str, context: ToolContext) -> str:
     """Book a journey."""
     seat = Field("seat", "choice", required=True, choices=(Choice("aisle"), Choice("window")))
-    filled = await context.ask(Form("the booking desk", f"To {city}: where do you want to sit?", (seat,)))
+    filled = await context.ask(Form("Booking", f"To {city}: where do you want to sit?", (seat,)))
     return f"booked, {filled.values['seat']}" if filled.action == "accept" else f"not booked: {filled.action}"
 
 

@@ -1,4 +1,4 @@
-"""A person who is asked sees what would change, and their yes holds only as long as that is so."""
+"""Show what a call would change, and bind the approval to that content."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ drafts = {"tea": "Green tea is made from unoxidised leaves."}
 
 
 def preview(arguments: dict[str, str]) -> str:
-    return f"The world will read:\n{drafts[arguments['draft']]}"
+    return f"Will be published:\n{drafts[arguments['draft']]}"
 
 
 def binds(arguments: dict[str, str]) -> str:
@@ -30,14 +30,14 @@ async def approve(question: Question) -> str:
     return "once"
 
 
-def tell(event: Any) -> None:
+def show(event: Any) -> None:
     print(event.error or event.result)
 
 
 async def main() -> None:
     model = Scripted(*[reply for _ in range(2) for reply in (calls("publish", draft="tea"), says("ok"))])
     async with house(model, [publish], approve=approve) as atlas:
-        atlas.on("tool:result", tell)
+        atlas.on("tool:result", show)
         await atlas.ask("Publish it.")
         await atlas.ask("Publish it again.", session="hasty")
 

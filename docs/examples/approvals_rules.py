@@ -1,4 +1,4 @@
-"""How long to wait for an answer, and whose answer counts."""
+"""Set a deadline for approvals and require a second person."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def answer(question: Question) -> Answer:
         case 2:
             return Answer("once", by="ben")
         case _:
-            await asyncio.Event().wait()  # nobody is there
+            await asyncio.Event().wait()  # no answer before the deadline
             return Answer("no")
 
 

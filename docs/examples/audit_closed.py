@@ -1,4 +1,4 @@
-"""What cannot be written down is not done."""
+"""A tool with side effects does not start when the audit log cannot be written."""
 
 import asyncio
 

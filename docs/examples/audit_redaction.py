@@ -1,4 +1,4 @@
-"""Secrets are hidden by the name of a field, by a value that is known, and by their looks."""
+"""Secrets are redacted by field name, by known value and by pattern."""
 
 import asyncio
 import os
@@ -6,13 +6,13 @@ import os
 from atlas_agents import tool
 from atlas_agents.testing import Scripted, calls, house, says
 
-os.environ["SHOP_API_KEY"] = "canary-4711"  # known from the environment, because of its name
+os.environ["SHOP_API_KEY"] = "canary-4711"  # a known value: its name marks it as a secret
 
 
 @tool
 async def log_in(name: str, password: str, headers: dict[str, str]) -> str:
     """Log in to the shop."""
-    return f"{name} came in with canary-4711"
+    return f"{name} logged in with canary-4711"
 
 
 async def main() -> None:

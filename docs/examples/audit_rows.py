@@ -1,4 +1,4 @@
-"""One line per call, also for those that were refused."""
+"""One audit row per call, including rejected calls."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ async def main() -> None:
     for row in rows:
         print(row.seq, row.entry.message, "|", row.entry.meta["error"])
     entry = msgspec.to_builtins(rows[0].entry)
-    entry["meta"] |= {"run_id": "…", "call_id": "…"}  # other ones each time
+    entry["meta"] |= {"run_id": "…", "call_id": "…"}  # different in every run
     print(msgspec.json.format(msgspec.json.encode(entry)).decode())
 
 

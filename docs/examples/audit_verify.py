@@ -1,4 +1,4 @@
-"""Each row carries the hash of the one before it: what is changed later, shows."""
+"""Each row contains the hash of the previous row, so later changes are detected."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Code that a model wrote, run in a sandbox when a person has agreed."""
+"""Run code written by a model in a sandbox, after a person approved it."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ statistics.median(numbers)
 
 
 def approve(question: Question) -> bool:
-    print(f"May it run {question.tool}?")
+    print(f"Run {question.tool}?")
     return True
 
 

@@ -1,4 +1,4 @@
-"""Settings from a flag, the environment and `./atlas.toml`, each with the place where it was said."""
+"""Settings from a flag, the environment and `./atlas.toml`, each with its source."""
 
 from atlas_agents.config import load
 

@@ -1,4 +1,4 @@
-"""A mistake is told with its file, its line and its key, and what holds stays as it is."""
+"""Errors name the file, line and key; reloading keeps the current settings when the new ones are invalid."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The store that the settings name."""
+"""Open the store that the settings name."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Where everything in a context comes from."""
+"""Explain where each rule, tool and metadata value of a context comes from."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Contexts: what the company says holds for its teams, and a team's agent adds its own."""
+"""Contexts inherit: the company's rules apply to its teams, and an agent adds its own."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from atlas_agents.testing import Scripted, says
 @tool
 async def look_up(customer: str) -> str:
     """Look a customer up."""
-    return f"{customer} is a friend of the house"
+    return f"{customer} is a premium customer"
 
 
 company = Context(name="company", metadata={"language": "English", "plan": "basic"}, rules=["Be polite."])
@@ -24,7 +24,7 @@ async def main() -> None:
     print(agent.metadata.all(), [tool.name for tool in agent.tools])
     async with Atlas(agents=[agent]) as atlas:
         await atlas.ask("Hello?")
-        company.metadata.set("hour", 20)  # seen at once by all who inherit it
+        company.metadata.set("hour", 20)  # visible at once in every context that inherits it
         await atlas.ask("Hello again?")
     for request in model.requests:
         print("---")

@@ -1,13 +1,13 @@
-"""Metadata: local values first, then those of the brokers; live, and it can be watched."""
+"""Metadata: local values first, then those of the parents; live and observable."""
 
 from atlas_agents import Metadata
 
-house = Metadata(values={"colour": "white", "doors": 2})
-room = Metadata(house).set("colour", "blue")
+company = Metadata(values={"language": "English", "seats": 2})
+team = Metadata(company).set("language", "Spanish")
 
-room.on_change(lambda key, value: print(f"{key} is now {value}"))
-house.set("doors", 3)
-house.set("colour", "green")  # hidden by the room's own: nothing changes for it
-room.delete("colour")  # now the house's shows
+team.on_change(lambda key, value: print(f"{key} is now {value}"))
+company.set("seats", 3)
+company.set("language", "German")  # hidden by the team's own value: no change event
+team.delete("language")  # the company's value is visible again
 
-print(room.get("doors"), room.has("garden"), room.all())
+print(team.get("seats"), team.has("country"), team.all())

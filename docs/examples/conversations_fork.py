@@ -1,4 +1,4 @@
-"""Keep a conversation yourself: save it, load it, and try another way from any message on."""
+"""Keep a conversation yourself: save it, load it and fork it at any message."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ async def main() -> None:
         lines = [message.to_json() for message in talk.messages]
         loaded = Conversation(Message.from_json(line) for line in lines)
 
-        other = loaded.fork(at=loaded.messages[0])  # up to the first question, and no further
+        other = loaded.fork(at=loaded.messages[0])  # keeps only the first message
         other.messages.append(assistant("Green."))
         await atlas.ask("What has this colour?", session=other)
 

@@ -1,4 +1,4 @@
-"""Limits on what the model is shown; what is stored stays whole."""
+"""Limit what the model is sent; the stored conversation stays complete."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A session is a conversation with a name; turns of one session wait for each other, sessions don't."""
+"""A session is a named conversation; turns of one session run one after another, sessions run in parallel."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Work that would go in a circle, or too deep, is refused; the model reads why."""
+"""Delegation that would be circular or too deep is refused, and the model reads why."""
 
 import asyncio
 

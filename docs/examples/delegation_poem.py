@@ -1,4 +1,4 @@
-"""An agent hands a task to another one, and goes on when the answer is there."""
+"""An agent delegates a task and continues when the result arrives."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ hand_on = calls(
 )
 lead = Agent(
     "lead",
-    model=Scripted(hand_on, says("The poet is at it."), says("Here it is: roses are red.")),
+    model=Scripted(hand_on, says("The poet is working on it."), says("Here it is: roses are red.")),
     tools=[delegate_task],
 )
 poet = Agent("poet", model=Scripted(says("Roses are red, violets are blue.")))
@@ -27,21 +27,21 @@ async def main() -> None:
     store = SqliteStore("atlas.db")
     await store.open()
     seen: list[str] = []
-    heard = asyncio.Event()
+    answered = asyncio.Event()
 
     def changed(job: JobRow) -> None:
         seen.append(job.state)
 
     async def received(event: Any) -> None:
         if event.message.text.startswith("Here it is"):
-            heard.set()
+            answered.set()
 
     async with Atlas([lead, poet], store=store) as atlas:
         atlas.jobs.on_change = changed
         atlas.on("message:received", received)
         async with atlas.jobs.at_work():
             print((await atlas.ask("A poem, please.")).text)
-            await heard.wait()
+            await answered.wait()
         print(" → ".join(seen))
         (job,) = await atlas.jobs.list()
         print(f"{job.asker_agent} asked, {job.agent_id} answered: {job.result}")

@@ -1,4 +1,4 @@
-"""A question that is answered in another process than the one that asked it."""
+"""Answer an approval request in a different process from the one that asked."""
 
 import asyncio
 
@@ -14,21 +14,21 @@ async def pay(amount: int) -> str:
     return "paid"
 
 
-async def asking(model: Scripted) -> Atlas:
+async def open_atlas(model: Scripted) -> Atlas:
     store = SqliteStore("atlas.db")
     await store.open()
     return Atlas([Agent("clerk", model=model, tools=[pay])], store=store, approve=Approvals(wait=True))
 
 
 async def main() -> None:
-    atlas = await asking(Scripted(calls("pay", amount=40)))
+    atlas = await open_atlas(Scripted(calls("pay", amount=40)))
     async for event in atlas.send("Pay the bill.", session="bills"):
         if event.type == "approval:asked":
             print(event.question.title, event.question.arguments)
             break
-    await atlas.close()  # the turn stays open, and so does the question
+    await atlas.close()  # the turn and its approval request stay open
 
-    later = await asking(Scripted(says("It is paid.")))
+    later = await open_atlas(Scripted(says("It is paid.")))
     async with later:
         (stream,) = await later.recover()
         (question,) = await later.pending()

@@ -1,4 +1,4 @@
-"""A turn whose process is killed in the middle of a tool, and that goes on in another process."""
+"""A process is killed while a tool runs; another process resumes the turn."""
 
 import asyncio
 import os
@@ -16,10 +16,10 @@ LEDGER = Path("ledger.txt")
 
 @tool(effect="keyed", in_process=True)
 def book(amount: int) -> str:
-    """Write an amount into the ledger: the first time that this key is seen, and never again."""
+    """Write an amount into the ledger, once per idempotency key."""
     if not LEDGER.exists():
         LEDGER.write_text(f"{amount}\n")
-        os.kill(os.getpid(), signal.SIGKILL)  # the plug is pulled: written, and nobody told
+        os.kill(os.getpid(), signal.SIGKILL)  # crash after the write, before the result is recorded
     return f"booked {amount}"
 
 
@@ -28,7 +28,7 @@ async def work(model: Scripted, words: str | None) -> None:
     await store.open()
     async with Atlas([Agent("clerk", model=model, tools=[book])], store=store) as atlas:
         for stream in await atlas.recover():
-            print("going on with:", (await atlas.sessions.history(stream.session))[0].text)
+            print("resumed:", (await atlas.sessions.history(stream.session))[0].text)
             print("answer:", (await stream.reply()).text)
         if words:
             await atlas.ask(words, session="books")

@@ -1,4 +1,4 @@
-"""Forking a session, and carrying it elsewhere as lines of JSON."""
+"""Fork a session, and export it as JSON lines."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A session that outlives its process, in one SQLite file."""
+"""Keep a session across processes in one SQLite file."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What a caller catches, and what it can read off the error."""
+"""Which errors to catch, and what they carry."""
 
 import asyncio
 
@@ -8,17 +8,17 @@ from atlas_agents.testing import Scripted, fails
 
 async def main() -> None:
     no_model = Agent("no-model")
-    unlucky = Agent("unlucky", model=Scripted(fails(ProviderError("who are you?", "auth", status=401))))
+    unlucky = Agent("unlucky", model=Scripted(fails(ProviderError("invalid API key", "auth", status=401))))
     async with Atlas(agents=[no_model, unlucky]) as atlas:
         try:
             await atlas.ask("Hello?")
-        except ConfigError as error:  # a mistake of the developer: nothing was sent
+        except ConfigError as error:  # a setup error: nothing was sent
             print(error)
         try:
             await atlas.ask("Hello?", agent_id="unlucky")
-        except ProviderError as error:  # retries and failover have given up
+        except ProviderError as error:  # retries and failover are exhausted
             print(error.kind, error.status, error.retryable, error.failover)
-        except AtlasError as error:  # everything else of ours
+        except AtlasError as error:  # any other error of this package
             print(error)
 
 

@@ -1,4 +1,4 @@
-"""An agent reads and edits in one folder; a person sees each change before it is made."""
+"""An agent reads and edits files in one folder; a person sees each change before it is written."""
 
 import asyncio
 import tempfile
@@ -17,7 +17,7 @@ def approve(question: Question) -> bool:
     return "AGENTS.md" not in question.preview
 
 
-def tell(event: Any) -> None:
+def show(event: Any) -> None:
     print(f"{event.name}: {event.error or 'ok'}: {event.result}")
 
 
@@ -28,12 +28,12 @@ async def main() -> None:
         calls("file_read", path="tee.txt"),
         calls("file_read", path="tea.txt"),
         calls("file_edit", path="tea.txt", old="black", new="white"),
-        calls("file_write", path="AGENTS.md", content="## boss\n"),  # asks, whatever the policy says
+        calls("file_write", path="AGENTS.md", content="## boss\n"),  # always asks, whatever the policy says
         calls("file_read", path="../../etc/passwd"),
         says("Done."),
     )
     async with house(model, file_tools(folder), policy=POLICY, approve=approve) as atlas:
-        atlas.on("tool:result", tell)
+        atlas.on("tool:result", show)
         await atlas.ask("Tidy up.")
 
 

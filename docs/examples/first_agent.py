@@ -1,4 +1,4 @@
-"""A first agent: it has a tool, and its answer is printed while it comes."""
+"""A first agent with one tool; its answer is printed as it streams."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Stop an answer in the middle, then go on in the same conversation."""
+"""Cancel an answer while it streams, then continue the same conversation."""
 
 import asyncio
 

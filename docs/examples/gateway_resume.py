@@ -21,17 +21,17 @@ async def main() -> None:
 
         socket = await join(address, token)
         sent = await ask(socket, "chat.send", {"sessionKey": "main", "message": "Count."})
-        heard = [event async for event in events(socket, until=5)]
-        socket.transport.abort()  # the line breaks
+        received = [event async for event in events(socket, until=5)]
+        socket.transport.abort()  # the connection drops
 
         socket = await join(address, token)
-        last = heard[-1]["data"]["seq"]
+        last = received[-1]["data"]["seq"]
         await ask(socket, "sessions.subscribe", {"sessionKey": "main", "runs": {sent["runId"]: last}})
-        heard += [event async for event in events(socket)]
+        received += [event async for event in events(socket)]
         await socket.close()
 
-    print([event["data"]["seq"] for event in heard])
-    print("".join(event["data"]["text"] for event in heard if event["event"] == "chat.delta"))
+    print([event["data"]["seq"] for event in received])
+    print("".join(event["data"]["text"] for event in received if event["event"] == "chat.delta"))
 
 
 async def join(address: str, token: str) -> ClientConnection:
@@ -49,7 +49,7 @@ async def ask(socket: ClientConnection, method: str, params: dict[str, Any]) -> 
 
 
 async def events(socket: ClientConnection, until: int | None = None) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of runs, up to a number or to the last word."""
+    """Yield run events up to a sequence number or the final event."""
     async for frame in socket:
         event = json.loads(frame)
         if "seq" in event["data"]:

@@ -22,17 +22,17 @@ async def talk(address: str, token: str) -> None:
     async with connect(address) as socket:
         await socket.send(json.dumps({"type": "auth", "token": token}))
         print(await socket.recv())
-        say = {"sessionKey": "main", "message": "Hello!"}
-        await socket.send(json.dumps({"id": "1", "method": "chat.send", "params": say}))
+        params = {"sessionKey": "main", "message": "Hello!"}
+        await socket.send(json.dumps({"id": "1", "method": "chat.send", "params": params}))
         run_id = json.loads(await socket.recv())["result"]["runId"]
-        said = ""
+        text = ""
         async for frame in socket:
             event = json.loads(frame)
             assert event["data"]["runId"] == run_id
             if event["event"] == "chat.delta":
-                said += event["data"]["text"]
+                text += event["data"]["text"]
             else:
-                print(said)
+                print(text)
                 print(event["event"], sorted(event["data"]["usage"]))
                 break
 

@@ -1,4 +1,4 @@
-"""A page's two runs: the first ends with a question, the second carries the answer."""
+"""Two AG-UI runs: the first ends with an interrupt, the second resumes with the approval."""
 
 import asyncio
 import json
@@ -33,20 +33,20 @@ async def main() -> None:
 
 
 async def talk(page: aiohttp.ClientSession) -> None:
-    said = {"id": "m1", "role": "user", "content": "Order tea."}
+    message = {"id": "m1", "role": "user", "content": "Order tea."}
     answers: list[dict[str, Any]] = []
-    async for event in run(page, threadId="main", runId="r1", messages=[said]):
+    async for event in run(page, threadId="main", runId="r1", messages=[message]):
         print(event["type"])
         if event["type"] == "RUN_FINISHED":
             (interrupt,) = event["outcome"]["interrupts"]
             print(interrupt["message"])
             answers.append({"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}})
-    async for event in run(page, threadId="main", runId="r2", messages=[said], resume=answers):
+    async for event in run(page, threadId="main", runId="r2", messages=[message], resume=answers):
         print(event["type"], event.get("content") or event.get("delta") or "")
 
 
 async def run(page: aiohttp.ClientSession, **body: Any) -> AsyncGenerator[dict[str, Any], None]:
-    """What `runAgent` of @ag-ui/client does."""
+    """Do what `runAgent` of @ag-ui/client does."""
     async with page.post("/ag-ui/shop", json=body) as answer:
         async for line in answer.content:
             if line.startswith(b"data: "):

@@ -1,4 +1,4 @@
-"""The official OpenAI client talks to an agent behind a gateway."""
+"""Use the official OpenAI client with an agent behind a gateway."""
 
 import asyncio
 import tempfile
@@ -15,7 +15,7 @@ from atlas_agents.testing import Scripted, calls, says
 
 @tool
 async def stock(item: str) -> int:
-    """Look up how many there are."""
+    """Look up the quantity in stock."""
     return 7
 
 
@@ -48,11 +48,11 @@ async def talk(client: AsyncOpenAI) -> None:
         if chunk.choices and chunk.choices[0].delta.content:
             print(repr(chunk.choices[0].delta.content))
         if chunk.usage:
-            print("usage is told last:", chunk.usage.total_tokens > 0)
+            print("usage comes last:", chunk.usage.total_tokens > 0)
 
-    for question in ("Who are you?", "What did I want?"):  # in a session only the new message is sent
-        said = await create(model="atlas/shop", messages=[{"role": "user", "content": question}], user="ana")
-        print(said.choices[0].message.content)
+    for question in ("Who are you?", "What did I want?"):  # a session needs only the new message
+        answer = await create(model="atlas/shop", messages=[{"role": "user", "content": question}], user="ana")
+        print(answer.choices[0].message.content)
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Documents are kept up to date: only what has changed is read again, and what is gone goes."""
+"""Keep documents up to date: only changed files are read again, and deleted files are removed."""
 
 import asyncio
 import tempfile
@@ -9,7 +9,7 @@ from atlas_agents.stores.memory import MemoryStore
 
 
 async def main() -> None:
-    study = Study(MemoryStore())  # without an embedder: found by words alone
+    study = Study(MemoryStore())  # no embedder: full-text search only
     knowledge = study.knowledge
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -1,4 +1,4 @@
-"""An agent that looks things up in documents, and says where it found them."""
+"""An agent searches documents and cites its source."""
 
 import asyncio
 import tempfile

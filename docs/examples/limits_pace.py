@@ -1,4 +1,4 @@
-"""So many at once, so many a tick: the rest wait, in order."""
+"""Limit concurrent calls and calls per tick; further calls wait in order."""
 
 import asyncio
 

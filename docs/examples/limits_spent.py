@@ -1,4 +1,4 @@
-"""What the model reads when a day is spent, and when it goes round in circles."""
+"""What the model reads when the daily limit is used up, or when it repeats a call."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from atlas_agents.testing import Scripted, calls, house, says
 
 @tool
 async def poll(job: str) -> str:
-    """Ask how far a job is."""
+    """Get the status of a job."""
     return f"{job} is still running"
 
 

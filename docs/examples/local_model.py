@@ -1,4 +1,4 @@
-"""A model on this machine: no key, no account. The first run fetches it (98 MB), all later ones start at once."""
+"""A model on this machine: no key, no account. The first run downloads it (98 MB); later runs start at once."""
 
 import asyncio
 

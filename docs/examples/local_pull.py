@@ -1,4 +1,4 @@
-"""Which local models there are, and how one gets here."""
+"""List the local models and download one."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The official MCP client uses a tool of an agent, and asks the agent."""
+"""Use the official MCP client to call an agent's tool, and to ask the agent."""
 
 import asyncio
 import tempfile
@@ -35,9 +35,9 @@ async def main() -> None:
             for each in (await client.list_tools()).tools:
                 print(f"{each.name}: {each.description}")
             for name, given in (("exchange_rate", {"currency": "PEN"}), ("ask_banker", {"message": "Buy or sell?"})):
-                (said,) = (await client.call_tool(name, given)).content
-                if said.type == "text":
-                    print(said.text)
+                (content,) = (await client.call_tool(name, given)).content
+                if content.type == "text":
+                    print(content.text)
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Memories that fit are laid beside the message, before the model reads it."""
+"""Relevant memories are added before the message that the model reads."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""An agent remembers something about one person, and nobody else can find it."""
+"""An agent remembers a fact about one user; other users cannot find it."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ async def main() -> None:
     study = Study(store, LocalEmbedder())
     model = Scripted(
         calls("remember", text="Ann is allergic to peanuts.", tags=["food"]),
-        says("I will think of it."),
+        says("I will remember that."),
         LOOK,
         says("No peanuts."),
         LOOK,

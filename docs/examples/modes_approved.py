@@ -1,4 +1,4 @@
-"""A plan that a person looks over before it starts."""
+"""A person reviews and edits the plan before it starts."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ model = Scripted(
     calls("make_plan", steps=["Write the letter", "Print it", "Burn it"]),
     says("Written."),
     says("Printed."),
-    says("The letter lies on your desk."),
+    says("The letter is printed."),
 )
 policy = Policy(tools={"make_plan": {"*": "ask"}})
 

@@ -1,4 +1,4 @@
-"""One task in three modes: with a scripted model, or with the one that the command line names."""
+"""One task in three modes, with a scripted model or the model named on the command line."""
 
 import asyncio
 import sys
@@ -10,13 +10,13 @@ from atlas_agents.testing import Reply, Scripted, calls, says
 
 @tool(effect="pure")
 async def distance(start: str, end: str) -> str:
-    """The distance between two cities."""
+    """Return the distance between two cities."""
     return "2,008 km"
 
 
 @tool(effect="pure")
 async def miles(km: float) -> str:
-    """Kilometres as miles."""
+    """Convert kilometres to miles."""
     return f"{km / 1.609344:,.0f} miles"
 
 

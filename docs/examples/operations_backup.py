@@ -1,4 +1,4 @@
-"""A backup, a disk that fails, and the way back: an operator's commands, given by a program."""
+"""Back up the database, lose it, and restore it with the `atlas` command."""
 
 import json
 import os
@@ -18,7 +18,7 @@ atlas("ask", "Hello!", "--session", "first")
 copy = json.loads(atlas("store", "backup", "monday.db", "--json"))
 print(f"{copy['sessions']} session, {copy['messages']} messages, {copy['openTurns']} open turns")
 
-Path("home/atlas.db").write_bytes(b"nothing that can be read")
+Path("home/atlas.db").write_bytes(b"not a database")
 atlas("store", "restore", "monday.db", "--replace")
 print(json.loads(atlas("sessions", "show", "first", "--json"))["messages"][-1]["parts"][0]["text"])
 print(atlas("audit", "verify"), end="")

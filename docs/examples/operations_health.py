@@ -1,4 +1,4 @@
-"""What a watcher asks a gateway: does it run, can it take turns, and how much does it do."""
+"""Query a gateway's health, readiness and metrics."""
 
 import asyncio
 import tempfile

@@ -1,4 +1,4 @@
-"""A tool names what it needs; a grant to its agent, to a role or to the user lets it through."""
+"""A tool names the permissions it needs; a grant to the agent, its role or the user allows the call."""
 
 import asyncio
 

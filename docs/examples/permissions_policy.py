@@ -1,4 +1,4 @@
-"""A policy in code: one cell per tool and name, and the closest line wins."""
+"""A policy in code: one cell per tool and name; the most specific entry wins."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def main() -> None:
         model = Scripted(says("Hello!"))
         async with Atlas([Agent(name, role=role, model=model, tools=tools)], policy=policy) as atlas:
             await atlas.ask("Hello!")
-        print(name, "is shown", [spec.name for spec in model.requests[0].tools])
+        print(name, "is offered", [spec.name for spec in model.requests[0].tools])
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Try another policy on what was recorded, then put it in place."""
+"""Test another policy against recorded calls, then activate it."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ async def order(item: str) -> str:
 
 @tool
 async def cancel(item: str) -> str:
-    """Take an order back."""
+    """Cancel an order."""
     return f"{item} cancelled"
 
 
@@ -32,7 +32,7 @@ async def main() -> None:
 
         atlas.policy = stricter
         await atlas.ask("Hello?")
-        print("shown from now on:", [spec.name for spec in model.requests[-1].tools])
+        print("offered from now on:", [spec.name for spec in model.requests[-1].tools])
 
 
 asyncio.run(main())

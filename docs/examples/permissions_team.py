@@ -1,4 +1,4 @@
-"""The example team: eight tools for everyone, and each agent is shown its own."""
+"""The example team: the same eight tools for everyone, and each agent is offered only those it may call."""
 
 import asyncio
 

@@ -1,14 +1,14 @@
-"""Two keys of one vendor as one provider: one of them is told to slow down, and the other answers."""
+"""Two keys of one vendor as one provider: one is rate limited, the other answers."""
 
 import asyncio
 
 from atlas_agents import Agent, Atlas, Balanced, Pace, ProviderError
 from atlas_agents.testing import Scripted, fails, says
 
-tired = Scripted(fails(ProviderError("slow down", "rate_limit", retry_after=20)), id="vendor")
-well = Scripted(*[says(f"Answer {number}.") for number in range(1, 4)], id="vendor")
+limited = Scripted(fails(ProviderError("slow down", "rate_limit", retry_after=20)), id="vendor")
+healthy = Scripted(*[says(f"Answer {number}.") for number in range(1, 4)], id="vendor")
 
-both = Balanced([tired, well], Pace(requests=500, tokens=200_000, at_once=8))
+both = Balanced([limited, healthy], Pace(requests=500, tokens=200_000, at_once=8))
 
 
 async def main() -> None:

@@ -1,4 +1,4 @@
-"""A function is a provider too, if it returns what a chat completion looks like."""
+"""A function that returns a chat completion is a provider."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ from atlas_agents import Agent, Atlas, Request
 
 
 def parrot(request: Request) -> dict[str, Any]:
-    """Sync is fine: it runs in a thread of its own. Errors are this provider's failures and are retried as such."""
+    """A sync provider runs in a thread of its own; its errors count as provider failures and are retried."""
     words = request.messages[-1].text
     return {"choices": [{"message": {"content": f"{words} {words}"}, "finish_reason": "stop"}]}
 

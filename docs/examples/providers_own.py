@@ -1,4 +1,4 @@
-"""A provider of your own: `id`, `capabilities`, and `stream`, which ends with a `DoneChunk`."""
+"""A custom provider: `id`, `capabilities`, and `stream`, which ends with a `DoneChunk`."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,7 +7,7 @@ from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, ProviderE
 
 
 class Speller:
-    """Spells the user's last word."""
+    """Spell the user's last word."""
 
     id = "speller"
     capabilities = Capabilities(tools=False)
@@ -15,7 +15,7 @@ class Speller:
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         words = request.messages[-1].text.split()
         if not words:
-            raise ProviderError("there is nothing to spell", "bad_request")
+            raise ProviderError("nothing to spell", "bad_request")
         for letter in words[-1]:
             yield TextChunk(f"{letter.upper()} ")
         yield DoneChunk(Usage(input_tokens=len(words), output_tokens=len(words[-1])))

@@ -1,4 +1,4 @@
-"""Providers as values: an address, a key, a model, and how long to wait."""
+"""A provider object: URL, key, model and timeouts."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ nearby = OpenAIProvider(
     "llama3.2",
     base_url=os.environ.get("OPENAI_BASE_URL", "http://localhost:11434/v1"),
     api_key="not needed here",
-    clocks=Clocks(first_byte=120),  # a model on your own machine may have to be loaded first
+    clocks=Clocks(first_byte=120),  # a local model may have to be loaded first
 )
 assistant = Agent("assistant", model=nearby)
 

@@ -1,4 +1,4 @@
-"""A task that recurs: when it is due, also where the clock leaps."""
+"""A recurring task, and when it is due across a daylight saving change."""
 
 import asyncio
 from datetime import datetime
@@ -22,7 +22,7 @@ async def main() -> None:
     clerk = Agent("clerk", model=Scripted(says("The backup is fine.")))
     async with Atlas([clerk], store=MemoryStore()) as atlas, atlas.jobs.at_work():
         await atlas.jobs.schedules.add(night)
-        job = await atlas.jobs.schedules.run("backup")  # now, whatever its times say
+        job = await atlas.jobs.schedules.run("backup")  # run it now, outside its schedule
         print(job.kind, "-", (await atlas.jobs.ended(job.id)).result)
 
 

@@ -1,4 +1,4 @@
-"""A rule lets a plain command run unasked; what a shell would act on is asked about, as is everything else."""
+"""A rule allows a plain command without approval; anything that needs a shell asks."""
 
 import asyncio
 import tempfile
@@ -16,7 +16,7 @@ def approve(question: Question) -> bool:
     return "rm" not in question.arguments["command"]
 
 
-def tell(event: Any) -> None:
+def show(event: Any) -> None:
     print(event.error or str(event.result).splitlines()[0])
 
 
@@ -28,7 +28,7 @@ async def main() -> None:
         says("Done."),
     )
     async with house(model, [bash_tool(tempfile.mkdtemp())], policy=POLICY, approve=approve) as atlas:
-        atlas.on("tool:result", tell)
+        atlas.on("tool:result", show)
         await atlas.ask("Greet.")
 
 

@@ -1,4 +1,4 @@
-"""Cancel: the model and its tools stop, the history stays in order, and the next turn goes on from there."""
+"""Cancel a turn: the model and its tools stop, and the history stays valid for the next turn."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from atlas_agents.testing import Scripted, calls, house, says
 
 @tool
 async def backup() -> str:
-    """Make a backup; it takes an hour."""
+    """Make a backup, which takes an hour."""
     await asyncio.sleep(3600)
     return "done"
 
@@ -25,7 +25,7 @@ async def main() -> None:
         try:
             await stream.reply()
         except Cancelled:
-            print("no reply, but this was said:", stream.text)
+            print("no reply, but this text was streamed:", stream.text)
 
         for result in atlas.conversation().messages[-1].tool_results:
             print(result.status, "|", result.result)

@@ -1,4 +1,4 @@
-"""All events of a turn, in their order."""
+"""All events of a turn, in order."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ async def main() -> None:
         async for event in stream:
             print(event.type)
         print(repr(stream.text))
-        print([event.type async for event in stream].count("stream:chunk"))  # a second look replays them all
+        print([event.type async for event in stream].count("stream:chunk"))  # iterating again replays all events
 
 
 asyncio.run(main())

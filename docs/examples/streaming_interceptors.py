@@ -1,4 +1,4 @@
-"""Interceptors see messages and requests on their way, and may change, add or refuse."""
+"""Interceptors change, add or refuse messages and requests."""
 
 import asyncio
 import re
@@ -10,25 +10,25 @@ from atlas_agents.testing import Scripted, house, says
 
 
 def hide_numbers(message: Message) -> Message:
-    """What the user says, on its way into the conversation."""
+    """Change the user's message before it joins the conversation."""
     if "secret" in message.text:
-        raise Refused("secrets stay here")
+        raise Refused("messages about secrets are not allowed")
     return user(re.sub(r"\d{4,}", "[number]", message.text))
 
 
 async def sign(message: Message) -> Message:
-    """What the model says, on its way into the conversation; its other parts (calls, thinking) stay."""
-    return replace(message, parts=(*message.parts, Text(" (A machine said so.)")))
+    """Change the model's message before it joins the conversation; keep its other parts."""
+    return replace(message, parts=(*message.parts, Text(" (Written by a model.)")))
 
 
-def cool(request: Request) -> Request:
-    """What is about to be sent to the model."""
+def set_temperature(request: Request) -> Request:
+    """Change the request before it is sent to the model."""
     return replace(request, temperature=0.0)
 
 
 async def main() -> None:
     model = Scripted(says("I will call you."))
-    guard = Interceptor(outgoing=hide_numbers, incoming=sign, request=cool)
+    guard = Interceptor(outgoing=hide_numbers, incoming=sign, request=set_temperature)
     async with house(model, interceptors=[guard]) as atlas:
         reply = await atlas.ask("Call me: 5550123")
         print(reply.text)

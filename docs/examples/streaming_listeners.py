@@ -1,4 +1,4 @@
-"""Listeners hear every turn of an Atlas, whoever asked; one that fails or hangs harms nobody."""
+"""Listeners receive the events of every turn; one that fails or hangs affects nothing else."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from typing import Any
 
 from atlas_agents.testing import Scripted, house, says
 
-logging.getLogger("atlas_agents").setLevel(logging.CRITICAL)  # what `clumsy` raises would be logged
+logging.getLogger("atlas_agents").setLevel(logging.CRITICAL)  # hide the logged error of `failing`
 spent: list[int] = []
 
 
@@ -14,14 +14,14 @@ def count(event: Any) -> None:
     spent.append(event.usage.output_tokens)
 
 
-async def clumsy(event: Any) -> None:
-    raise RuntimeError("my own trouble")
+async def failing(event: Any) -> None:
+    raise RuntimeError("a bug in the listener")
 
 
 async def main() -> None:
     async with house(Scripted(says("One two."), says("One two three."), says("One."))) as atlas:
         stop = atlas.on("stream:end", count)
-        atlas.on("stream:end", clumsy)
+        atlas.on("stream:end", failing)
         await atlas.ask("First")
         await atlas.ask("Second")
         stop()

@@ -1,4 +1,4 @@
-"""A value that grows while the model writes it."""
+"""A structured value that grows while the model writes it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""An answer that does not fit is sent back once with what is wrong; then it is an error."""
+"""Output that does not match the schema is sent back once for repair; then it is an error."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,7 @@ async def main() -> None:
         try:
             await atlas.ask("And the sky?", output=SCHEMA)
         except BadOutput as error:
-            print("no luck:", error)
+            print("invalid:", error)
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""An answer as a Python value."""
+"""Get the answer as a Python value."""
 
 import asyncio
 

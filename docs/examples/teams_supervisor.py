@@ -1,4 +1,4 @@
-"""A router, two specialists, one stream."""
+"""A supervisor hands a question to one of two specialists, in one stream."""
 
 import asyncio
 
@@ -6,7 +6,9 @@ from atlas_agents import Agent, Atlas
 from atlas_agents.team import supervisor
 from atlas_agents.testing import Scripted, calls, says
 
-chief = Agent("chief", model=Scripted(calls("hand_off", agent="finance")), description="Knows who knows.")
+chief = Agent(
+    "chief", model=Scripted(calls("hand_off", agent="finance")), description="Routes questions to specialists."
+)
 finance = Agent("finance", model=Scripted(says("Receipts are kept for ten years.")), description="Taxes and invoices.")
 legal = Agent("legal", model=Scripted(says("Ask me later.")), description="Contracts.")
 

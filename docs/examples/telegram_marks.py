@@ -1,4 +1,4 @@
-"""What a model writes, as Telegram is sent it: plain text, and its marks beside it."""
+"""What is sent to Telegram: plain text with formatting entities."""
 
 from atlas_agents.toolbox.telegram.markdown import styled
 from atlas_agents.toolbox.telegram.pieces import as_params, pieces

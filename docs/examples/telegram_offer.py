@@ -1,4 +1,4 @@
-"""A tool that a model is told of only when the user's words ask for it."""
+"""Offer a tool to the model only when the user's message asks for it."""
 
 import asyncio
 

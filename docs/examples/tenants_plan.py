@@ -1,4 +1,4 @@
-"""A plan that is kept to, and what an agent may tell of it."""
+"""Enforce a plan's limits, and let an agent report on them."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A test of an agent: a scripted model, and no network."""
+"""Test an agent with a scripted model and no network."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ async def get_weather(city: str) -> str:
 
 
 def weather_agent(model: Scripted) -> Agent:
-    """The agent under test takes its model from outside."""
+    """Build the agent under test with the given model."""
     return Agent("assistant", model=model, system_prompt="Be brief.", tools=[get_weather])
 
 
@@ -26,6 +26,6 @@ async def test_the_agent_tells_the_weather() -> None:
     assert model.requests[1].messages[-1].tool_results[0].result == "Sunny in Lima"
 
 
-if __name__ == "__main__":  # pytest with pytest-asyncio needs no such line
+if __name__ == "__main__":  # not needed with pytest and pytest-asyncio
     asyncio.run(test_the_agent_tells_the_weather())
     print("passed")

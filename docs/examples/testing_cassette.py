@@ -1,4 +1,4 @@
-"""Record a real model once, then play the recording back without a network."""
+"""Record a real model once, then replay the recording without a network."""
 
 import asyncio
 import tempfile
@@ -13,9 +13,9 @@ async def ask(model: Cassette) -> str:
 
 
 async def main() -> None:
-    tape = Path(tempfile.mkdtemp()) / "hello.jsonl"  # in a project: tests/tapes/hello.jsonl
-    recorded = await ask(Cassette(tape, OpenAIProvider("gpt-5.2")))
-    played = await ask(Cassette(tape))
+    cassette = Path(tempfile.mkdtemp()) / "hello.jsonl"  # in a project: tests/cassettes/hello.jsonl
+    recorded = await ask(Cassette(cassette, OpenAIProvider("gpt-5.2")))
+    played = await ask(Cassette(cassette))
     print(played == recorded, played)
 
 

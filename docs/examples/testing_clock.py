@@ -1,4 +1,4 @@
-"""A clock that you drive: an hour of timeouts and retries passes in no time."""
+"""A virtual clock: an hour of timeouts and retries takes no time."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What a tool may know about the call it serves."""
+"""What a tool can read about the call it handles."""
 
 import asyncio
 
@@ -11,12 +11,12 @@ async def order(book: str, context: ToolContext) -> str:
     """Order a book."""
     context.progress("looking for it")
     customer = context.metadata.get("customer")
-    key = context.idempotency_key  # the same whenever this call is tried again: pass it on to the shop
+    key = context.idempotency_key  # the same on every retry: pass it on to the shop
     return f"{book} for {customer}, ordered once" if key else "never"
 
 
 async def main() -> None:
-    print(list(order.parameters["properties"]))  # the context is no part of what the model sees
+    print(list(order.parameters["properties"]))  # the model does not see the context parameter
     model = Scripted(calls("order", book="Moby Dick"), says("Done."))
     async with house(model, [order], agent={"metadata": {"customer": "Ada"}}) as atlas:
         async for event in atlas.send("I want to read about a whale"):

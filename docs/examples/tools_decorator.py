@@ -1,4 +1,4 @@
-"""A tool is a typed function; what the model is told of it is read off the function."""
+"""A tool is a typed function; its schema and descriptions come from the function."""
 
 import asyncio
 import json
@@ -24,8 +24,8 @@ async def find_table(
     """Find a free table.
 
     Args:
-        guests: Who is coming.
-        hour: When, on the clock of 24 hours.
+        guests: The guests.
+        hour: The hour, from 11 to 23.
     """
     return f"{place}, at {hour}, for {' and '.join(guest.name for guest in guests)}"
 

@@ -1,4 +1,4 @@
-"""How a tool fails, and what the model reads of it."""
+"""How a tool fails, and what the model reads."""
 
 import asyncio
 import logging
@@ -6,23 +6,23 @@ import logging
 from atlas_agents import ToolFailed, Transient, tool
 from atlas_agents.testing import Scripted, calls, house, says
 
-logging.getLogger("atlas_agents").setLevel(logging.CRITICAL)  # the stack trace of `buggy` would be logged
+logging.getLogger("atlas_agents").setLevel(logging.CRITICAL)  # hide the logged stack trace of `buggy`
 tries: list[int] = []
 
 
 @tool
 async def strict(amount: int) -> str:
     """Pay an amount."""
-    raise ToolFailed(f"there are only 5 in the account, not {amount}")
+    raise ToolFailed(f"insufficient funds: balance 5, requested {amount}")
 
 
 @tool
 async def flaky() -> str:
-    """Ask a server that is busy at first."""
+    """Query a server that is busy at first."""
     tries.append(1)
     if len(tries) < 2:
         raise Transient("the server is busy")
-    return f"answered at try {len(tries)}"
+    return f"answered on try {len(tries)}"
 
 
 @tool

@@ -1,4 +1,4 @@
-"""A tool is called without a model, under the same rules."""
+"""Call a tool without a model, under the same rules."""
 
 import asyncio
 

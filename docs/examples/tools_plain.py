@@ -1,4 +1,4 @@
-"""Tools from functions without types: one text, or parameters that you spell out."""
+"""Tools from functions without type hints: one string input, or explicit parameters."""
 
 import asyncio
 

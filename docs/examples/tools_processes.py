@@ -1,4 +1,4 @@
-"""A plain function runs in another process: it can be stopped at any moment, and it sees copies."""
+"""A plain function runs in another process: it can be killed at any time, and it works on copies."""
 
 import asyncio
 import os
@@ -11,25 +11,25 @@ here = os.getpid()
 
 
 @tool(effect="pure")
-def elsewhere(word: str) -> str:
-    """Work that takes the processor: it runs beside the event loop."""
+def in_worker(word: str) -> str:
+    """CPU-bound work: runs outside the event loop."""
     seen.append(word)
     return "another process" if os.getpid() != here else "this process"
 
 
 @tool(in_process=True)
-def nearby(word: str) -> str:
-    """Work that needs this process's own objects: it runs in a thread here."""
+def in_thread(word: str) -> str:
+    """Work that needs this process's objects: runs in a thread."""
     seen.append(word)
     return "another process" if os.getpid() != here else "this process"
 
 
 async def main() -> None:
-    model = Scripted(calls("elsewhere", word="one"), calls("nearby", word="two"), says("Done."))
-    async with house(model, [elsewhere, nearby]) as atlas:
+    model = Scripted(calls("in_worker", word="one"), calls("in_thread", word="two"), says("Done."))
+    async with house(model, [in_worker, in_thread]) as atlas:
         atlas.on("tool:result", lambda event: print(event.name, "ran in", event.result))
         await atlas.ask("Go")
-    print(seen)  # `elsewhere` changed a copy
+    print(seen)  # `in_worker` changed a copy
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One place for all tools: agents pick from it, and no name is taken twice."""
+"""One registry for all tools: agents pick from it, and names are unique."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ async def main() -> None:
     except DuplicateTool as error:
         print(error)
     known.add(search_shop, source="plugin", namespace="shop")
-    known.load_plugins()  # those that are installed; one that fails is in known.disabled
+    known.load_plugins()  # installed plugins; those that fail are in known.disabled
 
     model = Scripted(calls("search", words="tea") + calls("shop__search", words="tea"), says("Done."))
     async with house(model, known.pick("search", "shop/search")) as atlas:

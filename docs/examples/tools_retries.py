@@ -1,4 +1,4 @@
-"""What is tried again follows from the error and from the tool's effect."""
+"""Whether a call is retried depends on the error and on the tool's effect."""
 
 import asyncio
 
@@ -12,26 +12,26 @@ class NotFound(Exception):
 
 @tool(effect="pure")
 async def look() -> str:
-    """Look something up; the line is dead."""
-    raise ConnectionError("the line is dead")
+    """Look something up over a broken connection."""
+    raise ConnectionError("connection lost")
 
 
 @tool(effect="pure")
 async def fetch() -> str:
-    """Fetch what is not there."""
-    raise NotFound("no such page")
+    """Fetch a missing page."""
+    raise NotFound("page not found")
 
 
 @tool
 async def pay() -> str:
-    """Pay; the line is dead."""
-    raise ConnectionError("the line is dead")
+    """Pay over a broken connection."""
+    raise ConnectionError("connection lost")
 
 
 @tool
 async def book() -> str:
-    """Book a room; the clerk has not begun yet, and says so."""
-    raise Transient("the desk is busy")
+    """Book a room; the server rejects the request before doing anything."""
+    raise Transient("the server is busy")
 
 
 async def main() -> None:

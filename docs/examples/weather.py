@@ -1,4 +1,4 @@
-"""Ask an agent with one tool, then listen to it: the example of the README."""
+"""Ask an agent with one tool, then stream from it. This is the README example."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Before a page is fetched a person is asked, for the address itself can carry a secret out."""
+"""Ask a person before a page is fetched, because the URL itself can leak a secret."""
 
 import asyncio
 from contextlib import AsyncExitStack

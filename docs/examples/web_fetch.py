@@ -1,4 +1,4 @@
-"""An agent reads a page: here one that this program serves itself, so its host has to be named."""
+"""An agent reads a page that this program serves on loopback, so its host must be allowed."""
 
 import asyncio
 import threading

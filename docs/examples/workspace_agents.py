@@ -1,4 +1,4 @@
-"""Agents in `AGENTS.md`: what a section may say, and what a mistake in it is told."""
+"""Agents in `AGENTS.md`: what a section may contain, and the error for a mistake."""
 
 from atlas_agents import ConfigError
 from atlas_agents.workspace import parse_agents

@@ -1,4 +1,4 @@
-"""Who answers for an agent whose key is not set."""
+"""Which model answers for an agent whose key is not set."""
 
 from atlas_agents.testing import Environment, Registry
 from atlas_agents.workspace import AgentSpec, resolve_models

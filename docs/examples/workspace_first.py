@@ -1,4 +1,4 @@
-"""The first run of a workspace: default files, and the agent that they name."""
+"""The first run of a workspace: default files, and the agent they define."""
 
 import asyncio
 

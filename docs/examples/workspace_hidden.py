@@ -1,4 +1,4 @@
-"""What nobody sees in a prompt, and every model reads."""
+"""Invisible characters in a prompt are reported."""
 
 import logging
 import sys

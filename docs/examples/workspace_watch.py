@@ -1,4 +1,4 @@
-"""Edits are picked up while the program runs; one that cannot be used changes nothing."""
+"""Edits are picked up while the program runs; an invalid edit changes nothing."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atlas_agents.workspace import Workspace
 
-logging.disable()  # the log would say the same
+logging.disable()  # the log repeats the errors printed below
 EDITS = ["## ana\nDescription: New here.\n", "## ana\nModel: gpt\n", "## ben\nDescription: Another one.\n"]
 
 

@@ -1,4 +1,4 @@
-"""A post as a person is shown it before they say yes, and one that is too long to be asked about."""
+"""A post as the approver sees it, and one that is too long."""
 
 from atlas_agents import ToolFailed
 from atlas_agents.toolbox.x.tools import preview
