@@ -134,7 +134,15 @@ _SIXTH = (
 # Jobs that were given up are counted often, and are few among many.
 _SEVENTH = ("CREATE INDEX jobs_dead ON jobs (tenant) WHERE state = 'dead'",)
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
+# One row per writer and tenant, overwritten in each of its transactions; see `postgres_writer`. SQLite needs none: the
+# process that commits there always learns the outcome. Half of each page stays free, so that updates stay in the page.
+_EIGHTH = ("{commit_tokens}",)
+_POSTGRES_TOKENS = {
+    "commit_tokens": """CREATE TABLE commit_tokens (
+        id UUID PRIMARY KEY, token BIGINT NOT NULL, written_at TIMESTAMPTZ NOT NULL) WITH (fillfactor = 50)"""
+}
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH)
 VERSION = len(STEPS)
 
 SQLITE = {
@@ -145,6 +153,7 @@ SQLITE = {
     "number": "INTEGER PRIMARY KEY AUTOINCREMENT",
     "vector": "BLOB",
     **_SQLITE_SEARCH,
+    "commit_tokens": "",
 }
 POSTGRES = {
     "text": 'TEXT COLLATE "C"',
@@ -154,17 +163,19 @@ POSTGRES = {
     "number": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     "vector": "REAL[]",
     **_POSTGRES_SEARCH,
+    **_POSTGRES_TOKENS,
 }
 
 
 def pending(version: int, where: str, types: dict[str, str]) -> list[tuple[int, list[str]]]:
-    """The steps that a database of this version still needs, each with the version it leads to."""
+    """Return the steps that a database of this version still needs, each with the version it leads to. A statement that
+    is empty for this kind of database is left out."""
     if not 0 <= version <= VERSION:
         raise StoreError(
             f"{where} has schema {version}, and this version of Atlas Agents knows up to {VERSION}: "
             "use a newer Atlas Agents; nothing was changed"
         )
     return [
-        (number, [statement.format(**types) for statement in step])
+        (number, [sql for statement in step if (sql := statement.format(**types))])
         for number, step in enumerate(STEPS[version:], version + 1)
     ]

@@ -30,7 +30,7 @@ from atlas_agents.stores.postgres_session import (
     set_up,
 )
 from atlas_agents.stores.postgres_vectors import ensure_index, find_extension
-from atlas_agents.stores.postgres_writer import Beside, Pool, Writer
+from atlas_agents.stores.postgres_writer import Beside, Pool, Writer, prune_tokens
 from atlas_agents.stores.query import Query, Row, Vector, query
 from atlas_agents.stores.reads import SqlReads
 from atlas_agents.stores.seal import seal_of
@@ -94,6 +94,7 @@ class PostgresStore(SqlReads):
             async with await connect(self._url) as connection:
                 await self._configure(connection)
                 await migrate(connection, self._schema)
+                await prune_tokens(connection)
                 self._vectors_in = await find_extension(connection) if self._pgvector else None
         except psycopg.Error as error:
             raise fault(error) from error

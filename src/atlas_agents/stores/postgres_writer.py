@@ -1,7 +1,14 @@
-"""The writing half of the Postgres store: the commits of a tenant that wait share the next transaction."""
+"""The write path of the Postgres store: waiting commits of a tenant share the next transaction.
+
+If the connection is lost between COMMIT and its answer, only a row that the transaction itself wrote can tell whether
+it was committed. `pg_xact_status` cannot: after a crash, Postgres reuses transaction ids that were assigned but not yet
+flushed. So every transaction first writes a unique token to its writer's row in `commit_tokens`.
+"""
 
 import asyncio
 import hashlib
+import itertools
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -30,16 +37,26 @@ What it raises undoes that commit; what it gives back is called when the commit 
 
 _AT_MOST = 64
 _PAUSE = 0.1
-_BEGIN = "BEGIN; SELECT pg_current_xact_id()::text, pg_advisory_xact_lock({:d})"
-"""In one go: while a transaction lasts, all others of its tenant wait."""
+_UNCLEAR = "the connection to Postgres was lost while committing: the commit may or may not have been written"
+_BEGIN = """BEGIN; INSERT INTO commit_tokens SELECT '{id}', {token:d}, now() FROM pg_advisory_xact_lock({lock:d})
+ON CONFLICT (id) DO UPDATE SET token = excluded.token, written_at = excluded.written_at"""
+"""One message: takes the tenant's lock, which serialises its transactions, and writes the token."""
+_FIND = """SELECT pg_advisory_xact_lock({lock:d});
+SELECT 1 FROM commit_tokens WHERE id = '{id}' AND token = {token:d}"""
+"""One message, and so one transaction. The lock makes it wait until the transaction in question has ended; the second
+statement then sees what that one committed."""
+_PRUNE_TOKENS = """DELETE FROM commit_tokens WHERE id IN (
+SELECT id FROM commit_tokens WHERE written_at < now() - interval '1 day' FOR UPDATE SKIP LOCKED)"""
+"""A token is needed for as long as a writer retries, which is seconds. A live writer whose row is deleted inserts it
+again."""
 
 
 class _Unclear(Exception):
-    """The session was lost between COMMIT and its answer."""
+    """The connection was lost between COMMIT and its answer."""
 
-    def __init__(self, transaction: str, afterwards: Sequence[Afterwards | None]) -> None:
-        super().__init__(transaction)
-        self.transaction = transaction
+    def __init__(self, token: int, afterwards: Sequence[Afterwards | None]) -> None:
+        super().__init__(token)
+        self.token = token
         self.afterwards = afterwards
 
 
@@ -61,6 +78,8 @@ class Writer:
         self._clock = clock
         self._patience = patience
         self._beside = beside
+        self._id = secrets.token_bytes(16)
+        self._tokens = itertools.count(1)
         self._waiting: dict[str, deque[Commit]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -103,7 +122,7 @@ class Writer:
                 _call(await self._transaction(tenant, group))
                 return
             except _Unclear as unclear:
-                if await self._was_committed(unclear.transaction, end):
+                if await self._was_committed(tenant, unclear.token, end):
                     _call(unclear.afterwards)
                     return
                 problem: StoreError = StoreLost("Postgres was lost while committing; nothing was written, try again")
@@ -129,12 +148,11 @@ class Writer:
         """What is to be called now that it is committed."""
         for ticket in group:
             ticket.result = ticket.error = None
+        token = next(self._tokens)
         async with self._pool.connection(timeout=1.0) as connection:
             cursor = connection.cursor()
             try:
-                await cursor.execute(_BEGIN.format(lock_of(self._schema, tenant)).encode())
-                cursor.nextset()
-                row = await cursor.fetchone()
+                await cursor.execute(self._with_token(_BEGIN, tenant, token))
                 if len(group) == 1:
                     afterwards = [await self._carry_out(cursor, tenant, group[0])]
                 else:
@@ -149,8 +167,8 @@ class Writer:
             try:
                 await cursor.execute("COMMIT")
             except psycopg.Error as error:
-                if is_lost(error) and row is not None:
-                    raise _Unclear(row[0], afterwards) from error
+                if is_lost(error):
+                    raise _Unclear(token, afterwards) from error
                 raise
             self.transactions += 1
             return afterwards
@@ -178,21 +196,31 @@ class Writer:
                 raise
             raise _Refused(fault(error) if isinstance(error, psycopg.Error) else error) from None
 
-    async def _was_committed(self, transaction: str, end: float) -> bool:
-        """Ask the server what became of it; `StoreLost` that says so if it cannot be asked in time."""
+    async def _was_committed(self, tenant: str, token: int, end: float) -> bool:
+        """Look for the token of a transaction whose COMMIT was not answered. Raises an unclear `StoreLost` on failure.
+
+        No later transaction of this writer and tenant can have overwritten the token: they wait for this answer.
+        """
         while True:
             try:
                 async with self._pool.connection(timeout=1.0) as connection:
-                    asked = await connection.execute("SELECT pg_xact_status(%s::text::xid8)", (transaction,))
-                    row = await asked.fetchone()
-                    if row is not None and row[0] != "in progress":
-                        return row[0] == "committed"
+                    cursor = await connection.execute(self._with_token(_FIND, tenant, token))
+                    cursor.nextset()
+                    return await cursor.fetchone() is not None
             except psycopg.Error as error:
-                if not is_lost(error):
-                    raise
-            if self._clock.monotonic() >= end:
-                raise StoreLost("Postgres was lost while committing: it may or may not be written", unclear=True)
+                busy = isinstance(fault(error), StoreBusy)  # the transaction in question has not ended yet
+                if not (busy or is_lost(error)) or self._clock.monotonic() >= end:
+                    raise StoreLost(_UNCLEAR, unclear=True) from error
             await self._clock.sleep(_PAUSE)
+
+    def _with_token(self, statement: str, tenant: str, token: int) -> bytes:
+        id = hashlib.blake2b(tenant.encode(errors="replace"), key=self._id, digest_size=16).hexdigest()
+        return statement.format(id=id, token=token, lock=lock_of(self._schema, tenant)).encode()
+
+
+async def prune_tokens(connection: Connection) -> None:
+    """Delete the tokens of writers that have not written for a day; most of them are gone."""
+    await connection.execute(_PRUNE_TOKENS)
 
 
 async def _roll_back(connection: Connection) -> None:
