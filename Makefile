@@ -28,7 +28,7 @@ page: $(READY) ## Build the page, if its sources have changed
 	$(BIN)/python hatch_build.py
 
 test: page browser sandbox searx ## Run all tests
-	$(BIN)/pytest -n 2 --dist worksteal || $(BIN)/python tests/once_more.py $$?
+	$(BIN)/pytest -n 2 --dist worksteal
 
 check: lint sandbox ## Check format, lint, types and floors, then run the quick tests
 	$(BIN)/pytest -n 2 --dist worksteal -q -m "not slow"

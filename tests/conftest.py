@@ -1,4 +1,4 @@
-"""What holds for every test: no network but loopback, and no settings from the machine it runs on."""
+"""Rules for every test: no network beyond loopback, no settings from the host, bytecode files for child processes."""
 
 import ipaddress
 import os
@@ -9,17 +9,22 @@ from typing import Any
 
 import pytest
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has it so for what it starts in the background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells set this for background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The tests start hundreds of Python processes. Without bytecode files each one would compile every module it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 _SETTINGS = ("OPENAI_", "ANTHROPIC_", "ATLAS_", "BRAVE_", "TAVILY_", "EXA_", "SEARXNG_")
 
 
 class NetworkIsClosed(RuntimeError):
-    """A test reached beyond loopback. Not an `OSError`, so that no retry takes it for a bad line."""
+    """A test tried to reach a host beyond loopback. Not an `OSError`, so that no retry treats it as a network failure."""
 
 
 def _refuse_beyond_loopback(event: str, arguments: tuple[Any, ...]) -> None:
-    """An audit hook: Python asks it about every socket, whichever library opened it."""
+    """Audit hook: Python calls it for every socket, whichever library opened it."""
     match event, arguments:
         case (("socket.connect" | "socket.sendto" | "socket.sendmsg"), (_, address)):
             _check(address)
@@ -34,7 +39,7 @@ def _check(address: Any) -> None:
         case (str() | bytes() as host, *_) if not _is_loopback(host):
             raise NetworkIsClosed(f"tests reach loopback only, not {address!r}")
         case _:
-            pass  # the path of a Unix socket, or a socket that is already connected
+            pass  # a Unix socket's path, or a socket that is already connected
 
 
 def _is_loopback(host: str | bytes) -> bool:
@@ -46,7 +51,7 @@ def _is_loopback(host: str | bytes) -> bool:
 
 
 def _connect(self: socket.socket, address: Any, /) -> None:
-    """Python looks a name up before it raises the audit event of `connect`; here the question comes first."""
+    """Check the address first: Python resolves a name before it raises the audit event for `connect`."""
     _check(address)
     _original_connect(self, address)
 
@@ -62,7 +67,7 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many crash cases were run, in all the processes that ran them."""
+    """Print the number of crash cases run by all worker processes."""
     reports: list[pytest.TestReport] = [
         report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)
     ]
