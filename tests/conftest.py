@@ -20,7 +20,7 @@ _SETTINGS = ("OPENAI_", "ANTHROPIC_", "ATLAS_", "BRAVE_", "TAVILY_", "EXA_", "SE
 
 
 class NetworkIsClosed(RuntimeError):
-    """A test tried to reach a host beyond loopback. Not an `OSError`, so that no retry treats it as a network failure."""
+    """A test tried to reach a host beyond loopback. Not an `OSError`, so no retry treats it as a network failure."""
 
 
 def _refuse_beyond_loopback(event: str, arguments: tuple[Any, ...]) -> None:
