@@ -1,4 +1,4 @@
-# Everything a person does here. The first target that needs it makes .venv; nothing is installed outside this folder.
+# Development commands. The first target that needs it creates .venv; packages are installed only inside this folder.
 
 PY ?= python3
 UV := $(or $(shell uv --version >/dev/null 2>&1 && command -v uv),.tools/bin/uv)
@@ -9,102 +9,119 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat team page browser sandbox searx pictures test check crash lint format bench structure docs texts lock clean
+.PHONY: help run chat team page browser sandbox searx pictures test check crash lint format coverage bench structure docs texts hooks lock upgrade clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: page ## Start the gateway with its page, and a model that answers
+run: page ## Start the gateway with the web page and a model that answers
 	$(BIN)/atlas serve
 
 chat: $(READY) ## Talk to an agent in the terminal
 	$(BIN)/atlas chat
 
-team: page ## Start the example team with its documents, in a home of its own
+team: page ## Start the example team with its documents, in a separate home folder
 	export ATLAS_HOME="$${ATLAS_HOME:-.cache/team}" ATLAS_CONFIG=examples/team/atlas.toml && \
 	$(BIN)/atlas knowledge add examples/team/knowledge --category handbook && $(BIN)/atlas serve
 
-page: $(READY) ## Build the page, if its sources have changed
+page: $(READY) ## Build the web page if its sources have changed
 	$(BIN)/python hatch_build.py
 
 test: page browser sandbox searx ## Run all tests
 	$(BIN)/pytest -n 2 --dist worksteal
 
-check: lint sandbox ## Check format, lint, types and floors, then run the quick tests
+check: lint sandbox ## Check format, lint, types and layers, then run the quick tests
 	$(BIN)/pytest -n 2 --dist worksteal -q -m "not slow"
 
-crash: $(READY) ## Kill, fail and stop turns 20,000 times and more; CRASH="--minutes 30 --seed 7" for less, or others
+crash: $(READY) ## Run more than 20,000 crash cases; limit them with CRASH="--minutes 30 --seed 7"
 	cd tests/durable && ../../$(BIN)/python -m crash.long $(CRASH)
 
-lint: $(READY) ## Check format, lint, types and floors
+lint: $(READY) ## Check format, lint, types and layers, in Python and in the web page
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python hatch_build.py lint
+	$(BIN)/python hatch_build.py lint
 
-format: $(READY) ## Format the code and mend what can be mended
+format: $(READY) ## Format the code and apply automatic fixes
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
+	$(BIN)/python hatch_build.py format
+	$(BIN)/python hatch_build.py format
 
-bench: $(READY) ## Measure CPU per turn beside the floor
+coverage: page sandbox ## Run the quick tests and report line and branch coverage; TESTS="tests/gateway" for others
+	@mkdir -p .cache/coverage
+	$(BIN)/pytest -n 2 --dist worksteal -q --cov --cov-report=term --cov-report=html $(or $(TESTS),-m "not slow")
+	@echo "Uncovered lines: .cache/coverage/html/index.html"
+
+bench: $(READY) ## Measure CPU per turn, next to a hand-written loop
 	$(BIN)/python bench/run.py bench
 
-structure: $(READY) ## Print figures of the code's structure: modules, imports, names, files that a turn crosses
+structure: $(READY) ## Print structure metrics: modules, imports, names, files that a turn crosses
 	$(BIN)/python tests/structure.py
 
-docs: $(READY) ## Build the pages into site/, warnings are errors
+docs: $(READY) ## Build the documentation into site/; warnings are errors
 	$(BIN)/zensical build --clean --strict
 
-pictures: page browser ## Make the pictures of the page for README and docs
+pictures: page browser ## Take the screenshots for README and docs
 	$(BIN)/python tests/page/pictures.py
 
-texts: $(READY) ## Write the help of the command and the table of settings into their pages
+texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI help, settings, protocol, layers
 	$(BIN)/python tests/help_texts.py
 	$(BIN)/python tests/protocol_page.py
 	$(BIN)/python tests/settings_table.py
 
-lock: $(UV) ## Resolve the newest versions into requirements.lock
-	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --group dev --generate-hashes \
-		--no-annotate --no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+hooks: $(READY) ## Install the Git hooks that check each commit
+	$(BIN)/pre-commit install
 
-clean: ## Remove all that make made
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --group dev --generate-hashes \
+	--no-annotate --no-header --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+
+lock: $(UV) ## Add new dependencies to requirements.lock and keep the other versions
+	$(COMPILE)
+
+upgrade: $(UV) ## Resolve the newest version of every dependency into requirements.lock
+	$(COMPILE) --upgrade
+
+clean: ## Remove everything that make created
 	rm -rf web/node_modules web/dist web/src/wire.ts src/atlas_agents/gateway/page
 	rm -rf .venv .tools .cache .hypothesis .import_linter_cache .pytest_cache .ruff_cache dist site
 	find src tests docs bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The tests of the page need a browser; where it can be installed, it is.
+# The tests of the web page need a browser; it is installed where that is possible.
 browser:
 	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 		command -v $$name >/dev/null 2>&1 && exit 0; done; \
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-		echo "Installing Chromium for the tests of the page." && \
+		echo "Installing Chromium for the tests of the web page." && \
 		{ apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \
 			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }; }; } || \
-	{ echo "The tests of the page need Chromium: install it (Debian: apt install chromium) and say make test again." >&2; exit 1; }
+	{ echo "The tests of the web page need Chromium: install it (Debian: apt install chromium) and run make test again." >&2; exit 1; }
 
-# Commands and code of models are run for real in the tests; where bubblewrap can be installed, it is.
+# The sandbox tests run real commands in bubblewrap; it is installed where that is possible.
 sandbox:
 	@command -v bwrap >/dev/null 2>&1 && exit 0; \
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-		echo "Installing bubblewrap for the tests of the sandbox." && \
+		echo "Installing bubblewrap for the sandbox tests." && \
 		{ apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null 2>&1 || \
 			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null; }; }; } || \
-	{ echo "The tests of the sandbox need bubblewrap: install it (Debian: apt install bubblewrap) and try again." >&2; exit 1; }
+	{ echo "The sandbox tests need bubblewrap: install it (Debian: apt install bubblewrap) and try again." >&2; exit 1; }
 
-# The tests of web_search ask a real searx; where Debian has it, it is installed, elsewhere they are skipped.
+# The tests of web_search query a real searx; it is installed on Debian, elsewhere these tests are skipped.
 searx:
 	@command -v searx-run >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 		echo "Installing searx for the tests of web_search." && \
 		{ apt-get install -y -qq --no-install-recommends searx >/dev/null 2>&1 || \
 			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends searx >/dev/null 2>&1; }; }; } || \
-	echo "There is no searx here, so some tests of web_search are skipped (Debian 12: apt install searx)." >&2
+	echo "searx is not installed, so some tests of web_search are skipped (Debian 12: apt install searx)." >&2
 
 define NEED_PYTHON
 $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-	{ echo "Atlas Agents needs Python 3.11 or newer, and $(PY) is not: say make PY=/path/to/python3." >&2; exit 1; }
+	{ echo "Atlas Agents needs Python 3.11 or newer, and $(PY) is older: run make PY=/path/to/python3." >&2; exit 1; }
 endef
 
-# The environment, exactly as locked; made again only when the lock or the project file has changed.
+# The virtual environment, exactly as locked; synchronised when the lock or the project file has changed.
 $(READY): requirements.lock pyproject.toml | $(UV)
 	@$(NEED_PYTHON)
 	$(UV) venv --quiet --allow-existing --python "$$($(PY) -c 'import sys; print(sys.executable)')" .venv
@@ -112,10 +129,10 @@ $(READY): requirements.lock pyproject.toml | $(UV)
 	$(UV) pip install --quiet --python .venv --no-deps --editable .
 	@touch $@
 
-# A Python without pip may still have one to put into a virtual environment.
+# A Python without pip may still be able to install one into a virtual environment.
 .tools/bin/uv:
 	@$(NEED_PYTHON)
 	@pip="$(PY) -m pip"; \
 	$$pip --version >/dev/null 2>&1 || { $(PY) -m venv .tools/pip >/dev/null 2>&1 && pip=.tools/pip/bin/pip; } || \
-		{ echo "No pip and no venv in $(PY): install either (Debian: apt install python3-venv) or uv itself." >&2; exit 1; }; \
+		{ echo "$(PY) has neither pip nor venv: install one of them (Debian: apt install python3-venv), or uv." >&2; exit 1; }; \
 	$$pip install --quiet --disable-pip-version-check --no-warn-script-location --upgrade --target .tools uv==0.13.7
