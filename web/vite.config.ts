@@ -1,13 +1,13 @@
 /// <reference types="vitest/config" />
 import react from "@vitejs/plugin-react";
 import { defineConfig } from "vite";
-import { pack } from "./pack.ts";
+import { compress } from "./compress.ts";
 
-// `ATLAS` says where a gateway runs that the development server should speak to.
+// The development server forwards WebSocket connections to the gateway at `ATLAS`.
 const gateway = process.env.ATLAS ?? "http://127.0.0.1:18789";
 
 export default defineConfig({
-  plugins: [react(), pack()],
+  plugins: [react(), compress()],
   build: { outDir: "dist", assetsInlineLimit: 0, chunkSizeWarningLimit: 1200, modulePreload: { polyfill: false } },
   server: { proxy: { "/ws": { target: gateway, ws: true, changeOrigin: true, headers: { origin: gateway } } } },
   test: { environment: "node", include: ["src/**/*.test.ts"] },

@@ -1,11 +1,11 @@
-// Where the page begins.
+// Entry point: renders the app into #root.
 
 import { createRoot } from "react-dom/client";
-import { App } from "./shell/app";
-import "./look/base.css";
-import "./look/chat.css";
-import "./look/markdown.css";
-import "./look/views.css";
+import { App } from "./layout/app";
+import "./styles/base.css";
+import "./styles/chat.css";
+import "./styles/markdown.css";
+import "./styles/views.css";
 
 const root = document.getElementById("root");
 if (root) createRoot(root).render(<App />);

@@ -1,4 +1,4 @@
-// How the page looks, in one place: the same few colours for antd's components and for our own (look/).
+// Theme of antd's components. The style sheets in styles/ define the same colours for our own elements.
 
 import { type ThemeConfig, theme } from "antd";
 
@@ -36,7 +36,7 @@ const DARK = {
   colorBorderSecondary: "#292f2b",
 };
 
-export function themeOf(dark: boolean, still: boolean): ThemeConfig {
+export function themeConfig(dark: boolean, reducedMotion: boolean): ThemeConfig {
   return {
     algorithm: dark ? theme.darkAlgorithm : theme.defaultAlgorithm,
     hashed: false,
@@ -47,7 +47,7 @@ export function themeOf(dark: boolean, still: boolean): ThemeConfig {
       fontSize: 14,
       borderRadius: 8,
       wireframe: false,
-      motion: !still,
+      motion: !reducedMotion,
     },
     components: {
       Button: {
@@ -63,14 +63,14 @@ export function themeOf(dark: boolean, still: boolean): ThemeConfig {
   };
 }
 
-export type Look = "system" | "light" | "dark";
-const KEPT = "atlas.look";
+export type ThemeMode = "system" | "light" | "dark";
+const STORAGE_KEY = "atlas.look";
 
-export function keptLook(): Look {
-  const kept = localStorage.getItem(KEPT);
-  return kept === "light" || kept === "dark" ? kept : "system";
+export function loadThemeMode(): ThemeMode {
+  const stored = localStorage.getItem(STORAGE_KEY);
+  return stored === "light" || stored === "dark" ? stored : "system";
 }
 
-export function keepLook(look: Look): void {
-  localStorage.setItem(KEPT, look);
+export function saveThemeMode(mode: ThemeMode): void {
+  localStorage.setItem(STORAGE_KEY, mode);
 }

@@ -1,142 +1,175 @@
-// One answer: its words, thoughts and calls in order, and below what one can do with it.
+// One answer: its text, reasoning and tool calls in order, and the actions below it.
 
+import { BulbOutlined, RightOutlined } from "@ant-design/icons";
 import { Alert } from "antd";
 import { memo, useEffect, useState } from "react";
-import { Icon } from "../look/icon";
-import { CopyButton } from "../markdown/code";
+import { ActionButton, CopyButton } from "../components/buttons";
+import { Icon } from "../components/icons";
+import { RouteLink } from "../components/link";
+import { DropdownMenu } from "../components/menu";
 import { Markdown } from "../markdown/markdown";
-import { Inside } from "../shell/link";
-import { Menu } from "../shell/menu";
-import { isOpen, type Run } from "../state/talk";
-import { type Answered, isSame, piecesOf, spentOn, wordsOf } from "../state/turns";
-import { useHouse } from "../state/use";
-import { costOf, countOf } from "../state/words";
-import { Act } from "./act";
-import { Picture } from "./picture";
+import type { SendOptions } from "../state/client";
+import {
+  type AnswerItem,
+  type AnswerUsage,
+  answerPieces,
+  answerUsage,
+  isSameItem,
+  messageText,
+} from "../state/conversation";
+import { formatCost, formatCount } from "../state/format";
+import { useAppState } from "../state/hooks";
+import { isOpenRun, type RunState } from "../state/session";
+import { ImageThumbnail } from "./image";
 import { Plan } from "./plan";
-import { Thinking } from "./thinking";
-import { ToolCard } from "./tool";
+import { ToolCallCard } from "./tool-call";
 
-export interface AnswerActs {
-  retry: (item: Answered, by: { agentId?: string; model?: string }) => void;
+export interface AnswerActions {
+  retry: (item: AnswerItem, options: SendOptions) => void;
   fork: (messageId: string) => void;
 }
 
+interface Props {
+  item: AnswerItem;
+  actions: AnswerActions;
+}
+
 export const Answer = memo(
-  function Answer({ item, acts }: { item: Answered; acts: AnswerActs }) {
+  function Answer({ item, actions }: Props) {
     const { run } = item;
-    const pieces = piecesOf(item);
+    const open = run !== undefined && isOpenRun(run);
+    const pieces = answerPieces(item);
     const last = pieces.at(-1);
-    const waiting =
-      run?.end === "running" &&
-      (!last || (last.kind === "call" && last.call.state !== "running" && last.call.state !== "asking"));
+    const callEnded = last?.kind === "call" && last.call.status !== "running" && last.call.status !== "needs-approval";
+    const waitingForModel = run?.status === "running" && (!last || callEnded);
     return (
-      <article className="answer" aria-label="Answer" aria-busy={run ? isOpen(run) : false} data-run={item.runId}>
-        {run?.notice && <Alert type="info" showIcon title={run.notice} className="notice" />}
-        {item.plan && <Plan steps={item.plan} open={run ? isOpen(run) : false} />}
+      <article className="answer" aria-label="Answer" aria-busy={open} data-run={item.runId}>
+        {run?.notice && <Alert type="info" showIcon title={run.notice} />}
+        {item.plan && <Plan steps={item.plan} running={open} />}
         {pieces.map((piece) => {
-          if (piece.kind === "call") return <ToolCard key={piece.id} call={piece.call} />;
-          if (piece.kind === "picture") return <Picture key={piece.id} picture={piece.picture} what="Picture" />;
-          if (piece.kind === "thinking") return <Thinking key={piece.id} text={piece.text} growing={piece.growing} />;
-          return <Markdown key={piece.id} text={piece.text} growing={piece.growing} />;
+          if (piece.kind === "call") return <ToolCallCard key={piece.id} call={piece.call} />;
+          if (piece.kind === "image") return <ImageThumbnail key={piece.id} image={piece.image} label="Image" />;
+          if (piece.kind === "reasoning")
+            return <Reasoning key={piece.id} text={piece.text} streaming={piece.streaming} />;
+          return <Markdown key={piece.id} text={piece.text} streaming={piece.streaming} />;
         })}
-        {waiting && <Dots />}
-        <Ending run={run} />
-        {(!run || !isOpen(run)) && <Foot item={item} acts={acts} />}
+        {waitingForModel && <WorkingIndicator />}
+        <Outcome run={run} />
+        {!open && <AnswerFooter item={item} actions={actions} />}
       </article>
     );
   },
-  (before, after) => isSame(before.item, after.item) && before.acts === after.acts,
+  (previous, next) => isSameItem(previous.item, next.item) && previous.actions === next.actions,
 );
 
-function Dots() {
+const Reasoning = memo(function Reasoning({ text, streaming }: { text: string; streaming: boolean }) {
+  const [expanded, setExpanded] = useState(false);
   return (
-    <span className="dots" role="status" aria-label="The agent works">
+    <div className="reasoning">
+      <button type="button" aria-expanded={expanded} onClick={() => setExpanded(!expanded)}>
+        <BulbOutlined aria-hidden /> {streaming ? <span className="pulse">Thinking…</span> : "Reasoning"}
+        <RightOutlined className="chevron" rotate={expanded ? 90 : 0} aria-hidden />
+      </button>
+      {expanded && <div className="reasoning-text">{text}</div>}
+    </div>
+  );
+});
+
+function WorkingIndicator() {
+  return (
+    <span className="working" role="status" aria-label="Working">
       <i /> <i /> <i />
     </span>
   );
 }
 
-function Ending({ run }: { run?: Run }) {
-  if (run?.end === "cancelled")
-    return <p className="ended">Stopped.{run.text && " The agent does not read these words again."}</p>;
-  if (run?.end !== "failed") return null;
+function Outcome({ run }: { run?: RunState }) {
+  if (run?.status === "cancelled")
+    return <p className="stopped">Stopped.{run.text && " The agent will not see this partial answer."}</p>;
+  if (run?.status !== "failed") return null;
   return (
     <Alert
       type="error"
       showIcon
-      title="This turn failed"
-      description={run.error ?? "No reason was given."}
+      title="The run failed"
+      description={run.error ?? "No error message was provided."}
       className="failed"
     />
   );
 }
 
-function Foot({ item, acts }: { item: Answered; acts: AnswerActs }) {
-  const spent = spentOn(item);
-  const words = wordsOf(item.messages);
+function AnswerFooter({ item, actions }: Props) {
+  const usage = answerUsage(item);
+  const text = messageText(item.messages);
   const last = item.messages.at(-1);
   return (
-    <footer className="foot">
-      <span className="acts">
-        {words && <CopyButton text={words} what="Copy answer" />}
-        <Again item={item} acts={acts} />
+    <footer className="message-footer">
+      <span className="actions">
+        {text && <CopyButton text={text} label="Copy answer" />}
+        <RetryButton item={item} actions={actions} />
         {last && (
-          <Act
+          <ActionButton
             icon="fork"
-            what="Fork from here"
-            hint="Go on from here in a new session"
-            onClick={() => acts.fork(last.id)}
+            label="Fork from here"
+            hint="Continue from here in a new session"
+            onClick={() => actions.fork(last.id)}
           />
         )}
         {item.runId && (
-          <Inside
-            className="act"
+          <RouteLink
+            className="action"
             to={{ view: "runs", id: item.runId }}
-            aria-label="Timeline of this turn"
-            title="What happened, as a picture"
+            aria-label="View run timeline"
+            title="View run timeline"
           >
             <Icon name="clock" />
-          </Inside>
+          </RouteLink>
         )}
       </span>
-      {spent && (
-        <span
-          className="spent"
-          title={`${spent.input} tokens in${spent.cached ? `, ${spent.cached} of them cached` : ""}, ${spent.output} out${spent.estimated ? ", estimated" : ""}`}
-        >
-          {spent.model} · {spent.estimated ? "≈ " : ""}
-          {countOf(spent.input + spent.output)} tokens{spent.cost !== undefined ? ` · ${costOf(spent.cost)}` : ""}
-        </span>
-      )}
+      {usage && <UsageSummary usage={usage} />}
     </footer>
   );
 }
 
-/** Try again, with any agent or model. The menu is made when it is asked for: it is below every answer. */
-function Again({ item, acts }: { item: Answered; acts: AnswerActs }) {
-  const [wanted, setWanted] = useState(false);
-  return wanted ? <Others item={item} acts={acts} /> : <Act {...AGAIN} onClick={() => setWanted(true)} />;
+function UsageSummary({ usage: { input, output, cached, cost, estimated, model } }: { usage: AnswerUsage }) {
+  const details = `${input} input tokens${cached ? ` (${cached} cached)` : ""}, ${output} output tokens${estimated ? ", estimated" : ""}`;
+  return (
+    <span className="usage" title={details}>
+      {model} · {estimated ? "≈ " : ""}
+      {formatCount(input + output)} tokens{cost !== undefined ? ` · ${formatCost(cost)}` : ""}
+    </span>
+  );
 }
 
-const AGAIN = { icon: "again", what: "Try again", hint: "Try again, with any agent or model" } as const;
+const RETRY = { icon: "retry", label: "Try again", hint: "Try again with another agent or model" } as const;
 
-function Others({ item, acts }: { item: Answered; acts: AnswerActs }) {
+/** The menu is rendered on the first click only, because every answer has this button. */
+function RetryButton({ item, actions }: Props) {
+  const [clicked, setClicked] = useState(false);
+  return clicked ? (
+    <RetryMenu item={item} actions={actions} />
+  ) : (
+    <ActionButton {...RETRY} onClick={() => setClicked(true)} />
+  );
+}
+
+function RetryMenu({ item, actions }: Props) {
   const [open, setOpen] = useState(false);
-  const { agents, models } = useHouse();
-  useEffect(() => setOpen(true), []); // once the button is there to open beside
-  const named = models.filter((model) => model.available && model.id.includes("/"));
-  const others = [
+  const { agents, models } = useAppState();
+  useEffect(() => setOpen(true), []); // the menu is positioned at the button, which must be rendered first
+  const available = models.filter((model) => model.available && model.id.includes("/"));
+  const choices = [
     ...agents.map((agent) => ({ key: `agent ${agent.id}`, label: `${agent.name || agent.id} · ${agent.model}` })),
-    ...named.map((model) => ({ key: `model ${model.id}`, label: `the same agent · ${model.id}` })),
+    ...available.map((model) => ({ key: `model ${model.id}`, label: `Same agent · ${model.id}` })),
   ];
-  const again = (key: string) => {
+  const retry = (key: string) => {
     const [kind, ...rest] = key.split(" ");
-    acts.retry(item, kind === "model" ? { model: rest.join(" ") } : { agentId: rest.join(" ") });
+    const id = rest.join(" ");
+    actions.retry(item, kind === "model" ? { model: id } : { agentId: id });
   };
   return (
-    <Menu items={others} onChoose={again} open={open} onOpen={setOpen}>
-      <Act {...AGAIN} />
-    </Menu>
+    <DropdownMenu items={choices} onSelect={retry} open={open} onOpenChange={setOpen}>
+      <ActionButton {...RETRY} />
+    </DropdownMenu>
   );
 }

@@ -1,128 +1,129 @@
-// A question of an agent to a person: what exactly would be done, where, and until when an answer counts.
+// Approval card: shows exactly what a tool call would do, and lets the user allow, edit or deny it.
 
 import { ClockCircleOutlined, EditOutlined, SafetyCertificateOutlined } from "@ant-design/icons";
 import { App, Button, Input, Tooltip } from "antd";
-import { memo, useState } from "react";
-import type { Decision } from "../state/kinds";
-import { useAtlas, useHouse, useNow } from "../state/use";
-import { inOneLine, spanOf, textOf } from "../state/words";
+import { memo, type ReactNode, useState } from "react";
+import { ExactText } from "../components/exact-text";
+import { formatDuration, formatValue } from "../state/format";
+import { useAppState, useClient, useNow } from "../state/hooks";
+import type { ApprovalDecision } from "../state/session";
+import { toSafeLine } from "../state/unicode-safety";
 import type { ApprovalShape } from "../wire";
-import { Exact } from "./exact";
-import { Form } from "./form";
+import { ElicitationForm } from "./elicitation";
 
-const WORDS: Record<Exclude<Decision, "deny" | "dismiss">, { text: string; hint: string }> = {
-  "allow-once": { text: "Allow once", hint: "This call, this time" },
-  "allow-session": { text: "For this session", hint: "Exactly these arguments, as long as this session lasts" },
-  "allow-always": { text: "Always", hint: "Exactly these arguments, from now on, in every session" },
+const ALLOW_OPTIONS: Record<Exclude<ApprovalDecision, "deny" | "dismiss">, { label: string; hint: string }> = {
+  "allow-once": { label: "Allow once", hint: "Allow only this call" },
+  "allow-session": { label: "Allow for this session", hint: "Allow calls with the same arguments in this session" },
+  "allow-always": { label: "Always allow", hint: "Allow calls with the same arguments in every session" },
 };
 
-type Mode = "ask" | "deny" | "edit";
+type Resolve = (decision: ApprovalDecision, reason?: string, edited?: Record<string, unknown>) => Promise<void>;
 
-export const Approval = memo(function Approval({
+export const ApprovalCard = memo(function ApprovalCard({
   approval,
-  where,
+  source,
 }: {
   approval: ApprovalShape;
-  where?: React.ReactNode;
+  /** Where the request comes from, if it is shown outside its chat. */
+  source?: ReactNode;
 }) {
-  const atlas = useAtlas();
-  const { principal, link } = useHouse();
-  const { message } = App.useApp();
+  const client = useClient();
+  const { principal, status } = useAppState();
+  const { message: toast } = App.useApp();
   const [busy, setBusy] = useState(false);
-  const answer = async (decision: Decision, reason = "", edited?: Record<string, unknown>) => {
+  const resolve: Resolve = async (decision, reason = "", edited) => {
     setBusy(true);
     try {
-      await atlas.resolve(approval.approvalId, decision, reason, edited);
+      await client.resolveApproval(approval.approvalId, decision, reason, edited);
     } catch (error) {
-      message.warning((error as Error).message);
+      toast.warning((error as Error).message);
       setBusy(false);
     }
   };
-  const may = principal?.scopes.includes("approve") ?? false;
-  const off = busy || !may || link !== "online";
+  const canApprove = principal?.scopes.includes("approve") ?? false;
+  const disabled = busy || !canApprove || status !== "online";
   const { form } = approval;
+  const title = form
+    ? toSafeLine(approval.summary)
+    : isCommand(approval)
+      ? "Allow this command?"
+      : `Allow ${approval.toolName}?`;
   return (
-    <section
-      className="approval"
-      aria-label={form ? approval.summary : `${approval.toolName} needs your answer`}
-      data-approval={approval.approvalId}
-    >
+    <section className="approval" aria-label={title} data-approval={approval.approvalId}>
       <header>
         <SafetyCertificateOutlined aria-hidden />
-        <h4>
-          {form ? (
-            inOneLine(approval.summary)
-          ) : (
-            <>
-              <code>{approval.toolName}</code> needs your answer
-            </>
-          )}
-        </h4>
-        <Countdown until={approval.expiresAt} />
+        <h4>{title}</h4>
+        <Countdown expiresAt={approval.expiresAt} />
       </header>
-      {where}
+      {source}
       {form ? (
-        <Form
+        <ElicitationForm
           form={form}
-          off={off}
-          onSend={(values) => void answer("allow-once", "", values)}
-          onDecline={() => void answer("deny")}
-          onDismiss={() => void answer("dismiss")}
+          disabled={disabled}
+          onSubmit={(values) => void resolve("allow-once", "", values)}
+          onDecline={() => void resolve("deny")}
+          onDismiss={() => void resolve("dismiss")}
         />
       ) : (
-        <Call approval={approval} off={off} answer={answer} />
+        <ToolApproval approval={approval} disabled={disabled} resolve={resolve} />
       )}
-      {!may && <p className="quiet">Your token may not answer questions.</p>}
+      {!canApprove && <p className="muted">Your token does not have the “approve” scope.</p>}
     </section>
   );
 });
 
-type Answer = (decision: Decision, reason?: string, edited?: Record<string, unknown>) => Promise<void>;
+function isCommand(approval: ApprovalShape): boolean {
+  return typeof approval.details.command === "string";
+}
 
-/** A call that is to be made, exactly. */
-function Call({ approval, off, answer }: { approval: ApprovalShape; off: boolean; answer: Answer }) {
-  const [mode, setMode] = useState<Mode>("ask");
-  const isCommand = typeof approval.details.command === "string";
+interface ToolApprovalProps {
+  approval: ApprovalShape;
+  disabled: boolean;
+  resolve: Resolve;
+}
+
+function ToolApproval({ approval, disabled, resolve }: ToolApprovalProps) {
+  const [mode, setMode] = useState<"choose" | "deny" | "edit">("choose");
+  const cancel = () => setMode("choose");
+  const options = approval.options.filter((option) => option !== "deny" && option !== "dismiss");
   return (
     <>
       {approval.risk && <p className="risk">{approval.risk}</p>}
-      {isCommand && <Exact text={approval.command} label="The command" />}
-      {approval.preview && <Preview text={approval.preview} stale={mode === "edit"} />}
-      <Details approval={approval} command={isCommand} />
+      {isCommand(approval) && <ExactText text={approval.command} label="Command" />}
+      {approval.preview && <Preview text={approval.preview} outdated={mode === "edit"} />}
+      <Arguments approval={approval} />
       {mode === "edit" && (
-        <Edit
+        <EditArguments
           approval={approval}
-          busy={off}
-          onCancel={() => setMode("ask")}
-          onSend={(edited) => void answer("allow-once", "", edited)}
+          disabled={disabled}
+          onCancel={cancel}
+          onSubmit={(edited) => void resolve("allow-once", "", edited)}
         />
       )}
       {mode === "deny" && (
-        <Deny busy={off} onCancel={() => setMode("ask")} onSend={(reason) => void answer("deny", reason)} />
+        <DenyWithReason disabled={disabled} onCancel={cancel} onSubmit={(reason) => void resolve("deny", reason)} />
       )}
-      {mode === "ask" && (
+      {mode === "choose" && (
         <footer>
-          {approval.options
-            .filter((option) => option !== "deny" && option !== "dismiss")
-            .map((option) => (
-              <Tooltip key={option} title={WORDS[option].hint}>
-                <Button
-                  type={option === "allow-once" ? "primary" : "default"}
-                  disabled={off}
-                  onClick={() => void answer(option)}
-                >
-                  {WORDS[option].text}
-                </Button>
-              </Tooltip>
-            ))}
-          <Button icon={<EditOutlined aria-hidden />} disabled={off} onClick={() => setMode("edit")}>
+          {options.map((option) => (
+            <Tooltip key={option} title={ALLOW_OPTIONS[option].hint}>
+              <Button
+                type={option === "allow-once" ? "primary" : "default"}
+                disabled={disabled}
+                onClick={() => void resolve(option)}
+              >
+                {ALLOW_OPTIONS[option].label}
+              </Button>
+            </Tooltip>
+          ))}
+          <Button icon={<EditOutlined aria-hidden />} disabled={disabled} onClick={() => setMode("edit")}>
             Edit
           </Button>
-          <span className="spread" />
-          <Button type="text" disabled={off} onClick={() => setMode("deny")}>
-            Deny with a reason…
+          <span className="spacer" />
+          <Button type="text" disabled={disabled} onClick={() => setMode("deny")}>
+            Deny with reason…
           </Button>
-          <Button danger disabled={off} onClick={() => void answer("deny")}>
+          <Button danger disabled={disabled} onClick={() => void resolve("deny")}>
             Deny
           </Button>
         </footer>
@@ -131,36 +132,34 @@ function Call({ approval, off, answer }: { approval: ApprovalShape; off: boolean
   );
 }
 
-function Preview({ text, stale }: { text: string; stale: boolean }) {
+function Preview({ text, outdated }: { text: string; outdated: boolean }) {
   return (
-    <div className={stale ? "preview stale" : "preview"}>
-      <p className="quiet">
-        {stale ? "What the call would change as it was made; yours may differ" : "What would change"}
+    <div className={outdated ? "preview outdated" : "preview"}>
+      <p className="muted">
+        {outdated ? "Changes of the original call. Your edited call may differ." : "Proposed changes"}
       </p>
-      <Exact text={text} label="What would change" />
+      <ExactText text={text} label="Proposed changes" />
     </div>
   );
 }
 
-function Details({ approval, command }: { approval: ApprovalShape; command: boolean }) {
-  const rest = Object.fromEntries(
-    Object.entries(approval.details).filter(([name]) => !(command && name === "command")),
-  );
+function Arguments({ approval }: { approval: ApprovalShape }) {
+  const shown = Object.entries(approval.details).filter(([name]) => !(isCommand(approval) && name === "command"));
   return (
     <dl>
-      {Object.entries(rest).map(([name, value]) => (
+      {shown.map(([name, value]) => (
         <div key={name}>
           <dt>{name}</dt>
           <dd>
-            <Exact text={textOf(value)} label={name} />
+            <ExactText text={formatValue(value)} label={name} />
           </dd>
         </div>
       ))}
       {approval.workingDir && (
         <div>
-          <dt className="place">in the folder</dt>
+          <dt className="working-directory">Working directory</dt>
           <dd>
-            <Exact text={approval.workingDir} label="The working directory" />
+            <ExactText text={approval.workingDir} label="Working directory" />
           </dd>
         </div>
       )}
@@ -168,23 +167,20 @@ function Details({ approval, command }: { approval: ApprovalShape; command: bool
   );
 }
 
-function Edit({
-  approval,
-  busy,
-  onSend,
-  onCancel,
-}: {
+interface EditArgumentsProps {
   approval: ApprovalShape;
-  busy: boolean;
-  onSend: (edited: Record<string, unknown>) => void;
+  disabled: boolean;
+  onSubmit: (edited: Record<string, unknown>) => void;
   onCancel: () => void;
-}) {
+}
+
+function EditArguments({ approval, disabled, onSubmit, onCancel }: EditArgumentsProps) {
   const [text, setText] = useState(() => JSON.stringify(approval.details, null, 2));
-  const edited = parsed(text);
+  const edited = parseObject(text);
   return (
-    <div className="inset">
+    <div className="editor">
       <Input.TextArea
-        aria-label="Arguments as JSON"
+        aria-label="Arguments (JSON)"
         value={text}
         onChange={(event) => setText(event.target.value)}
         autoSize={{ minRows: 3, maxRows: 16 }}
@@ -194,17 +190,17 @@ function Edit({
         autoFocus
       />
       <footer>
-        <Button type="primary" disabled={busy || !edited} onClick={() => edited && onSend(edited)}>
-          Allow with these
+        <Button type="primary" disabled={disabled || !edited} onClick={() => edited && onSubmit(edited)}>
+          Allow edited call
         </Button>
-        <Button onClick={onCancel}>Back</Button>
-        {!edited && <span className="quiet">This is no JSON object yet.</span>}
+        <Button onClick={onCancel}>Cancel</Button>
+        {!edited && <span className="muted">Enter a valid JSON object.</span>}
       </footer>
     </div>
   );
 }
 
-function parsed(text: string): Record<string, unknown> | null {
+function parseObject(text: string): Record<string, unknown> | null {
   try {
     const value: unknown = JSON.parse(text);
     return typeof value === "object" && value !== null && !Array.isArray(value)
@@ -215,35 +211,43 @@ function parsed(text: string): Record<string, unknown> | null {
   }
 }
 
-function Deny({ busy, onSend, onCancel }: { busy: boolean; onSend: (reason: string) => void; onCancel: () => void }) {
+interface DenyProps {
+  disabled: boolean;
+  onSubmit: (reason: string) => void;
+  onCancel: () => void;
+}
+
+function DenyWithReason({ disabled, onSubmit, onCancel }: DenyProps) {
   const [reason, setReason] = useState("");
   return (
-    <div className="inset">
+    <div className="editor">
       <Input
-        aria-label="Why not"
-        placeholder="Why not? The agent is told, and it is kept."
+        aria-label="Reason"
+        placeholder="Reason (sent to the agent and recorded)"
         value={reason}
         maxLength={500}
         onChange={(event) => setReason(event.target.value)}
-        onPressEnter={() => onSend(reason)}
+        onPressEnter={() => onSubmit(reason)}
         autoFocus
       />
       <footer>
-        <Button danger type="primary" disabled={busy} onClick={() => onSend(reason)}>
+        <Button danger type="primary" disabled={disabled} onClick={() => onSubmit(reason)}>
           Deny
         </Button>
-        <Button onClick={onCancel}>Back</Button>
+        <Button onClick={onCancel}>Cancel</Button>
       </footer>
     </div>
   );
 }
 
-function Countdown({ until }: { until: number }) {
-  const left = until - useNow(1000);
+const EXPIRES_SOON_MS = 30_000;
+
+function Countdown({ expiresAt }: { expiresAt: number }) {
+  const remaining = expiresAt - useNow(1000);
   return (
-    <span className={left < 30_000 ? "countdown soon" : "countdown"}>
+    <span className={remaining < EXPIRES_SOON_MS ? "countdown soon" : "countdown"}>
       <ClockCircleOutlined aria-hidden />{" "}
-      {left > 0 ? spanOf(Math.ceil(left / 1000) * 1000) : "no answer counts any more"}
+      {remaining > 0 ? `Expires in ${formatDuration(Math.ceil(remaining / 1000) * 1000)}` : "Expired"}
     </span>
   );
 }

@@ -1,113 +1,123 @@
-// The view of one session: what was said, and where to say more.
+// Chat view: the conversation of one session and the composer.
 
 import { App, Button, Empty, Spin } from "antd";
 import { useEffect, useMemo, useState } from "react";
-import { go, newChat } from "../shell/route";
-import { isOpen } from "../state/talk";
-import { isOwn, wordsOf } from "../state/turns";
-import { useAtlas, useHouse, useTalk } from "../state/use";
+import { navigate, newChat } from "../layout/router";
+import type { SendOptions } from "../state/client";
+import { isSynthetic, messageText } from "../state/conversation";
+import { useAppState, useClient, useSession } from "../state/hooks";
+import { isOpenRun } from "../state/session";
 import type { FilePart, ImagePart, MessageShape } from "../wire";
 import { Composer } from "./composer";
-import { ChatHead } from "./head";
-import { type Acts, Messages } from "./messages";
-import { WelcomeView } from "./welcome";
+import { ChatHeader } from "./header";
+import { type MessageActions, MessageList } from "./message-list";
+import { Welcome } from "./welcome";
 
 export default function Chat({ id }: { id: string }) {
-  const atlas = useAtlas();
-  const talk = useTalk();
-  const { link } = useHouse();
-  const [chosen, setChosen] = useState("");
+  const client = useClient();
+  const session = useSession();
+  const { status } = useAppState();
+  const [selectedAgent, setSelectedAgent] = useState("");
   useEffect(() => {
-    atlas.open(id);
-    setChosen("");
-  }, [atlas, id]);
-  const acts = useActs(id);
-  const running = Object.values(talk.runs).some(isOpen);
-  const agentId = chosen || talk.session?.agentId || "";
-  useEffect(() => {
-    const stop = (event: KeyboardEvent) => {
-      if (
-        event.key === "Escape" &&
-        !event.defaultPrevented &&
-        running &&
-        !document.querySelector(".ant-modal, .ant-drawer-open, .editing, dialog[open]")
-      )
-        atlas.stop();
-    };
-    window.addEventListener("keydown", stop);
-    return () => window.removeEventListener("keydown", stop);
-  }, [atlas, running]);
-  if (talk.key !== id) return null;
-  const empty = talk.messages.length === 0 && talk.outgoing.length === 0 && !running;
-  if (talk.missing) return <Gone />;
+    client.openSession(id);
+    setSelectedAgent("");
+  }, [client, id]);
+  const actions = useMessageActions(id);
+  const running = Object.values(session.runs).some(isOpenRun);
+  const agentId = selectedAgent || session.session?.agentId || "";
+  useStopOnEscape(running);
+  if (session.key !== id) return null;
+  if (session.deleted) return <DeletedSession />;
+  const empty = session.messages.length === 0 && session.pending.length === 0 && !running;
   return (
     <div className="chat">
-      <ChatHead talk={talk} />
-      {empty ? (
-        talk.loaded || link !== "connecting" ? (
-          <WelcomeView agentId={agentId} />
-        ) : (
-          <Spin className="middle" />
-        )
+      <ChatHeader state={session} />
+      {!empty ? (
+        <MessageList key={`messages ${id}`} state={session} actions={actions} />
+      ) : session.loaded || status !== "connecting" ? (
+        <Welcome agentId={agentId} />
       ) : (
-        <Messages key={`said ${id}`} talk={talk} acts={acts} />
+        <Spin className="centered" />
       )}
-      <Composer key={`write ${id}`} sessionKey={id} running={running} agentId={agentId} onAgent={setChosen} />
+      <Composer
+        key={`composer ${id}`}
+        sessionKey={id}
+        running={running}
+        agentId={agentId}
+        onAgentChange={setSelectedAgent}
+      />
     </div>
   );
 }
 
-/** What can be done with a message. The session stays as it is: another begins with the same words. */
-function useActs(id: string): Acts {
-  const atlas = useAtlas();
-  const { message } = App.useApp();
-  return useMemo((): Acts => {
-    const fork = async (
-      messageId: string | undefined,
-      say?: { text: string; with?: Attached[]; agentId?: string; model?: string },
-    ) => {
+/** Stop the run when Escape is pressed, unless it closes something else. */
+function useStopOnEscape(running: boolean): void {
+  const client = useClient();
+  useEffect(() => {
+    const handleKeyDown = (event: KeyboardEvent) => {
+      if (event.key !== "Escape" || event.defaultPrevented || !running) return;
+      if (!document.querySelector(".ant-modal, .ant-drawer-open, .editing, dialog[open]")) client.stopRun();
+    };
+    window.addEventListener("keydown", handleKeyDown);
+    return () => window.removeEventListener("keydown", handleKeyDown);
+  }, [client, running]);
+}
+
+type AttachmentPart = ImagePart | FilePart;
+
+/** Fork, edit and retry. Each continues in a new session, so that the original stays unchanged. */
+function useMessageActions(id: string): MessageActions {
+  const client = useClient();
+  const { message: toast } = App.useApp();
+  return useMemo((): MessageActions => {
+    const forkSession = async (messageId: string | undefined): Promise<string> => {
+      if (!messageId) return newChat().id;
+      return (await client.request("sessions.fork", { sessionKey: id, messageId })).sessionKey;
+    };
+    const fork = async (messageId: string) => {
       try {
-        const key = messageId
-          ? (await atlas.ask("sessions.fork", { sessionKey: id, messageId })).sessionKey
-          : newChat().id;
-        go({ view: "chat", id: key });
-        if (say) {
-          atlas.open(key);
-          atlas.say(say.text, say.with, say);
-        } else message.success("A new session begins here; the other one stays as it is.");
+        navigate({ view: "chat", id: await forkSession(messageId) });
+        toast.success("Forked to a new session. The original is unchanged.");
       } catch (error) {
-        message.error((error as Error).message);
+        toast.error((error as Error).message);
       }
     };
-    const before = (messageId: string): string | undefined => {
-      const { messages } = atlas.talk.current;
-      return messages[messages.findIndex((each) => each.id === messageId) - 1]?.id;
+    /** Send a changed version of a user message in a fork that ends before it. */
+    const resend = async (original: MessageShape, text: string, options?: SendOptions) => {
+      const { messages } = client.session.current;
+      const previous = messages[messages.findIndex((message) => message.id === original.id) - 1];
+      try {
+        const key = await forkSession(previous?.id);
+        navigate({ view: "chat", id: key });
+        client.openSession(key);
+        client.sendMessage(text, attachmentParts(original), options);
+      } catch (error) {
+        toast.error((error as Error).message);
+      }
     };
     return {
       fork: (messageId) => void fork(messageId),
-      edit: (item, text) => void fork(before(item.message.id), { text, with: attachedTo(item.message) }),
-      retry: (item, by) => {
-        const { messages } = atlas.talk.current;
+      edit: (item, text) => void resend(item.message, text),
+      retry: (item, options) => {
+        const { messages } = client.session.current;
         const first = item.messages[0];
-        const end = first ? messages.indexOf(first) : messages.findIndex((each) => each.runId === item.runId) + 1;
-        const asked = messages.slice(0, end).findLast((each) => each.role === "user" && !isOwn(each));
-        if (asked) void fork(before(asked.id), { text: wordsOf([asked]), with: attachedTo(asked), ...by });
+        const end = first ? messages.indexOf(first) : messages.findIndex(({ runId }) => runId === item.runId) + 1;
+        const request = messages.slice(0, end).findLast((message) => message.role === "user" && !isSynthetic(message));
+        if (request) void resend(request, messageText([request]), options);
       },
     };
-  }, [atlas, id, message]);
+  }, [client, id, toast]);
 }
 
-type Attached = ImagePart | FilePart;
-
-function attachedTo(message: MessageShape): Attached[] {
+function attachmentParts(message: MessageShape): AttachmentPart[] {
   return message.parts.filter((part) => part.type === "image" || part.type === "file");
 }
 
-function Gone() {
+function DeletedSession() {
   return (
-    <div className="middle">
-      <Empty image={Empty.PRESENTED_IMAGE_SIMPLE} description="This session was removed.">
-        <Button type="primary" onClick={() => go(newChat(), true)}>
+    <div className="centered">
+      <Empty image={Empty.PRESENTED_IMAGE_SIMPLE} description="This session was deleted.">
+        <Button type="primary" onClick={() => navigate(newChat(), true)}>
           New chat
         </Button>
       </Empty>

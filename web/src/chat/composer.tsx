@@ -1,65 +1,67 @@
-// Where a person writes. What is not sent yet is kept; what is sent during a turn waits for the next.
+// Message composer with attachments and agent selection. Drafts are saved; messages sent during a run are queued.
 
 import { ArrowUpOutlined, CloseOutlined, FileOutlined, PaperClipOutlined, RobotOutlined } from "@ant-design/icons";
 import { Sender } from "@ant-design/x";
 import { App, Button, Select, Tooltip } from "antd";
 import { type ComponentRef, type KeyboardEvent, useEffect, useRef, useState } from "react";
-import { draftOf, keepDraft } from "../state/drafts";
-import { useAtlas, useHouse } from "../state/use";
-import { type Attachment, attachmentOf } from "./attachments";
+import { loadDraft, saveDraft } from "../state/drafts";
+import { useAppState, useClient } from "../state/hooks";
+import { type Attachment, readAttachment } from "./attachments";
 
 interface Props {
   sessionKey: string;
   running: boolean;
   agentId: string;
-  onAgent: (agentId: string) => void;
+  onAgentChange: (agentId: string) => void;
 }
 
-const RESERVE = 64 * 1024;
+/** Bytes of a frame that are left for everything but text and attachments. */
+const FRAME_OVERHEAD = 64 * 1024;
 
-export function Composer({ sessionKey, running, agentId, onAgent }: Props) {
-  const atlas = useAtlas();
-  const { agents, maxFrame, principal } = useHouse();
-  const { message } = App.useApp();
-  const [text, setText] = useState(() => draftOf(sessionKey));
-  const [files, setFiles] = useState<Attachment[]>([]);
+export function Composer({ sessionKey, running, agentId, onAgentChange }: Props) {
+  const client = useClient();
+  const { agents, maxFrameBytes, principal } = useAppState();
+  const { message: toast } = App.useApp();
+  const [text, setText] = useState(() => loadDraft(sessionKey));
+  const [attachments, setAttachments] = useState<Attachment[]>([]);
   const sender = useRef<ComponentRef<typeof Sender>>(null);
-  const picker = useRef<HTMLInputElement>(null);
-  useEffect(() => keepDraft(sessionKey, text), [sessionKey, text]);
+  const fileInput = useRef<HTMLInputElement>(null);
+  useEffect(() => saveDraft(sessionKey, text), [sessionKey, text]);
   useEffect(() => {
     if (matchMedia("(hover: hover)").matches) sender.current?.focus();
-  }, [sessionKey]);
+  }, []);
 
-  const ready = text.trim() !== "" || files.length > 0;
-  const may = principal?.scopes.includes("write") ?? true;
+  const ready = text.trim() !== "" || attachments.length > 0;
+  const canWrite = principal?.scopes.includes("write") ?? true;
   const submit = () => {
-    if (!ready || !may) return;
-    atlas.say(
+    if (!ready || !canWrite) return;
+    client.sendMessage(
       text.trim(),
-      files.map((file) => file.part),
+      attachments.map((attachment) => attachment.part),
       { agentId },
     );
     setText("");
-    setFiles([]);
+    setAttachments([]);
   };
-  const attach = async (list: FileList | null) => {
-    for (const file of Array.from(list ?? [])) {
+  const attach = async (files: FileList | null) => {
+    for (const file of Array.from(files ?? [])) {
       try {
-        const used = files.reduce((sum, each) => sum + each.size, 0);
-        const made = await attachmentOf(file, maxFrame - RESERVE - used - text.length);
-        setFiles((before) => [...before, made]);
+        const used = attachments.reduce((total, attachment) => total + attachment.size, 0);
+        const attachment = await readAttachment(file, maxFrameBytes - FRAME_OVERHEAD - used - text.length);
+        setAttachments((previous) => [...previous, attachment]);
       } catch (error) {
-        message.error((error as Error).message);
+        toast.error((error as Error).message);
       }
     }
   };
-  const keys = (event: KeyboardEvent) => {
+  const handleKeyDown = (event: KeyboardEvent) => {
     if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing) return undefined;
     event.preventDefault();
     submit();
     return false;
   };
   return (
+    // biome-ignore lint/a11y/noStaticElementInteractions: dropping files is an addition to the attach button
     <div
       className="composer"
       onDragOver={(event) => event.preventDefault()}
@@ -72,29 +74,32 @@ export function Composer({ sessionKey, running, agentId, onAgent }: Props) {
         ref={sender}
         value={text}
         onChange={(value) => setText(value)}
-        onKeyDown={keys}
-        onPasteFile={(list) => void attach(list)}
+        onKeyDown={handleKeyDown}
+        onPasteFile={(files) => void attach(files)}
         autoSize={{ minRows: 1, maxRows: 10 }}
-        disabled={!may}
-        placeholder={
-          may ? (running ? "Write on; it waits for its turn" : "Write a message") : "Your token may only read"
-        }
+        disabled={!canWrite}
+        placeholder={!canWrite ? "Your token is read-only" : running ? "Queue a follow-up message" : "Write a message"}
         header={
-          files.length > 0 && <Chips files={files} onDrop={(id) => setFiles(files.filter((file) => file.id !== id))} />
+          attachments.length > 0 && (
+            <AttachmentList
+              attachments={attachments}
+              onRemove={(id) => setAttachments(attachments.filter((attachment) => attachment.id !== id))}
+            />
+          )
         }
         suffix={false}
         footer={
           <div className="row">
-            <Tooltip title="Add a picture or a file">
+            <Tooltip title="Attach files">
               <Button
                 type="text"
                 icon={<PaperClipOutlined aria-hidden />}
-                aria-label="Add a picture or a file"
-                onClick={() => picker.current?.click()}
+                aria-label="Attach files"
+                onClick={() => fileInput.current?.click()}
               />
             </Tooltip>
             <input
-              ref={picker}
+              ref={fileInput}
               type="file"
               multiple
               hidden
@@ -110,19 +115,19 @@ export function Composer({ sessionKey, running, agentId, onAgent }: Props) {
                 size="small"
                 popupMatchSelectWidth={false}
                 prefix={<RobotOutlined aria-hidden />}
-                value={agentId || agents.find((each) => each.default)?.id}
-                onChange={onAgent}
+                value={agentId || agents.find((agent) => agent.default)?.id}
+                onChange={onAgentChange}
                 options={agents.map((agent) => ({ value: agent.id, label: agent.name || agent.id }))}
               />
             )}
-            <span className="spread" />
+            <span className="spacer" />
             {running && (
               <Tooltip title="Stop (Esc)">
                 <Button
                   shape="circle"
                   aria-label="Stop"
-                  icon={<span className="stop" aria-hidden />}
-                  onClick={() => atlas.stop()}
+                  icon={<span className="stop-icon" aria-hidden />}
+                  onClick={() => client.stopRun()}
                 />
               </Tooltip>
             )}
@@ -131,7 +136,7 @@ export function Composer({ sessionKey, running, agentId, onAgent }: Props) {
               shape="circle"
               aria-label="Send"
               icon={<ArrowUpOutlined aria-hidden />}
-              disabled={!ready || !may}
+              disabled={!ready || !canWrite}
               onClick={submit}
             />
           </div>
@@ -141,23 +146,23 @@ export function Composer({ sessionKey, running, agentId, onAgent }: Props) {
   );
 }
 
-function Chips({ files, onDrop }: { files: Attachment[]; onDrop: (id: string) => void }) {
+function AttachmentList({ attachments, onRemove }: { attachments: Attachment[]; onRemove: (id: string) => void }) {
   return (
-    <ul className="chips" aria-label="Attached">
-      {files.map((file) => (
-        <li key={file.id}>
-          {file.part.type === "image" ? (
-            <img src={`data:${file.part.mediaType};base64,${file.part.data}`} alt="" />
+    <ul className="attachments" aria-label="Attachments">
+      {attachments.map(({ id, name, part }) => (
+        <li key={id}>
+          {part.type === "image" ? (
+            <img src={`data:${part.mediaType};base64,${part.data}`} alt="" />
           ) : (
             <FileOutlined aria-hidden />
           )}
-          <span>{file.name}</span>
+          <span>{name}</span>
           <Button
             type="text"
             size="small"
             icon={<CloseOutlined aria-hidden />}
-            aria-label={`Remove ${file.name}`}
-            onClick={() => onDrop(file.id)}
+            aria-label={`Remove ${name}`}
+            onClick={() => onRemove(id)}
           />
         </li>
       ))}

@@ -1,59 +1,69 @@
-// A whole session as a file: for reading, or for programs.
+// Downloads a whole session as Markdown or JSON.
 
-import type { Atlas } from "../state/atlas";
-import { parted } from "../state/pictures";
-import { isOwn } from "../state/turns";
-import { momentOf, textOf } from "../state/words";
+import type { AtlasClient } from "../state/client";
+import { isSynthetic } from "../state/conversation";
+import { formatDateTime, formatValue } from "../state/format";
+import { extractImages } from "../state/images";
 import type { MessageShape } from "../wire";
 
+const FORMATS = {
+  markdown: { mediaType: "text/markdown", extension: "md" },
+  json: { mediaType: "application/json", extension: "json" },
+};
+export type ExportFormat = keyof typeof FORMATS;
+
 export async function exportSession(
-  atlas: Atlas,
+  client: AtlasClient,
   key: string,
   label: string,
-  form: "markdown" | "json",
+  format: ExportFormat,
 ): Promise<void> {
-  const messages: MessageShape[] = [];
-  for (let before: number | undefined, more = true; more; before = messages[0]?.seq) {
-    const page = await atlas.ask("chat.history", { sessionKey: key, limit: 200, ...(before ? { before } : {}) });
-    messages.unshift(...page.messages);
-    more = page.hasMore && page.messages.length > 0;
-  }
+  const messages = await loadAllMessages(client, key);
   const text =
-    form === "json" ? JSON.stringify({ sessionKey: key, label, messages }, null, 2) : markdownOf(label, messages);
+    format === "json" ? JSON.stringify({ sessionKey: key, label, messages }, null, 2) : toMarkdown(label, messages);
+  const { mediaType, extension } = FORMATS[format];
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: form === "json" ? "application/json" : "text/markdown" }));
-  link.download = `${fileName(label || key)}.${form === "json" ? "json" : "md"}`;
+  link.href = URL.createObjectURL(new Blob([text], { type: mediaType }));
+  link.download = `${toFileName(label || key)}.${extension}`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-function fileName(label: string): string {
-  return (
-    label
-      .replace(/[^\p{L}\p{N}]+/gu, "-")
-      .replace(/^-|-$/g, "")
-      .slice(0, 60) || "session"
-  );
+async function loadAllMessages(client: AtlasClient, key: string): Promise<MessageShape[]> {
+  const messages: MessageShape[] = [];
+  for (let before: number | undefined, more = true; more; before = messages[0]?.seq) {
+    const page = await client.request("chat.history", { sessionKey: key, limit: 200, ...(before ? { before } : {}) });
+    messages.unshift(...page.messages);
+    more = page.hasMore && page.messages.length > 0;
+  }
+  return messages;
 }
 
-export function markdownOf(label: string, messages: readonly MessageShape[]): string {
-  const lines = [`# ${label || "Session"}`];
-  for (const message of messages.filter((each) => !isOwn(each))) {
+function toFileName(label: string): string {
+  const name = label.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
+  return name.slice(0, 60) || "session";
+}
+
+export function toMarkdown(label: string, messages: readonly MessageShape[]): string {
+  const blocks = [`# ${label || "Session"}`];
+  for (const message of messages.filter((each) => !isSynthetic(each))) {
     if (message.role === "user" || message.role === "assistant")
-      lines.push(`## ${message.role === "user" ? "You" : "Agent"}, ${momentOf(message.createdAt)}`);
+      blocks.push(`## ${message.role === "user" ? "You" : "Agent"}, ${formatDateTime(message.createdAt)}`);
     for (const part of message.parts) {
-      if (part.type === "text") lines.push(part.text);
-      else if (part.type === "tool_call") lines.push(fenced(`${part.name} ${textOf(part.arguments)}`));
-      else if (part.type === "tool_result") lines.push(fenced(`${part.status}: ${textOf(parted(part.result).rest)}`));
-      else if (part.type === "file") lines.push(`(file: ${part.name})`);
-      else if (part.type === "image") lines.push("(picture)");
+      if (part.type === "text") blocks.push(part.text);
+      else if (part.type === "tool_call") blocks.push(fence(`${part.name} ${formatValue(part.arguments)}`));
+      else if (part.type === "tool_result")
+        blocks.push(fence(`${part.status}: ${formatValue(extractImages(part.result).rest)}`));
+      else if (part.type === "file") blocks.push(`(file: ${part.name})`);
+      else if (part.type === "image") blocks.push("(image)");
     }
   }
-  return `${lines.join("\n\n")}\n`;
+  return `${blocks.join("\n\n")}\n`;
 }
 
-function fenced(text: string): string {
-  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((each) => each.length));
-  const fence = "`".repeat(longest + 1);
-  return `${fence}\n${text}\n${fence}`;
+/** Put text in a code block whose fence is longer than any run of backticks inside. */
+function fence(text: string): string {
+  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
+  const mark = "`".repeat(longest + 1);
+  return `${mark}\n${text}\n${mark}`;
 }

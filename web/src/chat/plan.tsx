@@ -1,4 +1,4 @@
-// The plan of a turn, ticked off step by step.
+// Plan of a run as a checklist.
 
 import {
   CheckCircleFilled,
@@ -10,26 +10,16 @@ import {
 import { memo, type ReactNode } from "react";
 import type { PlanStepShape } from "../wire";
 
-type Status = PlanStepShape["status"];
-
-const SIGNS: Record<Status, ReactNode> = {
-  pending: <i className="open-step" />,
-  running: <LoadingOutlined />,
-  done: <CheckCircleFilled className="good" />,
-  failed: <CloseCircleFilled className="bad" />,
-  changed: <RetweetOutlined className="wait" />,
-  dropped: <MinusCircleOutlined />,
-};
-const WORDS: Record<Status, string> = {
-  pending: "to do",
-  running: "under way",
-  done: "done",
-  failed: "failed",
-  changed: "planned anew",
-  dropped: "dropped",
+const STATUSES: Record<PlanStepShape["status"], { label: string; icon: ReactNode }> = {
+  pending: { label: "To do", icon: <i className="pending-step" /> },
+  running: { label: "Running", icon: <LoadingOutlined /> },
+  done: { label: "Done", icon: <CheckCircleFilled className="success" /> },
+  failed: { label: "Failed", icon: <CloseCircleFilled className="error" /> },
+  changed: { label: "Replanned", icon: <RetweetOutlined className="warning" /> },
+  dropped: { label: "Skipped", icon: <MinusCircleOutlined /> },
 };
 
-export const Plan = memo(function Plan({ steps, open }: { steps: readonly PlanStepShape[]; open: boolean }) {
+export const Plan = memo(function Plan({ steps, running }: { steps: readonly PlanStepShape[]; running: boolean }) {
   const done = steps.filter((step) => step.status === "done").length;
   return (
     <section className="plan" aria-label="Plan">
@@ -40,12 +30,13 @@ export const Plan = memo(function Plan({ steps, open }: { steps: readonly PlanSt
         </span>
       </header>
       <ol>
-        {steps.map((step, place) => {
-          const status = step.status === "running" && !open ? "dropped" : step.status; // the turn ended in the middle of it
+        {steps.map((step, index) => {
+          const status = step.status === "running" && !running ? "dropped" : step.status; // the run ended during it
+          const { label, icon } = STATUSES[status];
           return (
-            <li key={place} className={`is-${status}`} data-status={status}>
-              <span className="sign" role="img" aria-label={WORDS[status]} title={WORDS[status]}>
-                {SIGNS[status]}
+            <li key={index} className={`is-${status}`} data-status={status}>
+              <span className="status-icon" role="img" aria-label={label} title={label}>
+                {icon}
               </span>
               <span>{step.text}</span>
             </li>

@@ -1,73 +1,71 @@
-// The first thing one sees in a new chat: who is there, and what could be said.
+// Start screen of a new chat: the selected agent and a few example prompts.
 
 import { BulbOutlined, ClockCircleOutlined, CodeOutlined, InfoCircleOutlined, ToolOutlined } from "@ant-design/icons";
 import { Prompts } from "@ant-design/x";
 import { Alert } from "antd";
-import { Mark } from "../shell/mark";
-import { useAtlas, useHouse } from "../state/use";
+import { Logo } from "../components/icons";
+import { useAppState, useClient } from "../state/hooks";
 
-const IDEAS = [
+const EXAMPLE_PROMPTS = [
   {
     key: "time",
     icon: <ClockCircleOutlined aria-hidden />,
     label: "What time is it?",
-    description: "See a tool at work",
+    description: "See a tool call",
   },
   {
-    key: "can",
+    key: "abilities",
     icon: <ToolOutlined aria-hidden />,
     label: "What can you do?",
-    description: "The agent tells about itself",
+    description: "Ask the agent about itself",
   },
   {
-    key: "think",
+    key: "reasoning",
     icon: <BulbOutlined aria-hidden />,
     label: "Think, then answer in one sentence",
-    description: "Thoughts come folded away",
+    description: "See the model’s reasoning",
   },
   {
     key: "code",
     icon: <CodeOutlined aria-hidden />,
     label: "Show me a small Python function",
-    description: "Code, ready to be copied",
+    description: "See highlighted code",
   },
 ];
 
-export function WelcomeView({ agentId }: { agentId: string }) {
-  const atlas = useAtlas();
-  const { agents, sessions, sessionsLoaded } = useHouse();
-  const agent = agents.find((each) => each.id === agentId) ?? agents.find((each) => each.default) ?? agents[0];
-  const first = sessionsLoaded && sessions.length === 0;
+export function Welcome({ agentId }: { agentId: string }) {
+  const client = useClient();
+  const { agents, sessions, sessionsLoaded } = useAppState();
+  const agent = agents.find(({ id }) => id === agentId) ?? agents.find((each) => each.default) ?? agents[0];
+  const firstVisit = sessionsLoaded && sessions.length === 0;
   return (
     <div className="welcome">
-      <Mark size={44} />
-      <h1>{first ? "Welcome to Atlas" : "What shall we do?"}</h1>
+      <Logo size={44} />
+      <h1>{firstVisit ? "Welcome to Atlas" : "What would you like to do?"}</h1>
       <p className="lead">
-        {first
-          ? "Your agents run on this machine. Whatever they do is checked, counted and written down, and what is risky asks you first."
-          : agent?.description || "Every tool call is checked, counted and written down; what is risky asks first."}
+        {firstVisit
+          ? "Your agents run on this machine. Every tool call is checked and recorded, and risky ones need your approval."
+          : agent?.description || "Every tool call is checked and recorded. Risky ones need your approval."}
       </p>
       {agent?.notice && (
-        <Alert type="info" showIcon icon={<InfoCircleOutlined aria-hidden />} title={sentence(agent.notice)} />
+        <Alert type="info" showIcon icon={<InfoCircleOutlined aria-hidden />} title={capitalize(agent.notice)} />
       )}
       <Prompts
         wrap
-        items={IDEAS}
-        onItemClick={({ data }) => atlas.say(String(data.label), [], { agentId })}
-        className="ideas"
+        items={EXAMPLE_PROMPTS}
+        onItemClick={({ data }) => client.sendMessage(String(data.label), [], { agentId })}
+        className="example-prompts"
       />
       {agent && (
-        <p className="quiet">
-          {agent.name || agent.id} speaks with <code>{agent.model || "no model"}</code>
-          {agent.tools.length > 0 && (
-            <> and has {agent.tools.length === 1 ? "one tool" : `${agent.tools.length} tools`}</>
-          )}
+        <p className="muted">
+          {agent.name || agent.id} · <code>{agent.model || "No model"}</code>
+          {agent.tools.length > 0 && <> · {agent.tools.length === 1 ? "1 tool" : `${agent.tools.length} tools`}</>}
         </p>
       )}
     </div>
   );
 }
 
-function sentence(words: string): string {
-  return words.charAt(0).toUpperCase() + words.slice(1);
+function capitalize(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }

@@ -1,73 +1,59 @@
-// A block of code: coloured, and copied with one click.
+// Code block with syntax highlighting and a copy button.
 
 import type { ElementContent, Root, RootContent } from "hast";
 import { memo, type ReactNode, useEffect, useState } from "react";
-import { Icon } from "../look/icon";
-import { painter } from "./languages";
+import { CopyButton } from "../components/buttons";
 
-const LONGEST = 40_000;
+const MAX_HIGHLIGHTED_LENGTH = 40_000;
 
-export const CodeBlock = memo(function CodeBlock({
-  code,
-  language,
-  growing,
-}: {
+type Highlight = (language: string, code: string) => Root | null;
+
+let highlighter: Promise<Highlight> | undefined;
+
+function loadHighlighter(): Promise<Highlight> {
+  highlighter ??= import("./highlight").then((module) => module.highlight);
+  return highlighter;
+}
+
+interface Props {
   code: string;
   language: string;
-  growing: boolean;
-}) {
-  const [painted, setPainted] = useState<{ code: string; root: Root | null }>();
+  streaming: boolean;
+}
+
+export const CodeBlock = memo(function CodeBlock({ code, language, streaming }: Props) {
+  const [highlighted, setHighlighted] = useState<{ code: string; root: Root | null }>();
   useEffect(() => {
-    if (growing || !language || code.length > LONGEST) return;
-    let wanted = true;
-    void painter().then((paint) => wanted && setPainted({ code, root: paint(language.toLowerCase(), code) }));
-    return () => void (wanted = false);
-  }, [code, language, growing]);
-  const root = painted?.code === code ? painted.root : null;
+    if (streaming || !language || code.length > MAX_HIGHLIGHTED_LENGTH) return;
+    let stale = false;
+    void loadHighlighter().then((highlight) => {
+      if (!stale) setHighlighted({ code, root: highlight(language.toLowerCase(), code) });
+    });
+    return () => {
+      stale = true;
+    };
+  }, [code, language, streaming]);
+  const root = highlighted?.code === code ? highlighted.root : null;
   return (
     <figure className="code">
       <figcaption>
         <span>{language || "text"}</span>
-        <CopyButton text={code} what="Copy code" />
+        <CopyButton text={code} label="Copy code" />
       </figcaption>
       <pre tabIndex={0}>
-        <code>{root ? root.children.map(colour) : code}</code>
+        <code>{root ? root.children.map(renderNode) : code}</code>
       </pre>
     </figure>
   );
 });
 
-function colour(node: RootContent | ElementContent, place: number): ReactNode {
+function renderNode(node: RootContent | ElementContent, index: number): ReactNode {
   if (node.type === "text") return node.value;
   if (node.type !== "element") return null;
   const names = node.properties.className;
   return (
-    <span key={place} className={Array.isArray(names) ? names.join(" ") : undefined}>
-      {node.children.map(colour)}
+    <span key={index} className={Array.isArray(names) ? names.join(" ") : undefined}>
+      {node.children.map(renderNode)}
     </span>
-  );
-}
-
-export function CopyButton({ text, what }: { text: string; what: string }) {
-  const [copied, setCopied] = useState(false);
-  const copy = async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch {
-      return;
-    }
-    setCopied(true);
-    setTimeout(() => setCopied(false), 1500);
-  };
-  return (
-    <button
-      type="button"
-      className="act"
-      aria-label={what}
-      title={copied ? "Copied" : what}
-      onClick={() => void copy()}
-    >
-      <Icon name={copied ? "check" : "copy"} />
-    </button>
   );
 }

@@ -1,14 +1,12 @@
-// Where a link in a model's words may lead, and how it is shown.
+const ALLOWED_PROTOCOLS = new Set(["http:", "https:", "mailto:"]);
 
-const ALLOWED = new Set(["http:", "https:", "mailto:"]);
-
-/** The address if a person may follow it, else null: no scripts, no data, no files, nothing of this page itself. */
-export function safeAddress(href: string): string | null {
+/** Return an absolute URL that a model may link to, or null: no scripts, data URLs, files or parts of this page. */
+export function safeUrl(href: string): string | null {
   let url: URL;
   try {
     url = new URL(href.trim());
   } catch {
     return null;
   }
-  return ALLOWED.has(url.protocol) ? url.href : null;
+  return ALLOWED_PROTOCOLS.has(url.protocol) ? url.href : null;
 }

@@ -1,106 +1,124 @@
-// A model's Markdown as React elements. It is read into tokens and each becomes an element of ours: no HTML is ever
-// made from text, so there is nothing to clean.
+// Renders Markdown as React elements. Text is parsed into tokens and each token becomes an element; no HTML is ever
+// created from text, so there is nothing to sanitize.
 
 import { lexer, type Token, type Tokens } from "marked";
 import { memo, type ReactNode, useMemo } from "react";
 import { CodeBlock } from "./code";
-import { safeAddress } from "./links";
-import { mended } from "./mend";
+import { safeUrl } from "./links";
 
-export const Markdown = memo(function Markdown({ text, growing = false }: { text: string; growing?: boolean }) {
-  const blocks = useMemo(() => lexer(growing ? mended(text) : text), [text, growing]);
+export const Markdown = memo(function Markdown({ text, streaming = false }: { text: string; streaming?: boolean }) {
+  const blocks = useMemo(() => lexer(streaming ? closeOpenMarks(text) : text), [text, streaming]);
   return (
     <div className="markdown">
-      {blocks.map((block, place) => (
-        <Block key={place} raw={block.raw} token={block} growing={growing && place === blocks.length - 1} />
+      {blocks.map((block, index) => (
+        <Block key={index} raw={block.raw} token={block} streaming={streaming && index === blocks.length - 1} />
       ))}
     </div>
   );
 });
 
-/** Drawn again only when its own text has changed: of an answer that grows, that is the last block. */
+const MARKS = ["**", "`", "~~"] as const;
+
+/** Close marks that a streamed text has opened, so that the formatting does not flicker until the end arrives. */
+export function closeOpenMarks(text: string): string {
+  if (isInsideFence(text)) return text;
+  const paragraph = text.slice(text.lastIndexOf("\n\n") + 1);
+  let closing = "";
+  for (const mark of MARKS) {
+    const count = paragraph.split(mark).length - 1;
+    if (count % 2 === 1 && !paragraph.endsWith(mark) && !closing.includes("`")) closing += mark;
+  }
+  return text + closing;
+}
+
+function isInsideFence(text: string): boolean {
+  const fences = text.match(/^ {0,3}(```|~~~)/gm);
+  return fences !== null && fences.length % 2 === 1;
+}
+
+/** Renders again only when its own text has changed: in a streamed answer only the last block does. */
 const Block = memo(
-  function Block({ token, growing }: { raw: string; token: Token; growing: boolean }) {
-    return <>{drawn(token, growing)}</>;
+  function Block({ token, streaming }: { raw: string; token: Token; streaming: boolean }) {
+    return <>{renderBlock(token, streaming)}</>;
   },
-  (before, after) => before.raw === after.raw && before.growing === after.growing,
+  (previous, next) => previous.raw === next.raw && previous.streaming === next.streaming,
 );
 
-function drawn(token: Token, growing: boolean): ReactNode {
+function renderBlock(token: Token, streaming: boolean): ReactNode {
   switch (token.type) {
     case "heading": {
       const { depth, tokens } = token as Tokens.Heading;
       const Heading = `h${Math.min(6, depth + 2)}` as "h3";
-      return <Heading className={`level-${depth}`}>{inline(tokens)}</Heading>;
+      return <Heading className={`level-${depth}`}>{renderInline(tokens)}</Heading>;
     }
     case "paragraph":
-      return <p>{inline((token as Tokens.Paragraph).tokens)}</p>;
+      return <p>{renderInline((token as Tokens.Paragraph).tokens)}</p>;
     case "code": {
       const { text, lang } = token as Tokens.Code;
-      return <CodeBlock code={text} language={(lang ?? "").split(/\s/)[0] ?? ""} growing={growing} />;
+      return <CodeBlock code={text} language={(lang ?? "").split(/\s/)[0] ?? ""} streaming={streaming} />;
     }
     case "blockquote":
       return (
         <blockquote>
-          {(token as Tokens.Blockquote).tokens.map((each, place) => (
-            <Block key={place} raw={each.raw} token={each} growing={growing} />
+          {(token as Tokens.Blockquote).tokens.map((child, index) => (
+            <Block key={index} raw={child.raw} token={child} streaming={streaming} />
           ))}
         </blockquote>
       );
     case "list":
-      return list(token as Tokens.List, growing);
+      return renderList(token as Tokens.List, streaming);
     case "table":
-      return table(token as Tokens.Table);
+      return renderTable(token as Tokens.Table);
     case "hr":
       return <hr />;
     case "space":
     case "def":
       return null;
     case "text":
-      return "tokens" in token && token.tokens ? inline(token.tokens) : plain(token);
+      return "tokens" in token && token.tokens ? renderInline(token.tokens) : plainText(token);
     default:
-      return <p>{plain(token)}</p>; // HTML among them: shown as what it is, text
+      return <p>{plainText(token)}</p>; // includes HTML, which is shown as text
   }
 }
 
-function list({ ordered, start, items }: Tokens.List, growing: boolean): ReactNode {
-  const children = items.map((item, place) => (
-    <li key={place} className={item.task ? "task" : undefined}>
+function renderList({ ordered, start, items }: Tokens.List, streaming: boolean): ReactNode {
+  const children = items.map((item, itemIndex) => (
+    <li key={itemIndex} className={item.task ? "task" : undefined}>
       {item.task && (
         <input
           type="checkbox"
           checked={item.checked ?? false}
           readOnly
           disabled
-          aria-label={item.checked ? "done" : "to do"}
+          aria-label={item.checked ? "Done" : "To do"}
         />
       )}
       {item.tokens
-        .filter((each) => each.type !== "checkbox")
-        .map((each, number) => (
-          <Block key={number} raw={each.raw} token={each} growing={growing && place === items.length - 1} />
+        .filter((child) => child.type !== "checkbox")
+        .map((child, index) => (
+          <Block key={index} raw={child.raw} token={child} streaming={streaming && itemIndex === items.length - 1} />
         ))}
     </li>
   ));
   return ordered ? <ol start={start === "" ? undefined : start}>{children}</ol> : <ul>{children}</ul>;
 }
 
-function table({ header, rows }: Tokens.Table): ReactNode {
-  const cells = (row: Tokens.TableCell[], Cell: "th" | "td") =>
-    row.map((cell, place) => (
-      <Cell key={place} style={cell.align ? { textAlign: cell.align } : undefined}>
-        {inline(cell.tokens)}
+function renderTable({ header, rows }: Tokens.Table): ReactNode {
+  const renderCells = (row: Tokens.TableCell[], Cell: "th" | "td") =>
+    row.map((cell, index) => (
+      <Cell key={index} style={cell.align ? { textAlign: cell.align } : undefined}>
+        {renderInline(cell.tokens)}
       </Cell>
     ));
   return (
     <div className="table" tabIndex={0}>
       <table>
         <thead>
-          <tr>{cells(header, "th")}</tr>
+          <tr>{renderCells(header, "th")}</tr>
         </thead>
         <tbody>
-          {rows.map((row, place) => (
-            <tr key={place}>{cells(row, "td")}</tr>
+          {rows.map((row, index) => (
+            <tr key={index}>{renderCells(row, "td")}</tr>
           ))}
         </tbody>
       </table>
@@ -108,50 +126,50 @@ function table({ header, rows }: Tokens.Table): ReactNode {
   );
 }
 
-function inline(tokens: readonly Token[]): ReactNode {
-  return tokens.map((token, place) => <Inline key={place} token={token} />);
+function renderInline(tokens: readonly Token[]): ReactNode {
+  return tokens.map((token, index) => <Inline key={index} token={token} />);
 }
 
 function Inline({ token }: { token: Token }): ReactNode {
   switch (token.type) {
     case "strong":
-      return <strong>{inline((token as Tokens.Strong).tokens)}</strong>;
+      return <strong>{renderInline((token as Tokens.Strong).tokens)}</strong>;
     case "em":
-      return <em>{inline((token as Tokens.Em).tokens)}</em>;
+      return <em>{renderInline((token as Tokens.Em).tokens)}</em>;
     case "del":
-      return <del>{inline((token as Tokens.Del).tokens)}</del>;
+      return <del>{renderInline((token as Tokens.Del).tokens)}</del>;
     case "codespan":
       return <code>{(token as Tokens.Codespan).text}</code>;
     case "br":
       return <br />;
     case "link": {
       const { href, tokens } = token as Tokens.Link;
-      return <Outside href={href}>{inline(tokens)}</Outside>;
+      return <ExternalLink href={href}>{renderInline(tokens)}</ExternalLink>;
     }
     case "image": {
       const { href, text } = token as Tokens.Image;
-      return <Outside href={href}>{`Picture: ${text || href}`}</Outside>;
+      return <ExternalLink href={href}>{`Image: ${text || href}`}</ExternalLink>;
     }
     case "escape":
       return (token as Tokens.Escape).text;
     case "text":
-      return "tokens" in token && token.tokens ? inline(token.tokens) : plain(token);
+      return "tokens" in token && token.tokens ? renderInline(token.tokens) : plainText(token);
     default:
-      return plain(token);
+      return plainText(token);
   }
 }
 
-/** A link leads out only when a person clicks it, and says where to. A picture is a link too: nothing is fetched. */
-function Outside({ href, children }: { href: string; children: ReactNode }) {
-  const address = safeAddress(href);
-  if (!address) return <span className="no-link">{children}</span>;
+/** Link to another site, with its URL as the tooltip. Images are links too: nothing is fetched until a click. */
+function ExternalLink({ href, children }: { href: string; children: ReactNode }) {
+  const url = safeUrl(href);
+  if (!url) return <span className="no-link">{children}</span>;
   return (
-    <a href={address} target="_blank" rel="noopener noreferrer nofollow" title={address}>
+    <a href={url} target="_blank" rel="noopener noreferrer nofollow" title={url}>
       {children}
     </a>
   );
 }
 
-function plain(token: Token): string {
+function plainText(token: Token): string {
   return "text" in token && token.type !== "html" ? String(token.text) : token.raw;
 }

@@ -1,20 +1,19 @@
-// One socket to the gateway that served this page, and to nobody else; it comes back by itself.
+// WebSocket connection to the gateway that served this page. Reconnects with backoff when it is lost.
 
 import type { Events, FaultShape, Methods, Welcome } from "../wire";
-import { Backoff } from "./backoff";
 
-export type Link = "connecting" | "online" | "offline" | "refused";
+export type ConnectionStatus = "connecting" | "online" | "offline" | "unauthorized";
 export type EventName = keyof Events;
 export type EventFrame = { [N in EventName]: { event: N; data: Events[N] } }[EventName];
 
-export class Offline extends Error {
+export class OfflineError extends Error {
   constructor() {
-    super("The gateway cannot be reached right now.");
+    super("The gateway is unreachable.");
   }
 }
 
-/** A request was answered with a refusal. */
-export class Refusal extends Error {
+/** The gateway answered a request with an error. */
+export class RequestError extends Error {
   readonly kind: string;
   readonly retryable: boolean;
 
@@ -25,99 +24,119 @@ export class Refusal extends Error {
   }
 }
 
-interface Waiting {
+interface PendingRequest {
   resolve: (result: never) => void;
   reject: (error: Error) => void;
 }
 
-export interface Listener {
-  link(link: Link, reason?: string): void;
-  welcome(welcome: Welcome): void;
-  event(frame: EventFrame): void;
+export interface ConnectionListener {
+  onStatus(status: ConnectionStatus): void;
+  onWelcome(welcome: Welcome): void;
+  onEvent(frame: EventFrame): void;
 }
 
-const BAD_TOKEN = 4401;
-const PULSE = 20_000;
-const PATIENCE = 8_000;
+const UNAUTHORIZED_CODE = 4401;
+const ABNORMAL_CLOSURE_CODE = 1006;
+const HEARTBEAT_INTERVAL_MS = 20_000;
+const HEARTBEAT_TIMEOUT_MS = 8_000;
+const BACKOFF_BASE_MS = 250;
+const BACKOFF_MAX_MS = 8_000;
+
+/** Exponential backoff with jitter. */
+export class Backoff {
+  private attempt = 0;
+
+  constructor(private readonly random: () => number = Math.random) {}
+
+  next(): number {
+    const delay = Math.min(BACKOFF_MAX_MS, BACKOFF_BASE_MS * 2 ** this.attempt);
+    this.attempt += 1;
+    return Math.round(delay * (0.5 + this.random() / 2));
+  }
+
+  reset(): void {
+    this.attempt = 0;
+  }
+}
 
 export class Connection {
   private socket: WebSocket | null = null;
-  private waiting = new Map<string, Waiting>();
-  private numbers = 0;
-  private timer: ReturnType<typeof setTimeout> | undefined;
-  private pulse: ReturnType<typeof setInterval> | undefined;
+  private pending = new Map<string, PendingRequest>();
+  private requestCount = 0;
+  private reconnectTimer: ReturnType<typeof setTimeout> | undefined;
+  private heartbeatTimer: ReturnType<typeof setInterval> | undefined;
   private backoff = new Backoff();
-  private open = false;
-  private ended = false;
+  private authenticated = false;
+  private closed = false;
 
   constructor(
     private readonly token: string,
-    private readonly listener: Listener,
+    private readonly listener: ConnectionListener,
     private readonly url = `${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/ws`,
   ) {}
 
-  start(): void {
-    if (this.ended || this.socket) return;
-    clearTimeout(this.timer);
-    this.listener.link("connecting");
+  open(): void {
+    if (this.closed || this.socket) return;
+    clearTimeout(this.reconnectTimer);
+    this.listener.onStatus("connecting");
     const socket = new WebSocket(this.url);
     this.socket = socket;
     const client = { name: "page", version: "1" };
     socket.onopen = () => socket.send(JSON.stringify({ type: "auth", token: this.token, protocol: 1, client }));
-    socket.onmessage = (message: MessageEvent<string>) => this.hear(JSON.parse(message.data));
-    socket.onclose = (end) => this.lost(socket, end.code);
+    socket.onmessage = (message: MessageEvent<string>) => this.handleFrame(JSON.parse(message.data));
+    socket.onclose = (event) => this.handleClose(socket, event.code);
   }
 
-  /** Try now rather than later: the machine woke up, or somebody is looking. */
-  hurry(): void {
-    if (this.ended) return;
-    if (this.socket === null) this.start();
-    else if (this.open) void this.beat();
+  /** Reconnect or check the connection now, without waiting for a timer: the network or the page came back. */
+  wake(): void {
+    if (this.closed) return;
+    if (this.socket === null) this.open();
+    else if (this.authenticated) void this.sendHeartbeat();
   }
 
-  end(): void {
-    this.ended = true;
-    clearTimeout(this.timer);
-    clearInterval(this.pulse);
+  close(): void {
+    this.closed = true;
+    clearTimeout(this.reconnectTimer);
+    clearInterval(this.heartbeatTimer);
     this.socket?.close();
   }
 
   request<M extends keyof Methods>(method: M, params: Methods[M]["params"]): Promise<Methods[M]["result"]> {
     const socket = this.socket;
-    if (!socket || !this.open) return Promise.reject(new Offline());
-    const id = `p${++this.numbers}`;
+    if (!socket || !this.authenticated) return Promise.reject(new OfflineError());
+    const id = `p${++this.requestCount}`;
     return new Promise((resolve, reject) => {
-      this.waiting.set(id, { resolve, reject });
+      this.pending.set(id, { resolve, reject });
       socket.send(JSON.stringify({ id, method, params }));
     });
   }
 
-  private hear(frame: Record<string, unknown>): void {
+  private handleFrame(frame: Record<string, unknown>): void {
     if (frame.type === "auth") {
-      if (frame.ok !== true) return; // the socket is closed next, and says so
-      this.open = true;
+      if (frame.ok !== true) return; // the gateway closes the socket next, with a code that says why
+      this.authenticated = true;
       this.backoff.reset();
-      this.pulse = setInterval(() => void this.beat(), PULSE);
-      this.listener.welcome(frame as unknown as Welcome);
-      this.listener.link("online");
+      this.heartbeatTimer = setInterval(() => void this.sendHeartbeat(), HEARTBEAT_INTERVAL_MS);
+      this.listener.onWelcome(frame as unknown as Welcome);
+      this.listener.onStatus("online");
     } else if (typeof frame.event === "string") {
-      this.listener.event(frame as unknown as EventFrame);
+      this.listener.onEvent(frame as unknown as EventFrame);
     } else if (typeof frame.id === "string") {
-      const waiting = this.waiting.get(frame.id);
-      this.waiting.delete(frame.id);
-      if (frame.error) waiting?.reject(new Refusal(frame.error as FaultShape));
-      else waiting?.resolve(frame.result as never);
+      const request = this.pending.get(frame.id);
+      this.pending.delete(frame.id);
+      if (frame.error) request?.reject(new RequestError(frame.error as FaultShape));
+      else request?.resolve(frame.result as never);
     }
   }
 
-  /** A line can die without a word: ask, and hang up if nothing comes back. */
-  private async beat(): Promise<void> {
+  /** A dead connection may not close by itself: drop it if a heartbeat gets no answer. */
+  private async sendHeartbeat(): Promise<void> {
     const socket = this.socket;
-    const timer = setTimeout(() => socket && this.drop(socket), PATIENCE);
+    const timer = setTimeout(() => socket && this.drop(socket), HEARTBEAT_TIMEOUT_MS);
     try {
       await this.request("health.check", {});
     } catch {
-      // a refusal is an answer too
+      // an error response also proves that the connection works
     } finally {
       clearTimeout(timer);
     }
@@ -125,23 +144,23 @@ export class Connection {
 
   private drop(socket: WebSocket): void {
     socket.close();
-    this.lost(socket, 1006);
+    this.handleClose(socket, ABNORMAL_CLOSURE_CODE);
   }
 
-  private lost(socket: WebSocket, code: number): void {
+  private handleClose(socket: WebSocket, code: number): void {
     if (socket !== this.socket) return;
     this.socket = null;
-    this.open = false;
-    clearInterval(this.pulse);
-    for (const each of this.waiting.values()) each.reject(new Offline());
-    this.waiting.clear();
-    if (this.ended) return;
-    if (code === BAD_TOKEN) {
-      this.ended = true;
-      this.listener.link("refused");
+    this.authenticated = false;
+    clearInterval(this.heartbeatTimer);
+    for (const request of this.pending.values()) request.reject(new OfflineError());
+    this.pending.clear();
+    if (this.closed) return;
+    if (code === UNAUTHORIZED_CODE) {
+      this.closed = true;
+      this.listener.onStatus("unauthorized");
       return;
     }
-    this.listener.link("offline");
-    this.timer = setTimeout(() => this.start(), this.backoff.next());
+    this.listener.onStatus("offline");
+    this.reconnectTimer = setTimeout(() => this.open(), this.backoff.next());
   }
 }

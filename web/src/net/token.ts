@@ -1,55 +1,55 @@
-// The token, kept for this tab only. It comes in the fragment of the address, which is never sent to a server, or
-// from another open tab of this very page.
+// The access token, stored for this tab only. It comes from the URL fragment, which browsers never send to a server,
+// or from another open tab of this page.
 
-const KEY = "atlas.token";
+const STORAGE_KEY = "atlas.token";
 const CHANNEL = "atlas.token";
 
-/** The token in a fragment such as `#token=…`, or null. */
-export function tokenIn(fragment: string): string | null {
+/** Return the token in a fragment such as `#token=…`, or null. */
+export function tokenFromFragment(fragment: string): string | null {
   const token = new URLSearchParams(fragment.replace(/^#/, "")).get("token");
   return token?.trim() || null;
 }
 
-/** Take the token out of the address bar and keep it; else the one that is kept. */
-export function takeToken(): string | null {
-  const given = tokenIn(location.hash);
-  if (given) {
+/** Move a token from the address bar into storage, and return the stored token. */
+export function loadToken(): string | null {
+  const token = tokenFromFragment(location.hash);
+  if (token) {
     history.replaceState(history.state, "", location.pathname + location.search);
-    keepToken(given);
+    saveToken(token);
   }
-  return given ?? sessionStorage.getItem(KEY);
+  return token ?? sessionStorage.getItem(STORAGE_KEY);
 }
 
-export function keepToken(token: string): void {
-  sessionStorage.setItem(KEY, token);
+export function saveToken(token: string): void {
+  sessionStorage.setItem(STORAGE_KEY, token);
 }
 
-export function forgetToken(): void {
-  sessionStorage.removeItem(KEY);
+export function clearToken(): void {
+  sessionStorage.removeItem(STORAGE_KEY);
 }
 
-/** Give the token to other tabs of this page that ask; the browser lets nobody else hear. */
+/** Answer token requests of other tabs. A BroadcastChannel reaches only pages of the same origin. */
 export function shareToken(): void {
   const channel = new BroadcastChannel(CHANNEL);
   channel.onmessage = (event: MessageEvent<unknown>) => {
-    const token = sessionStorage.getItem(KEY);
+    const token = sessionStorage.getItem(STORAGE_KEY);
     if (event.data === "ask" && token) channel.postMessage({ token });
   };
 }
 
-/** Ask the other tabs, for a moment. */
-export function askTabs(patience = 250): Promise<string | null> {
+/** Ask other tabs for the token; resolve with null if none answers in time. */
+export function requestTokenFromTabs(timeoutMs = 250): Promise<string | null> {
   return new Promise((resolve) => {
     const channel = new BroadcastChannel(CHANNEL);
-    const done = (token: string | null) => {
+    const finish = (token: string | null) => {
       channel.close();
       resolve(token);
     };
-    const timer = setTimeout(() => done(null), patience);
+    const timer = setTimeout(() => finish(null), timeoutMs);
     channel.onmessage = (event: MessageEvent<{ token?: unknown }>) => {
       if (typeof event.data?.token !== "string") return;
       clearTimeout(timer);
-      done(event.data.token);
+      finish(event.data.token);
     };
     channel.postMessage("ask");
   });

@@ -1,38 +1,38 @@
-// What this browser keeps for a while: words not sent yet, and those on their way until the gateway has them.
+// Drafts, and messages that were sent but not yet acknowledged by the gateway. Both survive a reload.
 
-import type { Outgoing } from "./talk";
+import type { PendingMessage } from "./session";
 
-const DRAFT = "atlas.draft.";
-const OUT = "atlas.outgoing";
+const DRAFT_PREFIX = "atlas.draft.";
+const PENDING_KEY = "atlas.outgoing";
 
-export function draftOf(key: string): string {
-  return localStorage.getItem(DRAFT + key) ?? "";
+export function loadDraft(sessionKey: string): string {
+  return localStorage.getItem(DRAFT_PREFIX + sessionKey) ?? "";
 }
 
-export function keepDraft(key: string, text: string): void {
-  if (text) localStorage.setItem(DRAFT + key, text);
-  else localStorage.removeItem(DRAFT + key);
+export function saveDraft(sessionKey: string, text: string): void {
+  if (text) localStorage.setItem(DRAFT_PREFIX + sessionKey, text);
+  else localStorage.removeItem(DRAFT_PREFIX + sessionKey);
 }
 
-type Kept = Record<string, Outgoing[]>;
+type PendingBySession = Record<string, PendingMessage[]>;
 
-/** Messages that this tab sent and of which it does not know that they arrived. */
-export function keptOutgoing(): Kept {
+/** Return this tab's unacknowledged messages by session. */
+export function loadPendingMessages(): PendingBySession {
   try {
-    return JSON.parse(sessionStorage.getItem(OUT) ?? "{}") as Kept;
+    return JSON.parse(sessionStorage.getItem(PENDING_KEY) ?? "{}") as PendingBySession;
   } catch {
     return {};
   }
 }
 
-export function keepOutgoing(key: string, outgoing: readonly Outgoing[]): void {
-  const kept = keptOutgoing();
-  const open = outgoing.filter((each) => each.runId === undefined && each.state === "sending");
-  if (open.length) kept[key] = [...open];
-  else delete kept[key];
+export function savePendingMessages(sessionKey: string, messages: readonly PendingMessage[]): void {
+  const pending = loadPendingMessages();
+  const unacknowledged = messages.filter((message) => message.runId === undefined && message.state === "sending");
+  if (unacknowledged.length) pending[sessionKey] = unacknowledged;
+  else delete pending[sessionKey];
   try {
-    sessionStorage.setItem(OUT, JSON.stringify(kept));
+    sessionStorage.setItem(PENDING_KEY, JSON.stringify(pending));
   } catch {
-    // a large attachment does not fit: the message still goes out, it only does not outlive a reload
+    // a large attachment exceeds the quota: the message is still sent, but does not survive a reload
   }
 }

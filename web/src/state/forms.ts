@@ -1,51 +1,54 @@
-// A form that a tool wants filled in: what is written in its fields, and the values that this makes.
+// Elicitation forms: what the user has entered, and the values and validation errors that result from it.
 
 import type { FieldShape, FormShape } from "../wire";
 
-export type Written = Record<string, string | string[] | boolean>;
+export type FieldInput = string | string[] | boolean;
+export type FormInput = Record<string, FieldInput>;
 
-/** What stands in the fields at first: what is suggested. */
-export function startOf(form: FormShape): Written {
-  return Object.fromEntries((form.fields ?? []).map((field) => [field.name, first(field)]));
+export interface FormResult {
+  values: Record<string, unknown>;
+  errors: Record<string, string>;
 }
 
-function first({ kind, default: given, required }: FieldShape): string | string[] | boolean {
-  if (kind === "choices") return Array.isArray(given) ? given.map(String) : [];
-  if (kind === "boolean" && required) return given === true;
-  return given === undefined || given === null ? "" : String(given);
+/** Return the initial input: the default of each field. */
+export function initialInput(form: FormShape): FormInput {
+  return Object.fromEntries((form.fields ?? []).map((field) => [field.name, initialFieldInput(field)]));
 }
 
-/** The values, and for each field that has none that fits, why. What is left empty and not needed is left out. */
-export function valuesOf(
-  form: FormShape,
-  written: Written,
-): { values: Record<string, unknown>; wrong: Record<string, string> } {
-  const values: Record<string, unknown> = {};
-  const wrong: Record<string, string> = {};
+function initialFieldInput({ kind, default: value, required }: FieldShape): FieldInput {
+  if (kind === "choices") return Array.isArray(value) ? value.map(String) : [];
+  if (kind === "boolean" && required) return value === true;
+  return value === undefined || value === null ? "" : String(value);
+}
+
+/** Convert the input to values, with an error for each invalid field. Empty optional fields are left out. */
+export function parseForm(form: FormShape, input: FormInput): FormResult {
+  const result: FormResult = { values: {}, errors: {} };
   for (const field of form.fields ?? []) {
-    const value = valueOf(field, written[field.name] ?? "");
-    const why = value === undefined ? (field.required ? "It is needed." : "") : misfit(field, value);
-    if (why) wrong[field.name] = why;
-    else if (value !== undefined) values[field.name] = value;
+    const value = parseField(field, input[field.name] ?? "");
+    const error = value === undefined ? (field.required ? "Required." : "") : validateField(field, value);
+    if (error) result.errors[field.name] = error;
+    else if (value !== undefined) result.values[field.name] = value;
   }
-  return { values, wrong };
+  return result;
 }
 
-function valueOf({ kind, required }: FieldShape, written: Written[string]): unknown {
-  if (typeof written === "boolean") return written;
-  if (Array.isArray(written)) return written.length || required ? written : undefined;
-  if (written.trim() === "") return undefined;
-  if (kind === "number" || kind === "integer") return Number(written);
-  return kind === "boolean" ? written === "true" : written;
+function parseField({ kind, required }: FieldShape, input: FieldInput): unknown {
+  if (typeof input === "boolean") return input;
+  if (Array.isArray(input)) return input.length || required ? input : undefined;
+  if (input.trim() === "") return undefined;
+  if (kind === "number" || kind === "integer") return Number(input);
+  return kind === "boolean" ? input === "true" : input;
 }
 
-function misfit({ kind, least, most, choices = [] }: FieldShape, value: unknown): string {
+function validateField({ kind, least, most, choices = [] }: FieldShape, value: unknown): string {
+  if (kind === "number" && !Number.isFinite(value)) return "Enter a number.";
+  if (kind === "integer" && !Number.isSafeInteger(value)) return "Enter a whole number.";
+  if (kind === "choice" && !choices.some((choice) => choice.value === value)) return "Select one of the options.";
   const size = typeof value === "number" ? value : typeof value === "string" || Array.isArray(value) ? value.length : 0;
-  if (kind === "number" && !Number.isFinite(value)) return "It is no number.";
-  if (kind === "integer" && !Number.isSafeInteger(value)) return "It is no whole number.";
-  if (kind === "choice" && !choices.some((choice) => choice.value === value)) return "It is none of these.";
-  const what = kind === "text" ? " characters" : kind === "choices" ? " of them" : "";
-  if (least != null && size < least) return `At least ${least}${what}.`;
-  if (most != null && size > most) return `At most ${most}${what}.`;
-  return "";
+  const limit =
+    least != null && size < least ? `at least ${least}` : most != null && size > most ? `at most ${most}` : "";
+  if (!limit) return "";
+  if (kind === "text") return `Enter ${limit} characters.`;
+  return kind === "choices" ? `Select ${limit}.` : `Must be ${limit}.`;
 }

@@ -1,72 +1,76 @@
-// Jobs as people read of them: the words for their states, what can be done with one, and a list that stays true.
+// Jobs as the page shows them: labels of their states, available actions, and a list that merges live updates.
 
 import type { JobShape } from "../wire";
-import { fromNow, whenOf } from "./words";
+import { formatRelativeTime, formatTimeOrDate } from "./format";
 
 export type JobState = JobShape["state"];
 
-export const JOB_STATES: Record<JobState, { words: string; colour: string; about: string }> = {
-  queued: { words: "waits", colour: "default", about: "It waits for a free place, or for its next try." },
+export const JOB_STATES: Record<JobState, { label: string; color: string; description: string }> = {
+  queued: { label: "Queued", color: "default", description: "Waiting for a free worker or for its next attempt." },
   running: {
-    words: "under way",
-    colour: "processing",
-    about: "Its turn is under way, or it waits for jobs that it gave out itself.",
+    label: "Running",
+    color: "processing",
+    description: "The agent is working on it, or waiting for jobs that it has delegated.",
   },
-  done: {
-    words: "done",
-    colour: "success",
-    about: "Its answer is the last word in its session, and whoever asked has it.",
-  },
-  failed: { words: "failed", colour: "error", about: "Another try by itself would change nothing." },
-  dead: { words: "given up", colour: "error", about: "Tried as often as it may be, in vain." },
-  expired: { words: "expired", colour: "warning", about: "Its deadline passed before it was done." },
-  cancelled: { words: "stopped", colour: "default", about: "Somebody stopped it, or it is not needed any more." },
+  done: { label: "Done", color: "success", description: "The result was sent to the requester." },
+  failed: { label: "Failed", color: "error", description: "It is not retried automatically: the error is permanent." },
+  dead: { label: "Out of retries", color: "error", description: "All automatic attempts failed." },
+  expired: { label: "Expired", color: "warning", description: "The deadline passed before it was done." },
+  cancelled: { label: "Cancelled", color: "default", description: "It was cancelled, or is no longer needed." },
 };
 
-export const isOpen = ({ state }: Pick<JobShape, "state">): boolean => state === "queued" || state === "running";
+export const PRIORITY_LABELS: Record<JobShape["priority"], string> = {
+  low: "Low",
+  normal: "Normal",
+  high: "High",
+  urgent: "Urgent",
+};
 
-/** What a person can have done with a job: an open one is stopped, one that was not done is tried again. */
-export function choiceOf(job: Pick<JobShape, "state">): "cancel" | "retry" | undefined {
-  if (isOpen(job)) return "cancel";
+export const isOpenJob = ({ state }: Pick<JobShape, "state">): boolean => state === "queued" || state === "running";
+
+/** Return what the user can do with a job: cancel an open one, retry one that ended without a result. */
+export function jobAction(job: Pick<JobShape, "state">): "cancel" | "retry" | undefined {
+  if (isOpenJob(job)) return "cancel";
   return job.state === "done" ? undefined : "retry";
 }
 
-/** Who asked: an agent, a schedule, or a person. */
-export function askerOf({ kind, askedBy, sessionKey, user }: JobShape): string {
-  if (kind === "schedule") return /(?:^|\/)schedules\/([^/]+)\/jobs\/[^/]+$/.exec(sessionKey)?.[1] ?? "a schedule";
-  return askedBy || user || "somebody";
+/** Return the name of the agent, schedule or user that requested the job. */
+export function jobRequester({ kind, askedBy, sessionKey, user }: JobShape): string {
+  if (kind === "schedule") return /(?:^|\/)schedules\/([^/]+)\/jobs\/[^/]+$/.exec(sessionKey)?.[1] ?? "schedule";
+  return askedBy || user || "unknown";
 }
 
-/** How often it was tried, and when it is again. */
-export function triesOf({ attempts = 0, state, dueAt }: JobShape, now: number): string {
-  if (state === "queued" && attempts > 0 && dueAt > now) return `try ${attempts + 1} ${fromNow(dueAt, now)}`;
-  return attempts === 0 ? "" : attempts === 1 ? "1 try" : `${attempts} tries`;
+export function formatAttempts({ attempts = 0, state, dueAt }: JobShape, now: number): string {
+  if (state === "queued" && attempts > 0 && dueAt > now) return `Retry ${formatRelativeTime(dueAt, now)}`;
+  return attempts === 0 ? "" : attempts === 1 ? "1 attempt" : `${attempts} attempts`;
 }
 
-/** How long there is, while it matters; then when it was. */
-export function deadlineOf(job: JobShape, now: number): string {
+/** Format the deadline: relative while the job is open, absolute afterwards. */
+export function formatDeadline(job: JobShape, now: number): string {
   if (!job.deadline) return "";
-  return isOpen(job) && job.deadline > now ? fromNow(job.deadline, now) : whenOf(job.deadline, now);
+  return isOpenJob(job) && job.deadline > now
+    ? formatRelativeTime(job.deadline, now)
+    : formatTimeOrDate(job.deadline, now);
 }
 
-/** Why it is not done, or was not the last time. Of one that is under way nothing can be said yet. */
-export function troubleOf({ state, error }: JobShape): string {
+/** Return why the job, or its last attempt, ended without a result. */
+export function jobError({ state, error }: JobShape): string {
   if (!error || state === "done" || state === "running") return "";
-  return /^(by .+|on request)$/.test(error) ? `stopped ${error}` : error;
+  return /^(by .+|on request)$/.test(error) ? `Cancelled ${error}` : error;
 }
 
-/** What was listed, as it is now: with what is new before it, without what does not belong there any more.
-    Where older ones were not asked for yet (`more`), none of them is put in. */
-export function merged(
+/** Merge live updates into listed jobs: replace changed ones, add new ones, drop those that left the filter.
+    While older pages are not loaded (`hasMore`), jobs older than the listed ones are not added. */
+export function mergeJobs(
   listed: readonly JobShape[],
-  news: ReadonlyMap<string, JobShape>,
+  updates: ReadonlyMap<string, JobShape>,
   states: readonly JobState[] = [],
-  more = false,
+  hasMore = false,
 ): JobShape[] {
-  const known = new Set(listed.map(({ jobId }) => jobId));
-  const oldest = more ? (listed.at(-1)?.createdAt ?? 0) : 0;
-  const added = [...news.values()].filter((job) => !known.has(job.jobId) && job.createdAt >= oldest).reverse();
-  return [...added, ...listed.map((job) => news.get(job.jobId) ?? job)]
+  const listedIds = new Set(listed.map(({ jobId }) => jobId));
+  const oldest = hasMore ? (listed.at(-1)?.createdAt ?? 0) : 0;
+  const added = [...updates.values()].filter((job) => !listedIds.has(job.jobId) && job.createdAt >= oldest).reverse();
+  return [...added, ...listed.map((job) => updates.get(job.jobId) ?? job)]
     .filter((job) => states.length === 0 || states.includes(job.state))
     .sort((a, b) => b.createdAt - a.createdAt);
 }

@@ -1,72 +1,70 @@
-// Schedules as people write and read them: what a cron expression says, and what is wrong with a new one.
+// Schedules: plain-English cron descriptions and validation of a new schedule.
 
-export interface Draft {
+export interface ScheduleDraft {
   name: string;
   cron: string;
   zone: string;
   task: string;
 }
 
-export type Field = keyof Draft;
-export type Faults = Partial<Record<Field | "form", string>>;
+export type ScheduleField = keyof ScheduleDraft;
+export type ScheduleErrors = Partial<Record<ScheduleField | "form", string>>;
 
-export const EXAMPLES = ["0 * * * *", "0 9 * * *", "0 9 * * 1-5", "0 9 * * 1", "0 9 1 * *"];
-const SHORT: Record<string, string> = {
+export const CRON_EXAMPLES = ["0 * * * *", "0 9 * * *", "0 9 * * 1-5", "0 9 * * 1", "0 9 1 * *"];
+const SHORTCUTS: Record<string, string> = {
   "@hourly": "0 * * * *",
   "@daily": "0 0 * * *",
   "@weekly": "0 0 * * 0",
   "@monthly": "0 0 1 * *",
   "@yearly": "0 0 1 1 *",
 };
-const DAYS = ["Sundays", "Mondays", "Tuesdays", "Wednesdays", "Thursdays", "Fridays", "Saturdays"];
-const isNumber = (field: string, most: number): boolean => /^\d{1,2}$/.test(field) && Number(field) <= most;
+const WEEKDAYS = ["Sundays", "Mondays", "Tuesdays", "Wednesdays", "Thursdays", "Fridays", "Saturdays"];
+const isNumber = (field: string, max: number): boolean => /^\d{1,2}$/.test(field) && Number(field) <= max;
 
-/** An expression in words, where it is a plain one; else nothing, and it speaks for itself. */
-export function cronWords(cron: string): string | undefined {
-  const written = cron.trim();
-  const [minute = "", hour = "", day = "", month = "", weekday = "", ...rest] = (SHORT[written] ?? written).split(
-    /\s+/,
-  );
+/** Describe a simple cron expression in words; return undefined for others. */
+export function describeCron(cron: string): string | undefined {
+  const expression = cron.trim();
+  const fields = (SHORTCUTS[expression] ?? expression).split(/\s+/);
+  const [minute = "", hour = "", day = "", month = "", weekday = "", ...rest] = fields;
   if (!weekday || rest.length > 0 || month !== "*") return undefined;
-  if (hour === "*" && day === "*" && weekday === "*") return hourly(minute);
+  if (hour === "*" && day === "*" && weekday === "*") return describeHourly(minute);
   if (!isNumber(minute, 59) || !isNumber(hour, 23)) return undefined;
-  const days = daysOf(day, weekday);
+  const days = describeDays(day, weekday);
   return days && `${days} at ${hour.padStart(2, "0")}:${minute.padStart(2, "0")}`;
 }
 
-function hourly(minute: string): string | undefined {
+function describeHourly(minute: string): string | undefined {
   if (minute === "*") return "Every minute";
   const step = /^\*\/(\d{1,2})$/.exec(minute)?.[1];
   if (step) return Number(step) > 1 && 60 % Number(step) === 0 ? `Every ${Number(step)} minutes` : undefined;
   if (!isNumber(minute, 59)) return undefined;
-  return Number(minute) === 0 ? "Every hour" : `Every hour, ${Number(minute)} min past`;
+  return Number(minute) === 0 ? "Every hour" : `Every hour at :${minute.padStart(2, "0")}`;
 }
 
-function daysOf(day: string, weekday: string): string | undefined {
+function describeDays(day: string, weekday: string): string | undefined {
   if (day === "*" && weekday === "*") return "Every day";
-  if (day === "*" && weekday === "1-5") return "Working days";
-  if (day === "*" && isNumber(weekday, 7)) return DAYS[Number(weekday) % 7];
-  return weekday === "*" && isNumber(day, 31) && day !== "0" ? `Day ${Number(day)} of every month` : undefined;
+  if (day === "*" && weekday === "1-5") return "Weekdays";
+  if (day === "*" && isNumber(weekday, 7)) return WEEKDAYS[Number(weekday) % 7];
+  return weekday === "*" && isNumber(day, 31) && day !== "0" ? `Monthly on day ${Number(day)}` : undefined;
 }
 
-/** What can be said before the gateway is asked. */
-export function faultsOf({ name, cron, task }: Draft): Faults {
-  return {
-    ...(/^[\p{L}\p{N}_.-]{1,64}$/u.test(name)
-      ? {}
-      : { name: name ? "Letters, digits, . _ and - only, without spaces." : "Give it a name." }),
-    ...(cron.trim() ? {} : { cron: "Say when: five fields, or a word like @daily." }),
-    ...(task.trim() ? {} : { task: "Say what is to be done." }),
-  };
+/** Validate what can be checked without the gateway. */
+export function validateSchedule({ name, cron, task }: ScheduleDraft): ScheduleErrors {
+  const errors: ScheduleErrors = {};
+  if (!name) errors.name = "Enter a name.";
+  else if (!/^[\p{L}\p{N}_.-]{1,64}$/u.test(name)) errors.name = "Use only letters, digits, “.”, “_” and “-”.";
+  if (!cron.trim()) errors.cron = "Enter a cron expression or a shortcut such as @daily.";
+  if (!task.trim()) errors.task = "Enter a task.";
+  return errors;
 }
 
-/** Where in the form a refusal of the gateway belongs. */
-export function faultOf(refusal: string): Faults {
-  const places: [RegExp, Field][] = [
-    [/cron expression|never comes/, "cron"],
-    [/time zone/, "zone"],
-    [/of this name|no name for/, "name"],
-    [/has no task/, "task"],
+/** Assign an error message of the gateway to the field that it mentions. */
+export function assignError(message: string): ScheduleErrors {
+  const fields: [RegExp, ScheduleField][] = [
+    [/\bcron\b|never comes|never occurs|no next time/i, "cron"],
+    [/time zone/i, "zone"],
+    [/\bname\b|already exists/i, "name"],
+    [/\btask\b/i, "task"],
   ];
-  return { [places.find(([words]) => words.test(refusal))?.[1] ?? "form"]: refusal };
+  return { [fields.find(([pattern]) => pattern.test(message))?.[1] ?? "form"]: message };
 }

@@ -1,28 +1,28 @@
-// A value that views can follow. Many changes in a short time are one piece of news: at most 16 a second.
+// Observable value for React views. Notifications are throttled: a burst of changes causes at most 16 per second.
 
-export const BEAT = 62;
+export const NOTIFY_INTERVAL_MS = 62;
 
 export class Store<T> {
   private listeners = new Set<() => void>();
   private timer: ReturnType<typeof setTimeout> | undefined;
-  private last = 0;
-  private shown: T;
+  private lastNotified = 0;
+  private published: T;
 
   constructor(
     private value: T,
-    private readonly beat = BEAT,
+    private readonly intervalMs = NOTIFY_INTERVAL_MS,
     private readonly now: () => number = () => performance.now(),
   ) {
-    this.shown = value;
+    this.published = value;
   }
 
-  /** The value as it is. */
+  /** The latest value. */
   get current(): T {
     return this.value;
   }
 
-  /** The value as views see it. */
-  readonly snapshot = (): T => this.shown;
+  /** The value that views were last notified of. */
+  readonly snapshot = (): T => this.published;
 
   readonly subscribe = (listener: () => void): (() => void) => {
     this.listeners.add(listener);
@@ -33,20 +33,20 @@ export class Store<T> {
     if (value === this.value) return;
     this.value = value;
     if (this.timer !== undefined) return;
-    const wait = Math.max(0, this.last + this.beat - this.now());
-    this.timer = setTimeout(() => this.flush(), wait);
+    const delay = Math.max(0, this.lastNotified + this.intervalMs - this.now());
+    this.timer = setTimeout(() => this.flush(), delay);
   }
 
-  change(part: Partial<T>): void {
-    this.set({ ...this.value, ...part });
+  update(change: Partial<T>): void {
+    this.set({ ...this.value, ...change });
   }
 
-  /** Show it now: somebody has just done this by hand. */
+  /** Notify now, without throttling: the change is the direct result of a user action. */
   flush(): void {
     clearTimeout(this.timer);
     this.timer = undefined;
-    this.last = this.now();
-    this.shown = this.value;
+    this.lastNotified = this.now();
+    this.published = this.value;
     for (const listener of this.listeners) listener();
   }
 }

@@ -1,87 +1,90 @@
-// Who the agents are, what each may do, and what every tool takes.
+// Agents and tools: each agent's model and tools, and which agent may use which tool.
 
 import { CheckOutlined, CloseOutlined, QuestionOutlined, RobotOutlined } from "@ant-design/icons";
 import { Alert, Drawer, Table, Tag, Tooltip } from "antd";
 import { useMemo, useState } from "react";
 import { CodeBlock } from "../markdown/code";
-import { useAsked, useHouse } from "../state/use";
-import type { Matrix, MatrixRow, ToolShape } from "../wire";
-import { Frame, Nothing, Shown } from "./frame";
+import { useAppState, useQuery } from "../state/hooks";
+import type { AgentShape, Matrix, MatrixRow, ToolShape } from "../wire";
+import { EmptyState, QueryResult, View } from "./view";
 
 export default function Agents({ id }: { id: string }) {
-  const { agents } = useHouse();
-  const matrix = useAsked("tools.matrix", {});
-  const tools = useAsked("tools.list", {});
-  const [open, setOpen] = useState<string>(id);
-  const asks = useMemo(
-    () =>
-      new Set(
-        (tools.answer?.tools ?? [])
-          .filter((tool) => tool.requiresApproval)
-          .map((tool) => `${tool.agentId} ${tool.name}`),
-      ),
-    [tools.answer],
+  const { agents } = useAppState();
+  const matrix = useQuery("tools.matrix", {});
+  const { data } = useQuery("tools.list", {});
+  const [openTool, setOpenTool] = useState(id);
+  const tools = useMemo(() => data?.tools ?? [], [data]);
+  const needsApproval = useMemo(
+    () => new Set(tools.filter((tool) => tool.requiresApproval).map((tool) => `${tool.agentId} ${tool.name}`)),
+    [tools],
   );
-  const known = useMemo(() => new Map((tools.answer?.tools ?? []).map((tool) => [tool.name, tool])), [tools.answer]);
+  const toolsByName = useMemo(() => new Map(tools.map((tool) => [tool.name, tool])), [tools]);
   return (
-    <Frame
+    <View
       title="Agents and tools"
-      about="Who works here, with which model, and what each may do. The files in your workspace say so; edit them and this view follows."
+      description="Your agents, their models and what they may do. Agents are defined by files in the workspace; this view follows when you edit them."
     >
       {agents.length === 0 && (
-        <Nothing icon={<RobotOutlined aria-hidden />} title="No agent yet">
-          An agent is a file in the workspace that says who it is.
-        </Nothing>
+        <EmptyState icon={<RobotOutlined aria-hidden />} title="No agents yet">
+          Add an agent by creating a file for it in the workspace.
+        </EmptyState>
       )}
       <ul className="cards">
         {agents.map((agent) => (
-          <li key={agent.id} className="card">
-            <header>
-              <h2>{agent.name || agent.id}</h2>
-              {agent.default && <Tag>default</Tag>}
-              {agent.role && <Tag>{agent.role}</Tag>}
-            </header>
-            <p className="model">
-              <code>{agent.model || "no model"}</code>
-            </p>
-            {agent.description && <p>{agent.description}</p>}
-            {agent.notice && <Alert type="info" showIcon title={agent.notice} />}
-            <p className="quiet">
-              {agent.tools.length === 0
-                ? "No tools"
-                : agent.tools.length === 1
-                  ? "One tool"
-                  : `${agent.tools.length} tools`}
-            </p>
-          </li>
+          <AgentCard key={agent.id} agent={agent} />
         ))}
       </ul>
-      <h2 className="section">Who may do what</h2>
-      <Shown asked={matrix}>
-        {(answer) =>
-          answer.tools.length ? (
-            <Grid matrix={answer} asks={asks} onTool={setOpen} />
+      <h2 className="section-title">Tool permissions</h2>
+      <QueryResult query={matrix}>
+        {(result) =>
+          result.tools.length ? (
+            <PermissionTable matrix={result} needsApproval={needsApproval} onSelect={setOpenTool} />
           ) : (
-            <p className="quiet">No agent has a tool yet.</p>
+            <p className="muted">No agent has any tools yet.</p>
           )
         }
-      </Shown>
-      <ToolDrawer tool={known.get(open)} onClose={() => setOpen("")} />
-    </Frame>
+      </QueryResult>
+      <ToolDrawer tool={toolsByName.get(openTool)} onClose={() => setOpenTool("")} />
+    </View>
   );
 }
 
-const CELLS = {
-  yes: { icon: <CheckOutlined className="good" aria-hidden />, words: "may, without asking" },
-  ask: { icon: <QuestionOutlined className="wait" aria-hidden />, words: "asks a person first" },
-  no: { icon: <CloseOutlined className="faint" aria-hidden />, words: "may not" },
+function AgentCard({ agent }: { agent: AgentShape }) {
+  const count = agent.tools.length;
+  return (
+    <li className="card">
+      <header>
+        <h2>{agent.name || agent.id}</h2>
+        {agent.default && <Tag>Default</Tag>}
+        {agent.role && <Tag>{agent.role}</Tag>}
+      </header>
+      <p className="model">{agent.model ? <code>{agent.model}</code> : "No model"}</p>
+      {agent.description && <p>{agent.description}</p>}
+      {agent.notice && <Alert type="info" showIcon title={agent.notice} />}
+      <p className="muted">{count === 0 ? "No tools" : count === 1 ? "1 tool" : `${count} tools`}</p>
+    </li>
+  );
+}
+
+const VERDICTS = {
+  yes: { icon: <CheckOutlined className="success" aria-hidden />, label: "Allowed" },
+  ask: { icon: <QuestionOutlined className="warning" aria-hidden />, label: "Requires approval" },
+  no: { icon: <CloseOutlined className="faint" aria-hidden />, label: "Not allowed" },
 };
 
-function Grid({ matrix, asks, onTool }: { matrix: Matrix; asks: Set<string>; onTool: (name: string) => void }) {
+interface PermissionTableProps {
+  matrix: Matrix;
+  needsApproval: Set<string>;
+  onSelect: (tool: string) => void;
+}
+
+function PermissionTable({ matrix, needsApproval, onSelect }: PermissionTableProps) {
   const rows = matrix.tools.map((tool) => ({
     tool,
-    cells: Object.fromEntries(matrix.rows.map((row) => [row.agentId, row.cells[tool]])),
+    verdicts: Object.fromEntries(matrix.rows.map((row) => [row.agentId, row.cells[tool]])),
   }));
+  const verdictOf = (agentId: string, { tool, verdicts }: (typeof rows)[number]) =>
+    verdicts[agentId] === "yes" && needsApproval.has(`${agentId} ${tool}`) ? "ask" : verdicts[agentId];
   return (
     <Table
       size="small"
@@ -89,44 +92,41 @@ function Grid({ matrix, asks, onTool }: { matrix: Matrix; asks: Set<string>; onT
       dataSource={rows}
       pagination={false}
       scroll={{ x: "max-content" }}
-      onRow={({ tool }) => ({ onClick: () => onTool(tool), className: "pickable" })}
+      onRow={({ tool }) => ({ onClick: () => onSelect(tool), className: "clickable" })}
       columns={[
         {
           title: "Tool",
           dataIndex: "tool",
           fixed: "left",
           render: (tool: string) => (
-            <button type="button" className="plain" onClick={() => onTool(tool)}>
+            <button type="button" className="plain" onClick={() => onSelect(tool)}>
               <code>{tool}</code>
             </button>
           ),
         },
-        ...matrix.rows.map((row: MatrixRow) => ({
-          title: row.agentId,
-          key: row.agentId,
+        ...matrix.rows.map(({ agentId }) => ({
+          title: agentId,
+          key: agentId,
           align: "center" as const,
-          render: (_: unknown, { tool, cells }: (typeof rows)[number]) => (
-            <Cell
-              verdict={cells[row.agentId] === "yes" && asks.has(`${row.agentId} ${tool}`) ? "ask" : cells[row.agentId]}
-            />
-          ),
+          render: (_: unknown, row: (typeof rows)[number]) => <Verdict verdict={verdictOf(agentId, row)} />,
         })),
       ]}
     />
   );
 }
 
-function Cell({ verdict }: { verdict: MatrixRow["cells"][string] | undefined }) {
+function Verdict({ verdict }: { verdict: MatrixRow["cells"][string] | undefined }) {
   if (!verdict)
     return (
-      <span className="faint" aria-label="does not have it">
+      <span className="faint" role="img" aria-label="Not available">
         –
       </span>
     );
+  const { icon, label } = VERDICTS[verdict];
   return (
-    <Tooltip title={CELLS[verdict].words}>
-      <span role="img" aria-label={CELLS[verdict].words}>
-        {CELLS[verdict].icon}
+    <Tooltip title={label}>
+      <span role="img" aria-label={label}>
+        {icon}
       </span>
     </Tooltip>
   );
@@ -140,9 +140,9 @@ function ToolDrawer({ tool, onClose }: { tool: ToolShape | undefined; onClose: (
           <p>{tool.description}</p>
           <p>
             <Tag>{tool.source}</Tag>
-            {tool.requiresApproval && <Tag color="warning">asks first</Tag>}
+            {tool.requiresApproval && <Tag color="warning">Requires approval</Tag>}
           </p>
-          <CodeBlock code={JSON.stringify(tool.inputSchema, null, 2)} language="json" growing={false} />
+          <CodeBlock code={JSON.stringify(tool.inputSchema, null, 2)} language="json" streaming={false} />
         </div>
       )}
     </Drawer>

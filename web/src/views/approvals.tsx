@@ -1,37 +1,36 @@
-// All questions that wait for an answer, wherever they were asked.
+// Pending approvals of all sessions.
 
 import { SafetyCertificateOutlined } from "@ant-design/icons";
-import { Approval } from "../chat/approval";
-import { Inside } from "../shell/link";
-import { useHouse } from "../state/use";
-import { Frame, Nothing } from "./frame";
+import { ApprovalCard } from "../chat/approval";
+import { RouteLink } from "../components/link";
+import { useAppState } from "../state/hooks";
+import { EmptyState, View } from "./view";
 
 export default function Approvals() {
-  const { approvals, sessions, sessionsLoaded } = useHouse();
-  const nameOf = (key: string) => sessions.find((session) => session.sessionKey === key)?.label || "a session";
+  const { approvals, sessions, sessionsLoaded } = useAppState();
+  const sessionName = (key: string) => sessions.find(({ sessionKey }) => sessionKey === key)?.label || "a session";
   return (
-    <Frame
+    <View
       title="Approvals"
-      about="What your agents may do only if you say so. A question outlives a reload and a restart; an answer counts until its time is over."
+      description="Tool calls that wait for your decision. They survive reloads and restarts until they expire."
     >
       {approvals.map((approval) => (
-        <Approval
+        <ApprovalCard
           key={approval.approvalId}
           approval={approval}
-          where={
-            <p className="where">
-              <strong>{approval.agentId}</strong> asks in{" "}
-              <Inside to={{ view: "chat", id: approval.sessionKey }}>{nameOf(approval.sessionKey)}</Inside>
+          source={
+            <p className="approval-source">
+              Requested by <strong>{approval.agentId}</strong> in{" "}
+              <RouteLink to={{ view: "chat", id: approval.sessionKey }}>{sessionName(approval.sessionKey)}</RouteLink>
             </p>
           }
         />
       ))}
       {sessionsLoaded && approvals.length === 0 && (
-        <Nothing icon={<SafetyCertificateOutlined aria-hidden />} title="Nothing waits for you">
-          When a tool that needs your word is called, the question appears here, in its chat, and as a number beside
-          “Approvals” in every view.
-        </Nothing>
+        <EmptyState icon={<SafetyCertificateOutlined aria-hidden />} title="No pending approvals">
+          When an agent calls a tool that requires approval, the request appears here and in its chat.
+        </EmptyState>
       )}
-    </Frame>
+    </View>
   );
 }

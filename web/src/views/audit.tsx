@@ -1,19 +1,21 @@
-// The audit log: one line for every call of a tool, live, in a chain that shows if anything was changed.
+// Audit log: one entry per tool call, updated live. Entries are hash-chained, so that tampering can be detected.
 
 import { AuditOutlined, SafetyOutlined } from "@ant-design/icons";
 import { Alert, Button, Select, Space, Table, Tag } from "antd";
 import { useEffect, useState } from "react";
-import { Exact } from "../chat/exact";
-import { Inside } from "../shell/link";
-import { useAsked, useAtlas, useHouse } from "../state/use";
-import { gistOf, momentOf, spanOf, textOf } from "../state/words";
+import { ExactText } from "../components/exact-text";
+import { RouteLink } from "../components/link";
+import { formatDateTime, formatDuration, formatIdentifier, formatValue, summarizeArguments } from "../state/format";
+import { useAppState, useClient, useQuery } from "../state/hooks";
 import type { AuditShape } from "../wire";
-import { Frame, Nothing } from "./frame";
+import { EmptyState, View } from "./view";
 
-interface Line {
+type Level = "info" | "warn" | "error";
+
+interface AuditEntry {
   actorExternalId: string;
   entityId: string;
-  level: "info" | "warn" | "error";
+  level: Level;
   message: string;
   success: boolean;
   timestamp: number;
@@ -30,41 +32,42 @@ interface Line {
   };
 }
 
-const lineOf = (row: AuditShape): Line => row.entry as unknown as Line;
-const LEVELS = [
-  { value: "info", label: "Well" },
-  { value: "warn", label: "Refused" },
-  { value: "error", label: "Failed" },
+const entryOf = (row: AuditShape): AuditEntry => row.entry as unknown as AuditEntry;
+
+const LEVELS: { value: Level; label: string; color: string }[] = [
+  { value: "info", label: "Succeeded", color: "success" },
+  { value: "warn", label: "Rejected", color: "warning" },
+  { value: "error", label: "Failed", color: "error" },
 ];
 
-export default function Audit() {
-  const { agents } = useHouse();
-  const [agentId, setAgent] = useState<string>();
+export default function AuditLog() {
+  const { agents } = useAppState();
+  const [agentId, setAgentId] = useState<string>();
   const [tool, setTool] = useState<string>();
-  const [level, setLevel] = useState<"info" | "warn" | "error">();
+  const [level, setLevel] = useState<Level>();
   const filters = { ...(agentId ? { agentId } : {}), ...(tool ? { tool } : {}), ...(level ? { level } : {}) };
-  const { rows, more, older, busy, error } = useLines(filters);
+  const { rows, hasMore, loadMore, loading, error } = useAuditEntries(filters);
   const tools = [...new Set(agents.flatMap((agent) => agent.tools))].sort();
   const filtered = Object.keys(filters).length > 0;
   return (
-    <Frame
-      title="Audit"
-      about="Every call of a tool, whatever came of it. Lines are chained by hashes: a change or a gap shows."
-      extra={<Verify />}
+    <View
+      title="Audit log"
+      description="Every tool call and its outcome. Entries are linked by hashes, so changes and gaps can be detected."
+      controls={<VerifyButton />}
     >
       <Space wrap className="filters">
         <Select
           allowClear
-          placeholder="Any agent"
+          placeholder="All agents"
           aria-label="Agent"
           value={agentId}
-          onChange={setAgent}
+          onChange={setAgentId}
           options={agents.map(({ id }) => ({ value: id, label: id }))}
         />
         <Select
           allowClear
           showSearch
-          placeholder="Any tool"
+          placeholder="All tools"
           aria-label="Tool"
           value={tool}
           onChange={setTool}
@@ -72,95 +75,103 @@ export default function Audit() {
         />
         <Select
           allowClear
-          placeholder="Any outcome"
+          placeholder="All outcomes"
           aria-label="Outcome"
           value={level}
           onChange={setLevel}
-          options={LEVELS}
+          options={LEVELS.map(({ value, label }) => ({ value, label }))}
         />
       </Space>
       {error && <Alert type="warning" showIcon title={error} />}
-      {!busy && !error && rows.length === 0 ? (
-        <Nothing icon={<AuditOutlined aria-hidden />} title={filtered ? "No line fits" : "Nothing was done yet"}>
-          {filtered ? "Take a filter away." : "As soon as an agent calls a tool, a line appears here."}
-        </Nothing>
+      {!loading && !error && rows.length === 0 ? (
+        <EmptyState icon={<AuditOutlined aria-hidden />} title={filtered ? "No matching entries" : "No entries yet"}>
+          {filtered ? "Remove a filter to see more entries." : "An entry appears here whenever an agent calls a tool."}
+        </EmptyState>
       ) : (
         <Table
           size="small"
           rowKey="seq"
-          loading={busy && rows.length === 0}
+          loading={loading && rows.length === 0}
           dataSource={rows}
           pagination={false}
           scroll={{ x: 820 }}
           tableLayout="fixed"
-          expandable={{ expandedRowRender: (row) => <Details row={row} />, expandRowByClick: true }}
+          expandable={{ expandedRowRender: (row) => <EntryDetails row={row} />, expandRowByClick: true }}
           columns={COLUMNS}
         />
       )}
-      {more && (
-        <Button block type="text" onClick={older}>
-          Older
+      {hasMore && (
+        <Button block type="text" onClick={loadMore}>
+          Show more
         </Button>
       )}
-    </Frame>
+    </View>
   );
 }
 
 const COLUMNS = [
-  { title: "Line", dataIndex: "seq", width: 62, className: "number" },
-  { title: "When", key: "when", width: 150, render: (_: unknown, row: AuditShape) => momentOf(lineOf(row).timestamp) },
+  { title: "#", dataIndex: "seq", width: 62, className: "number" },
+  {
+    title: "Time",
+    key: "time",
+    width: 150,
+    render: (_: unknown, row: AuditShape) => formatDateTime(entryOf(row).timestamp),
+  },
   {
     title: "Agent",
     key: "agent",
     ellipsis: true,
     width: 110,
-    render: (_: unknown, row: AuditShape) => lineOf(row).actorExternalId,
+    render: (_: unknown, row: AuditShape) => entryOf(row).actorExternalId,
   },
   {
     title: "Tool",
     key: "tool",
     width: 150,
-    render: (_: unknown, row: AuditShape) => <code>{lineOf(row).entityId}</code>,
+    render: (_: unknown, row: AuditShape) => <code>{entryOf(row).entityId}</code>,
   },
   {
     title: "Arguments",
     key: "arguments",
     ellipsis: true,
-    render: (_: unknown, row: AuditShape) => <code className="cut">{gistOf(lineOf(row).meta.arguments ?? {})}</code>,
+    render: (_: unknown, row: AuditShape) => (
+      <code className="truncate">{summarizeArguments(entryOf(row).meta.arguments ?? {})}</code>
+    ),
   },
   {
     title: "Outcome",
     key: "outcome",
     width: 120,
-    render: (_: unknown, row: AuditShape) => <Outcome line={lineOf(row)} />,
+    render: (_: unknown, row: AuditShape) => <OutcomeTag entry={entryOf(row)} />,
   },
   {
-    title: "Took",
-    key: "took",
+    title: "Duration",
+    key: "duration",
     width: 90,
     className: "number",
-    render: (_: unknown, row: AuditShape) => spanOf(lineOf(row).meta.duration_ms ?? 0),
+    render: (_: unknown, row: AuditShape) => formatDuration(entryOf(row).meta.duration_ms ?? 0),
   },
 ];
 
-function Outcome({ line }: { line: Line }) {
-  const color = { info: "success", warn: "warning", error: "error" }[line.level];
-  return <Tag color={color}>{line.success ? "done" : (line.meta.error ?? "failed").replaceAll("_", " ")}</Tag>;
+function OutcomeTag({ entry }: { entry: AuditEntry }) {
+  const color = LEVELS.find(({ value }) => value === entry.level)?.color;
+  return <Tag color={color}>{entry.success ? "Succeeded" : formatIdentifier(entry.meta.error ?? "failed")}</Tag>;
 }
 
-function Details({ row }: { row: AuditShape }) {
-  const { meta, message } = lineOf(row);
+function EntryDetails({ row }: { row: AuditShape }) {
+  const { meta, message } = entryOf(row);
+  const notes = [
+    message,
+    ...(meta.rule ? [`Rule: ${meta.rule}`] : []),
+    ...(meta.approved_by ? [`Approved by ${meta.approved_by}`] : []),
+  ];
   return (
-    <div className="stack details">
-      <p>
-        {message}
-        {meta.rule ? ` – because: ${meta.rule}` : ""}
-        {meta.approved_by ? `, allowed by ${meta.approved_by}` : ""}
-      </p>
-      <Exact text={textOf(meta.arguments ?? {})} label="Arguments" />
-      {meta.result !== undefined && <Exact text={textOf(meta.result)} label="Result" />}
-      <p className="quiet">
-        {meta.run_id && <Inside to={{ view: "runs", id: meta.run_id }}>The turn behind this line</Inside>}{" "}
+    <div className="stack entry-details">
+      <p>{notes.join(" · ")}</p>
+      <ExactText text={formatValue(meta.arguments ?? {})} label="Arguments" />
+      {meta.result !== undefined && <ExactText text={formatValue(meta.result)} label="Result" />}
+      <p className="muted">
+        {meta.run_id && <RouteLink to={{ view: "runs", id: meta.run_id }}>View run</RouteLink>}{" "}
         <code className="hash" title={row.hash}>
           {row.hash.slice(0, 16)}…
         </code>
@@ -169,14 +180,14 @@ function Details({ row }: { row: AuditShape }) {
   );
 }
 
-function Verify() {
-  const atlas = useAtlas();
+function VerifyButton() {
+  const client = useClient();
   const [state, setState] = useState<{ busy: boolean; rows?: number; broken?: number; error?: string }>({
     busy: false,
   });
   const verify = () => {
     setState({ busy: true });
-    atlas.ask("audit.verify", {}).then(
+    client.request("audit.verify", {}).then(
       ({ rows, broken }) => setState({ busy: false, rows, broken: broken ?? undefined }),
       (error: Error) => setState({ busy: false, error: error.message }),
     );
@@ -184,61 +195,62 @@ function Verify() {
   return (
     <Space wrap>
       {state.error && <Tag color="error">{state.error}</Tag>}
-      {state.broken !== undefined && (
-        <Tag color="error">Line {state.broken} does not follow from the one before it</Tag>
-      )}
+      {state.broken !== undefined && <Tag color="error">The chain is broken at entry {state.broken}</Tag>}
       {state.rows !== undefined && state.broken === undefined && (
-        <Tag color="success">{state.rows === 1 ? "The one line is" : `All ${state.rows} lines are`} as written</Tag>
+        <Tag color="success">{state.rows === 1 ? "1 entry verified" : `All ${state.rows} entries verified`}</Tag>
       )}
       <Button icon={<SafetyOutlined aria-hidden />} disabled={state.busy} onClick={verify}>
-        Verify the chain
+        Verify hash chain
       </Button>
     </Space>
   );
 }
 
-type Filters = { agentId?: string; tool?: string; level?: "info" | "warn" | "error" };
+type Filters = { agentId?: string; tool?: string; level?: Level };
 
-/** The latest lines, with new ones put before them as they come. */
-function useLines(filters: Filters) {
-  const atlas = useAtlas();
-  const first = useAsked("audit.list", { limit: 50, ...filters });
-  const [fresh, setFresh] = useState<AuditShape[]>([]);
-  const [pages, setPages] = useState<{ rows: AuditShape[]; cursor?: string }>();
+/** The newest entries, with new ones added live and older ones on demand. */
+function useAuditEntries(filters: Filters) {
+  const client = useClient();
+  const first = useQuery("audit.list", { limit: 50, ...filters });
+  const [live, setLive] = useState<AuditShape[]>([]);
+  const [older, setOlder] = useState<{ rows: AuditShape[]; cursor?: string }>();
   const key = JSON.stringify(filters);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: other filters or a new first page make the rest outdated
   useEffect(() => {
-    setFresh([]);
-    setPages(undefined);
-  }, [first.answer, key]);
+    setLive([]);
+    setOlder(undefined);
+  }, [first.data, key]);
   useEffect(() => {
-    const wanted = JSON.parse(key) as Filters;
-    const hear = (row: AuditShape) => {
-      const line = lineOf(row);
-      const fits =
-        (!wanted.agentId || wanted.agentId === line.actorExternalId) &&
-        (!wanted.tool || wanted.tool === line.entityId) &&
-        (!wanted.level || wanted.level === line.level);
-      if (fits) setFresh((before) => [row, ...before]);
+    const { agentId, tool, level } = JSON.parse(key) as Filters;
+    const addEntry = (row: AuditShape) => {
+      const entry = entryOf(row);
+      const matches =
+        (!agentId || agentId === entry.actorExternalId) &&
+        (!tool || tool === entry.entityId) &&
+        (!level || level === entry.level);
+      if (matches) setLive((previous) => [row, ...previous]);
     };
-    atlas.audit.add(hear);
-    atlas.ask("audit.subscribe", {}).catch(() => undefined);
-    return () => void atlas.audit.delete(hear);
-  }, [atlas, key]);
-  const known = new Set<number>();
-  const rows = [...fresh, ...(first.answer?.entries ?? []), ...(pages?.rows ?? [])].filter(
-    (row) => !known.has(row.seq) && known.add(row.seq),
+    client.auditListeners.add(addEntry);
+    client.request("audit.subscribe", {}).catch(() => undefined);
+    return () => {
+      client.auditListeners.delete(addEntry);
+    };
+  }, [client, key]);
+  const seen = new Set<number>();
+  const rows = [...live, ...(first.data?.entries ?? []), ...(older?.rows ?? [])].filter(
+    (row) => !seen.has(row.seq) && seen.add(row.seq),
   );
-  const cursor = pages ? pages.cursor : (first.answer?.nextCursor ?? undefined);
-  const older = () => {
+  const cursor = older ? older.cursor : (first.data?.nextCursor ?? undefined);
+  const loadMore = () => {
     if (cursor === undefined) return;
-    atlas.ask("audit.list", { limit: 50, cursor, ...filters }).then(
+    client.request("audit.list", { limit: 50, cursor, ...filters }).then(
       (page) =>
-        setPages((before) => ({
-          rows: [...(before?.rows ?? []), ...page.entries],
+        setOlder((previous) => ({
+          rows: [...(previous?.rows ?? []), ...page.entries],
           cursor: page.nextCursor ?? undefined,
         })),
       () => undefined,
     );
   };
-  return { rows, more: cursor !== undefined, older, busy: first.busy, error: first.error };
+  return { rows, hasMore: cursor !== undefined, loadMore, loading: first.loading, error: first.error };
 }

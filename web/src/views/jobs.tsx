@@ -1,82 +1,94 @@
-// Jobs: what agents have handed to each other and what was due, live; beside it the schedules.
+// Jobs: a live list of delegated and scheduled tasks, with the schedules in a second tab.
 
 import { CarryOutOutlined } from "@ant-design/icons";
 import { Alert, Button, Select, Table } from "antd";
 import { useEffect, useState } from "react";
-import { Inside } from "../shell/link";
-import { go } from "../shell/route";
-import { deadlineOf, isOpen, JOB_STATES, type JobState, merged, triesOf, troubleOf } from "../state/jobs";
-import { useAsked, useAtlas, useJobNews, useNow } from "../state/use";
-import { inOneLine, whenOf } from "../state/words";
+import { RouteLink } from "../components/link";
+import { navigate } from "../layout/router";
+import { formatTimeOrDate } from "../state/format";
+import { useClient, useJobUpdates, useNow, useQuery } from "../state/hooks";
+import {
+  formatAttempts,
+  formatDeadline,
+  isOpenJob,
+  JOB_STATES,
+  type JobState,
+  jobError,
+  mergeJobs,
+} from "../state/jobs";
+import { toSafeLine } from "../state/unicode-safety";
 import type { JobShape } from "../wire";
-import { Frame, Nothing } from "./frame";
-import { JobAct, OneJob, Priority, StateTag, Who } from "./job";
+import { JobActionButton, JobDetails, JobStateTag, PriorityLabel, RequesterAndAgent } from "./job-details";
 import { Schedules } from "./schedules";
+import { EmptyState, View } from "./view";
 
 const SCHEDULES = "schedules";
-const SOON = 600_000;
-const OPTIONS = (Object.keys(JOB_STATES) as JobState[]).map((value) => ({ value, label: JOB_STATES[value].words }));
+const DEADLINE_SOON_MS = 600_000;
+const STATE_OPTIONS = (Object.keys(JOB_STATES) as JobState[]).map((value) => ({
+  value,
+  label: JOB_STATES[value].label,
+}));
 
 export default function Jobs({ id }: { id: string }) {
-  if (id && id !== SCHEDULES) return <OneJob key={id} id={id} />;
-  const tab = (name: string, to: string) => (
-    <Inside to={{ view: "jobs", id: to }} aria-current={id === to ? "page" : undefined}>
+  if (id && id !== SCHEDULES) return <JobDetails key={id} id={id} />;
+  const tabLink = (name: string, tab: string) => (
+    <RouteLink to={{ view: "jobs", id: tab }} aria-current={id === tab ? "page" : undefined}>
       {name}
-    </Inside>
+    </RouteLink>
   );
   return (
-    <Frame
+    <View
       title="Jobs"
-      about="Work that your agents have handed to each other, and tasks that come round by themselves. Jobs outlive a restart."
+      description="Tasks that agents delegate to each other, and tasks that run on a schedule. Jobs survive restarts."
     >
       <nav className="tabs" aria-label="Jobs and schedules">
-        {tab("Jobs", "")}
-        {tab("Schedules", SCHEDULES)}
+        {tabLink("Jobs", "")}
+        {tabLink("Schedules", SCHEDULES)}
       </nav>
-      {id ? <Schedules /> : <AllJobs />}
-    </Frame>
+      {id ? <Schedules /> : <JobList />}
+    </View>
   );
 }
 
-function AllJobs() {
+function JobList() {
   const [state, setState] = useState<JobState>();
-  const { rows, more, older, busy, error } = useJobs(state);
+  const { jobs, hasMore, loadMore, loading, error } = useJobs(state);
   const now = useNow(5000);
   return (
     <>
       <div className="filters">
         <Select
           allowClear
-          placeholder="Any state"
-          aria-label="State"
+          placeholder="All statuses"
+          aria-label="Status"
           value={state}
           onChange={setState}
-          options={OPTIONS}
+          options={STATE_OPTIONS}
         />
       </div>
       {error && <Alert type="warning" showIcon title={error} />}
-      {!busy && !error && rows.length === 0 ? (
-        <NoJob state={state} />
+      {!loading && !error && jobs.length === 0 ? (
+        <NoJobs state={state} />
       ) : (
         <Table
           size="small"
           rowKey="jobId"
           className="jobs"
-          loading={busy && rows.length === 0}
-          dataSource={rows}
+          loading={loading && jobs.length === 0}
+          dataSource={jobs}
           pagination={false}
           tableLayout="fixed"
-          onRow={(job) => ({ onClick: () => go({ view: "jobs", id: job.jobId }), className: "pickable" })}
+          onRow={(job) => ({ onClick: () => navigate({ view: "jobs", id: job.jobId }), className: "clickable" })}
           columns={[
             { title: "Task", key: "task", render: (_, job) => <Task job={job} now={now} /> },
             {
-              title: "State",
+              title: "Status",
               key: "state",
               width: 120,
               render: (_, job) => (
                 <>
-                  <StateTag state={job.state} />
-                  <small>{triesOf(job, now)}</small>
+                  <JobStateTag state={job.state} />
+                  <small>{formatAttempts(job, now)}</small>
                 </>
               ),
             },
@@ -85,40 +97,36 @@ function AllJobs() {
               dataIndex: "priority",
               width: 82,
               responsive: ["lg"],
-              render: (priority: JobShape["priority"]) => <Priority priority={priority} />,
+              render: (priority: JobShape["priority"]) => <PriorityLabel priority={priority} />,
             },
             {
               title: "Deadline",
               key: "deadline",
               width: 94,
               responsive: ["lg"],
-              render: (_, job) => (
-                <span className={isOpen(job) && job.deadline && job.deadline - now < SOON ? "wait" : undefined}>
-                  {deadlineOf(job, now) || <span className="faint">–</span>}
-                </span>
-              ),
+              render: (_, job) => <Deadline job={job} now={now} />,
             },
             {
-              title: "What came of it",
+              title: "Result",
               key: "result",
               width: 204,
               responsive: ["xl"],
-              render: (_, job) => <Outcome job={job} />,
+              render: (_, job) => <JobResult job={job} />,
             },
             {
-              title: <span className="unseen">What you can do</span>,
-              key: "act",
+              title: <span className="visually-hidden">Actions</span>,
+              key: "actions",
               width: 96,
               responsive: ["sm"],
               align: "right",
-              render: (_, job) => <JobAct job={job} size="small" />,
+              render: (_, job) => <JobActionButton job={job} size="small" />,
             },
           ]}
         />
       )}
-      {more && (
-        <Button block type="text" onClick={older}>
-          Older
+      {hasMore && (
+        <Button block type="text" onClick={loadMore}>
+          Show more
         </Button>
       )}
     </>
@@ -128,65 +136,68 @@ function AllJobs() {
 function Task({ job, now }: { job: JobShape; now: number }) {
   return (
     <>
-      <Inside to={{ view: "jobs", id: job.jobId }} className="cut" onClick={(event) => event.stopPropagation()}>
-        {inOneLine(job.task)}
-      </Inside>
+      <RouteLink to={{ view: "jobs", id: job.jobId }} className="truncate" onClick={(event) => event.stopPropagation()}>
+        {toSafeLine(job.task)}
+      </RouteLink>
       <small>
-        <Who job={job} /> · {whenOf(job.createdAt, now)}
+        <RequesterAndAgent job={job} /> · {formatTimeOrDate(job.createdAt, now)}
       </small>
     </>
   );
 }
 
-function Outcome({ job }: { job: JobShape }) {
-  const trouble = troubleOf(job);
-  if (trouble)
-    return (
-      <span className={job.state === "failed" || job.state === "dead" ? "two-lines bad" : "two-lines quiet"}>
-        {inOneLine(trouble)}
-      </span>
-    );
-  return job.result ? (
-    <span className="two-lines quiet">{inOneLine(job.result)}</span>
-  ) : (
-    <span className="faint">–</span>
-  );
+function Deadline({ job, now }: { job: JobShape; now: number }) {
+  const soon = isOpenJob(job) && job.deadline && job.deadline - now < DEADLINE_SOON_MS;
+  const text = formatDeadline(job, now);
+  return text ? <span className={soon ? "warning" : undefined}>{text}</span> : <span className="faint">–</span>;
 }
 
-function NoJob({ state }: { state: JobState | undefined }) {
+function JobResult({ job }: { job: JobShape }) {
+  const error = jobError(job);
+  const failed = job.state === "failed" || job.state === "dead";
+  const text = error || job.result;
+  if (!text) return <span className="faint">–</span>;
+  return <span className={error && failed ? "two-lines error" : "two-lines muted"}>{toSafeLine(text)}</span>;
+}
+
+function NoJobs({ state }: { state: JobState | undefined }) {
   const icon = <CarryOutOutlined aria-hidden />;
   if (state)
     return (
-      <Nothing icon={icon} title="No job is like that">
-        None is in the state “{JOB_STATES[state].words}”. Take the filter away to see all.
-      </Nothing>
+      <EmptyState icon={icon} title="No matching jobs">
+        No job has the status “{JOB_STATES[state].label}”. Clear the filter to see all jobs.
+      </EmptyState>
     );
   return (
-    <Nothing icon={icon} title="No job yet">
-      When an agent calls <code>delegate_task</code>, another one gets the work as a job, and its answer comes back as a
-      message. Ask for something that two of them do together, or put a task on a{" "}
-      <Inside to={{ view: "jobs", id: SCHEDULES }}>schedule</Inside>.
-    </Nothing>
+    <EmptyState icon={icon} title="No jobs yet">
+      When an agent calls <code>delegate_task</code>, another agent gets the task as a job and returns its result as a
+      message. You can also put a task on a <RouteLink to={{ view: "jobs", id: SCHEDULES }}>schedule</RouteLink>.
+    </EmptyState>
   );
 }
 
-/** The latest jobs, each as it was last told of, with new ones before them as they come. */
+/** The newest jobs with live updates, and older ones on demand. */
 function useJobs(state: JobState | undefined) {
-  const atlas = useAtlas();
+  const client = useClient();
   const states = state ? [state] : [];
-  const first = useAsked("jobs.list", { limit: 50, states });
-  const news = useJobNews();
-  const [pages, setPages] = useState<{ jobs: JobShape[]; cursor?: string }>();
-  useEffect(() => setPages(undefined), [first.answer, state]);
-  const cursor = pages ? pages.cursor : (first.answer?.nextCursor ?? undefined);
-  const older = () => {
+  const first = useQuery("jobs.list", { limit: 50, states });
+  const updates = useJobUpdates();
+  const [older, setOlder] = useState<{ jobs: JobShape[]; cursor?: string }>();
+  // biome-ignore lint/correctness/useExhaustiveDependencies: another filter or a new first page makes the rest outdated
+  useEffect(() => setOlder(undefined), [first.data, state]);
+  const cursor = older ? older.cursor : (first.data?.nextCursor ?? undefined);
+  const loadMore = () => {
     if (cursor === undefined) return;
-    atlas.ask("jobs.list", { limit: 50, cursor, states }).then(
+    client.request("jobs.list", { limit: 50, cursor, states }).then(
       (page) =>
-        setPages((before) => ({ jobs: [...(before?.jobs ?? []), ...page.jobs], cursor: page.nextCursor ?? undefined })),
+        setOlder((previous) => ({
+          jobs: [...(previous?.jobs ?? []), ...page.jobs],
+          cursor: page.nextCursor ?? undefined,
+        })),
       () => undefined,
     );
   };
-  const rows = merged([...(first.answer?.jobs ?? []), ...(pages?.jobs ?? [])], news, states, cursor !== undefined);
-  return { rows, more: cursor !== undefined, older, busy: first.busy, error: first.error };
+  const hasMore = cursor !== undefined;
+  const jobs = mergeJobs([...(first.data?.jobs ?? []), ...(older?.jobs ?? [])], updates, states, hasMore);
+  return { jobs, hasMore, loadMore, loading: first.loading, error: first.error };
 }

@@ -1,43 +1,43 @@
-// Turns, and one of them as a picture.
+// Runs: a list of all runs, and the timeline of one.
 
 import { ArrowLeftOutlined, FieldTimeOutlined } from "@ant-design/icons";
 import { Alert, Button, Table } from "antd";
 import { useEffect } from "react";
-import { timelineOf } from "../charts/spans";
-import { TimelinePicture } from "../charts/timeline";
-import { Inside } from "../shell/link";
-import { go } from "../shell/route";
-import { useAsked, useHouse, useNow } from "../state/use";
-import { momentOf, spanOf } from "../state/words";
-import type { RunShape } from "../wire";
-import { Frame, Nothing, Shown } from "./frame";
-import { RunTag } from "./runtag";
+import { buildTimeline, TimelineChart } from "../charts/timeline";
+import { RouteLink } from "../components/link";
+import { navigate } from "../layout/router";
+import { formatDateTime, formatDuration } from "../state/format";
+import { useAppState, useNow, useQuery } from "../state/hooks";
+import type { RunFound, RunShape } from "../wire";
+import { EmptyState, QueryResult, RunStatusTag, View } from "./view";
 
 export default function Runs({ id }: { id: string }) {
-  return id ? <OneRun key={id} id={id} /> : <AllRuns />;
+  return id ? <RunDetails key={id} id={id} /> : <RunList />;
 }
 
 function useSessionName(): (key: string) => string {
-  const { sessions } = useHouse();
-  return (key) => sessions.find((session) => session.sessionKey === key)?.label || "a session";
+  const { sessions } = useAppState();
+  return (key) => sessions.find((session) => session.sessionKey === key)?.label || "Untitled";
 }
 
-function AllRuns() {
-  const asked = useAsked("runs.list", { limit: 100 });
-  const nameOf = useSessionName();
-  const { sessions } = useHouse();
-  useEffect(() => asked.again(), [sessions, asked.again]); // a turn begins or ends with every change of a session
+function RunList() {
+  const query = useQuery("runs.list", { limit: 100 });
+  const sessionName = useSessionName();
+  const { sessions } = useAppState();
+  const { reload } = query;
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a session changes whenever one of its runs starts or ends
+  useEffect(() => reload(), [sessions, reload]);
   return (
-    <Frame
+    <View
       title="Runs"
-      about="Every turn that was taken, the latest first. Open one to see its rounds, calls and waits."
+      description="Every run of an agent, newest first. Open one to see its model calls, tool calls and waits."
     >
-      <Shown asked={asked}>
+      <QueryResult query={query}>
         {({ runs }) =>
           runs.length === 0 ? (
-            <Nothing icon={<FieldTimeOutlined aria-hidden />} title="No turn yet">
-              Say something to an agent: its turn appears here.
-            </Nothing>
+            <EmptyState icon={<FieldTimeOutlined aria-hidden />} title="No runs yet">
+              A run starts when you send a message to an agent.
+            </EmptyState>
           ) : (
             <Table
               size="small"
@@ -46,98 +46,104 @@ function AllRuns() {
               pagination={{ pageSize: 25, hideOnSinglePage: true, showSizeChanger: false }}
               scroll={{ x: 640 }}
               tableLayout="fixed"
-              onRow={(run) => ({ onClick: () => go({ view: "runs", id: run.runId }), className: "pickable" })}
+              onRow={(run) => ({ onClick: () => navigate({ view: "runs", id: run.runId }), className: "clickable" })}
               columns={[
                 {
-                  title: "Begun",
+                  title: "Started",
                   dataIndex: "createdAt",
                   width: 160,
-                  render: (at: number, run) => <Inside to={{ view: "runs", id: run.runId }}>{momentOf(at)}</Inside>,
+                  render: (at: number, run) => (
+                    <RouteLink to={{ view: "runs", id: run.runId }}>{formatDateTime(at)}</RouteLink>
+                  ),
                 },
-                { title: "Session", dataIndex: "sessionKey", ellipsis: true, render: nameOf },
+                { title: "Session", dataIndex: "sessionKey", ellipsis: true, render: sessionName },
                 { title: "Agent", dataIndex: "agentId", width: 140 },
                 {
-                  title: "State",
+                  title: "Status",
                   dataIndex: "status",
                   width: 120,
-                  render: (status: RunShape["status"]) => <RunTag status={status} />,
+                  render: (status: RunShape["status"]) => <RunStatusTag status={status} />,
                 },
                 {
-                  title: "Took",
-                  key: "took",
+                  title: "Duration",
+                  key: "duration",
                   width: 110,
                   className: "number",
-                  render: (_, run) => (run.endedAt ? spanOf(run.endedAt - run.createdAt) : "…"),
+                  render: (_, run) => (run.endedAt ? formatDuration(run.endedAt - run.createdAt) : "…"),
                 },
               ]}
             />
           )
         }
-      </Shown>
-    </Frame>
+      </QueryResult>
+    </View>
   );
 }
 
-function OneRun({ id }: { id: string }) {
-  const asked = useAsked("runs.get", { runId: id });
-  const nameOf = useSessionName();
+function RunDetails({ id }: { id: string }) {
+  const query = useQuery("runs.get", { runId: id });
   const now = useNow(1000);
-  const run = asked.answer?.run;
+  const { reload } = query;
+  const run = query.data?.run;
   const open = run !== undefined && !run.endedAt;
+  // biome-ignore lint/correctness/useExhaustiveDependencies: an open run is reloaded on every tick of the clock
   useEffect(() => {
-    if (open) asked.again();
-  }, [open, now, asked.again]);
+    if (open) reload();
+  }, [open, now, reload]);
   return (
-    <Frame
-      title="One turn"
-      about={
+    <View
+      title="Run details"
+      description={
         run
-          ? `${momentOf(run.createdAt)}, ${run.agentId}${run.user ? `, asked by ${run.user}` : ""}`
-          : "What happened, from the first word to the last."
+          ? `${run.agentId}, started ${formatDateTime(run.createdAt)}${run.user ? ` by ${run.user}` : ""}`
+          : "Model calls, tool calls and waits of this run."
       }
-      extra={
-        <Button icon={<ArrowLeftOutlined aria-hidden />} onClick={() => go({ view: "runs", id: "" })}>
+      controls={
+        <Button icon={<ArrowLeftOutlined aria-hidden />} onClick={() => navigate({ view: "runs", id: "" })}>
           All runs
         </Button>
       }
     >
-      <Shown asked={asked}>
-        {(found) => {
-          const timeline = timelineOf(found, now);
-          return (
-            <div className="stack">
-              <dl className="facts">
-                <div>
-                  <dt>State</dt>
-                  <dd>
-                    <RunTag status={found.run.status} />
-                  </dd>
-                </div>
-                <div>
-                  <dt>Took</dt>
-                  <dd>{spanOf(timeline.to - timeline.from)}</dd>
-                </div>
-                <div>
-                  <dt>Rounds</dt>
-                  <dd>{found.steps.filter((step) => step.kind === "reply").length}</dd>
-                </div>
-                <div>
-                  <dt>Calls</dt>
-                  <dd>{found.steps.filter((step) => step.kind === "intent").length}</dd>
-                </div>
-                <div>
-                  <dt>Session</dt>
-                  <dd>
-                    <Inside to={{ view: "chat", id: found.run.sessionKey }}>{nameOf(found.run.sessionKey)}</Inside>
-                  </dd>
-                </div>
-              </dl>
-              {found.run.error && <Alert type="error" showIcon title={found.run.error} />}
-              <TimelinePicture timeline={timeline} />
-            </div>
-          );
-        }}
-      </Shown>
-    </Frame>
+      <QueryResult query={query}>{(found) => <RunContent found={found} now={now} />}</QueryResult>
+    </View>
+  );
+}
+
+function RunContent({ found, now }: { found: RunFound; now: number }) {
+  const { run, steps } = found;
+  const sessionName = useSessionName();
+  const timeline = buildTimeline(found, now);
+  const countSteps = (kind: string) => steps.filter((step) => step.kind === kind).length;
+  return (
+    <div className="stack">
+      <dl className="facts">
+        <div>
+          <dt>Status</dt>
+          <dd>
+            <RunStatusTag status={run.status} />
+          </dd>
+        </div>
+        <div>
+          <dt>Duration</dt>
+          <dd>{formatDuration(timeline.to - timeline.from)}</dd>
+        </div>
+        <div>
+          <dt>Model calls</dt>
+          <dd>{countSteps("reply")}</dd>
+        </div>
+        <div>
+          <dt>Tool calls</dt>
+          <dd>{countSteps("intent")}</dd>
+        </div>
+        <div>
+          <dt>Session</dt>
+          <dd>
+            <RouteLink to={{ view: "chat", id: run.sessionKey }}>{sessionName(run.sessionKey)}</RouteLink>
+          </dd>
+        </div>
+      </dl>
+      {run.error && <Alert type="error" showIcon title={run.error} />}
+      <TimelineChart timeline={timeline} />
+    </div>
   );
 }

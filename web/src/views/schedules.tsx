@@ -1,142 +1,134 @@
-// Schedules: tasks that come round by themselves, when they do next, and what can be done with each.
+// Schedules: recurring tasks, their next run, and the actions for each.
 
 import { CalendarOutlined, CaretRightOutlined, DeleteOutlined, PlusOutlined } from "@ant-design/icons";
 import { App, Button, Switch, Tag } from "antd";
 import { useEffect, useState } from "react";
-import { go } from "../shell/route";
-import { cronWords } from "../state/schedules";
-import { useAsked, useAtlas, useHouse, useNow } from "../state/use";
-import { fromNow, inOneLine, momentOf } from "../state/words";
+import { navigate } from "../layout/router";
+import { formatDateTime, formatRelativeTime } from "../state/format";
+import { useAppState, useClient, useNow, useQuery } from "../state/hooks";
+import { PRIORITY_LABELS } from "../state/jobs";
+import { describeCron } from "../state/schedules";
+import { toSafeLine } from "../state/unicode-safety";
 import type { ScheduleShape } from "../wire";
-import { Nothing, Shown } from "./frame";
-import { NewSchedule } from "./schedule";
+import { NewScheduleDrawer } from "./new-schedule";
+import { EmptyState, QueryResult } from "./view";
 
 export function Schedules() {
-  const asked = useAsked("schedules.list", {});
-  const { principal } = useHouse();
-  const [adding, setAdding] = useState(false);
+  const query = useQuery("schedules.list", {});
+  const { principal } = useAppState();
+  const [creating, setCreating] = useState(false);
   const now = useNow(10_000);
-  useEffect(() => asked.again(), [now, asked.again]); // a time that has come is followed by the next
-  const may = principal?.scopes.includes("write") ?? false;
-  const add = (
-    <Button type="primary" icon={<PlusOutlined aria-hidden />} disabled={!may} onClick={() => setAdding(true)}>
+  const { reload } = query;
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the time of the next run changes when it is reached
+  useEffect(() => reload(), [now, reload]);
+  const canWrite = principal?.scopes.includes("write") ?? false;
+  const newButton = (
+    <Button type="primary" icon={<PlusOutlined aria-hidden />} disabled={!canWrite} onClick={() => setCreating(true)}>
       New schedule
     </Button>
   );
   return (
     <>
-      <Shown asked={asked}>
+      <QueryResult query={query}>
         {({ schedules }) =>
           schedules.length === 0 ? (
-            <Nothing icon={<CalendarOutlined aria-hidden />} title="No schedule yet">
-              <p>
-                A schedule gives an agent the same task again and again: each time it comes round, there is a job. Begin
-                one here, or in a terminal:
-              </p>
+            <EmptyState icon={<CalendarOutlined aria-hidden />} title="No schedules yet">
+              <p>A schedule creates a job for an agent at set times. Create one here or from a terminal:</p>
               <pre className="example" tabIndex={0}>
                 atlas schedule add news "0 9 * * 1-5" "What is new in our field?"
               </pre>
-              {add}
-            </Nothing>
+              {newButton}
+            </EmptyState>
           ) : (
             <>
-              <div>{add}</div>
+              <div>{newButton}</div>
               <ul className="cards">
-                {schedules.map((each) => (
-                  <Card key={each.name} schedule={each} now={now} may={may} onChange={asked.again} />
+                {schedules.map((schedule) => (
+                  <ScheduleCard
+                    key={schedule.name}
+                    schedule={schedule}
+                    now={now}
+                    canWrite={canWrite}
+                    onChange={reload}
+                  />
                 ))}
               </ul>
             </>
           )
         }
-      </Shown>
-      <NewSchedule
-        open={adding}
-        onClose={() => setAdding(false)}
-        onAdded={() => {
-          setAdding(false);
-          asked.again();
+      </QueryResult>
+      <NewScheduleDrawer
+        open={creating}
+        onClose={() => setCreating(false)}
+        onCreated={() => {
+          setCreating(false);
+          reload();
         }}
       />
     </>
   );
 }
 
-function Card({
-  schedule,
-  now,
-  may,
-  onChange,
-}: {
+interface CardProps {
   schedule: ScheduleShape;
   now: number;
-  may: boolean;
+  canWrite: boolean;
   onChange: () => void;
-}) {
-  const atlas = useAtlas();
-  const { link } = useHouse();
-  const { message, modal } = App.useApp();
+}
+
+function ScheduleCard({ schedule, now, canWrite, onChange }: CardProps) {
+  const client = useClient();
+  const { status } = useAppState();
+  const { message: toast, modal } = App.useApp();
   const [busy, setBusy] = useState(false);
-  const { name, cron, zone, paused, task, agentId, priority, nextAt } = schedule;
-  const off = !may || busy || link !== "online";
-  const told = (work: Promise<unknown>) => {
+  const { name, cron, zone, paused, task, agentId, priority } = schedule;
+  const disabled = !canWrite || busy || status !== "online";
+  const perform = (work: Promise<unknown>) => {
     setBusy(true);
-    return work.then(onChange, (error: Error) => void message.warning(error.message)).finally(() => setBusy(false));
+    return work.then(onChange, (error: Error) => void toast.warning(error.message)).finally(() => setBusy(false));
   };
-  const remove = () =>
+  const confirmDelete = () =>
     modal.confirm({
-      title: `Remove ${name}?`,
-      content: "Its task does not come round any more. The jobs it has made stay.",
-      okText: "Remove",
+      title: `Delete ${name}?`,
+      content: "It will not create jobs any more. Existing jobs are kept.",
+      okText: "Delete",
       okButtonProps: { danger: true },
-      cancelText: "Keep",
-      onOk: () => told(atlas.ask("schedules.remove", { name })),
+      cancelText: "Cancel",
+      onOk: () => perform(client.request("schedules.remove", { name })),
     });
-  const words = cronWords(cron);
+  const runNow = async () => {
+    const { job } = await client.request("schedules.run", { name });
+    navigate({ view: "jobs", id: job.jobId });
+  };
   return (
     <li className="card">
       <header>
         <h2>{name}</h2>
-        {(priority === "high" || priority === "urgent") && <Tag color="warning">{priority}</Tag>}
+        {(priority === "high" || priority === "urgent") && <Tag color="warning">{PRIORITY_LABELS[priority]}</Tag>}
         <Switch
           size="small"
           checked={!paused}
-          disabled={off}
-          aria-label={`${name} is on`}
-          onChange={(on) => void told(atlas.ask("schedules.pause", { name, paused: !on }))}
+          disabled={disabled}
+          aria-label={`Enable ${name}`}
+          onChange={(enabled) => void perform(client.request("schedules.pause", { name, paused: !enabled }))}
         />
       </header>
       <p className="times">
-        <strong>{words}</strong> <code>{cron}</code> {zone}
+        <strong>{describeCron(cron)}</strong> <code>{cron}</code> {zone}
       </p>
       <p className="three-lines" title={task}>
-        {inOneLine(task, 400)}
+        {toSafeLine(task, 400)}
       </p>
-      <p className="quiet next">
-        {agentId} ·{" "}
-        {paused ? (
-          "rests"
-        ) : nextAt ? (
-          <>
-            next{" "}
-            <time dateTime={new Date(nextAt).toISOString()} title={momentOf(nextAt)}>
-              {fromNow(nextAt, now)}
-            </time>
-            , {momentOf(nextAt).replace(/:\d\d$/, "")}
-          </>
-        ) : (
-          "does not come again"
-        )}
+      <p className="muted">
+        {agentId} · <NextRun schedule={schedule} now={now} />
       </p>
       <footer>
         <Button
           size="small"
           icon={<CaretRightOutlined aria-hidden />}
-          disabled={off}
+          disabled={disabled}
           aria-label={`Run now: ${name}`}
-          onClick={() =>
-            void told(atlas.ask("schedules.run", { name }).then(({ job }) => go({ view: "jobs", id: job.jobId })))
-          }
+          onClick={() => void perform(runNow())}
         >
           Run now
         </Button>
@@ -145,13 +137,28 @@ function Card({
           type="text"
           danger
           icon={<DeleteOutlined aria-hidden />}
-          disabled={off}
-          aria-label={`Remove ${name}`}
-          onClick={remove}
+          disabled={disabled}
+          aria-label={`Delete ${name}`}
+          onClick={confirmDelete}
         >
-          Remove
+          Delete
         </Button>
       </footer>
     </li>
+  );
+}
+
+function NextRun({ schedule: { paused, nextAt }, now }: { schedule: ScheduleShape; now: number }) {
+  if (paused) return "Paused";
+  if (!nextAt) return "No upcoming run";
+  const time = formatDateTime(nextAt);
+  return (
+    <>
+      Next run{" "}
+      <time dateTime={new Date(nextAt).toISOString()} title={time}>
+        {formatRelativeTime(nextAt, now)}
+      </time>
+      , {time.replace(/:\d\d$/, "")}
+    </>
   );
 }

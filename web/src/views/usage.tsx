@@ -1,164 +1,171 @@
-// What was spent: tokens, cost and calls over time, by agent, by model, by tool.
+// Usage: tokens, cost and tool calls per day, by agent, model and tool.
 
 import { BarChartOutlined } from "@ant-design/icons";
 import { Segmented, Space } from "antd";
 import { type ReactNode, useMemo, useState } from "react";
-import { Bars } from "../charts/bars";
-import { lastDays, stacked } from "../charts/series";
-import { useAsked } from "../state/use";
-import { costOf, countOf, spanOf } from "../state/words";
-import { Frame, Nothing, Shown } from "./frame";
+import { BarChart, lastDays, stackSeries } from "../charts/bar-chart";
+import { formatCost, formatCount, formatDuration } from "../state/format";
+import { useQuery } from "../state/hooks";
+import type { Methods } from "../wire";
+import { EmptyState, QueryResult, View } from "./view";
 
-const MICROCENTS = 100_000_000;
-type What = "tokens" | "cost" | "turns";
+const MICROCENTS_PER_DOLLAR = 100_000_000;
+
+type UsageRow = Methods["usage.summary"]["result"]["rows"][number];
+type ToolRow = Methods["usage.tools"]["result"]["rows"][number];
+type Metric = "tokens" | "cost" | "turns";
+type Grouping = "agent" | "model";
+
+const METRICS: Record<Metric, { label: string; value: (row: UsageRow) => number }> = {
+  tokens: { label: "Tokens", value: (row) => row.inputTokens + row.outputTokens },
+  cost: { label: "Cost", value: (row) => row.costMicrocents / MICROCENTS_PER_DOLLAR },
+  turns: { label: "Runs", value: (row) => row.turns },
+};
 
 export default function Usage() {
-  const [span, setSpan] = useState(14);
-  const [by, setBy] = useState<"agent" | "model">("agent");
-  const [what, setWhat] = useState<What>("tokens");
-  const days = useMemo(() => lastDays(span), [span]);
+  const [period, setPeriod] = useState(14);
+  const [grouping, setGrouping] = useState<Grouping>("agent");
+  const days = useMemo(() => lastDays(period), [period]);
   const from = days[0] ?? "";
-  const usage = useAsked("usage.summary", { from, groupBy: by, byDay: true });
-  const tools = useAsked("usage.tools", { from });
-  const format = what === "cost" ? costOf : countOf;
+  const usage = useQuery("usage.summary", { from, groupBy: grouping, byDay: true });
+  const tools = useQuery("usage.tools", { from });
   return (
-    <Frame
+    <View
       title="Usage"
-      about="What your agents used, day by day."
-      extra={
+      description="What your agents have used, day by day."
+      controls={
         <Segmented
-          aria-label="How far back"
-          value={span}
-          onChange={setSpan}
-          options={[
-            { value: 7, label: "7 days" },
-            { value: 14, label: "14 days" },
-            { value: 30, label: "30 days" },
-          ]}
+          aria-label="Period"
+          value={period}
+          onChange={setPeriod}
+          options={[7, 14, 30].map((value) => ({ value, label: `${value} days` }))}
         />
       }
     >
-      <Shown asked={usage}>
-        {({ rows }) => {
-          if (rows.length === 0)
-            return (
-              <Nothing icon={<BarChartOutlined aria-hidden />} title="Nothing was used yet">
-                Every turn adds to this: its tokens, what they cost where that is known, and the tools it called.
-              </Nothing>
-            );
-          const sum = (read: (row: (typeof rows)[number]) => number) =>
-            rows.reduce((total, row) => total + read(row), 0);
-          const value = (row: (typeof rows)[number]) =>
-            what === "tokens"
-              ? row.inputTokens + row.outputTokens
-              : what === "turns"
-                ? row.turns
-                : row.costMicrocents / MICROCENTS;
-          return (
+      <QueryResult query={usage}>
+        {({ rows }) =>
+          rows.length === 0 ? (
+            <EmptyState icon={<BarChartOutlined aria-hidden />} title="No usage yet">
+              Every run adds its tokens, their cost where the price is known, and its tool calls.
+            </EmptyState>
+          ) : (
             <>
-              <div className="figures">
-                <Figure name="Turns" value={countOf(sum((row) => row.turns))} />
-                <Figure
-                  name="Tokens in"
-                  value={countOf(sum((row) => row.inputTokens))}
-                  more={`${countOf(sum((row) => row.cachedTokens))} cached`}
-                />
-                <Figure name="Tokens out" value={countOf(sum((row) => row.outputTokens))} />
-                <Figure
-                  name="Cost"
-                  value={costOf(sum((row) => row.costMicrocents) / MICROCENTS)}
-                  more="where prices are known"
-                />
-              </div>
-              <Panel
-                title={`${{ tokens: "Tokens", cost: "Cost", turns: "Turns" }[what]} by ${by}`}
-                extra={
-                  <Space wrap>
-                    <Segmented<What>
-                      size="small"
-                      aria-label="What"
-                      value={what}
-                      onChange={setWhat}
-                      options={[
-                        { value: "tokens", label: "Tokens" },
-                        { value: "cost", label: "Cost" },
-                        { value: "turns", label: "Turns" },
-                      ]}
-                    />
-                    <Segmented<"agent" | "model">
-                      size="small"
-                      aria-label="By"
-                      value={by}
-                      onChange={setBy}
-                      options={[
-                        { value: "agent", label: "Agent" },
-                        { value: "model", label: "Model" },
-                      ]}
-                    />
-                  </Space>
-                }
-              >
-                <Bars
-                  label={`${what} by ${by}`}
-                  format={format}
-                  stacks={stacked(
-                    rows.map((row) => ({ name: row.name || "unnamed", day: row.day ?? "", value: value(row) })),
-                    days,
-                  )}
-                />
-              </Panel>
+              <Totals rows={rows} />
+              <UsagePanel rows={rows} days={days} grouping={grouping} onGrouping={setGrouping} />
             </>
-          );
-        }}
-      </Shown>
-      {tools.answer && tools.answer.rows.length > 0 && (
+          )
+        }
+      </QueryResult>
+      {tools.data && tools.data.rows.length > 0 && (
         <Panel title="Calls by tool">
-          <Bars
+          <BarChart
             label="Calls by tool"
-            format={countOf}
-            stacks={stacked(
-              tools.answer.rows.map((row) => ({ name: row.name, day: row.day, value: row.calls })),
+            format={formatCount}
+            series={stackSeries(
+              tools.data.rows.map((row) => ({ name: row.name, day: row.day, value: row.calls })),
               days,
             )}
           />
-          <ToolSums rows={tools.answer.rows} />
+          <ToolTotals rows={tools.data.rows} />
         </Panel>
       )}
-    </Frame>
+    </View>
   );
 }
 
-function ToolSums({ rows }: { rows: { name: string; calls: number; failed: number; durationMs: number }[] }) {
-  const sums = new Map<string, { calls: number; failed: number; durationMs: number }>();
-  for (const row of rows) {
-    const sum = sums.get(row.name) ?? { calls: 0, failed: 0, durationMs: 0 };
-    sums.set(row.name, {
-      calls: sum.calls + row.calls,
-      failed: sum.failed + row.failed,
-      durationMs: sum.durationMs + row.durationMs,
+function Totals({ rows }: { rows: readonly UsageRow[] }) {
+  const total = (value: (row: UsageRow) => number) => rows.reduce((sum, row) => sum + value(row), 0);
+  return (
+    <div className="stats">
+      <Stat name="Runs" value={formatCount(total((row) => row.turns))} />
+      <Stat
+        name="Input tokens"
+        value={formatCount(total((row) => row.inputTokens))}
+        note={`${formatCount(total((row) => row.cachedTokens))} cached`}
+      />
+      <Stat name="Output tokens" value={formatCount(total((row) => row.outputTokens))} />
+      <Stat name="Cost" value={formatCost(total(METRICS.cost.value))} note="where prices are known" />
+    </div>
+  );
+}
+
+interface UsagePanelProps {
+  rows: readonly UsageRow[];
+  days: string[];
+  grouping: Grouping;
+  onGrouping: (grouping: Grouping) => void;
+}
+
+function UsagePanel({ rows, days, grouping, onGrouping }: UsagePanelProps) {
+  const [metric, setMetric] = useState<Metric>("tokens");
+  const { label, value } = METRICS[metric];
+  const title = `${label} by ${grouping}`;
+  const points = rows.map((row) => ({ name: row.name || "unknown", day: row.day ?? "", value: value(row) }));
+  return (
+    <Panel
+      title={title}
+      controls={
+        <Space wrap>
+          <Segmented<Metric>
+            size="small"
+            aria-label="Metric"
+            value={metric}
+            onChange={setMetric}
+            options={(Object.keys(METRICS) as Metric[]).map((key) => ({ value: key, label: METRICS[key].label }))}
+          />
+          <Segmented<Grouping>
+            size="small"
+            aria-label="Group by"
+            value={grouping}
+            onChange={onGrouping}
+            options={[
+              { value: "agent", label: "Agent" },
+              { value: "model", label: "Model" },
+            ]}
+          />
+        </Space>
+      }
+    >
+      <BarChart
+        label={title}
+        format={metric === "cost" ? formatCost : formatCount}
+        series={stackSeries(points, days)}
+      />
+    </Panel>
+  );
+}
+
+function ToolTotals({ rows }: { rows: readonly ToolRow[] }) {
+  const totals = new Map<string, { calls: number; failed: number; durationMs: number }>();
+  for (const { name, calls, failed, durationMs } of rows) {
+    const total = totals.get(name) ?? { calls: 0, failed: 0, durationMs: 0 };
+    totals.set(name, {
+      calls: total.calls + calls,
+      failed: total.failed + failed,
+      durationMs: total.durationMs + durationMs,
     });
   }
   return (
-    <table className="sums">
+    <table className="totals">
       <thead>
         <tr>
           <th>Tool</th>
           <th className="number">Calls</th>
-          <th className="number">Not done</th>
-          <th className="number">On average</th>
+          <th className="number">Unsuccessful</th>
+          <th className="number">Average duration</th>
         </tr>
       </thead>
       <tbody>
-        {[...sums]
+        {[...totals]
           .sort((a, b) => b[1].calls - a[1].calls)
-          .map(([name, sum]) => (
+          .map(([name, total]) => (
             <tr key={name}>
               <td>
                 <code>{name}</code>
               </td>
-              <td className="number">{sum.calls}</td>
-              <td className="number">{sum.failed || "–"}</td>
-              <td className="number">{spanOf(sum.durationMs / sum.calls)}</td>
+              <td className="number">{total.calls}</td>
+              <td className="number">{total.failed || "–"}</td>
+              <td className="number">{formatDuration(total.durationMs / total.calls)}</td>
             </tr>
           ))}
       </tbody>
@@ -166,22 +173,22 @@ function ToolSums({ rows }: { rows: { name: string; calls: number; failed: numbe
   );
 }
 
-function Figure({ name, value, more }: { name: string; value: string; more?: string }) {
+function Stat({ name, value, note }: { name: string; value: string; note?: string }) {
   return (
-    <div className="figure">
+    <div className="stat">
       <span>{name}</span>
       <strong>{value}</strong>
-      {more && <em>{more}</em>}
+      {note && <em>{note}</em>}
     </div>
   );
 }
 
-function Panel({ title, extra, children }: { title: string; extra?: ReactNode; children: ReactNode }) {
+function Panel({ title, controls, children }: { title: string; controls?: ReactNode; children: ReactNode }) {
   return (
     <section className="panel">
       <header>
         <h2>{title}</h2>
-        {extra}
+        {controls}
       </header>
       {children}
     </section>

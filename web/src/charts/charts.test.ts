@@ -1,0 +1,44 @@
+import { expect, it } from "vitest";
+import type { RunFound } from "../wire";
+import { lastDays, roundUp, stackSeries } from "./bar-chart";
+import { axisTicks, buildTimeline } from "./timeline";
+
+it("a timeline has spans for model calls, approvals and tool calls", () => {
+  const step = (seq: number, kind: string, at: number, more = {}) => ({ seq, kind, key: "k", at, ...more });
+  const found = {
+    run: { runId: "r", sessionKey: "s", agentId: "a", status: "done", createdAt: 0, endedAt: 100 },
+    steps: [
+      step(1, "accepted", 0),
+      step(2, "reply", 10, { name: "m" }),
+      step(3, "asked", 12, { name: "t", callId: "c" }),
+      step(4, "answered", 50, { status: "deny", by: "me" }),
+      step(5, "intent", 51, { name: "t", callId: "c" }),
+      step(6, "outcome", 60, { callId: "c", status: "error", error: "timeout" }),
+      step(7, "reply", 90),
+      step(8, "ended", 100),
+    ],
+  } as unknown as RunFound;
+  const { spans, to } = buildTimeline(found, 1000);
+  expect(to).toBe(100);
+  expect(spans.map((span) => [span.kind, span.from, span.to, span.status])).toEqual([
+    ["model", 0, 10, "done"],
+    ["approval", 12, 50, "denied"],
+    ["tool", 51, 60, "failed"],
+    ["model", 60, 90, "done"],
+  ]);
+  expect(axisTicks(100)).toEqual([0, 20, 40, 60, 80, 100]);
+});
+
+it("series are stacked with the largest first and the smallest merged", () => {
+  const days = lastDays(2, Date.UTC(2026, 0, 2));
+  expect(days).toEqual(["2026-01-01", "2026-01-02"]);
+  const names = ["a", "b", "c", "d", "e", "f", "g"];
+  const points = names.map((name, index) => ({ name, day: "2026-01-01", value: 7 - index }));
+  const series = stackSeries(points, days);
+  expect(series.names).toEqual(["a", "b", "c", "d", "e", "Other"]);
+  expect(series.values).toEqual([
+    [7, 6, 5, 4, 3, 3],
+    [0, 0, 0, 0, 0, 0],
+  ]);
+  expect([0, 3, 21, 130].map(roundUp)).toEqual([1, 4, 30, 200]);
+});

@@ -1,0 +1,123 @@
+// Chat header: the session's name, and a menu to rename, export, archive or delete it.
+
+import {
+  DeleteOutlined,
+  DownloadOutlined,
+  EditOutlined,
+  EllipsisOutlined,
+  FileMarkdownOutlined,
+  InboxOutlined,
+} from "@ant-design/icons";
+import { App, Button, Input } from "antd";
+import { useState } from "react";
+import { DropdownMenu } from "../components/menu";
+import { navigate, newChat } from "../layout/router";
+import { useClient } from "../state/hooks";
+import type { SessionState } from "../state/session";
+import { type ExportFormat, exportSession } from "./export";
+
+export function ChatHeader({ state }: { state: SessionState }) {
+  const client = useClient();
+  const { message: toast, modal } = App.useApp();
+  const [newName, setNewName] = useState<string>();
+  const { session, key } = state;
+  if (!session?.createdAt) return null;
+  const showOutcome = (work: Promise<unknown>, success?: string) =>
+    void work.then(
+      () => {
+        if (success) toast.success(success);
+      },
+      (error: Error) => {
+        toast.error(error.message);
+      },
+    );
+  const rename = () => {
+    const label = newName?.trim();
+    if (label && label !== session.label) showOutcome(client.request("sessions.update", { sessionKey: key, label }));
+    setNewName(undefined);
+  };
+  const download = (format: ExportFormat) => showOutcome(exportSession(client, key, session.label, format));
+  const toggleArchived = () => {
+    const archived = !session.archived;
+    showOutcome(
+      client.request("sessions.update", { sessionKey: key, archived }),
+      archived ? "Session archived. You can still find it with search." : "Session unarchived.",
+    );
+    if (archived) navigate(newChat());
+  };
+  const confirmDelete = () =>
+    modal.confirm({
+      title: "Delete this session?",
+      content: "Its messages and runs will be permanently deleted. Audit log entries are kept.",
+      okText: "Delete",
+      okButtonProps: { danger: true },
+      cancelText: "Cancel",
+      onOk: () =>
+        client.request("sessions.delete", { sessionKey: key }).then(
+          () => navigate(newChat()),
+          (error: Error) => void toast.error(error.message),
+        ),
+    });
+  return (
+    <header className="chat-header">
+      {newName === undefined ? (
+        <h2 title={session.label} onDoubleClick={() => setNewName(session.label)}>
+          {session.label || "New chat"}
+        </h2>
+      ) : (
+        <Input
+          aria-label="Session name"
+          value={newName}
+          maxLength={200}
+          autoFocus
+          onChange={(event) => setNewName(event.target.value)}
+          onBlur={rename}
+          onPressEnter={rename}
+          onKeyDown={(event) => {
+            if (event.key !== "Escape") return;
+            event.preventDefault();
+            setNewName(undefined);
+          }}
+        />
+      )}
+      <DropdownMenu
+        items={[
+          {
+            key: "rename",
+            icon: <EditOutlined aria-hidden />,
+            label: "Rename",
+            onClick: () => setNewName(session.label),
+          },
+          {
+            key: "markdown",
+            icon: <FileMarkdownOutlined aria-hidden />,
+            label: "Export as Markdown",
+            onClick: () => download("markdown"),
+          },
+          {
+            key: "json",
+            icon: <DownloadOutlined aria-hidden />,
+            label: "Export as JSON",
+            onClick: () => download("json"),
+          },
+          {
+            key: "archive",
+            icon: <InboxOutlined aria-hidden />,
+            label: session.archived ? "Unarchive" : "Archive",
+            onClick: toggleArchived,
+          },
+          { type: "divider" },
+          {
+            key: "delete",
+            icon: <DeleteOutlined aria-hidden />,
+            label: "Delete…",
+            danger: true,
+            onClick: confirmDelete,
+          },
+        ]}
+      >
+        <Button type="text" icon={<EllipsisOutlined aria-hidden />} aria-label="Session options" />
+      </DropdownMenu>
+    </header>
+  );
+}

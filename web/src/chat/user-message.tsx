@@ -1,0 +1,156 @@
+// Messages of the user: those in the session, and those still pending.
+
+import { ClockCircleOutlined, CloseOutlined, FileOutlined, LoadingOutlined, RedoOutlined } from "@ant-design/icons";
+import { Button, Input } from "antd";
+import { memo, useState } from "react";
+import { ActionButton, CopyButton } from "../components/buttons";
+import { messageText, type UserItem } from "../state/conversation";
+import { formatTime } from "../state/format";
+import type { MessagePart, PendingMessage as Pending } from "../state/session";
+import { ImageThumbnail } from "./image";
+
+export interface UserMessageActions {
+  edit: (item: UserItem, text: string) => void;
+  fork: (messageId: string) => void;
+}
+
+export const UserMessage = memo(
+  function UserMessage({ item, actions }: { item: UserItem; actions: UserMessageActions }) {
+    const [editing, setEditing] = useState(false);
+    const { id, parts, createdAt } = item.message;
+    const text = messageText([item.message]);
+    if (editing)
+      return (
+        <MessageEditor text={text} onCancel={() => setEditing(false)} onSend={(edited) => actions.edit(item, edited)} />
+      );
+    return (
+      <article className="user-message" aria-label="Your message" data-message={id}>
+        <Bubble parts={parts} />
+        <footer className="message-footer">
+          <time dateTime={new Date(createdAt).toISOString()}>{formatTime(createdAt)}</time>
+          <span className="actions">
+            <ActionButton
+              icon="edit"
+              label="Edit message"
+              hint="Edit and resend in a new session"
+              onClick={() => setEditing(true)}
+            />
+            <ActionButton
+              icon="fork"
+              label="Fork from here"
+              hint="Continue from here in a new session"
+              onClick={() => actions.fork(id)}
+            />
+            <CopyButton text={text} label="Copy message" />
+          </span>
+        </footer>
+      </article>
+    );
+  },
+  (previous, next) => previous.item.message === next.item.message && previous.actions === next.actions,
+);
+
+interface EditorProps {
+  text: string;
+  onSend: (text: string) => void;
+  onCancel: () => void;
+}
+
+function MessageEditor({ text, onSend, onCancel }: EditorProps) {
+  const [value, setValue] = useState(text);
+  const ready = value.trim() !== "";
+  return (
+    <div className="user-message editing">
+      <Input.TextArea
+        aria-label="Edit message"
+        value={value}
+        autoSize={{ minRows: 2, maxRows: 14 }}
+        autoFocus
+        onChange={(event) => setValue(event.target.value)}
+        onKeyDown={(event) => {
+          if (event.key === "Escape") onCancel();
+          else if (event.key === "Enter" && !event.shiftKey && !event.nativeEvent.isComposing && ready) {
+            event.preventDefault();
+            onSend(value);
+          }
+        }}
+      />
+      <footer className="row">
+        <span className="muted">Continues in a new session. This one stays unchanged.</span>
+        <Button onClick={onCancel}>Cancel</Button>
+        <Button type="primary" disabled={!ready} onClick={() => onSend(value)}>
+          Send
+        </Button>
+      </footer>
+    </div>
+  );
+}
+
+interface PendingProps {
+  message: Pending;
+  offline: boolean;
+  onRetry: () => void;
+  onCancel: () => void;
+}
+
+export const PendingMessage = memo(function PendingMessage({ message, offline, onRetry, onCancel }: PendingProps) {
+  return (
+    <article
+      className={`user-message pending is-${message.state}`}
+      aria-label="Your message"
+      data-pending={message.state}
+    >
+      <Bubble parts={message.parts} />
+      <footer className="message-footer always-visible">
+        {message.state === "queued" && (
+          <>
+            <ClockCircleOutlined aria-hidden /> Queued
+            <Button type="text" size="small" icon={<CloseOutlined aria-hidden />} onClick={onCancel}>
+              Cancel
+            </Button>
+          </>
+        )}
+        {message.state === "sending" &&
+          (offline ? <>Will be sent when reconnected</> : <LoadingOutlined aria-label="Sending" />)}
+        {message.state === "failed" && (
+          <>
+            <span className="error" role="alert">
+              Not sent: {message.error}
+            </span>
+            <Button type="text" size="small" icon={<RedoOutlined aria-hidden />} onClick={onRetry}>
+              Retry
+            </Button>
+            <Button type="text" size="small" icon={<CloseOutlined aria-hidden />} onClick={onCancel}>
+              Discard
+            </Button>
+          </>
+        )}
+      </footer>
+    </article>
+  );
+});
+
+function Bubble({ parts }: { parts: readonly MessagePart[] }) {
+  const text = parts
+    .map((part) => (part.type === "text" ? part.text : ""))
+    .filter(Boolean)
+    .join("\n\n");
+  return (
+    <div className="bubble">
+      {parts.map((part, index) => {
+        if (part.type === "image" && part.data) {
+          const image = { mediaType: part.mediaType, data: part.data, name: "" };
+          return <ImageThumbnail key={index} image={image} label="Attached image" />;
+        }
+        if (part.type === "file")
+          return (
+            <span key={index} className="file">
+              <FileOutlined aria-hidden /> {part.name}
+            </span>
+          );
+        return null;
+      })}
+      {text && <div className="text">{text}</div>}
+    </div>
+  );
+}

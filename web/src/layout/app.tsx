@@ -1,0 +1,102 @@
+// Root component: theme, login, and the client that the rest of the page uses.
+
+import { App as AntApp, ConfigProvider } from "antd";
+import { useEffect, useMemo, useState, useSyncExternalStore } from "react";
+import { clearToken, loadToken, requestTokenFromTabs, saveToken, shareToken } from "../net/token";
+import { AtlasClient } from "../state/client";
+import { ClientContext } from "../state/hooks";
+import { loadThemeMode, saveThemeMode, type ThemeMode, themeConfig } from "../theme";
+import { Layout } from "./layout";
+import { Login } from "./login";
+
+export function App() {
+  const [themeMode, setThemeMode] = useState(loadThemeMode);
+  const systemDark = useMediaQuery("(prefers-color-scheme: dark)");
+  const reducedMotion = useMediaQuery("(prefers-reduced-motion: reduce)");
+  const dark = themeMode === "system" ? systemDark : themeMode === "dark";
+  useEffect(() => {
+    document.documentElement.dataset.theme = dark ? "dark" : "light";
+  }, [dark]);
+  const theme = useMemo(() => themeConfig(dark, reducedMotion), [dark, reducedMotion]);
+  const changeThemeMode = (mode: ThemeMode) => {
+    saveThemeMode(mode);
+    setThemeMode(mode);
+  };
+  return (
+    <ConfigProvider theme={theme} button={{ autoInsertSpace: false }}>
+      <AntApp>
+        <AuthenticatedApp themeMode={themeMode} onThemeMode={changeThemeMode} />
+      </AntApp>
+    </ConfigProvider>
+  );
+}
+
+interface ThemeProps {
+  themeMode: ThemeMode;
+  onThemeMode: (mode: ThemeMode) => void;
+}
+
+function AuthenticatedApp({ themeMode, onThemeMode }: ThemeProps) {
+  const [token, setToken] = useState(loadToken);
+  const [searched, setSearched] = useState(token !== null);
+  const [rejected, setRejected] = useState(false);
+  useEffect(() => {
+    shareToken();
+    const handleHashChange = () => setToken((previous) => loadToken() ?? previous);
+    window.addEventListener("hashchange", handleHashChange);
+    return () => window.removeEventListener("hashchange", handleHashChange);
+  }, []);
+  useEffect(() => {
+    if (searched) return;
+    void requestTokenFromTabs().then((found) => {
+      if (found) {
+        saveToken(found);
+        setToken(found);
+      }
+      setSearched(true);
+    });
+  }, [searched]);
+  const client = useMemo(() => (token ? new AtlasClient(token) : null), [token]);
+  useEffect(() => {
+    if (!client) return;
+    client.connect();
+    const handleVisibility = () => document.visibilityState === "visible" && client.wake();
+    const unsubscribe = client.state.subscribe(() => {
+      if (client.state.current.status !== "unauthorized") return;
+      clearToken();
+      setRejected(true);
+      setToken(null);
+    });
+    window.addEventListener("online", client.wake);
+    document.addEventListener("visibilitychange", handleVisibility);
+    return () => {
+      unsubscribe();
+      window.removeEventListener("online", client.wake);
+      document.removeEventListener("visibilitychange", handleVisibility);
+      client.close();
+    };
+  }, [client]);
+  const login = (entered: string) => {
+    saveToken(entered);
+    setRejected(false);
+    setToken(entered);
+  };
+  if (!searched) return null;
+  if (!client) return <Login rejected={rejected} onLogin={login} />;
+  return (
+    <ClientContext value={client}>
+      <Layout themeMode={themeMode} onThemeMode={onThemeMode} />
+    </ClientContext>
+  );
+}
+
+function useMediaQuery(query: string): boolean {
+  return useSyncExternalStore(
+    (listener) => {
+      const media = matchMedia(query);
+      media.addEventListener("change", listener);
+      return () => media.removeEventListener("change", listener);
+    },
+    () => matchMedia(query).matches,
+  );
+}

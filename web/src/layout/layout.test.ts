@@ -1,0 +1,30 @@
+import { expect, it } from "vitest";
+import { parseRoute, routePath, VIEWS } from "./router";
+import { groupByDay } from "./session-list";
+
+it("every route has a path that parses to the same route", () => {
+  for (const view of VIEWS)
+    for (const id of ["", "a/b ?#"]) expect(parseRoute(routePath({ view, id }))).toEqual({ view, id });
+  expect(parseRoute("/nowhere/%E0%A4%A")).toEqual({ view: "chat", id: "" });
+});
+
+it("sessions are grouped by day", () => {
+  const now = new Date(2026, 5, 15, 12);
+  const updatedOn = (day: number, month = 5) => ({
+    sessionKey: `${month}.${day}`,
+    label: "",
+    agentId: "",
+    archived: false,
+    running: false,
+    createdAt: 0,
+    updatedAt: new Date(2026, month, day, 9).getTime(),
+  });
+  const sessions = [updatedOn(15), updatedOn(14), updatedOn(10), updatedOn(20, 4), updatedOn(1, 0)];
+  expect(groupByDay(sessions, now).map(({ name }) => name)).toEqual([
+    "Today",
+    "Yesterday",
+    "Previous 7 days",
+    "Previous 30 days",
+    "Older",
+  ]);
+});

@@ -1,0 +1,62 @@
+// Router: maps the URL path to a view and back.
+
+import { useSyncExternalStore } from "react";
+import { newId } from "../state/ids";
+
+export const VIEWS = ["chat", "approvals", "agents", "jobs", "audit", "runs", "usage"] as const;
+export type View = (typeof VIEWS)[number];
+
+export interface Route {
+  view: View;
+  /** The session of a chat, or the selected run or job. */
+  id: string;
+}
+
+export function parseRoute(path: string): Route {
+  const [first = "", second = ""] = path.split("/").filter(Boolean).map(decodeSegment);
+  if (first === "c" && second) return { view: "chat", id: second };
+  const view = VIEWS.find((name) => name === first && name !== "chat");
+  return view ? { view, id: second } : { view: "chat", id: "" };
+}
+
+function decodeSegment(segment: string): string {
+  try {
+    return decodeURIComponent(segment);
+  } catch {
+    return segment;
+  }
+}
+
+export function routePath({ view, id }: Route): string {
+  if (view === "chat") return id ? `/c/${encodeURIComponent(id)}` : "/";
+  return id ? `/${view}/${encodeURIComponent(id)}` : `/${view}`;
+}
+
+const listeners = new Set<() => void>();
+let current = parseRoute(typeof location === "undefined" ? "/" : location.pathname);
+
+export function navigate(route: Route, replace = false): void {
+  const path = routePath(route);
+  if (path !== location.pathname) history[replace ? "replaceState" : "pushState"](null, "", path);
+  updateRoute();
+}
+
+/** Route of a new chat. Its session key is generated here; the gateway creates the session with the first message. */
+export const newChat = (): Route => ({ view: "chat", id: newId() });
+
+function updateRoute(): void {
+  current = parseRoute(location.pathname);
+  for (const listener of listeners) listener();
+}
+
+if (typeof window !== "undefined") window.addEventListener("popstate", updateRoute);
+
+export function useRoute(): Route {
+  return useSyncExternalStore(
+    (listener) => {
+      listeners.add(listener);
+      return () => listeners.delete(listener);
+    },
+    () => current,
+  );
+}

@@ -1,0 +1,88 @@
+// React hooks for the client's state and requests.
+
+import { createContext, use, useCallback, useEffect, useState, useSyncExternalStore } from "react";
+import type { JobShape, Methods } from "../wire";
+import type { AppState, AtlasClient } from "./client";
+import type { SessionState } from "./session";
+
+export const ClientContext = createContext<AtlasClient | null>(null);
+
+export function useClient(): AtlasClient {
+  const client = use(ClientContext);
+  if (!client) throw new Error("useClient must be used inside ClientContext");
+  return client;
+}
+
+export function useAppState(): AppState {
+  const { state } = useClient();
+  return useSyncExternalStore(state.subscribe, state.snapshot);
+}
+
+export function useSession(): SessionState {
+  const { session } = useClient();
+  return useSyncExternalStore(session.subscribe, session.snapshot);
+}
+
+export interface Query<T> {
+  data?: T;
+  error?: string;
+  loading: boolean;
+  reload: () => void;
+}
+
+/** Request data for a view; again when the parameters change, after reconnecting, and on `reload`. */
+export function useQuery<M extends keyof Methods>(
+  method: M,
+  params: Methods[M]["params"],
+): Query<Methods[M]["result"]> {
+  const client = useClient();
+  const { status } = useAppState();
+  const [state, setState] = useState<Omit<Query<Methods[M]["result"]>, "reload">>({ loading: true });
+  const [reloads, setReloads] = useState(0);
+  const key = JSON.stringify(params);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `reloads` triggers the request
+  useEffect(() => {
+    if (status !== "online") return;
+    let stale = false;
+    setState((previous) => ({ ...previous, loading: true }));
+    client.request(method, JSON.parse(key) as Methods[M]["params"]).then(
+      (data) => !stale && setState({ data, loading: false }),
+      (error: Error) => !stale && setState((previous) => ({ ...previous, error: error.message, loading: false })),
+    );
+    return () => {
+      stale = true;
+    };
+  }, [client, method, key, status, reloads]);
+  const reload = useCallback(() => setReloads((count) => count + 1), []);
+  return { ...state, reload };
+}
+
+const NO_UPDATES: ReadonlyMap<string, JobShape> = new Map();
+
+/** Jobs that changed on this connection, by id. The gateway sends updates once a list of jobs was requested. */
+export function useJobUpdates(): ReadonlyMap<string, JobShape> {
+  const client = useClient();
+  const { status } = useAppState();
+  const [updates, setUpdates] = useState(NO_UPDATES);
+  useEffect(() => {
+    const add = (job: JobShape) => setUpdates((previous) => new Map(previous).set(job.jobId, job));
+    client.jobListeners.add(add);
+    return () => {
+      client.jobListeners.delete(add);
+    };
+  }, [client]);
+  useEffect(() => {
+    if (status === "online") setUpdates(NO_UPDATES); // the list that is requested after reconnecting is newer
+  }, [status]);
+  return updates;
+}
+
+/** Return the current time, updated at an interval. */
+export function useNow(intervalMs: number): number {
+  const [now, setNow] = useState(Date.now);
+  useEffect(() => {
+    const timer = setInterval(() => setNow(Date.now()), intervalMs);
+    return () => clearInterval(timer);
+  }, [intervalMs]);
+  return now;
+}
