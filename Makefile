@@ -42,12 +42,10 @@ lint: $(READY) ## Check format, lint, types and layers, in Python and in the web
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python hatch_build.py lint
-	$(BIN)/python hatch_build.py lint
 
 format: $(READY) ## Format the code and apply automatic fixes
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
-	$(BIN)/python hatch_build.py format
 	$(BIN)/python hatch_build.py format
 
 coverage: page sandbox ## Run the quick tests and report line and branch coverage; TESTS="tests/gateway" for others
