@@ -1,25 +1,30 @@
-"""Promises of the repository itself: what its files name, how its modules begin, what its README says."""
+"""The repository itself: its README, lock, workflow, hooks, links and module docstrings."""
 
 import ast
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+import layer_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-# In pieces, or this file would name what no file may name.
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+HOME = "https://github.com/atlas-agents/atlas-agents"
+# In pieces, so that this file does not contain what it looks for.
 REGISTRIES = [piece + end for piece, end in [("pypi", ".org"), ("python", "hosted"), ("npm", "js."), ("yarn", "pkg.")]]
 
-in_git = pytest.mark.skipif(
-    not (ROOT / ".git").exists() or shutil.which("git") is None, reason="nothing can be committed from here"
-)
+in_git = pytest.mark.skipif(not (ROOT / ".git").exists() or shutil.which("git") is None, reason="not a Git checkout")
 
 
 def committable() -> list[Path]:
-    """Every file that is committed or would be by `git add .`."""
+    """Return every file that is committed, or would be by `git add .`."""
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=30).stdout.decode().split("\0")
     return [ROOT / name for name in names if (ROOT / name).is_file()]
@@ -48,11 +53,11 @@ def test_the_lock_has_a_hash_for_every_package_and_no_address() -> None:
     assert [entry for entry in entries if "--hash=sha256:" not in entry or "://" in entry] == []
 
 
-def test_every_module_begins_by_saying_what_lives_in_it() -> None:
+def test_every_module_has_a_docstring() -> None:
     modules = sorted((ROOT / "src").rglob("*.py"))
-    silent = [m.name for m in modules if not ast.get_docstring(ast.parse(m.read_text(encoding="utf-8")))]
+    missing = [m.name for m in modules if not ast.get_docstring(ast.parse(m.read_text(encoding="utf-8")))]
     assert modules
-    assert silent == []
+    assert missing == []
 
 
 def test_the_readme_has_two_commands() -> None:
@@ -65,3 +70,69 @@ def test_the_readme_shows_the_example_that_is_tested() -> None:
     docstring, example = (ROOT / "docs/examples/weather.py").read_text(encoding="utf-8").split("\n\n", 1)
     assert docstring.startswith('"""')
     assert code_blocks(README, "python") == [example]
+
+
+def test_readme_links_work_outside_the_repository() -> None:
+    """A package index shows the README without the files beside it."""
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", README)
+    raw = HOME.replace("github.com", "raw.githubusercontent.com")
+    files = [link.removeprefix(f"{HOME}/blob/main/").removeprefix(f"{raw}/main/") for link in links]
+    assert links
+    assert [file for file in files if not file.startswith("https://") and not (ROOT / file).exists()] == []
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_links_to_files_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", (ROOT / name).read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_layer_table_matches_the_import_contracts() -> None:
+    page = layer_table.PAGE.read_text(encoding="utf-8")
+    assert "<!-- layers:" in page
+    assert layer_table.filled(page) == page, "run make texts"
+
+
+def test_contributing_lists_every_make_target() -> None:
+    targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`make ([a-z]+)", page)
+    assert set(listed) <= set(targets)
+    assert set(targets) - set(listed) == {"help", "page", "lint", "pictures"}
+
+
+def test_workflow_runs_the_checks_on_every_supported_python() -> None:
+    workflow: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    job = workflow["jobs"]["test"]
+    supported = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)]
+    assert job["strategy"]["matrix"]["python"] == supported
+    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+    assert workflow["permissions"] == {"contents": "read"}
+
+
+def test_issue_templates_have_what_the_forge_requires() -> None:
+    folder = ROOT / ".github/ISSUE_TEMPLATE"
+    templates: list[dict[str, Any]] = [
+        yaml.safe_load(file.read_text(encoding="utf-8")) for file in folder.glob("*.yml") if file.name != "config.yml"
+    ]
+    assert len(templates) == 2
+    for template in templates:
+        assert template["name"] and template["description"]
+        assert all(field["attributes"]["label"] for field in template["body"])
+
+
+def test_commit_hooks_call_tools_that_are_installed() -> None:
+    config: dict[str, Any] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    hooks: list[dict[str, Any]] = config["repos"][0]["hooks"]
+    installed = {dependency for each in hooks if (dependency := each["entry"].split()[0])}
+    assert [name for name in installed if not (ROOT / name).exists()] == []
+    named = [word for each in hooks for word in each["entry"].split() if word.endswith(".py")]
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_project_urls_belong_to_the_repository() -> None:
+    assert PROJECT["urls"]["Repository"] == HOME
+    assert [url for url in PROJECT["urls"].values() if not url.startswith(HOME)] == []
+    files = [url.removeprefix(f"{HOME}/blob/main/") for url in PROJECT["urls"].values() if "/blob/" in url]
+    assert [file for file in files if not (ROOT / file).exists()] == []
