@@ -5,7 +5,9 @@ not used: it ends with the first connection that is lost, waits for all its jobs
 no heartbeat meanwhile, so that after every restart of Postgres turns would be taken from processes that are well.
 """
 
+import contextlib
 import logging
+from collections.abc import Generator
 from typing import Any, LiteralString
 
 import psycopg
@@ -95,22 +97,26 @@ class Queue:
         """The most urgent one, and of those the oldest."""
         return await self.jobs.fetch_job(queues=[self.name], worker_id=worker)
 
+    async def held_by(self, worker: int) -> list[Job]:
+        """Return the jobs that this worker has fetched and not finished."""
+        return [*await self.jobs.list_jobs_async(queue=self.name, status=Status.DOING.value, worker_id=worker)]
+
     async def finish(self, job: Job) -> None:
-        await self.jobs.finish_job(job, Status.SUCCEEDED, delete_job=True)
+        """Delete a job. A job that is not there was finished before, and the answer to that was lost."""
+        with _suppress_missing():
+            await self.jobs.finish_job(job, Status.SUCCEEDED, delete_job=True)
 
     async def put_back(self, job: Job) -> None:
-        """Somebody else is to have it, now."""
-        await self.jobs.retry_job(job)
+        """Let any worker fetch this job again. A job that nobody holds was put back before, or finished."""
+        with _suppress_missing():
+            await self.jobs.retry_job(job)
 
     async def put_back_stalled(self) -> list[str]:
         """The runs that workers had who are not heard of any more; others may have them."""
         found: list[str] = []
         for job in await self.jobs.get_stalled_jobs(queue=self.name, seconds_since_heartbeat=self.lost_after):
-            try:
-                await self.put_back(job)
-            except ConnectorException as error:  # it was finished just now
-                logger.info("a stalled job was not put back: %s", error.__cause__ or error)
-            else:
+            with _suppress_missing():  # it was finished just now
+                await self.jobs.retry_job(job)
                 found.append(str(job.task_kwargs["run_id"]))
         return found
 
@@ -123,6 +129,17 @@ class Queue:
             for run_id, urgency in rows:
                 await self.put(run_id, urgency, line)
         return [run_id for run_id, _ in rows]
+
+
+@contextlib.contextmanager
+def _suppress_missing() -> Generator[None]:
+    """Ignore that procrastinate does not find a job in the expected state; a lost connection is raised as before."""
+    try:
+        yield
+    except ConnectorException as error:
+        if not isinstance(error.__cause__, psycopg.errors.RaiseException):
+            raise
+        logger.info("the job was not in the queue any more: %s", error.__cause__)
 
 
 __all__ = ["STALLED", "AlreadyEnqueued", "ConnectorException", "Job", "Queue", "queue_of"]

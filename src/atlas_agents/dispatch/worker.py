@@ -14,6 +14,8 @@ _BEATS = 4
 """So many heartbeats are missed before a worker is taken for lost."""
 _LOOK = 5.0
 _PAUSE = 0.5
+_RECHECK = 30.0
+"""Seconds after a failed fetch during which this worker looks for jobs it was given without learning of it."""
 
 
 class Worker:
@@ -31,6 +33,8 @@ class Worker:
         """Called with a run that others may have now."""
         self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._held: set[int | None] = set()
+        self._recheck_until = 0.0
         self._beating: asyncio.Task[None] | None = None
         self._beaten = time.monotonic()
         self.taken = 0
@@ -62,6 +66,7 @@ class Worker:
             await self._room.acquire()
             job = await self._next(id)
             self.taken += 1
+            self._held.add(job.id)
             task = asyncio.create_task(self._do(job))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -83,7 +88,7 @@ class Worker:
     async def _next(self, id: int) -> Job:
         while True:
             self._news.clear()
-            job = await _patiently(lambda: self._queue.fetch(id))
+            job = await _patiently(lambda: self._fetch(id))
             if job is not None:
                 return job
             try:
@@ -91,6 +96,20 @@ class Worker:
                     await self._news.wait()
             except TimeoutError:
                 pass
+
+    async def _fetch(self, id: int) -> Job | None:
+        """Fetch the next job. If the answer to a fetch was lost, the server may have assigned a job to this worker that
+        no one else would ever run: for a while, look for such jobs first."""
+        if time.monotonic() < self._recheck_until:
+            held = set(self._held)
+            for job in await self._queue.held_by(id):
+                if job.id not in held:
+                    return job
+        try:
+            return await self._queue.fetch(id)
+        except ConnectorException:
+            self._recheck_until = time.monotonic() + _RECHECK
+            raise
 
     async def _do(self, job: Job) -> None:
         run_id, over, broken = str(job.task_kwargs["run_id"]), False, False
@@ -101,6 +120,7 @@ class Worker:
             logger.exception("the run %s could not be run here", run_id)
             await asyncio.sleep(_PAUSE)
         await _patiently(lambda: self._queue.finish(job) if over else self._queue.put_back(job))
+        self._held.discard(job.id)
         self.finished += over
         self.given_back += not over
         if not over and not broken:

@@ -1,0 +1,136 @@
+"""The queue when the connection is lost after a statement was committed and before its answer arrived."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from atlas_agents.dispatch.queue import Queue
+from atlas_agents.dispatch.worker import Worker
+from checks import PATIENCE, until
+
+pytestmark = pytest.mark.slow
+
+
+class AnswerDroppingProxy:
+    """Forwards everything to Postgres. The answer to the first message that contains `drop_after` is dropped, and the
+    connection is closed once the server has answered."""
+
+    def __init__(self, port: int) -> None:
+        self.drop_after = b""
+        self.dropped = asyncio.Event()
+        self._port = port
+        self._connections: list[asyncio.Task[None]] = []
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.append(asyncio.create_task(self._forward(reader, writer)))
+
+    async def close(self) -> None:
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        answers = asyncio.create_task(self._copy(server_reader, writer))
+        try:
+            while message := await reader.read(65536):
+                drop = bool(self.drop_after) and self.drop_after in message
+                if drop:
+                    self.drop_after = b""
+                    answers.cancel()
+                    await asyncio.gather(answers, return_exceptions=True)
+                server_writer.write(message)
+                if drop:
+                    await server_reader.read(65536)
+                    self.dropped.set()
+                    return
+        finally:
+            answers.cancel()
+            for end in (writer, server_writer):
+                end.close()
+            await asyncio.gather(answers, return_exceptions=True)
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while message := await reader.read(65536):
+                writer.write(message)
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, schema: str) -> AsyncGenerator[tuple[AnswerDroppingProxy, Queue]]:
+    """A queue that reaches the server through the proxy."""
+    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute(f"CREATE SCHEMA {schema}".encode())
+    proxy = AnswerDroppingProxy(int(conninfo_to_dict(url)["port"] or 5432))
+    async with await asyncio.start_server(proxy.accept, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        queue = Queue(f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable", schema, "default")
+        await queue.open()
+        try:
+            yield proxy, queue
+        finally:
+            await queue.close()
+            await proxy.close()
+
+
+async def statuses(url: str, schema: str) -> list[str]:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        rows = await connection.execute(f"SELECT status::text FROM {schema}.procrastinate_jobs".encode())
+        return [status async for (status,) in rows]
+
+
+@pytest.mark.parametrize("statement", ["procrastinate_fetch_job", "procrastinate_finish_job"])
+async def test_worker_runs_each_run_once_when_an_answer_of_the_queue_is_lost(
+    url: str, schema: str, statement: str
+) -> None:
+    performed: list[str] = []
+
+    async def perform(run_id: str) -> bool:
+        performed.append(run_id)
+        return True
+
+    async with asyncio.timeout(2 * PATIENCE), opened(url, schema) as (proxy, queue):
+        await queue.put("first", 1)
+        proxy.drop_after = statement.encode()
+        worker = Worker(queue, perform, 1)
+        running = asyncio.create_task(worker.run())
+        await proxy.dropped.wait()
+        await queue.put("second", 1)
+        worker.wake()
+
+        async def finished() -> bool:
+            return worker.finished == 2 and not worker.at_hand
+
+        await until(finished, patience=PATIENCE)
+        assert performed == ["first", "second"]
+        assert await statuses(url, schema) == []
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await worker.finish(1.0)
+
+
+async def test_worker_puts_a_run_back_once_when_the_answer_is_lost(url: str, schema: str) -> None:
+    async def perform(run_id: str) -> bool:
+        return False
+
+    async with asyncio.timeout(2 * PATIENCE), opened(url, schema) as (proxy, queue):
+        await queue.put("first", 1)
+        proxy.drop_after = b"procrastinate_retry_job"
+        worker = Worker(queue, perform, 1)
+        running = asyncio.create_task(worker.run())
+        await proxy.dropped.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+        async def left() -> bool:
+            return not worker.at_hand
+
+        await until(left, patience=PATIENCE)
+        assert (worker.given_back, await statuses(url, schema)) == (1, ["todo"])
+        await worker.finish(1.0)
