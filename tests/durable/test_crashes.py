@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 Crash: TypeAlias = Callable[..., Tally]
 A, B, C, D = 8, 5, 6, 3
 """How many parts each lane is in: none takes long, so that two workers end at about the same time."""
-LEAST = {"A": 270, "B": 60, "C": 70, "D": 40, "zombies": 180, "special": 100, "postgres": 70}
+LEAST = {"A": 170, "B": 60, "C": 70, "D": 40, "zombies": 180, "special": 100, "postgres": 70}
 """Fewer cases than these in a part, and something is wrong with the harness itself."""
 EVERYWHERE = {
     *("commit before", "commit after", "sql INSERT", "sql UPDATE", "sql COMMIT", "model before", "model chunk"),
@@ -65,7 +65,7 @@ def of(parts: int) -> list[str]:
 
 @pytest.mark.parametrize("shard", of(A))
 def test_a_turn_survives_being_killed_at_every_point(shard: str, holds: Crash) -> None:
-    tally = holds("A", "--shard", shard)
+    tally = holds("A", "--shard", shard, "--distinct")
     assert tally.struck[1] > 0.95 * tally.cases
 
 
@@ -87,12 +87,12 @@ def test_two_sessions_and_three_clients_survive_whatever_happens(shard: str, hol
 
 
 @pytest.mark.parametrize(
-    ("lane", "count", "least"), [("A", 1, 160), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80), ("postgres", 6, 8)]
+    ("lane", "count", "least"), [("A", 1, 100), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80), ("postgres", 6, 8)]
 )
 def test_what_is_handed_on_is_done_and_told_once(lane: str, count: int, least: int, crash: Crash) -> None:
     every = ("handed on",) if lane in ("A", "zombies", "postgres") else tuple(JOBS)
     named = [argument for name in every for argument in ("--script", name)]
-    tally = crash(lane, "--count", str(count), *named)
+    tally = crash(lane, "--count", str(count), *named, "--distinct")
     assert not tally.bad, "\n\n".join(tally.bad)
     assert tally.cases >= least
 
@@ -116,12 +116,14 @@ def test_the_same_holds_on_postgres(holds: Crash) -> None:
 @pytest.mark.parametrize("name", list(BUGS))
 def test_the_checks_notice_a_broken_promise(name: str, crash: Crash) -> None:
     bug = BUGS[name]
-    (found,) = crash(bug.lane, "--script", bug.script, "--bug", name, "--most", "1", "--count", "6").bad
+    limits = ("--distinct", "--most", "1", "--count", "6")
+    (found,) = crash(bug.lane, "--script", bug.script, "--bug", name, *limits).bad
     assert any(f"VIOLATED {invariant}:" in found for invariant in bug.breaks)
 
 
 def test_there_are_points_at_all_seams(crash: Crash) -> None:
     tally = crash("A", "--script", "approved", "--script", "four calls at once")
+    assert not tally.bad, "\n\n".join(tally.bad)
     assert [place for place in EVERYWHERE if not any(name.startswith(place) for name in tally.at)] == []
 
 

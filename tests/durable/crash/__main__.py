@@ -37,7 +37,8 @@ class Lane:
 
     def singles(self) -> None:
         for script in self._scripts():
-            self._counting.run(lanes.singles(script, self._counting.names(script)))
+            names = self._counting.names(script)
+            self._counting.run(lanes.singles(script, names, distinct=self._given.distinct))
 
     def repeated(self) -> None:
         for script in self._scripts():
@@ -142,6 +143,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="the first one, where cases are drawn")
     parser.add_argument("--only", type=int, action="append", default=[], help="just this seed of lane D")
     parser.add_argument("--script", action="append", default=[], help="just this script")
+    parser.add_argument("--distinct", action="store_true", help="lane A: one point inside each transaction")
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
     parser.add_argument("--most", type=int, default=5, help="stop after so many bad cases")
     parser.add_argument("--bug", default="", help="with this promise broken")

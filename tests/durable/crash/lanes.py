@@ -9,6 +9,7 @@ from crash.scripts import Script
 
 STORE: tuple[Deed, ...] = ("busy", "full", "lost", "unclear", "io")
 OTHERS: tuple[Deed, ...] = ("cancel", "timeout", "exception")
+UNCOMMITTED = ("sql INSERT", "sql UPDATE", "sql DELETE")
 
 
 def fitting(names: Sequence[str], deed: Deed) -> int:
@@ -16,10 +17,16 @@ def fitting(names: Sequence[str], deed: Deed) -> int:
     return sum(name.startswith(FITS[deed]) for name in names)
 
 
-def singles(script: Script, names: Sequence[str]) -> Iterator[Case]:
-    """Lane A: killed at every point once."""
-    for at in range(1, fitting(names, "kill") + 1):
-        yield Case(script, (Plan("kill", at),))
+def singles(script: Script, names: Sequence[str], *, distinct: bool = False) -> Iterator[Case]:
+    """Lane A: killed at every point once; with `distinct` at one point inside each transaction, before its COMMIT.
+
+    Until COMMIT the file is the same whichever statement of the transaction is next, so the other points inside it
+    lead to the same recovery.
+    """
+    points = [name for name in names if name.startswith(FITS["kill"])]
+    for at, name in enumerate(points, 1):
+        if not (distinct and name.startswith(UNCOMMITTED)):
+            yield Case(script, (Plan("kill", at),))
 
 
 def repeated(script: Script, names: Sequence[str], count: int, rng: random.Random) -> Iterator[Case]:
