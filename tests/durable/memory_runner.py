@@ -1,4 +1,7 @@
-"""Takes many turns over many sessions in a process of its own, and prints what it holds in memory on the way."""
+"""Runs turns in many sessions in its own process and prints its memory use after each phase.
+
+Phases: 200 new sessions, 800 more new sessions, then a second turn in 200 of the sessions that have left the cache.
+"""
 
 import asyncio
 import gc
@@ -11,7 +14,7 @@ from atlas_agents.stores.sqlite import SqliteStore
 
 
 class Model:
-    """Asks for a tool, then says a few words; remembers nothing."""
+    """Calls a tool, then answers with text; keeps no state."""
 
     id = "model"
     capabilities = Capabilities()
@@ -30,22 +33,24 @@ async def look(what: str) -> str:
     return f"{what}: " + "fine " * 50
 
 
-def resident() -> int:
+def report() -> None:
+    """Print resident KiB and allocated Python blocks."""
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4
+    print(resident, sys.getallocatedblocks(), flush=True)
 
 
-async def main(path: str, sessions: int, marks: list[int]) -> None:
+async def main(path: str) -> None:
     store = SqliteStore(Path(path))
     await store.open()
     agent = Agent("a", model=Model(), tools=[look])
     async with Atlas([agent], store=store) as atlas:
-        for turn in range(1, marks[-1] + 1):
-            await atlas.ask("What is it like?", session=f"s{turn % sessions}")
-            if turn in marks:
-                print(resident(), flush=True)
+        for sessions in (range(200), range(200, 1000), range(200)):
+            for number in sessions:
+                await atlas.ask("What is it like?", session=f"s{number}")
+            report()
     await store.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), [int(mark) for mark in sys.argv[3:]]))
+    asyncio.run(main(sys.argv[1]))
