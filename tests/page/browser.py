@@ -1,5 +1,6 @@
-"""The system's Chromium, and a gateway beside it: what every test of the page begins with."""
+"""Chromium, gateway processes and browser tabs for the tests of the web page."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,9 +13,13 @@ from typing import Any
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
 
 HERE = Path(__file__).parent
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ROOT = HERE.parent.parent
+AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
+VIEWS = ("approvals", "agents", "jobs", "audit", "runs", "usage")
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
+EXECUTABLES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MISSING = "The tests of the page need Chromium: install it (Debian: apt install chromium) and run them again."
-QUIET = (
+ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -23,52 +28,52 @@ QUIET = (
     "--disable-component-update",
     "--disable-sync",
 )
-"""No request of the browser's own: those of the page are counted."""
-WITHIN = 20.0
+"""Disable requests of the browser itself: the tests check every request that is made."""
+TIMEOUT = 20.0
+ANIMATIONS_ENDED = """() => document.getAnimations().every((animation) =>
+  animation.playState !== "running" || animation.effect?.getComputedTiming().iterations === Infinity)"""
 
 
-def chromium() -> str:
-    """Where it is; RuntimeError with one clear sentence if it is nowhere."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+def find_chromium() -> str:
+    """Return the path of Chromium; RuntimeError if it is not installed."""
+    found = next((path for name in EXECUTABLES if (path := shutil.which(name))), None)
     if found is None:
         raise RuntimeError(MISSING)
     return found
 
 
 @contextmanager
-def launched(**environment: str) -> Generator[Browser]:
-    path = chromium()
+def launch_browser(**environment: str) -> Generator[Browser]:
+    path = find_chromium()
     with sync_playwright() as playwright:
         env: dict[str, Any] = {**os.environ, **environment}
-        browser = playwright.chromium.launch(executable_path=path, args=list(QUIET), env=env)
+        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS), env=env)
         try:
             yield browser
         finally:
             browser.close()
 
 
-class House:
-    """A gateway in a process of its own, which can be killed and started again at the same port."""
+class GatewayProcess:
+    """A gateway in its own process, which can be killed and started again on the same port."""
 
-    def __init__(self, home: Path, script: Path = HERE / "page_process.py") -> None:
+    def __init__(self, home: Path, script: Path = HERE / "page_gateway.py") -> None:
         self.home = home
         self.port = 0
         self._script = script
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        paths = os.pathsep.join([str(HERE), *sys.path])
         command = [sys.executable, str(self._script), str(self.home), str(self.port)]
+        self.working_directory.mkdir(exist_ok=True)
         with (self.home / "log").open("a") as log:
-            place = self.home / "reports"
-            place.mkdir(exist_ok=True)
             self._process = subprocess.Popen(
                 command,
-                cwd=place,
+                cwd=self.working_directory,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={**os.environ, "PYTHONPATH": paths},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -78,10 +83,18 @@ class House:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait(WITHIN)
+            self._process.wait(TIMEOUT)
             assert self._process.stdout is not None
             self._process.stdout.close()
             self._process = None
+
+    def release_tool(self) -> None:
+        """Let a tool return that waits in `page_gateway.wait_for_release`; block until one waits."""
+        (self.working_directory / "release").write_text("")
+
+    @property
+    def working_directory(self) -> Path:
+        return self.home / "reports"
 
     @property
     def url(self) -> str:
@@ -93,54 +106,86 @@ class House:
 
 
 @contextmanager
-def living(home: Path, script: Path = HERE / "page_process.py") -> Generator[House]:
-    house = House(home, script)
-    house.start()
+def running_gateway(home: Path, script: Path = HERE / "page_gateway.py") -> Generator[GatewayProcess]:
+    gateway = GatewayProcess(home, script)
+    gateway.start()
     try:
-        yield house
+        yield gateway
     finally:
-        house.kill()
+        gateway.kill()
+
+
+def script(*rounds: Any) -> str:
+    """Return a message that makes the model of `page_model.py` play these rounds."""
+    return json.dumps(rounds)
 
 
 class Tab:
-    """A page of the house in the browser, and what a person does there."""
+    """A browser tab with the page, and the actions of a user in it."""
 
-    def __init__(self, context: BrowserContext, house: House) -> None:
-        self.house = house
+    def __init__(self, context: BrowserContext, gateway: GatewayProcess) -> None:
+        self.gateway = gateway
         self.context = context
         self.page: Page = context.new_page()
-        self.page.set_default_timeout(WITHIN * 1000)
+        self.page.set_default_timeout(TIMEOUT * 1000)
         self.requests: list[str] = []
         self.errors: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
 
     def open(self, path: str = "/") -> "Tab":
-        self.page.goto(f"{self.house.url}{path}#token={self.house.token}")
+        self.page.goto(f"{self.gateway.url}{path}#token={self.gateway.token}")
         self.page.get_by_text("Connected as owner").first.wait_for(state="attached")
         return self
 
-    def say(self, words: str) -> None:
-        box = self.page.locator(".composer textarea")
-        box.fill(words)
-        box.press("Enter")
+    def open_view(self, view: str) -> None:
+        """Open a view from the sidebar."""
+        self.page.locator(f".layout > aside .navigation a[href='/{view}']").click()
+        self.page.locator(".view h1").wait_for()
+
+    def send(self, text: str) -> None:
+        composer = self.page.locator(".composer textarea")
+        composer.fill(text)
+        composer.press("Enter")
+
+    def button(self, name: str, *, exact: bool = False) -> Locator:
+        return self.page.get_by_role("button", name=name, exact=exact)
 
     @property
     def answers(self) -> Locator:
         return self.page.locator(".answer")
 
-    def shows(self, words: str) -> None:
-        """Wait until the last answer has these words."""
-        self.page.locator(".answer", has_text=words).last.wait_for()
+    def wait_for_answer(self, text: str) -> None:
+        """Wait until the last answer contains this text."""
+        self.page.locator(".answer", has_text=text).last.wait_for()
 
-    def quiet(self) -> None:
-        """Wait until no turn is under way."""
-        self.page.get_by_role("button", name="Stop").wait_for(state="detached")
+    def wait_until_idle(self) -> None:
+        """Wait until no run is active."""
+        self.button("Stop").wait_for(state="detached")
+
+    def wait_for_animations(self) -> None:
+        """Wait until finite animations and transitions have ended."""
+        self.page.wait_for_function(ANIMATIONS_ENDED)
+
+    def axe_violations(self) -> list[dict[str, str]]:
+        """Return the accessibility violations that axe finds, once animations have ended."""
+        self.wait_for_animations()
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE.read_text(encoding="utf-8"))
+        return self.page.evaluate("""async () => {
+          const { violations } = await axe.run(document, { resultTypes: ["violations"] });
+          const describe = (node) => `${node.target} ${node.failureSummary}`;
+          return violations.map(({ id, impact, nodes }) => ({ id, impact, nodes: nodes.map(describe).join(" | ") }));
+        }""")
+
+    def fits_width(self) -> bool:
+        """Return whether the page does not scroll sideways."""
+        return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
-def tabs(browser: Browser, house: House, **options: Any) -> Iterator[Tab]:
-    """As many tabs as are asked for, in one browser window."""
+def open_tabs(browser: Browser, gateway: GatewayProcess, **options: Any) -> Iterator[Tab]:
+    """Yield any number of tabs in one browser context."""
     chosen: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, **options}
     context = browser.new_context(**chosen)
     while True:
-        yield Tab(context, house)
+        yield Tab(context, gateway)

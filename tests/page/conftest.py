@@ -1,10 +1,10 @@
-"""A browser for a file of tests, a house for each of them."""
+"""Fixtures: one browser per test module, one gateway and one tab per test."""
 
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from browser import House, Tab, launched, living, tabs
+from browser import GatewayProcess, Tab, launch_browser, open_tabs, running_gateway
 from playwright.sync_api import Browser
 
 from atlas_agents.gateway.page import BuiltPage
@@ -12,20 +12,20 @@ from atlas_agents.gateway.page import BuiltPage
 
 @pytest.fixture(scope="module")
 def browser() -> Generator[Browser]:
-    assert BuiltPage(), "The page was not built: say `make page`, then run this again."
-    with launched() as found:
-        yield found
+    assert BuiltPage(), "The page is not built: run `make page`, then run the tests again."
+    with launch_browser() as browser:
+        yield browser
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Generator[House]:
-    with living(tmp_path) as found:
-        yield found
+def gateway(tmp_path: Path) -> Generator[GatewayProcess]:
+    with running_gateway(tmp_path) as gateway:
+        yield gateway
 
 
 @pytest.fixture
-def tab(browser: Browser, house: House) -> Generator[Tab]:
-    found = next(tabs(browser, house)).open()
-    yield found
-    assert found.errors == []
-    found.context.close()
+def tab(browser: Browser, gateway: GatewayProcess) -> Generator[Tab]:
+    tab = next(open_tabs(browser, gateway)).open()
+    yield tab
+    assert tab.errors == []
+    tab.context.close()

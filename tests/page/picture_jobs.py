@@ -1,4 +1,4 @@
-"""Jobs and schedules for the pictures: an afternoon on which most things went well."""
+"""Jobs and schedules for the screenshots."""
 
 import time
 from pathlib import Path
@@ -6,91 +6,97 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.core.jobs import PRIORITIES, AddJob, ClaimJob, JobRow, JobState, Priority, SetJob
 from atlas_agents.core.json import encode
-from atlas_agents.core.records import PutRecord
-from atlas_agents.core.schedules import Schedule
-from atlas_agents.core.store import Write
+from atlas_agents.core.store import (
+    PRIORITIES,
+    AddJob,
+    ClaimJob,
+    JobRow,
+    JobState,
+    Priority,
+    PutRecord,
+    Schedule,
+    SetJob,
+    Write,
+)
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import VirtualClock
 
-NOTE = "Draft the note to the team about the orders of this month"
-"""Still under way when the pictures are made."""
+RUNNING_TASK = "Draft the note to the team about this month's orders"
+"""The task that still runs when the screenshots are taken."""
 
 
-class Past(msgspec.Struct, frozen=True):
-    """A job of this day: made so many minutes ago, ended as `state` after so many tries."""
+class PastJob(msgspec.Struct, frozen=True):
+    """A job that was created `minutes_ago` and ended as `state` after `attempts`."""
 
-    ago: int
+    minutes_ago: int
     task: str
     state: JobState
-    words: str = ""
+    outcome: str = ""
     priority: Priority = "normal"
-    tries: int = 1
+    attempts: int = 1
     deadline: int | None = None
     schedule: str = ""
 
 
 JOBS = (
-    Past(
+    PastJob(
         412,
-        "Compare the orders of this week with those of last week",
+        "Compare this week's orders with last week's",
         "done",
-        "Orders rose by 6 %, most of it in the North. South is flat for the third week.",
+        "Orders rose by 6 %, mostly in the North. The South is flat for the third week.",
         schedule="weekly-report",
     ),
-    Past(
+    PastJob(
         291,
-        "Fetch the price list of our partners and mark what has changed",
+        "Fetch our partners' price list and mark what has changed",
         "dead",
-        "no answer from prices.example.org within 30 s",
-        tries=5,
+        "prices.example.org did not respond within 30 s",
+        attempts=5,
     ),
-    Past(
+    PastJob(
         204,
         "Turn the refund policy into a friendly letter",
         "done",
-        "Dear customer, thank you for writing to us. You can return what you bought within 30 days.",
+        "Dear customer, thank you for your message. You can return your purchase within 30 days.",
     ),
-    Past(
-        166, "Answer the question of the press before noon", "expired", "its deadline has passed", "high", deadline=-96
-    ),
-    Past(121, "Write a post about the new office", "cancelled", "by owner", "low"),
-    Past(
+    PastJob(166, "Answer the press inquiry before noon", "expired", "the deadline has passed", "high", deadline=-96),
+    PastJob(121, "Write a post about the new office", "cancelled", "by owner", "low"),
+    PastJob(
         74,
         "Translate the release notes into Portuguese",
         "failed",
-        "the request was refused: the text is longer than the model can read",
+        "the text does not fit into the model's context window",
     ),
-    Past(
+    PastJob(
         38,
-        "Read the three offers and put them side by side",
+        "Compare the three offers",
         "done",
-        "The second offer is the cheapest over two years; the first is faster to begin with.",
+        "The second offer is the cheapest over two years. The first can start sooner.",
         "high",
     ),
-    Past(16, "Ask the suppliers for their prices in December", "queued", "the model is overloaded", tries=3),
+    PastJob(16, "Ask the suppliers for their December prices", "queued", "the model is overloaded", attempts=3),
 )
 SCHEDULES = (
     Schedule(
         "weekly-report",
         "0 8 * * 1",
         "analyst",
-        "Compare the orders of this week with those of last week.",
+        "Compare this week's orders with last week's.",
         "Europe/Berlin",
     ),
     Schedule(
         "stock-check",
         "*/30 * * * *",
         "analyst",
-        "Which products will be sold out within a week? Name them, and how many are left.",
+        "Which products will sell out within a week? List them with the remaining stock.",
         priority="high",
     ),
     Schedule(
         "press-digest",
         "0 7 * * 1-5",
         "writer",
-        "What is written about us today? Five lines, with links.",
+        "Summarize today's press coverage in five lines, with links.",
         "Europe/Berlin",
         paused=True,
     ),
@@ -98,40 +104,42 @@ SCHEDULES = (
 
 
 async def add_jobs(path: Path) -> None:
-    """Write down what was, at the times it was."""
+    """Store the jobs and schedules with timestamps in the job."""
     now = time.time()
-    for number, past in enumerate(JOBS):
-        store = SqliteStore(path, clock=VirtualClock(now - past.ago * 60))
+    for number, job in enumerate(JOBS):
+        store = SqliteStore(path, clock=VirtualClock(now - job.minutes_ago * 60))
         await store.open()
-        await store.commit("default", _writes(f"{number:016x}", past, int(now * 1000)))
+        await store.commit("default", _writes(f"{number:016x}", job, int(now * 1000)))
         await store.close()
     store = SqliteStore(path)
     await store.open()
-    new = _row("f" * 16, Past(0, NOTE, "running", priority="urgent", deadline=45), int(now * 1000))
-    kept = [msgspec.structs.replace(each, created_at=int(now * 1000), last=int(now * 1000)) for each in SCHEDULES]
-    await store.commit("default", [AddJob(new), *[PutRecord("schedule", each.name, encode(each), 0) for each in kept]])
+    running = _row("f" * 16, PastJob(0, RUNNING_TASK, "running", priority="urgent", deadline=45), int(now * 1000))
+    created = {"created_at": int(now * 1000), "last": int(now * 1000)}
+    schedules = [msgspec.structs.replace(schedule, **created) for schedule in SCHEDULES]
+    records = [PutRecord("schedule", schedule.name, encode(schedule), 0) for schedule in schedules]
+    await store.commit("default", [AddJob(running), *records])
     await store.close()
 
 
-def _writes(id: str, past: Past, now: int) -> list[Write]:
-    again = [ClaimJob(id), SetJob(id, "queued")] * (past.tries - 1)
-    said: dict[str, Any] = {"result" if past.state == "done" else "error": past.words}
-    end = SetJob(id, past.state, due_at=now + 580_000 if past.state == "queued" else None, **said)
-    return [AddJob(_row(id, past, now)), *again, ClaimJob(id), end]
+def _writes(id: str, job: PastJob, now: int) -> list[Write]:
+    retries = [ClaimJob(id), SetJob(id, "queued")] * (job.attempts - 1)
+    outcome: dict[str, Any] = {"result" if job.state == "done" else "error": job.outcome}
+    end = SetJob(id, job.state, due_at=now + 580_000 if job.state == "queued" else None, **outcome)
+    return [AddJob(_row(id, job, now)), *retries, ClaimJob(id), end]
 
 
-def _row(id: str, past: Past, now: int) -> JobRow:
-    session = f"schedules/{past.schedule}/jobs/{id}" if past.schedule else f"day/jobs/{id}"
+def _row(id: str, job: PastJob, now: int) -> JobRow:
+    session = f"schedules/{job.schedule}/jobs/{id}" if job.schedule else f"day/jobs/{id}"
     return JobRow(
         id,
-        "schedule" if past.schedule else "delegation",
-        "analyst" if past.schedule else "writer",
-        past.task,
+        "schedule" if job.schedule else "delegation",
+        "analyst" if job.schedule else "writer",
+        job.task,
         session=session,
-        priority=PRIORITIES.index(past.priority),
+        priority=PRIORITIES.index(job.priority),
         root=id,
         user="owner",
-        asker_agent="" if past.schedule else "analyst",
+        asker_agent="" if job.schedule else "analyst",
         due_at=now,
-        deadline=None if past.deadline is None else now + past.deadline * 60_000,
+        deadline=None if job.deadline is None else now + job.deadline * 60_000,
     )

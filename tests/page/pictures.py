@@ -1,17 +1,18 @@
-"""Makes the pictures of the page for README and docs: `python tests/page/pictures.py [FOLDER]`."""
+"""Take the screenshots for README and docs: `python tests/page/pictures.py [FOLDER]`."""
 
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from browser import HERE, House, Tab, launched, living, tabs
+from browser import HERE, PHONE, ROOT, GatewayProcess, Tab, launch_browser, open_tabs, running_gateway
 from playwright.sync_api import Browser
 
-FOLDER = HERE.parent.parent / "docs" / "images"
-PHONE = {"viewport": {"width": 390, "height": 780}, "device_scale_factor": 1.5, "has_touch": True, "is_mobile": True}
-SESSIONS = ("What does the policy say about refunds?", "Plan the release", "Clean up the old builds")
-
-
+FOLDER = ROOT / "docs" / "images"
+SHARP_PHONE: dict[str, Any] = {**PHONE, "device_scale_factor": 1.5}
+PROMPTS = ("What does the policy say about refunds?", "Plan the release", "Clean up the old builds")
+ORDERS = "How did orders do this month?"
+LAST_WORDS = "Should I draft"
 FONTS = """\
 <?xml version="1.0"?>
 <fontconfig>
@@ -24,91 +25,91 @@ FONTS = """\
   <alias><family>monospace</family><prefer><family>Liberation Mono</family></prefer></alias>
 </fontconfig>
 """
-"""The fonts that come with Chromium: a picture does not depend on what else somebody has put on their machine."""
+"""Only the fonts that come with Chromium, so that a screenshot does not depend on the other fonts of the machine."""
 
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="atlas-") as home,
-        launched(**fonts(Path(home))) as browser,
-        living(Path(home), HERE / "picture_process.py") as house,
+        launch_browser(**font_environment(Path(home))) as browser,
+        running_gateway(Path(home), HERE / "picture_gateway.py") as gateway,
     ):
-        fill(browser, house, folder)
-        for look in ("light", "dark"):
-            views(next(tabs(browser, house, color_scheme=look)), folder, look)
-        on_phone(browser, house, folder)
+        create_sessions(browser, gateway, folder)
+        for theme in ("light", "dark"):
+            take_views(next(open_tabs(browser, gateway, color_scheme=theme)), folder, theme)
+        take_phone(browser, gateway, folder)
 
 
-def fonts(folder: Path) -> dict[str, str]:
-    """Where the browser looks for fonts; where those that come with it are elsewhere, it looks where it always does."""
+def font_environment(folder: Path) -> dict[str, str]:
+    """Return the environment that limits the browser's fonts, or none if they are installed elsewhere."""
     if not Path("/usr/share/fonts/truetype/liberation").is_dir():
         return {}
     (folder / "fonts.conf").write_text(FONTS.format(cache=folder / "fonts"))
     return {"FONTCONFIG_FILE": str(folder / "fonts.conf")}
 
 
-def fill(browser: Browser, house: House, folder: Path) -> None:
-    """A few sessions: some answered, some that wait for a person."""
-    tab = next(tabs(browser, house, color_scheme="light")).open()
-    tab.page.locator(".ideas").wait_for()
-    shoot(tab, folder / "welcome.png")
-    for words in SESSIONS:
-        tab.page.get_by_role("button", name="New chat").first.click()
-        tab.say(words)
-        tab.page.locator(".answer .foot, .approval").first.wait_for(state="attached")
-    tab.page.get_by_role("button", name="New chat").first.click()
-    tab.say("Send the weekly report to the team")
+def create_sessions(browser: Browser, gateway: GatewayProcess, folder: Path) -> None:
+    """Create sessions with answers and pending approvals."""
+    tab = next(open_tabs(browser, gateway, color_scheme="light")).open()
+    tab.page.locator(".example-prompts").wait_for()
+    take(tab, folder / "welcome.png")
+    for prompt in PROMPTS:
+        send_in_new_chat(tab, prompt)
+        tab.page.locator(".answer .message-footer, .approval").first.wait_for(state="attached")
+    send_in_new_chat(tab, "Send the weekly report to the team")
     tab.page.locator(".approval").wait_for()
-    tab.page.get_by_role("button", name="New chat").first.click()
-    tab.say("How did orders do this month?")
-    tab.shows("Shall I draft")
-    tab.quiet()
+    send_in_new_chat(tab, ORDERS)
+    tab.wait_for_answer(LAST_WORDS)
+    tab.wait_until_idle()
     tab.page.context.close()
 
 
-def views(tab: Tab, folder: Path, look: str) -> None:
+def send_in_new_chat(tab: Tab, prompt: str) -> None:
+    tab.button("New chat").first.click()
+    tab.send(prompt)
+
+
+def take_views(tab: Tab, folder: Path, theme: str) -> None:
     tab.open()
-    tab.page.get_by_text("How did orders do this month?").first.click()
-    tab.shows("Shall I draft")
-    tab.page.wait_for_timeout(600)
-    tab.page.mouse.move(0, 0)
-    shoot(tab, folder / f"chat-{look}.png")
+    tab.page.get_by_text(ORDERS).first.click()
+    tab.wait_for_answer(LAST_WORDS)
+    tab.page.locator(".hljs-keyword").first.wait_for()
+    take(tab, folder / f"chat-{theme}.png")
     tab.page.get_by_text("Send the weekly report").first.click()
     tab.page.locator(".approval").wait_for()
-    shoot(tab, folder / f"question-{look}.png")
+    take(tab, folder / f"question-{theme}.png")
     for view in ("approvals", "agents", "jobs", "audit", "usage"):
-        tab.page.locator(f"a[href='/{view}']").first.click()
-        tab.page.locator(".view h1").wait_for()
-        tab.page.wait_for_timeout(700)
-        shoot(tab, folder / f"{view}-{look}.png")
-    tab.page.locator("a[href='/runs']").first.click()
+        tab.open_view(view)
+        tab.page.locator(".approval, .card, tbody tr, .bar-chart").first.wait_for()
+        take(tab, folder / f"{view}-{theme}.png")
+    tab.open_view("runs")
     tab.page.locator("tr", has_text="How did orders do").first.click()
     tab.page.locator(".timeline li").first.wait_for()
-    shoot(tab, folder / f"run-{look}.png")
+    take(tab, folder / f"run-{theme}.png")
     tab.page.context.close()
 
 
-def on_phone(browser: Browser, house: House, folder: Path) -> None:
-    tab = next(tabs(browser, house, color_scheme="light", **PHONE)).open()
-    tab.page.get_by_role("button", name="Menu").click()
-    tab.page.wait_for_timeout(500)
-    shoot(tab, folder / "phone-menu.png")
-    tab.page.locator(".ant-drawer .session", has_text="Send the weekly report").click()
+def take_phone(browser: Browser, gateway: GatewayProcess, folder: Path) -> None:
+    tab = next(open_tabs(browser, gateway, color_scheme="light", **SHARP_PHONE)).open()
+    tab.button("Menu").click()
+    session = tab.page.locator(".ant-drawer .session")
+    session.first.wait_for()
+    take(tab, folder / "phone-menu.png")
+    session.filter(has_text="Send the weekly report").click()
     tab.page.locator(".approval").wait_for()
-    tab.page.wait_for_timeout(500)
-    shoot(tab, folder / "phone-question.png")
-    tab.page.get_by_role("button", name="Menu").click()
-    tab.page.locator(".ant-drawer .session", has_text="How did orders do").click()
-    tab.shows("Shall I draft")
-    tab.page.wait_for_timeout(500)
-    shoot(tab, folder / "phone-chat.png")
+    take(tab, folder / "phone-question.png")
+    tab.button("Menu").click()
+    session.filter(has_text="How did orders do").click()
+    tab.wait_for_answer(LAST_WORDS)
+    take(tab, folder / "phone-chat.png")
 
 
-def shoot(tab: Tab, path: Path) -> None:
+def take(tab: Tab, path: Path) -> None:
     assert tab.errors == [], tab.errors
-    tab.page.mouse.move(640, 798)  # nothing looks as if it were pointed at
-    tab.page.wait_for_timeout(300)
+    tab.page.mouse.move(640, 798)  # no element is hovered
+    tab.page.wait_for_load_state("networkidle")
+    tab.wait_for_animations()
     tab.page.screenshot(path=path)
 
 

@@ -1,4 +1,4 @@
-"""A house with something to show, for pictures: `picture_process.py HOME [PORT]`."""
+"""A gateway with sample data for the screenshots: `picture_gateway.py HOME [PORT]`."""
 
 import asyncio
 import math
@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from page_process import Rounds, Staged
-from page_process import serve as serve_house
-from picture_jobs import NOTE, add_jobs
+from page_gateway import serve
+from page_model import PageModel, Rounds
+from picture_jobs import RUNNING_TASK, add_jobs
 
 from atlas_agents import Agent, Price, tool
 from atlas_agents.core.json import encode
@@ -27,7 +27,7 @@ Bookings rose by **18 %** over the month, and nearly all of it came from two reg
 | West | 968 | +24 % |
 | South | 702 | +3 % |
 
-The query I used, so that you can check it:
+I used this query:
 
 ```sql
 SELECT region, count(*) AS orders
@@ -36,33 +36,33 @@ WHERE placed_at >= date('now', '-30 days')
 GROUP BY region ORDER BY orders DESC;
 ```
 
-Shall I draft the note to the team?
+Should I draft a note to the team?
 """
 SCRIPTS: dict[str, Rounds] = {
     "How did orders do this month?": [
         [
-            ["think", "I need the orders of the last thirty days by region, and the month before for comparison."],
-            ["say", "I shall look at the orders of the last thirty days, and at the month before."],
+            ["reasoning", "I need the orders of the last thirty days by region, and the month before for comparison."],
+            ["text", "I'll compare the orders of the last thirty days with the month before."],
             ["call", "query_orders", {"days": 30, "group_by": "region"}],
             ["call", "query_orders", {"days": 60, "group_by": "region"}],
         ],
-        [["say", REPORT]],
+        [["text", REPORT]],
     ],
     "Send the weekly report to the team": [
-        [["say", "The report is ready. I shall look up the list first."], ["call", "find_list", {"name": "team"}]],
+        [["text", "The report is ready. I'll look up the recipients first."], ["call", "find_list", {"name": "team"}]],
         [
             ["call", "run_command", {"command": "mail -s 'Weekly report' team@example.org < report.md", "seconds": 30}],
         ],
     ],
     "Clean up the old builds": [
         [
-            ["say", "There are 14 builds older than a week."],
+            ["text", "There are 14 builds older than a week."],
             ["call", "run_command", {"command": "rm -r builds/2026-10-*", "seconds": 60}],
         ],
     ],
-    NOTE: [[["pause", 3600]]],
-    "Plan the release": [[["pace", 0.05], ["say", "Three things are left: the notes, the tag and the announcement."]]],
-    "What does the policy say about refunds?": [[["say", "Refunds are possible within 30 days, with the receipt."]]],
+    RUNNING_TASK: [[["pause", 3600]]],
+    "Plan the release": [[["pace", 0.05], ["text", "Three things are left: the notes, the tag and the announcement."]]],
+    "What does the policy say about refunds?": [[["text", "Refunds are possible within 30 days, with the receipt."]]],
 }
 
 
@@ -75,7 +75,7 @@ async def query_orders(days: int, group_by: str = "region") -> list[dict[str, An
 
 @tool(effect="pure")
 async def find_list(name: str) -> str:
-    """Find a list of people by its name."""
+    """Find a mailing list by name."""
     await asyncio.sleep(0.3)
     return f"{name}@example.org, 12 people"
 
@@ -87,39 +87,45 @@ async def run_command(command: str, seconds: int = 60) -> str:
     return "done"
 
 
-def agents() -> list[Agent]:
-    analyst = Staged(SCRIPTS, id="claude-sonnet-4", pace=0.012)
-    writer = Staged(SCRIPTS, id="gpt-4.1-mini", pace=0.012)
-    about = "Answers questions about the business, with numbers you can check."
+def make_agents() -> list[Agent]:
+    analyst = PageModel(SCRIPTS, id="claude-sonnet-4", pace=0.012)
+    writer = PageModel(SCRIPTS, id="gpt-4.1-mini", pace=0.012)
+    description = "Answers questions about the business, with numbers you can check."
     return [
         Agent(
-            "analyst", model=analyst, tools=[query_orders, find_list, run_command], name="Analyst", description=about
+            "analyst",
+            model=analyst,
+            tools=[query_orders, find_list, run_command],
+            name="Analyst",
+            description=description,
         ),
         Agent("writer", model=writer, tools=[find_list], name="Writer", description="Turns notes into letters."),
     ]
 
 
-async def before(store: SqliteStore) -> None:
-    """Thirteen days that went by, the oldest first."""
+async def add_history(store: SqliteStore) -> None:
+    """Store usage and audit entries of the last thirteen days, oldest first, and jobs."""
     writes: list[Write] = []
     midnight = time.time() // 86_400 * 86_400
-    for back in range(13, 0, -1):
-        at = midnight - back * 86_400
-        busy = 0.4 if time.gmtime(at).tm_wday > 4 else 1.0 + 0.4 * math.sin(back)
+    for days_ago in range(13, 0, -1):
+        at = midnight - days_ago * 86_400
+        busy = 0.4 if time.gmtime(at).tm_wday > 4 else 1.0 + 0.4 * math.sin(days_ago)
         for agent, model, size in (("analyst", "claude-sonnet-4", 61_000), ("writer", "gpt-4.1-mini", 27_000)):
-            used, said = int(size * busy), int(size * busy / 7)
-            cost = int((used * 3 + said * 15) / 1_000_000 * 100_000_000) if agent == "analyst" else int(used / 25 * 10)
+            tokens_in, tokens_out = int(size * busy), int(size * busy / 7)
+            expensive = int((tokens_in * 3 + tokens_out * 15) / 1_000_000 * 100_000_000)
+            cost = expensive if agent == "analyst" else int(tokens_in / 25 * 10)
             day = time.strftime("%Y-%m-%d", time.gmtime(at))
-            writes.append(AddUsage(UsageRow(day, "past", agent, model, used, said, used // 3, cost, int(18 * busy))))
-        calls = int(len(PAST) * busy)
+            row = UsageRow(day, "past", agent, model, tokens_in, tokens_out, tokens_in // 3, cost, int(18 * busy))
+            writes.append(AddUsage(row))
+        calls = int(len(PAST_CALLS) * busy)
         for number in range(calls):
-            writes.append(AddAudit(encode(_line(at + 28_800 + number * 32_000 / calls, number))))
+            writes.append(AddAudit(encode(_audit_entry(at + 28_800 + number * 32_000 / calls, number))))
     if not await store.audit("default", limit=1):
         await store.commit("default", writes)
         await add_jobs(store.path)
 
 
-PAST: list[tuple[str, dict[str, Any], float]] = [
+PAST_CALLS: list[tuple[str, dict[str, Any], float]] = [
     ("query_orders", {"days": 7, "group_by": "region"}, 435.2),
     ("find_list", {"name": "team"}, 301.8),
     ("run_command", {"command": "git push --force", "seconds": 30}, 0.4),
@@ -132,25 +138,25 @@ PAST: list[tuple[str, dict[str, Any], float]] = [
     ("find_list", {"name": "board"}, 305.3),
     ("query_orders", {"days": 60, "group_by": "region"}, 702.6),
 ]
-"""What was called on an ordinary day, in this order."""
+"""Tool calls of an ordinary day, in order: tool, arguments and milliseconds."""
 
 
-def _line(at: float, number: int) -> dict[str, Any]:
-    name, arguments, took = PAST[number % len(PAST)]
-    declined = took < 1
-    meta = {"arguments": arguments, "duration_ms": took + at % 37, "error": "declined" if declined else None}
-    line: dict[str, Any] = {"tenantId": "default", "actorExternalId": "analyst", "entityId": name, "meta": meta}
-    line |= {"level": "warn" if declined else "info", "message": f"Agent analyst called {name}"}
-    return line | {"success": not declined, "timestamp": int(at * 1000), "action": "TOOL_CALL"}
+def _audit_entry(at: float, number: int) -> dict[str, Any]:
+    name, arguments, duration = PAST_CALLS[number % len(PAST_CALLS)]
+    declined = duration < 1
+    meta = {"arguments": arguments, "duration_ms": duration + at % 37, "error": "declined" if declined else None}
+    entry: dict[str, Any] = {"tenantId": "default", "actorExternalId": "analyst", "entityId": name, "meta": meta}
+    entry |= {"level": "warn" if declined else "info", "message": f"Agent analyst called {name}"}
+    return entry | {"success": not declined, "timestamp": int(at * 1000), "action": "TOOL_CALL"}
 
 
-def shown_folder(path: Any, real: Any = os.path.realpath) -> str:
-    """The folder that a question names: this one's is new each time, and tells nobody anything."""
+def fixed_working_directory(path: Any, real: Any = os.path.realpath) -> str:
+    """Return a fixed working directory: the real one is temporary, and would change every screenshot."""
     return "/home/ana/notes" if path == os.curdir else real(path)
 
 
 if __name__ == "__main__":
-    os.path.realpath = shown_folder
+    os.path.realpath = fixed_working_directory
     port = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     prices = {"claude-sonnet-4": Price(3, 15), "gpt-4.1-mini": Price(0.4, 1.6)}
-    run(serve_house(Path(sys.argv[1]), port, agents(), before=before, prices=prices))
+    run(serve(Path(sys.argv[1]), port, make_agents(), prepare=add_history, prices=prices))

@@ -1,0 +1,179 @@
+"""Accessibility: axe finds no serious violation in any view, in both themes; focus is visible and restored."""
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from browser import VIEWS, GatewayProcess, Tab, open_tabs, script
+from playwright.sync_api import Browser, expect
+
+pytestmark = pytest.mark.slow
+TEXT = "# Title\n\nSome **bold** text, `code` and a [link](https://example.org).\n\n| a | b |\n|-|-|\n| 1 | 2 |\n\n"
+CODE = "```python\nx = 1  # one\n```\n\n> quoted\n\n- [x] done\n- [ ] to do"
+
+
+class AxeReport:
+    """Collects the serious and critical violations of each state of the page that is checked."""
+
+    def __init__(self, tab: Tab) -> None:
+        self.tab = tab
+        self.violations: dict[str, list[dict[str, str]]] = {}
+
+    def check(self, state: str) -> None:
+        found = [each for each in self.tab.axe_violations() if each["impact"] in ("serious", "critical")]
+        if found:
+            self.violations[state] = found
+
+
+def fill_chat(tab: Tab) -> None:
+    """Produce text, successful and failed tool calls, an image, a failed run and a pending approval."""
+    calls: list[Any] = [
+        ["call", "get_weather", {"city": "Oslo"}],
+        ["call", "always_fail", {}],
+        ["call", "draw", {"title": "Sales"}],
+    ]
+    tab.send(script([["reasoning", "hm"], ["text", TEXT + CODE], *calls], [["text", "Clear."]]))
+    tab.wait_for_answer("Clear.")
+    tab.wait_until_idle()
+    for toggle in tab.page.locator(".tool-call > button, .reasoning > button").all():
+        toggle.click()
+    tab.send(script([["text", "Half"], ["fail", "the key is not valid"]]))
+    tab.page.locator(".failed").wait_for()
+    tab.send(script([["call", "run_command", {"command": "ls\u202e -l"}]]))
+    tab.page.locator(".approval").wait_for()
+
+
+@pytest.fixture(params=["light", "dark"])
+def themed_tab(request: pytest.FixtureRequest, browser: Browser, gateway: GatewayProcess) -> Generator[Tab]:
+    tab = next(open_tabs(browser, gateway, color_scheme=request.param)).open()
+    yield tab
+    assert tab.errors == []
+    tab.context.close()
+
+
+@pytest.mark.timeout(180)
+def test_axe_finds_nothing_serious_in_any_view(themed_tab: Tab) -> None:
+    tab, report = themed_tab, AxeReport(themed_tab)
+    report.check("welcome")
+    fill_chat(tab)
+    report.check("chat")
+    tab.button("Deny with reason").click()
+    report.check("deny")
+    tab.button("Cancel", exact=True).click()
+    tab.button("Edit", exact=True).click()
+    report.check("edit arguments")
+    tab.button("Enlarge").click()
+    report.check("image")
+    tab.page.keyboard.press("Escape")
+    tab.button("Try again").first.click()
+    report.check("menu")
+    tab.page.keyboard.press("Escape")
+    tab.page.keyboard.press("Control+k")
+    tab.page.get_by_placeholder("Search sessions and messages").fill("clear")
+    tab.page.locator(".hit").first.wait_for()
+    report.check("search")
+    tab.page.keyboard.press("Escape")
+    for view in VIEWS:
+        tab.open_view(view)
+        report.check(view)
+        check_details(tab, view, report)
+    assert report.violations == {}
+
+
+def test_axe_finds_nothing_serious_in_an_elicitation_form(themed_tab: Tab) -> None:
+    report = AxeReport(themed_tab)
+    themed_tab.send(script([["call", "order", {"what": "tea"}]]))
+    themed_tab.page.get_by_label("Count").fill("11")
+    report.check("form")
+    assert report.violations == {}
+
+
+def check_details(tab: Tab, view: str, report: AxeReport) -> None:
+    """Open and check what a view shows for one of its rows."""
+    if view == "agents":
+        tab.page.locator("tr", has_text="run_command").locator("button").click()
+        expect(tab.page.locator(".ant-drawer-open")).to_contain_text('"command"')
+    elif view == "audit":
+        tab.page.locator("tbody tr.ant-table-row").first.click()
+        tab.page.get_by_role("link", name="View run").wait_for()
+    elif view == "runs":
+        tab.page.locator("tbody a").first.click()
+        tab.page.locator(".timeline li").first.wait_for()
+    else:
+        return
+    report.check(f"{view}, details")
+    if view == "agents":
+        tab.page.keyboard.press("Escape")
+
+
+CONTROLS = ".ant-sender, .ant-select, .ant-input-affix-wrapper, .ant-segmented-item, .ant-radio-wrapper"
+FOCUSED = """(controls) => {
+  const element = document.activeElement;
+  if (!element || element === document.body) return "";
+  const visible = [element, element.closest(controls) ?? element].map((each) => getComputedStyle(each))
+    .some(({ outlineStyle, outlineWidth, boxShadow }) =>
+      (outlineStyle !== "none" && parseFloat(outlineWidth) > 0) || boxShadow !== "none");
+  const text = element.getAttribute("aria-label") || element.textContent.trim() || element.placeholder;
+  const name = text || element.labels?.[0]?.textContent || element.title;
+  return `${visible ? "" : "INVISIBLE "}${element.tagName} ${name.slice(0, 60)}`;
+}"""
+
+
+def press_tab_through(tab: Tab, limit: int = 90) -> list[str]:
+    """Return the elements that the Tab key reaches, from the top of the page until it starts over."""
+    tab.wait_for_animations()
+    tab.page.locator(".skip-link").focus()
+    reached: list[str] = []
+    for _ in range(limit):
+        tab.page.keyboard.press("Tab")
+        element = tab.page.evaluate(FOCUSED, CONTROLS)
+        if not element or (reached and element == reached[0] and len(reached) > 5):
+            break
+        reached.append(element)
+    return reached
+
+
+def test_tab_key_reaches_every_control_with_a_visible_focus(tab: Tab) -> None:
+    tab.send(script([["call", "draw", {"title": "x"}]], [["text", "```python\nx = 1\n```"]]))
+    tab.wait_for_answer("x = 1")
+    tab.wait_until_idle()
+    reached = press_tab_through(tab)
+    assert [element for element in reached if element.startswith("INVISIBLE")] == []
+    for name in (
+        "New chat",
+        "Approvals",
+        "Edit message",
+        "Fork from here",
+        "Enlarge Image",
+        "Copy code",
+        "Try again",
+        "View run timeline",
+        "Attach files",
+        "Agent",
+        "Session options",
+    ):
+        assert any(name in element for element in reached), (name, reached)
+    for view in VIEWS:
+        tab.open_view(view)
+        assert [element for element in press_tab_through(tab) if element.startswith("INVISIBLE")] == [], view
+
+
+def test_focus_returns_to_the_button_when_its_menu_or_dialog_closes(tab: Tab) -> None:
+    tab.send("hello")
+    tab.wait_for_answer("You wrote: hello")
+    tab.wait_until_idle()
+    for button in (tab.button("Try again"), tab.button("Session options"), tab.button("Search").first):
+        button.focus()
+        tab.page.keyboard.press("Enter")
+        tab.page.locator(".ant-dropdown:not(.ant-dropdown-hidden), .ant-modal").first.wait_for()
+        tab.wait_for_animations()
+        tab.page.keyboard.press("Escape")
+        expect(button).to_be_focused()
+    tab.open_view("agents")
+    button = tab.page.locator("tr", has_text="run_command").locator("button")
+    button.focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.locator(".ant-drawer-open").wait_for()
+    tab.wait_for_animations()
+    tab.page.keyboard.press("Escape")
+    expect(button).to_be_focused()

@@ -1,0 +1,289 @@
+"""Chat in a real browser: answers, tool calls, approvals, forms, stopping, queued messages, forks and attachments."""
+
+import base64
+from typing import Any
+
+import pytest
+from browser import GatewayProcess, Tab, open_tabs, script
+from playwright.sync_api import Browser, expect
+
+pytestmark = pytest.mark.slow
+NEEDS_APPROVAL = script(
+    [["text", "I need approval."], ["call", "run_command", {"command": "ls -l"}]], [["text", "It continued."]]
+)
+SLOW = script([["pace", 0.05], ["text", " ".join(f"word{number}" for number in range(400))]])
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+)
+
+
+def test_answer_shows_markdown_reasoning_and_usage(tab: Tab) -> None:
+    tab.send(script([["reasoning", "hm"], ["text", "# Title\n\nSome **bold** text.\n\n```python\nx = 1\n```"]]))
+    tab.wait_until_idle()
+    answer = tab.answers.last
+    expect(answer.locator(".level-1")).to_have_text("Title")
+    expect(answer.locator("strong")).to_have_text("bold")
+    expect(answer.locator(".hljs-number")).to_have_text("1")
+    expect(answer.locator(".usage")).to_contain_text("tokens")
+    expect(answer.get_by_text("hm")).to_have_count(0)
+    answer.get_by_role("button", name="Reasoning").click()
+    expect(answer.locator(".reasoning-text")).to_have_text("hm")
+    expect(tab.page.locator(".session.active")).to_be_visible()
+
+
+def test_tool_call_is_a_card_that_expands(tab: Tab) -> None:
+    tab.send(script([["call", "get_weather", {"city": "Oslo"}], ["call", "always_fail", {}]], [["text", "Clear."]]))
+    tab.wait_for_answer("Clear.")
+    tab.wait_until_idle()
+    succeeded, failed = tab.page.locator(".tool-call").all()
+    assert (succeeded.get_attribute("data-status"), failed.get_attribute("data-status")) == ("ok", "error")
+    expect(succeeded.locator(".status")).to_contain_text("ms")
+    statuses = [card.locator(".status").inner_text() for card in (succeeded, failed)]
+    succeeded.get_by_role("button").first.click()
+    expect(succeeded.locator(".tool-call-body")).to_contain_text('"degrees": 21')
+    failed.get_by_role("button").first.click()
+    expect(failed.locator(".tool-call-body")).to_contain_text("it always fails")
+    tab.page.reload()
+    tab.wait_for_answer("Clear.")
+    assert tab.page.locator(".tool-call .status").all_inner_texts() == statuses
+
+
+def test_approval_is_allowed(tab: Tab) -> None:
+    tab.send(NEEDS_APPROVAL)
+    card = tab.page.get_by_role("region", name="Allow this command?")
+    expect(card.locator(".exact-text").first).to_have_text("ls -l")
+    expect(card.locator(".countdown")).to_contain_text("min")
+    expect(tab.page.locator(".navigation .ant-badge")).to_contain_text("1")
+    card.get_by_role("button", name="Allow once").click()
+    tab.wait_for_answer("It continued.")
+    expect(tab.page.locator(".approval")).to_have_count(0)
+    expect(tab.page.locator(".navigation .ant-badge")).to_have_count(0)
+
+
+def test_approval_shows_the_proposed_changes(tab: Tab) -> None:
+    tab.send(script([["call", "write_note", {"note": "tea\u200b"}]]))
+    card = tab.page.get_by_role("region", name="Allow write_note?")
+    expect(card.locator(".preview .exact-text")).to_contain_text("-milk\n+tea")
+    assert card.locator(".preview mark").all_text_contents() == ["U+200B"]
+    card.get_by_role("button", name="Edit").click()
+    expect(card.locator(".preview")).to_contain_text("Your edited call may differ.")
+    card.get_by_role("button", name="Cancel").click()
+    card.get_by_role("button", name="Allow once").click()
+    tab.wait_for_answer("Done.")
+
+
+def test_approval_denied_with_a_reason_reaches_the_model_and_the_timeline(tab: Tab) -> None:
+    tab.send(script([["call", "run_command", {"command": "ls -l"}]], [["text", "Got: "], ["results"]]))
+    tab.button("Deny with reason").click()
+    tab.page.get_by_label("Reason").fill("not on a Sunday")
+    tab.page.get_by_label("Reason").press("Enter")
+    tab.wait_for_answer('Got: [{"cancelled":true,"reason":"not on a Sunday"}]')
+    expect(tab.page.locator(".tool-call .status")).to_contain_text("Declined")
+    tab.page.get_by_label("View run timeline").click()
+    expect(tab.page.get_by_role("img", name="deny by owner: not on a Sunday")).to_be_visible()
+
+
+def test_approval_is_allowed_with_edited_arguments_in_the_approvals_view(tab: Tab) -> None:
+    tab.send(NEEDS_APPROVAL)
+    tab.page.locator(".approval").wait_for()
+    tab.open_view("approvals")
+    tab.button("Edit", exact=True).click()
+    editor = tab.page.get_by_label("Arguments (JSON)")
+    editor.fill("{")
+    expect(tab.button("Allow edited call")).to_be_disabled()
+    editor.fill('{"command": "pwd"}')
+    tab.button("Allow edited call").click()
+    expect(tab.page.get_by_text("No pending approvals")).to_be_visible()
+    tab.page.locator(".session").first.click()
+    tab.wait_for_answer("It continued.")
+    tab.page.locator(".tool-call > button").click()
+    expect(tab.page.locator(".tool-call-body")).to_contain_text("ran pwd")
+
+
+def test_elicitation_form_is_validated_and_submitted(tab: Tab) -> None:
+    tab.send(script([["call", "order", {"what": "tea"}]], [["text", "Got: "], ["results"]]))
+    form = tab.page.locator(".approval")
+    expect(form.get_by_label("Message")).to_contain_text("tea?")
+    assert form.locator(".exact-text mark").all_text_contents() == ["U+202E"] and form.locator("img, b").count() == 0
+    expect(form).to_contain_text("Your answer is sent to the MCP server shop.")
+    submit = form.get_by_role("button", name="Submit")
+    expect(submit).to_be_disabled()
+    form.get_by_label("Size").select_option("Small")
+    form.get_by_label("Count").fill("11")
+    expect(form).to_contain_text("Must be at most 9.")
+    form.get_by_label("Count").fill("3")
+    form.get_by_label("Mail").fill("invalid")
+    form.get_by_label("sugar").check()
+    form.get_by_label("Gift").select_option("Yes")
+    submit.click()
+    expect(tab.page.locator(".ant-message")).to_contain_text("mail")  # only the gateway checks the format
+    form.get_by_label("Mail").fill("ana@example.org")
+    tab.page.reload()
+    tab.open_view("approvals")
+    form.get_by_label("Size").select_option("l")
+    submit.click()
+    expect(tab.page.get_by_text("No pending approvals")).to_be_visible()
+    tab.page.locator(".session").first.click()
+    tab.wait_for_answer("""Got: ["accept {'size': 'l', 'count': 2}"]""")
+
+
+def test_elicitation_is_declined_dismissed_or_answered_by_opening_a_link(tab: Tab) -> None:
+    for button, action in (("Decline", "decline"), ("Dismiss", "cancel")):
+        tab.send(script([["call", "order", {"what": action}]], [["text", "Got: "], ["results"]]))
+        tab.page.locator(".approval").get_by_role("button", name=button).click()
+        tab.wait_for_answer(f'Got: ["{action} {{}}"]')
+    tab.context.route("https://pay.example.org/**", lambda route: route.fulfill(body="paid"))
+    tab.send(script([["call", "pay", {}]], [["text", "Got: "], ["results"]]))
+    form = tab.page.locator(".approval")
+    expect(form.get_by_label("URL to open")).to_have_text("https://pay.example.org/bill")
+    with tab.context.expect_page() as opened:
+        form.get_by_role("button", name="Open link and continue").click()
+    assert opened.value.url == "https://pay.example.org/bill" and opened.value.evaluate("window.opener") is None
+    tab.wait_for_answer('Got: ["accept"]')
+
+
+def test_hidden_characters_of_a_command_are_spelled_out(tab: Tab) -> None:
+    command = "ls\u202e #\u200b" + " " * 60 + "\n\n\n\n\nrm -rf \u0430ll"
+    tab.send(script([["call", "run_command", {"command": command}]]))
+    tab.page.locator(".approval").wait_for()
+    marks = tab.page.locator(".approval .exact-text").first.locator("mark").all_text_contents()
+    assert marks == ["U+202E", "U+200B", "60 spaces", "4 empty lines", "\u0430 U+0430"]
+
+
+def test_stopped_run_keeps_its_partial_text(tab: Tab) -> None:
+    stop_actions = (
+        lambda: tab.button("Stop").click(),
+        lambda: tab.page.locator(".composer textarea").press("Escape"),
+    )
+    for number, stop in enumerate(stop_actions):
+        tab.send(SLOW)
+        answer = tab.answers.nth(number)
+        answer.get_by_text("word3").wait_for()
+        stop()
+        tab.wait_until_idle()
+        expect(answer).to_contain_text("Stopped.")
+    texts = tab.page.locator(".answer .markdown").all_inner_texts()
+    assert len(texts) == 2
+    tab.page.reload()
+    tab.answers.nth(1).get_by_text("word3").wait_for()
+    assert tab.page.locator(".answer .markdown").all_inner_texts() == texts
+    expect(tab.page.locator(".stopped")).to_have_count(2)
+
+
+def test_message_sent_during_a_run_is_queued_in_every_tab(browser: Browser, gateway: GatewayProcess) -> None:
+    window = open_tabs(browser, gateway)
+    tab = next(window).open()
+    tab.send(script([["pace", 0.05], ["text", "one " * 60]]))
+    tab.answers.last.wait_for()
+    tab.send("second")
+    expect(tab.page.locator("[data-pending=queued]")).to_contain_text("second")
+    other = next(window)
+    other.page.goto(tab.page.url)
+    expect(other.page.locator("[data-pending=queued]")).to_contain_text("second")
+    for each in (tab, other):
+        each.wait_for_answer("You wrote: second")
+        expect(each.page.locator("[data-pending]")).to_have_count(0)
+        expect(each.page.locator(".user-message")).to_have_count(2)
+
+
+def test_queued_message_is_cancelled(tab: Tab) -> None:
+    tab.send(SLOW)
+    tab.answers.last.wait_for()
+    tab.send("second")
+    tab.page.locator("[data-pending=queued]").get_by_role("button", name="Cancel").click()
+    expect(tab.page.locator("[data-pending]")).to_have_count(0)
+    tab.button("Stop").click()
+    tab.wait_until_idle()
+    tab.page.reload()
+    expect(tab.page.locator(".stopped")).to_have_count(1)
+    expect(tab.page.locator(".user-message")).to_have_count(1)
+
+
+def test_second_tab_gets_the_token_and_stays_in_sync(browser: Browser, gateway: GatewayProcess) -> None:
+    window = open_tabs(browser, gateway)
+    tab = next(window).open()
+    tab.send("hello")
+    tab.wait_for_answer("You wrote: hello")
+    other = next(window)
+    other.page.goto(tab.page.url)
+    other.wait_for_answer("You wrote: hello")
+    other.send("from the other")
+    tab.wait_for_answer("You wrote: from the other")
+    tab.button("Session options").click()
+    tab.page.get_by_text("Rename").click()
+    tab.page.get_by_label("Session name").fill("A new name")
+    tab.page.get_by_label("Session name").press("Enter")
+    expect(other.page.locator(".chat-header h2")).to_have_text("A new name")
+    expect(other.page.locator(".session.active")).to_have_text("A new name")
+
+
+def test_edited_message_leaves_the_original_session_unchanged(tab: Tab) -> None:
+    for text in ("one", "two"):
+        tab.send(text)
+        tab.wait_for_answer(f"You wrote: {text}")
+        tab.wait_until_idle()
+    original = tab.page.url
+    tab.page.locator(".user-message").last.hover()
+    tab.page.locator(".user-message").last.get_by_role("button", name="Edit message").click()
+    tab.page.get_by_role("textbox", name="Edit message").fill("three")
+    tab.page.get_by_role("textbox", name="Edit message").press("Enter")
+    tab.wait_for_answer("You wrote: three")
+    assert tab.page.url != original
+    expect(tab.page.locator(".user-message")).to_have_count(2)
+    tab.page.goto(original)
+    tab.wait_for_answer("You wrote: two")
+
+
+def test_session_keeps_its_draft_and_is_exported_archived_and_found(tab: Tab) -> None:
+    tab.send("about fjords")
+    tab.wait_for_answer("You wrote: about fjords")
+    tab.wait_until_idle()
+    tab.page.locator(".composer textarea").fill("not sent yet")
+    tab.page.reload()
+    expect(tab.page.locator(".composer textarea")).to_have_value("not sent yet")
+    tab.button("Session options").click()
+    with tab.page.expect_download() as download:
+        tab.page.get_by_text("Export as Markdown").click()
+    assert "You wrote: about fjords" in download.value.path().read_text()
+    tab.button("Session options").click()
+    tab.page.get_by_text("Archive", exact=True).click()
+    expect(tab.page.locator(".session")).to_have_count(0)
+    tab.page.keyboard.press("Control+k")
+    tab.page.get_by_placeholder("Search sessions and messages").fill("FJORD")
+    tab.page.locator(".hit").first.click()
+    tab.wait_for_answer("You wrote: about fjords")
+
+
+def test_deleted_session_says_so_in_another_tab(browser: Browser, gateway: GatewayProcess) -> None:
+    window = open_tabs(browser, gateway)
+    tab, other = next(window).open(), next(window)
+    tab.send("hello")
+    tab.wait_for_answer("You wrote: hello")
+    other.page.goto(tab.page.url)
+    other.wait_for_answer("You wrote: hello")
+    tab.button("Session options").click()
+    tab.page.get_by_text("Delete…").click()
+    tab.page.locator(".ant-modal").get_by_role("button", name="Delete").click()
+    expect(other.page.get_by_text("This session was deleted.")).to_be_visible()
+    expect(tab.page.locator(".session")).to_have_count(0)
+
+
+def test_image_and_file_are_attached(tab: Tab) -> None:
+    files: Any = [
+        {"name": "dot.png", "mimeType": "image/png", "buffer": PIXEL},
+        {"name": "<b>notes.txt", "mimeType": "text/plain", "buffer": b"notes"},
+    ]
+    tab.page.locator("input[type=file]").set_input_files(files)
+    expect(tab.page.locator(".attachments li")).to_have_count(2)
+    tab.send("look")
+    tab.wait_for_answer("You wrote: look")
+    message = tab.page.locator(".user-message").last
+    assert message.locator("img").evaluate("image => image.naturalWidth") == 1
+    expect(message.locator(".file")).to_contain_text("<b>notes.txt")
+
+
+def test_failed_run_shows_its_error_after_a_reload(tab: Tab) -> None:
+    tab.send(script([["text", "Half"], ["fail", "the key is not valid"]]))
+    expect(tab.answers.last).to_contain_text("the key is not valid")
+    tab.page.reload()
+    expect(tab.answers.last).to_contain_text("the key is not valid")

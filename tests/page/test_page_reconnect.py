@@ -1,0 +1,114 @@
+"""Lost connections and reloads: nothing is lost or duplicated. Tokens: where they are stored and sent."""
+
+import pytest
+from browser import GatewayProcess, Tab, open_tabs, script
+from playwright.sync_api import Browser, expect
+
+pytestmark = pytest.mark.slow
+TEXT = " ".join(f"w{number}" for number in range(120))
+SLOW = script([["pace", 0.03], ["text", TEXT]])
+NEEDS_APPROVAL = script([["call", "run_command", {"command": "ls"}]], [["text", "It continued."]])
+
+
+def answer_text(tab: Tab) -> str:
+    return tab.answers.last.locator(".markdown").inner_text()
+
+
+def test_reload_during_a_stream_loses_nothing(tab: Tab) -> None:
+    tab.send(SLOW)
+    tab.answers.last.get_by_text("w9").wait_for()
+    tab.page.reload()
+    tab.answers.last.get_by_text("w9").wait_for()
+    tab.wait_until_idle()
+    assert answer_text(tab) == TEXT
+    expect(tab.page.locator(".user-message")).to_have_count(1)
+    expect(tab.answers).to_have_count(1)
+
+
+def test_killed_gateway_resumes_the_stream(tab: Tab) -> None:
+    tab.send(SLOW)
+    tab.answers.last.get_by_text("w9").wait_for()
+    tab.gateway.kill()
+    expect(tab.page.get_by_text("Connection lost.")).to_be_visible()
+    tab.gateway.start()
+    tab.wait_for_answer("w119")
+    tab.wait_until_idle()
+    assert answer_text(tab) == TEXT
+    expect(tab.page.locator(".user-message")).to_have_count(1)
+    expect(tab.answers).to_have_count(1)
+    tab.page.reload()
+    tab.wait_for_answer("w119")
+    assert answer_text(tab) == TEXT
+
+
+def test_approval_survives_a_reload_and_a_restart(tab: Tab) -> None:
+    tab.send(NEEDS_APPROVAL)
+    tab.page.locator(".approval").wait_for()
+    tab.page.reload()
+    expect(tab.page.locator(".approval")).to_have_count(1)
+    tab.gateway.kill()
+    expect(tab.page.get_by_text("Disconnected")).to_be_attached()
+    expect(tab.button("Allow once")).to_be_disabled()
+    tab.gateway.start()
+    tab.button("Allow once").click()
+    tab.wait_for_answer("It continued.")
+    expect(tab.page.locator(".tool-call")).to_have_count(1)
+    expect(tab.page.locator(".user-message")).to_have_count(1)
+
+
+def test_message_written_offline_is_sent_once(tab: Tab) -> None:
+    tab.send("first")
+    tab.wait_for_answer("You wrote: first")
+    tab.gateway.kill()
+    expect(tab.page.get_by_text("Disconnected")).to_be_attached()
+    tab.send("second")
+    expect(tab.page.locator("[data-pending=sending]")).to_contain_text("Will be sent when reconnected")
+    tab.gateway.start()
+    tab.wait_for_answer("You wrote: second")
+    tab.page.reload()
+    tab.wait_for_answer("You wrote: second")
+    expect(tab.page.locator(".user-message")).to_have_count(2)
+    expect(tab.page.locator("[data-pending]")).to_have_count(0)
+
+
+def test_second_killed_gateway_does_not_duplicate_text(tab: Tab) -> None:
+    tab.gateway.kill()
+    tab.gateway.start()
+    tab.page.get_by_text("Connected as owner").first.wait_for()
+    tab.send(SLOW)
+    tab.answers.last.get_by_text("w20").wait_for()
+    tab.gateway.kill()
+    tab.gateway.start()
+    tab.wait_for_answer("w119")
+    tab.wait_until_idle()
+    assert answer_text(tab).count("w20 ") == 1
+
+
+def test_invalid_token_is_rejected_and_a_valid_one_accepted(browser: Browser, gateway: GatewayProcess) -> None:
+    tab = next(open_tabs(browser, gateway))
+    tab.page.goto(f"{gateway.url}/#token=wrong")
+    expect(tab.page.get_by_text("Invalid token")).to_be_visible()
+    assert "token" not in tab.page.url
+    tab.page.get_by_label("Token").fill(gateway.token)
+    tab.button("Sign in").click()
+    expect(tab.page.get_by_text("Connected as owner").first).to_be_visible()
+
+
+def test_token_is_removed_from_the_url_and_not_stored_permanently(tab: Tab) -> None:
+    assert tab.gateway.token not in tab.page.url
+    assert tab.page.evaluate("history.length") <= 3
+    assert all(tab.gateway.token not in url for url in tab.requests)
+    stored = tab.page.evaluate("[JSON.stringify(localStorage), document.cookie].join()")
+    assert tab.gateway.token not in stored
+
+
+@pytest.mark.parametrize("path", ["/?gatewayUrl={evil}", "/#gatewayUrl={evil}", "/c/x?gateway={evil}&token=stolen"])
+def test_no_url_sends_the_token_to_another_gateway(path: str, browser: Browser, gateway: GatewayProcess) -> None:
+    tab = next(open_tabs(browser, gateway))
+    sockets: list[str] = []
+    tab.page.on("websocket", lambda socket: sockets.append(socket.url))
+    tab.open()
+    tab.page.goto(gateway.url + path.format(evil="ws://127.0.0.1:9"))
+    tab.page.evaluate("window.postMessage({gatewayUrl: 'ws://127.0.0.1:9'}, '*')")
+    expect(tab.page.get_by_text("Connected as owner").first).to_be_visible()
+    assert set(sockets) == {f"ws://127.0.0.1:{gateway.port}/ws"}

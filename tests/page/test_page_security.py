@@ -1,0 +1,185 @@
+"""Content security: no script from a model, tool or name runs, and no request leaves the gateway's origin."""
+
+from collections.abc import Callable, Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from browser import ROOT, VIEWS, Tab, open_tabs, running_gateway, script
+from payloads import SCRIPTS, image_payloads
+from playwright.sync_api import Browser, expect
+
+pytestmark = pytest.mark.slow
+LOADS_FINISHED = """async () => {
+  for (const src of ["/logo.svg?barrier", "/missing.png"]) {
+    const image = new Image();
+    await new Promise((done) => Object.assign(image, { onload: done, onerror: done, src }));
+  }
+  await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+}"""
+"""Load two images and wait two frames: loads and error handlers that content had started before have run by then."""
+
+
+class Canary:
+    """An HTTP server that records every request."""
+
+    def __init__(self) -> None:
+        visits = self.visits = list[str]()
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 1  # a browser may open a connection without sending a request
+
+            def do_GET(self) -> None:
+                visits.append(self.path)
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.end_headers()
+                self.wfile.write(b"seen")
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def canary() -> Generator[Canary]:
+    canary = Canary()
+    thread = Thread(target=canary.server.serve_forever)
+    thread.start()
+    yield canary
+    canary.server.shutdown()
+    thread.join()
+    canary.server.server_close()
+
+
+def run_script(tab: Tab, *rounds: object) -> None:
+    tab.send(script(*rounds))
+    tab.page.locator(".answer .message-footer").last.wait_for(state="attached")
+    tab.wait_until_idle()
+
+
+def no_script_ran(tab: Tab) -> bool:
+    tab.page.evaluate(LOADS_FINISHED)
+    return bool(tab.page.evaluate("window.pwned === undefined && document.querySelector('script[src^=data]') === null"))
+
+
+def test_there_are_sixty_script_payloads() -> None:
+    assert len(set(SCRIPTS)) >= 60
+
+
+def test_no_script_runs_in_text_arguments_or_results(tab: Tab) -> None:
+    for start in range(0, len(SCRIPTS), 16):
+        batch = SCRIPTS[start : start + 16]
+        steps = [["reasoning", payload] for payload in batch[:4]] + [["text", "\n\n".join(batch)]]
+        calls = [["call", "get_weather", {"city": payload}] for payload in batch]
+        run_script(tab, [*steps, *calls], [["text", payload + "\n\n"] for payload in batch])
+    for _ in range(6):
+        tab.page.evaluate(
+            "document.querySelectorAll('.answer button[aria-expanded=false]').forEach(each => each.click())"
+        )
+        tab.page.mouse.move(700, 300)
+        tab.page.mouse.wheel(0, -2500)
+        tab.page.evaluate(LOADS_FINISHED)
+    for link in tab.page.locator(".markdown a").all():
+        url = link.get_attribute("href") or ""
+        assert url.startswith(("http:", "https:", "mailto:")), url
+    assert no_script_ran(tab)
+    active_elements = "#root iframe, #root object, #root embed, #root script, #root style, #root form"
+    assert tab.page.locator(active_elements).count() == 0
+    assert {url.split("/")[2] for url in tab.requests} == {f"127.0.0.1:{tab.gateway.port}"}
+
+
+@pytest.mark.parametrize("place", ["session name", "error", "tool name", "file name", "command", "url"])
+def test_no_script_runs_elsewhere(place: str, tab: Tab) -> None:
+    payload = "".join(SCRIPTS[4:12])
+    actions: dict[str, tuple[Callable[[], object], str]] = {
+        "session name": (lambda: tab.send(payload), ".chat-header h2"),
+        "error": (lambda: tab.send(script([["fail", payload]])), ".failed"),
+        "tool name": (lambda: tab.send(script([["call", "unknown" + payload[:40], {}]])), ".tool-call"),
+        "file name": (lambda: attach_file(tab, payload), ".user-message .file"),
+        "command": (lambda: tab.send(script([["call", "run_command", {"command": payload}]])), ".approval"),
+        "url": (
+            lambda: tab.page.goto(f"{tab.gateway.url}/c/%3Cimg%20src=x%20onerror=window.pwned=1%3E"),
+            ".composer",
+        ),
+    }
+    act, shown = actions[place]
+    act()
+    tab.page.locator(shown).first.wait_for()
+    assert no_script_ran(tab)
+    tab.open_view("audit")
+    tab.page.locator("tbody tr.ant-table-row, .empty-state").first.wait_for()
+    assert no_script_ran(tab)
+
+
+def attach_file(tab: Tab, payload: str) -> None:
+    name = f"{payload[:60]}.txt".replace("/", "")
+    tab.page.locator("input[type=file]").set_input_files([{"name": name, "mimeType": "text/html", "buffer": b"x"}])
+    tab.send("a file")
+
+
+def test_no_image_or_style_sends_a_request_to_another_site(tab: Tab, canary: Canary) -> None:
+    for payload in image_payloads(canary.url):
+        run_script(tab, [["text", payload]])
+    run_script(tab, [["pace", 0.005], ["text", "\n\n".join(image_payloads(canary.url))]])
+    tab.page.reload()
+    tab.answers.last.wait_for()
+    tab.page.evaluate(LOADS_FINISHED)
+    assert canary.visits == []
+    assert all(url.startswith(tab.gateway.url) for url in tab.requests)
+    link = tab.page.locator(".markdown a", has_text="Image: x").last
+    assert canary.url in (link.get_attribute("title") or "")
+
+
+def test_external_link_is_followed_only_on_click(tab: Tab, canary: Canary) -> None:
+    run_script(tab, [["text", f"[read this]({canary.url}/page)"]])
+    assert canary.visits == []
+    with tab.context.expect_page() as opened:
+        tab.page.locator(".markdown a").last.click()
+    opened.value.wait_for_load_state()
+    assert canary.visits[0] == "/page"
+    assert opened.value.evaluate("document.referrer + String(window.opener)") == "null"
+
+
+def test_content_security_policy_blocks_injected_elements(tab: Tab, canary: Canary) -> None:
+    """The second line of defence: even if the page rendered unsafe content, the browser would block it."""
+    expected = ["connect-src", "frame-src", "img-src", "script-src-attr", "script-src-elem"]
+    tab.page.evaluate(
+        """async (url) => {
+          window.blocked = new Set();
+          addEventListener("securitypolicyviolation", (event) => window.blocked.add(event.effectiveDirective));
+          for (const name of ["img", "script", "iframe"]) {
+            document.body.append(Object.assign(document.createElement(name), { src: url + "/" + name }));
+          }
+          document.body.insertAdjacentHTML("beforeend", "<b onclick='window.pwned=1'>x</b>");
+          document.body.lastChild.click();
+          await fetch(url).catch(() => 0);
+          new WebSocket(url.replace("http", "ws"));
+        }""",
+        canary.url,
+    )
+    tab.page.wait_for_function("count => window.blocked.size >= count", arg=len(expected))
+    assert tab.page.evaluate("[...window.blocked].sort()") == expected
+    assert canary.visits == []
+    assert no_script_ran(tab)
+
+
+def test_page_sends_requests_only_to_its_own_gateway(browser: Browser, tmp_path: Path) -> None:
+    with running_gateway(tmp_path) as gateway:
+        tab = next(open_tabs(browser, gateway)).open()
+        for view in VIEWS:
+            tab.open_view(view)
+            expect(tab.page.locator(".view h1")).to_be_visible()
+        assert all(url.startswith(gateway.url) for url in tab.requests), tab.requests
+        assert len(tab.requests) < 60
+        assert not any(url.endswith((".woff", ".woff2", ".ttf")) for url in tab.requests)
+
+
+def test_no_source_file_creates_html_from_text() -> None:
+    unsafe = ("dangerouslySetInnerHTML", "innerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function")
+    sources = list((ROOT / "web" / "src").rglob("*.ts*"))
+    assert sources
+    assert [(file.name, name) for file in sources for name in unsafe if name in file.read_text(encoding="utf-8")] == []

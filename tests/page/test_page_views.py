@@ -1,0 +1,144 @@
+"""Views: empty states, data, themes, phone layout, keyboard and reduced motion."""
+
+import subprocess
+import sys
+
+import pytest
+from browser import PHONE, ROOT, VIEWS, GatewayProcess, Tab, open_tabs, script
+from playwright.sync_api import Browser, expect
+
+pytestmark = pytest.mark.slow
+
+
+def complete_run(tab: Tab) -> None:
+    """Complete a run with one successful and one failed tool call."""
+    tab.send(script([["call", "get_weather", {"city": "Oslo"}], ["call", "always_fail", {}]], [["text", "Clear."]]))
+    tab.wait_for_answer("Clear.")
+    tab.wait_until_idle()
+
+
+def test_empty_views_explain_what_they_show(tab: Tab) -> None:
+    expect(tab.page.get_by_role("heading", name="Welcome to Atlas")).to_be_visible()
+    titles = {
+        "approvals": "No pending approvals",
+        "jobs": "No jobs yet",
+        "audit": "No entries yet",
+        "runs": "No runs yet",
+        "usage": "No usage yet",
+    }
+    for view, title in titles.items():
+        tab.open_view(view)
+        expect(tab.page.get_by_role("heading", name=title)).to_be_visible()
+
+
+def test_example_prompt_is_sent_with_one_click(tab: Tab) -> None:
+    tab.page.get_by_text("What can you do?").click()
+    tab.wait_for_answer("You wrote: What can you do?")
+
+
+def test_agents_view_shows_tools_and_permissions(tab: Tab) -> None:
+    tab.open_view("agents")
+    expect(tab.page.locator(".card")).to_have_count(3)
+    row = tab.page.locator("tr", has_text="run_command")
+    expect(row.get_by_role("img", name="Requires approval")).to_be_visible()
+    row.locator("button").click()
+    expect(tab.page.locator(".ant-drawer-open")).to_contain_text('"command"')
+
+
+def test_audit_log_is_live_filtered_and_verified(browser: Browser, gateway: GatewayProcess) -> None:
+    window = open_tabs(browser, gateway)
+    tab, other = next(window).open(), next(window).open()
+    other.open_view("audit")
+    expect(other.page.get_by_text("No entries yet")).to_be_visible()
+    complete_run(tab)
+    rows = other.page.locator("tbody tr.ant-table-row")
+    expect(rows).to_have_count(2)
+    other.button("Verify hash chain").click()
+    expect(other.page.get_by_text("All 2 entries verified")).to_be_visible()
+    other.page.get_by_label("Outcome").click()
+    other.page.locator(".ant-select-item", has_text="Failed").click()
+    expect(rows).to_have_count(1)
+    rows.click()
+    other.page.get_by_role("link", name="View run").click()
+    expect(other.page.locator(".timeline li")).to_have_count(4)
+
+
+def test_run_details_show_a_timeline(tab: Tab) -> None:
+    complete_run(tab)
+    tab.open_view("runs")
+    tab.page.locator("tbody a").first.click()
+    expect(tab.page.locator(".bar.model")).to_have_count(2)
+    expect(tab.page.locator(".bar.tool")).to_have_count(2)
+    expect(tab.page.locator(".bar.is-failed")).to_have_count(1)
+    expect(tab.page.locator(".facts")).to_contain_text("Done")
+
+
+def test_usage_view_shows_tokens_and_tool_calls(tab: Tab) -> None:
+    complete_run(tab)
+    tab.open_view("usage")
+    expect(tab.page.locator(".stat").first).to_contain_text("1")
+    expect(tab.page.get_by_label("Tokens by agent")).to_contain_text("helper")
+    expect(tab.page.locator(".totals tr", has_text="always_fail")).to_contain_text("1")
+    tab.page.get_by_text("Model", exact=True).click()
+    expect(tab.page.get_by_label("Tokens by model")).to_contain_text("scripted")
+
+
+def background(tab: Tab) -> tuple[int, ...]:
+    color = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return tuple(int(part) for part in color.removeprefix("rgb(").removesuffix(")").split(","))
+
+
+def test_theme_follows_the_system_until_one_is_chosen(browser: Browser, gateway: GatewayProcess) -> None:
+    tab = next(open_tabs(browser, gateway, color_scheme="dark")).open()
+    assert max(background(tab)) < 60
+    tab.button("Theme: system").click()
+    tab.page.wait_for_function("document.documentElement.dataset.theme === 'light'")
+    assert min(background(tab)) > 200
+    tab.page.reload()
+    tab.page.wait_for_function("document.documentElement.dataset.theme === 'light'")
+
+
+def test_phone_layout_does_not_scroll_sideways(browser: Browser, gateway: GatewayProcess) -> None:
+    tab = next(open_tabs(browser, gateway, **PHONE)).open()
+    text = "a" * 200 + "\n\n```\n" + "long " * 60 + "\n```\n\n| a | b | c | d |\n|-|-|-|-|\n| " + "wide | " * 4
+    tab.send(script([["text", text], ["call", "run_command", {"command": "x" * 300}]], [["text", "It continued."]]))
+    tab.page.locator(".approval").wait_for()
+    assert tab.fits_width()
+    assert tab.page.evaluate("document.querySelector('.scroller').scrollWidth <= innerWidth")
+    tab.button("Allow once").tap()
+    tab.wait_for_answer("It continued.")
+    for view in VIEWS:
+        tab.button("Menu").tap()
+        tab.page.locator(f".ant-drawer a[href='/{view}']").tap()
+        expect(tab.page.locator(".view h1")).to_be_visible()
+        tab.wait_for_animations()
+        assert tab.fits_width(), view
+
+
+def test_keyboard_shortcuts_open_search_and_a_new_chat(tab: Tab) -> None:
+    tab.page.keyboard.press("Control+k")
+    expect(tab.page.get_by_placeholder("Search sessions and messages")).to_be_focused()
+    tab.page.keyboard.press("Escape")
+    original = tab.page.url
+    tab.page.keyboard.press("Control+Shift+O")
+    expect(tab.page.locator(".composer textarea")).to_be_focused()
+    assert tab.page.url != original
+    tab.page.keyboard.type("typed")
+    tab.page.keyboard.press("Shift+Enter")
+    tab.page.keyboard.type("in two lines")
+    tab.page.keyboard.press("Enter")
+    tab.wait_for_answer("in two lines")
+
+
+def test_reduced_motion_disables_animations(browser: Browser, gateway: GatewayProcess) -> None:
+    tab = next(open_tabs(browser, gateway, reduced_motion="reduce")).open()
+    tab.send(script([["pause", 3], ["text", "x"]]))
+    dots = tab.page.locator(".working i").first
+    dots.wait_for()
+    assert dots.evaluate("each => getComputedStyle(each).animationName") == "none"
+
+
+def test_unit_tests_of_the_page_pass() -> None:
+    command = [sys.executable, "hatch_build.py", "test"]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
