@@ -37,11 +37,10 @@ from atlas_agents import (
     Usage,
 )
 from atlas_agents.dispatch.cluster import Cluster
-from atlas_agents.gateway.membership import ClusterMembership
+from atlas_agents.gateway.cluster import ClusterMembership, work
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.gateway.worker import work
-from atlas_agents.stores.histories import Histories
+from atlas_agents.stores.history_cache import HistoryCache
 from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.tools.tool import tool
 
@@ -85,7 +84,7 @@ class Model:
 
 async def serve(role: str, url: str, home: Path, pause: float) -> None:
     cluster = Cluster(url)
-    store = PostgresStore(url, beside=cluster.beside, histories=Histories())
+    store = PostgresStore(url, beside=cluster.beside, history_cache=HistoryCache())
     await store.open()
     atlas = Atlas([Agent("assistant", model=Model(pause), tools=[look])], store=store, dispatcher=cluster)
     if role == "worker":

@@ -14,12 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from atlas_agents.core.shelves import Where
-from atlas_agents.core.store import Store
+from atlas_agents.core.store import Store, Where
 from atlas_agents.knowledge.embedding import LocalEmbedder
 from atlas_agents.knowledge.library import Knowledge
+from atlas_agents.knowledge.loaders import Sources
 from atlas_agents.knowledge.search import Searcher
-from atlas_agents.knowledge.sources import Sources
 from atlas_agents.stores.sqlite import SqliteStore
 
 CORPUS = Path(__file__).parent.parent / "tests" / "knowledge"

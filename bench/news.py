@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from atlas_agents import Agent, Atlas
-from atlas_agents.config.valkey import open_valkey
-from atlas_agents.core.ids import new_id
-from atlas_agents.core.secret import Secret
+from atlas_agents.config.open import open_valkey
+from atlas_agents.core.messages import new_id
+from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import AcceptRun, AddEvents, PutSession, ReserveEvents
 from atlas_agents.dispatch.cluster import Cluster
-from atlas_agents.dispatch.notices import Notice
+from atlas_agents.dispatch.notifications import Notification
 from atlas_agents.stores.postgres import PostgresStore
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
@@ -100,7 +100,7 @@ async def measure(server: PostgresServer, redis: str, asked: argparse.Namespace,
     """One round, on a database of its own."""
     url, heard = server.made(name), dict[tuple[str, int], float]()
 
-    def hear(notice: Notice) -> None:
+    def hear(notice: Notification) -> None:
         heard[notice.id, notice.seq] = time.monotonic()
 
     async with AsyncExitStack() as up:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from atlas_agents import LocalProvider
-from atlas_agents.local.fetch import pull
+from atlas_agents.local.download import pull
 
 Make: TypeAlias = Callable[..., LocalProvider]
 """Makes a provider whose home has the weights."""

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
+from atlas_agents.gateway.protocol.documents import components
 from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, PLAIN, RUN_EVENTS
-from atlas_agents.gateway.protocol.faults import CODES
+from atlas_agents.gateway.protocol.frames import CODES
 from atlas_agents.gateway.protocol.methods import METHODS
-from atlas_agents.gateway.protocol.schema import components
 
 PAGE = Path(__file__).parent.parent / "docs/reference/protocol.md"
 

@@ -27,7 +27,7 @@ from atlas_agents import (
     tool,
     user,
 )
-from atlas_agents.testing import Environment, Registry, Scripted, calls, fails, house, says
+from atlas_agents.testing import Environment, Registry, Scripted, calls, fails, in_memory_atlas, says
 
 
 @tool
@@ -382,7 +382,7 @@ def test_two_agents_of_one_id_are_refused() -> None:
 
 
 async def test_changing_the_model_is_a_new_agent_in_the_old_ones_place() -> None:
-    atlas = house(Scripted(says("old")))
+    atlas = in_memory_atlas(Scripted(says("old")))
     await atlas.ask("hi")
     atlas.set_agent(Agent("assistant", model=Scripted(says("new"))))
     assert (await atlas.ask("hi", agent_id="assistant")).text == "new"

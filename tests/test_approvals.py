@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from atlas_agents import Answer, Approvals, Conversation, Policy, Question, ToolResult, tool
-from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 
 
 class Shop:
@@ -41,7 +41,7 @@ def _results(model: Scripted) -> list[ToolResult]:
 async def test_the_question_shows_the_tool_and_the_exact_arguments() -> None:
     shop, person = Shop(), Person(True)
     model = Scripted(calls("buy", item="tea", count=2), says("Done."))
-    async with house(model, [shop.buy], approve=person) as atlas:
+    async with in_memory_atlas(model, [shop.buy], approve=person) as atlas:
         await atlas.ask("buy tea", user="ana")
     (question,) = person.questions
     assert (question.title, question.message) == ("Confirm execution of buy", "About to execute:")
@@ -54,7 +54,7 @@ async def test_the_question_shows_the_tool_and_the_exact_arguments() -> None:
 async def test_anything_but_a_clear_yes_is_a_no(answer: object) -> None:
     shop = Shop()
     model = Scripted(calls("buy", item="tea"), says("Not bought."))
-    async with house(model, [shop.buy], approve=Person(answer)) as atlas:
+    async with in_memory_atlas(model, [shop.buy], approve=Person(answer)) as atlas:
         await atlas.ask("buy tea")
     assert shop.bought == []
     assert [(result.error, result.result) for result in _results(model)] == [("declined", {"cancelled": True})]
@@ -62,7 +62,7 @@ async def test_anything_but_a_clear_yes_is_a_no(answer: object) -> None:
 
 async def test_with_nobody_to_ask_the_answer_is_no() -> None:
     shop = Shop()
-    async with house(Scripted(calls("buy", item="tea"), says("Not bought.")), [shop.buy]) as atlas:
+    async with in_memory_atlas(Scripted(calls("buy", item="tea"), says("Not bought.")), [shop.buy]) as atlas:
         await atlas.ask("buy tea")
     assert shop.bought == []
 
@@ -75,7 +75,7 @@ async def test_no_answer_in_time_is_a_no() -> None:
         return True
 
     model = Scripted(calls("buy", item="tea"), says("Not bought."))
-    async with house(model, [shop.buy], clock=clock, approve=Approvals(silent, deadline=60)) as atlas:
+    async with in_memory_atlas(model, [shop.buy], clock=clock, approve=Approvals(silent, deadline=60)) as atlas:
         stream = atlas.send("buy tea")
         await clock.advance(59)
         assert len(model.requests) == 1
@@ -88,7 +88,7 @@ async def test_no_answer_in_time_is_a_no() -> None:
 async def test_once_is_used_once() -> None:
     shop, person = Shop(), Person("once", "no")
     model = Scripted(calls("buy", item="tea"), calls("buy", item="tea"), says("One."))
-    async with house(model, [shop.buy], approve=person) as atlas:
+    async with in_memory_atlas(model, [shop.buy], approve=person) as atlas:
         await atlas.ask("buy tea twice")
     assert shop.bought == [("tea", 1)]
     assert len(person.questions) == 2
@@ -98,7 +98,7 @@ async def test_session_holds_for_exactly_that_call_in_that_session() -> None:
     shop, person = Shop(), Person("session", "no", "no")
     same, other = calls("buy", item="tea"), calls("buy", item="tea", count=2)
     model = Scripted(same, same, other, says("ok"), same, says("ok"))
-    async with house(model, [shop.buy], approve=person) as atlas:
+    async with in_memory_atlas(model, [shop.buy], approve=person) as atlas:
         await atlas.ask("buy", session="one")
         await atlas.ask("buy", session="two")
     assert shop.bought == [("tea", 1), ("tea", 1)]
@@ -114,7 +114,7 @@ async def test_always_holds_in_every_session_until_the_policy_changes() -> None:
     same = calls("buy", item="tea")
     model = Scripted(same, says("ok"), same, says("ok"), same, says("ok"))
     policy = Policy(tools={"buy": {"*": "yes"}})
-    async with house(model, [shop.buy], approve=person, policy=policy) as atlas:
+    async with in_memory_atlas(model, [shop.buy], approve=person, policy=policy) as atlas:
         await atlas.ask("buy", session="one")
         await atlas.ask("buy", session="two")
         atlas.policy = Policy(tools={"buy": {"*": "yes"}, "other": {"*": "no"}})
@@ -126,7 +126,9 @@ async def test_always_holds_in_every_session_until_the_policy_changes() -> None:
 async def test_edited_arguments_are_checked_run_and_told_to_the_model() -> None:
     shop = Shop()
     model = Scripted(calls("buy", item="tea", count=100), says("ok"))
-    async with house(model, [shop.buy], approve=Person(Answer("once", arguments={"item": "tea", "count": 1}))) as atlas:
+    async with in_memory_atlas(
+        model, [shop.buy], approve=Person(Answer("once", arguments={"item": "tea", "count": 1}))
+    ) as atlas:
         await atlas.ask("buy")
         (row,) = await atlas.audit.records("default")
     assert shop.bought == [("tea", 1)]
@@ -137,7 +139,7 @@ async def test_edited_arguments_are_checked_run_and_told_to_the_model() -> None:
 async def test_edited_arguments_that_do_not_fit_are_refused() -> None:
     shop = Shop()
     model = Scripted(calls("buy", item="tea"), says("ok"))
-    async with house(model, [shop.buy], approve=Person(Answer("once", arguments={"item": 7}))) as atlas:
+    async with in_memory_atlas(model, [shop.buy], approve=Person(Answer("once", arguments={"item": 7}))) as atlas:
         await atlas.ask("buy")
     assert shop.bought == []
     assert _results(model)[0].error == "bad_arguments"
@@ -147,7 +149,7 @@ async def test_edited_arguments_that_do_not_fit_are_refused() -> None:
 async def test_where_two_must_the_asker_cannot_be_the_approver(by: str, bought: int) -> None:
     shop = Shop()
     approvals = Approvals(Person(Answer("once", by=by)), two_person=True)
-    async with house(Scripted(calls("buy", item="tea"), says("ok")), [shop.buy], approve=approvals) as atlas:
+    async with in_memory_atlas(Scripted(calls("buy", item="tea"), says("ok")), [shop.buy], approve=approvals) as atlas:
         await atlas.ask("buy", user="ana")
     assert len(shop.bought) == bought
 
@@ -163,7 +165,9 @@ async def test_a_cell_may_say_ask() -> None:
 
     person = Person(True)
     policy = Policy(tools={"order": {"*": "ask"}})
-    async with house(Scripted(calls("order", item="tea"), says("ok")), [order], policy=policy, approve=person) as atlas:
+    async with in_memory_atlas(
+        Scripted(calls("order", item="tea"), says("ok")), [order], policy=policy, approve=person
+    ) as atlas:
         await atlas.ask("order")
     assert bought == ["tea"]
     assert person.questions[0].reason == "policy: tools.order, ask for *"
@@ -179,7 +183,7 @@ async def test_a_predicate_decides_on_the_arguments() -> None:
 
     guarded = tool(confirm=lambda arguments: arguments["amount"] > 10)(pay)
     model = Scripted(calls("pay", amount=5) + calls("pay", amount=50), says("ok"))
-    async with house(model, [guarded], approve=Person(False)) as atlas:
+    async with in_memory_atlas(model, [guarded], approve=Person(False)) as atlas:
         await atlas.ask("pay")
     assert bought == [5]
 
@@ -194,7 +198,7 @@ async def test_a_policy_that_changes_while_a_person_thinks_stops_the_call() -> N
         return True
 
     model = Scripted(calls("buy", item="tea"), says("ok"))
-    async with house(model, [shop.buy], approve=slow, policy=Policy(tools={"buy": {"*": "yes"}})) as atlas:
+    async with in_memory_atlas(model, [shop.buy], approve=slow, policy=Policy(tools={"buy": {"*": "yes"}})) as atlas:
         stream = atlas.send("buy")
         async with asyncio.timeout(5):
             await asked.wait()
@@ -215,7 +219,7 @@ async def test_cancelling_while_a_person_is_asked_runs_nothing_and_leaves_a_vali
 
     model = Scripted(calls("buy", item="tea") + calls("buy", item="milk"), says("Going on."))
     talk = Conversation()
-    async with house(model, [shop.buy], approve=slow) as atlas:
+    async with in_memory_atlas(model, [shop.buy], approve=slow) as atlas:
         stream = atlas.send("buy", session=talk)
         async with asyncio.timeout(5):
             await asked.wait()

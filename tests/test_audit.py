@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from atlas_agents import MemoryAudit, Policy, ToolContext, ToolFailed, ToolResult, tool, verify, what_if
-from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.tools.audit import Record
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from atlas_agents.tools.audit import AuditRecord
 from atlas_agents.tools.redact import HIDDEN, Redactor, is_secret_name
 
 
@@ -19,10 +19,10 @@ async def echo(text: str) -> str:
     return text
 
 
-async def _recorded(count: int) -> list[Record]:
+async def _recorded(count: int) -> list[AuditRecord]:
     audit = MemoryAudit()
     model = Scripted(*(calls("echo", text=f"line {n}") for n in range(count)), says("Done."))
-    async with house(model, [echo], audit=audit, agent={"max_rounds": count + 1}) as atlas:
+    async with in_memory_atlas(model, [echo], audit=audit, agent={"max_rounds": count + 1}) as atlas:
         await atlas.ask("go")
     return list(await audit.records())
 
@@ -64,7 +64,7 @@ async def test_a_tool_can_add_notes_to_its_row_and_they_are_bounded_and_redacted
         return "done"
 
     audit = MemoryAudit()
-    async with house(Scripted(calls("noting"), says("ok")), [noting], audit=audit) as atlas:
+    async with in_memory_atlas(Scripted(calls("noting"), says("ok")), [noting], audit=audit) as atlas:
         await atlas.ask("go")
     (record,) = await audit.records()
     notes = record.entry.meta["notes"]
@@ -81,7 +81,7 @@ async def test_a_note_from_a_worker_is_refused_rather_than_lost() -> None:
         return "done"
 
     audit = MemoryAudit()
-    async with house(Scripted(calls("noting"), says("ok")), [noting], audit=audit) as atlas:
+    async with in_memory_atlas(Scripted(calls("noting"), says("ok")), [noting], audit=audit) as atlas:
         await atlas.ask("go")
     (record,) = await audit.records()
     assert (record.entry.success, record.entry.meta.get("notes")) == (False, None)
@@ -89,7 +89,7 @@ async def test_a_note_from_a_worker_is_refused_rather_than_lost() -> None:
 
 async def test_a_long_result_is_cut_to_a_thousand_characters() -> None:
     audit = MemoryAudit()
-    async with house(Scripted(calls("echo", text="x" * 5000), says("ok")), [echo], audit=audit) as atlas:
+    async with in_memory_atlas(Scripted(calls("echo", text="x" * 5000), says("ok")), [echo], audit=audit) as atlas:
         await atlas.ask("go")
     (record,) = await audit.records()
     assert len(record.entry.meta["result"]) == 1000
@@ -110,7 +110,9 @@ async def test_a_whole_chain_verifies_and_the_first_altered_or_missing_row_is_na
 async def test_tenants_have_chains_of_their_own() -> None:
     audit = MemoryAudit()
     for tenant in ("one", "two"):
-        async with house(Scripted(calls("echo", text=tenant), says("ok")), [echo], audit=audit, tenant=tenant) as atlas:
+        async with in_memory_atlas(
+            Scripted(calls("echo", text=tenant), says("ok")), [echo], audit=audit, tenant=tenant
+        ) as atlas:
             await atlas.ask("go")
     for tenant in ("one", "two"):
         (record,) = await audit.records(tenant)
@@ -142,7 +144,7 @@ async def test_when_nothing_can_be_written_down_nothing_that_acts_is_done() -> N
         return "acted"
 
     model = Scripted(calls("act"), says("never"))
-    async with house(model, [act], audit=Down()) as atlas:
+    async with in_memory_atlas(model, [act], audit=Down()) as atlas:
         with pytest.raises(OSError, match="audit log is down"):
             await atlas.ask("go")
         assert acted == []
@@ -170,7 +172,7 @@ async def test_a_secret_reaches_neither_model_nor_log_nor_audit_row(
     secret = "hunter2-very-secret"
     replies = [calls("leak", how=how, password=secret) for how in ("bug", "failure", "result")]
     model, audit = Scripted(*replies, says("ok")), MemoryAudit()
-    async with house(model, [leak], audit=audit) as atlas:
+    async with in_memory_atlas(model, [leak], audit=audit) as atlas:
         await atlas.ask("go")
     results = [
         part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)

@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from atlas_agents import ProviderError, Request, RetryPolicy, Usage, tool
-from atlas_agents.testing import VirtualClock, house
+from atlas_agents.testing import VirtualClock, in_memory_atlas
 from checks import PATIENCE, beating, events_of
 
 ONE_SHOT = {"retry": RetryPolicy(retries=0)}
@@ -87,7 +87,7 @@ async def test_a_completion_of_any_shape_from_any_callable_is_an_answer(kind: st
         "partial": partial(with_name, "x"),
         "lambda": lambda request: later(request),  # pyright: ignore[reportUnknownLambdaType,reportUnknownArgumentType]
     }
-    async with house(models[kind], [weather]) as atlas:
+    async with in_memory_atlas(models[kind], [weather]) as atlas:
         result = await atlas.run("Lima?")
     assert result.answer == "It is: Sunny in Lima."
     assert result.usage == Usage(24, 6)
@@ -102,7 +102,7 @@ async def test_it_is_given_the_request_with_messages_tools_and_metadata() -> Non
         return completion("ok")
 
     settings = {"system_prompt": "Be brief.", "metadata": {"user": "Al"}, "temperature": 0.1}
-    async with house(model, [weather], agent=settings) as atlas:
+    async with in_memory_atlas(model, [weather], agent=settings) as atlas:
         await atlas.ask("Lima?")
     (request,) = asked
     assert [message.text for message in request.messages] == ["Lima?"]
@@ -126,7 +126,7 @@ async def test_arguments_may_be_a_text_an_object_or_missing() -> None:
     def model(request: Request) -> Any:
         return next(answers)
 
-    async with house(model, [ping]) as atlas:
+    async with in_memory_atlas(model, [ping]) as atlas:
         result = await atlas.run("go")
     assert [step.output for step in result.steps] == ["a", "b", "none", "none"]
     assert [call.id for call in result.intermediate[0].tool_calls] == ["c0", "c1", "c2", "c3"]
@@ -139,7 +139,7 @@ async def test_two_whole_calls_of_one_id_stay_two_calls() -> None:
     def model(request: Request) -> Any:
         return next(answers)
 
-    async with house(model, [weather]) as atlas:
+    async with in_memory_atlas(model, [weather]) as atlas:
         result = await atlas.run("go")
     assert [step.output for step in result.steps] == ["Sunny in Lima", "Sunny in Oslo"]
 
@@ -148,7 +148,7 @@ async def test_without_usage_tokens_are_estimated() -> None:
     def model(request: Request) -> Any:
         return {"choices": [{"message": {"content": "x" * 36}, "finish_reason": "stop"}]}
 
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         result = await atlas.run("y" * 36)
     assert result.usage.estimated
     assert result.usage.output_tokens == 10
@@ -160,7 +160,7 @@ async def test_the_answer_is_streamed_in_one_piece() -> None:
     def model(request: Request) -> Any:
         return completion("Hello there.")
 
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         events = await events_of(atlas.send("Hi"))
     assert [event.text for event in events if event.type == "stream:chunk"] == ["Hello there."]
 
@@ -171,7 +171,7 @@ async def test_a_sync_callable_never_blocks_the_loop() -> None:
         def model(request: Request) -> Any:
             return completion(f"alive: {heart.goes_on()}")
 
-        async with house(model) as atlas:
+        async with in_memory_atlas(model) as atlas:
             assert (await atlas.ask("Hi")).text == "alive: True"
 
 
@@ -183,7 +183,7 @@ async def test_many_sync_callables_wait_at_the_same_time() -> None:
         together.wait()
         return completion("met")
 
-    async with house(model) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
         replies = await asyncio.gather(*(atlas.ask("Hi", session=str(n)) for n in range(50)))
     assert {reply.text for reply in replies} == {"met"}
 
@@ -229,7 +229,7 @@ async def test_what_it_raises_becomes_a_provider_error(
     def model(request: Request) -> Any:
         raise error
 
-    async with house(model, agent=ONE_SHOT) as atlas:
+    async with in_memory_atlas(model, agent=ONE_SHOT) as atlas:
         with pytest.raises(ProviderError) as caught:
             await atlas.ask("Hi")
     assert (caught.value.kind, caught.value.status, caught.value.retryable) == (kind, status, retryable)
@@ -246,7 +246,7 @@ async def test_what_may_pass_is_tried_again_after_as_long_as_it_says() -> None:
             raise SdkError(429, headers={"retry-after": "7"})
         return completion("ok")
 
-    async with house(model, clock=clock) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, clock=clock) as atlas, asyncio.timeout(PATIENCE):
         stream = atlas.send("Hi")
         await clock.advance(7)
         assert (await stream.reply()).text == "ok"
@@ -275,7 +275,7 @@ async def test_what_is_no_completion_is_an_error_that_names_the_callable(name: s
     def mine(request: Request) -> Any:
         return given
 
-    async with house(mine, agent=ONE_SHOT) as atlas:
+    async with in_memory_atlas(mine, agent=ONE_SHOT) as atlas:
         with pytest.raises(ProviderError, match=words) as caught:
             await atlas.ask("Hi")
         assert caught.value.kind in ("protocol", "incomplete", "empty_response")
@@ -293,7 +293,7 @@ async def test_an_answer_cut_off_in_its_call_never_runs() -> None:
     def model(request: Request) -> Any:
         return next(answers)
 
-    async with house(model, [pay]) as atlas:
+    async with in_memory_atlas(model, [pay]) as atlas:
         result = await atlas.run("pay")
     assert ran == []
     (step,) = result.steps

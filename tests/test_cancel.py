@@ -22,7 +22,7 @@ from atlas_agents import (
     Transient,
     tool,
 )
-from atlas_agents.testing import Scripted, VirtualClock, calls, fails, house, says
+from atlas_agents.testing import Scripted, VirtualClock, calls, fails, in_memory_atlas, says
 from checks import PATIENCE, Wrapped, events_of, ignoring_cancellation, is_paired, roles, told
 
 SOON = 0.5
@@ -56,7 +56,7 @@ async def goes_on(atlas: Atlas) -> None:
 @asynccontextmanager
 async def hung(reach: Callable[[], Awaitable[object]], *args: Any, **named: Any) -> AsyncGenerator[Any, None]:
     """A house whose turn is under way and has got to the point to cancel it at."""
-    async with house(*args, **named) as atlas:
+    async with in_memory_atlas(*args, **named) as atlas:
         stream = atlas.send("go")
         await asyncio.wait_for(reach(), PATIENCE)
         yield atlas, stream
@@ -83,7 +83,7 @@ class Point:
 
 async def test_before_it_has_begun() -> None:
     model = Scripted(says("Yes."), says("Yes."))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         stream = atlas.send("go")
         events = await cancelled(stream, atlas)
         assert [event.type for event in events] == ["message:sent", "stream:start", "stream:end"]
@@ -416,7 +416,7 @@ async def test_cancelling_twice_is_cancelling_once() -> None:
 
 
 async def test_cancelling_a_turn_that_has_ended_does_nothing() -> None:
-    async with house(Scripted(says("Yes."))) as atlas:
+    async with in_memory_atlas(Scripted(says("Yes."))) as atlas:
         stream = atlas.send("go")
         before = await events_of(stream)
         stream.cancel()
@@ -428,7 +428,7 @@ async def test_cancelling_after_the_end_was_said_does_not_take_the_answer_back()
     async def slow(event: Any) -> None:
         await asyncio.Event().wait()
 
-    async with house(Scripted(says("Yes."))) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(Scripted(says("Yes."))) as atlas, asyncio.timeout(PATIENCE):
         atlas.on("message:received", slow)
         stream = atlas.send("go")
         async for event in stream:
@@ -459,7 +459,7 @@ async def test_whoever_waits_for_the_reply_may_give_up_without_stopping_the_turn
 async def test_a_listener_can_cancel_the_stream() -> None:
     model = Wrapped(Scripted(says("One two three"), says("Yes.")), after=2)
     heard: list[str] = []
-    async with house(model) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
 
         async def stop(event: Any) -> None:
             heard.append(event.text)
@@ -488,7 +488,10 @@ async def test_wherever_it_strikes_history_stays_whole(seed: int) -> None:
         says("One two three four"),
         *[says("Yes.")] * 4,
     )
-    async with house(model, [work], agent={"parallel_tools": bool(seed % 2)}) as atlas, asyncio.timeout(PATIENCE):
+    async with (
+        in_memory_atlas(model, [work], agent={"parallel_tools": bool(seed % 2)}) as atlas,
+        asyncio.timeout(PATIENCE),
+    ):
         stream = atlas.send("go")
         for _ in range(seed):
             await asyncio.sleep(0)

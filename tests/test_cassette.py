@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Cassette, ConfigError, ProviderError, RetryPolicy, Thinking, tool
-from atlas_agents.testing import Scripted, calls, fails, house, says, thinks
+from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says, thinks
 from checks import events_of, told
 
 
@@ -21,7 +21,7 @@ def script() -> Scripted:
 
 
 async def turn(model: Any, question: str = "Lima?", **options: Any) -> tuple[list[Any], list[Any]]:
-    async with house(model, [weather], **options) as atlas:
+    async with in_memory_atlas(model, [weather], **options) as atlas:
         stream = atlas.send(question)
         events = await events_of(stream)
         await stream.reply()

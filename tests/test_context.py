@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from atlas_agents import Agent, Atlas, Context, ContextCycle, DuplicateTool, Metadata, Rule, Tool, system, tool, user
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 @tool
@@ -215,7 +215,7 @@ async def test_a_turn_keeps_the_tools_it_began_with() -> None:
 
     context.tools = [Tool("count", take_away, parameters={"of": str})]
     model = Scripted(calls("count", of="x"), calls("count", of="y"), says("done"))
-    async with house(model, agent={"contexts": [context]}) as atlas:
+    async with in_memory_atlas(model, agent={"contexts": [context]}) as atlas:
         result = await atlas.run("go")
     assert [step.status for step in result.steps] == ["ok", "ok"]
 

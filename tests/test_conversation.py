@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from atlas_agents import Agent, Atlas, Conversation, Message, Request, assistant, user
-from atlas_agents.testing import Scripted, house, says
+from atlas_agents.testing import Scripted, in_memory_atlas, says
 from checks import PATIENCE, Wrapped
 
 
@@ -42,7 +42,7 @@ async def test_a_turn_in_a_fork_leaves_the_original_as_it_was() -> None:
     original = talk()
     fork = original.fork(original.messages[1])
     model = Scripted(says("another 4"))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         await atlas.ask("another 3", session=fork)
     assert texts(original) == ["1", "2", "3", "4"]
     assert texts(fork) == ["1", "2", "another 3", "another 4"]
@@ -51,7 +51,7 @@ async def test_a_turn_in_a_fork_leaves_the_original_as_it_was() -> None:
 
 async def test_a_session_is_kept_by_its_name() -> None:
     model = Scripted(says("a1"), says("b1"), says("a2"), says("d"))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         await atlas.ask("A1", session="a")
         await atlas.ask("B1", session="b")
         await atlas.ask("A2", session="a")
@@ -64,7 +64,7 @@ async def test_a_session_is_kept_by_its_name() -> None:
 
 async def test_two_messages_to_one_session_are_answered_one_after_the_other() -> None:
     model = Wrapped(Scripted(says("first answer"), says("second answer")))
-    async with house(model) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
         first, second = atlas.send("first"), atlas.send("second")
         await model.reached.wait()
         assert texts(atlas.conversation()) == ["first"]
@@ -79,7 +79,7 @@ async def test_many_messages_to_one_session_keep_their_order() -> None:
         await asyncio.sleep(0)
         return {"choices": [{"message": {"content": request.messages[-1].text.upper()}, "finish_reason": "stop"}]}
 
-    async with house(echo) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(echo) as atlas, asyncio.timeout(PATIENCE):
         streams = [atlas.send(f"m{number}") for number in range(20)]
         assert [(await stream.reply()).text for stream in streams] == [f"M{number}" for number in range(20)]
         assert texts(atlas.conversation()) == [text for n in range(20) for text in (f"m{n}", f"M{n}")]
@@ -88,7 +88,7 @@ async def test_many_messages_to_one_session_keep_their_order() -> None:
 async def test_turns_of_a_conversation_of_ones_own_wait_for_each_other_too() -> None:
     model = Wrapped(Scripted(says("a"), says("b")))
     mine = Conversation()
-    async with house(model) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
         first, second = atlas.send("A", session=mine), atlas.send("B", session=mine)
         await model.reached.wait()
         assert texts(mine) == ["A"]
@@ -101,7 +101,7 @@ async def test_turns_of_a_conversation_of_ones_own_wait_for_each_other_too() -> 
 async def test_two_atlases_take_turns_in_one_conversation() -> None:
     model = Wrapped(Scripted(says("a"), says("b")))
     mine = Conversation()
-    async with house(model) as one, house(model) as other, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as one, in_memory_atlas(model) as other, asyncio.timeout(PATIENCE):
         first, second = one.send("A", session=mine), other.send("B", session=mine)
         await model.reached.wait()
         model.go.set()
@@ -117,7 +117,7 @@ async def test_different_sessions_are_answered_at_the_same_time() -> None:
         await both.wait()  # passes only when the other turn is here as well
         return {"choices": [{"message": {"content": "met"}, "finish_reason": "stop"}]}
 
-    async with house(meet) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(meet) as atlas, asyncio.timeout(PATIENCE):
         one, two = atlas.send("hi", session="one"), atlas.send("hi", session="two")
         assert [(await one.reply()).text, (await two.reply()).text] == ["met", "met"]
 

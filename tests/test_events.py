@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Event, ProviderError, RetryPolicy, ToolFailed, Usage, tool
-from atlas_agents.testing import Scripted, VirtualClock, calls, fails, house, says
+from atlas_agents.testing import Scripted, VirtualClock, calls, fails, in_memory_atlas, says
 from checks import PATIENCE, Wrapped, beating, events_of, told
 
 NEVER = "The turn was cancelled before this call ran; nothing happened."
@@ -26,7 +26,7 @@ async def weather(city: str) -> str:
 
 
 async def test_the_events_of_a_plain_answer() -> None:
-    async with house(Scripted(says("Hello there."))) as atlas:
+    async with in_memory_atlas(Scripted(says("Hello there."))) as atlas:
         events = await events_of(atlas.send("Hi"))
     assert told(events) == [
         ("message:sent", "Hi"),
@@ -40,7 +40,7 @@ async def test_the_events_of_a_plain_answer() -> None:
 
 async def test_the_events_of_one_tool() -> None:
     model = Scripted(says("Let me look. ") + calls("weather", city="Lima"), says("Sunny."))
-    async with house(model, [weather]) as atlas:
+    async with in_memory_atlas(model, [weather]) as atlas:
         events = await events_of(atlas.send("Lima?"))
     assert told(events) == [
         ("message:sent", "Lima?"),
@@ -61,7 +61,7 @@ async def test_the_events_of_parallel_tools() -> None:
         raise ToolFailed("no satellite")
 
     model = Scripted(calls("weather", city="Lima") + calls("broken", city="Oslo"), says("Half known."))
-    async with house(model, [weather, broken]) as atlas:
+    async with in_memory_atlas(model, [weather, broken]) as atlas:
         events = await events_of(atlas.send("Both?"))
     assert told(events)[2:6] == [
         ("tool:called", "weather", {"city": "Lima"}),
@@ -81,7 +81,7 @@ async def test_a_result_is_told_when_it_is_there_whichever_call_came_first() -> 
     async def quick() -> str:
         return "quick"
 
-    async with house(Scripted(calls("slow") + calls("quick"), says("ok")), [slow, quick]) as atlas:
+    async with in_memory_atlas(Scripted(calls("slow") + calls("quick"), says("ok")), [slow, quick]) as atlas:
         stream, order = atlas.send("go"), list[str]()
         async with asyncio.timeout(PATIENCE):
             async for event in stream:
@@ -116,7 +116,7 @@ async def test_the_events_of_a_failover() -> None:
 
 
 async def test_the_events_of_a_failure() -> None:
-    async with house(Scripted(says("Half") + fails(ProviderError("no credit", "quota")))) as atlas:
+    async with in_memory_atlas(Scripted(says("Half") + fails(ProviderError("no credit", "quota")))) as atlas:
         stream = atlas.send("Hi")
         events = await events_of(stream)
     assert told(events) == [
@@ -132,7 +132,7 @@ async def test_the_events_of_a_failure() -> None:
 
 async def test_the_events_of_a_cancelled_answer() -> None:
     model = Wrapped(Scripted(says("One two three")), after=2)
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         stream = atlas.send("Count")
         await asyncio.wait_for(model.reached.wait(), PATIENCE)
         stream.cancel()
@@ -154,7 +154,7 @@ async def test_the_events_of_a_cancelled_tool() -> None:
         await asyncio.Event().wait()
 
     model = Scripted(calls("slow", n=1) + calls("slow", n=2), says("never"))
-    async with house(model, [slow], agent={"parallel_tools": False}) as atlas:
+    async with in_memory_atlas(model, [slow], agent={"parallel_tools": False}) as atlas:
         stream = atlas.send("go")
         await asyncio.wait_for(started.wait(), PATIENCE)
         stream.cancel()
@@ -172,7 +172,7 @@ async def test_the_events_of_a_cancelled_tool() -> None:
 
 async def test_the_events_at_the_round_limit() -> None:
     model = Scripted(says("Trying. ") + calls("weather", city="Lima"))
-    async with house(model, [weather], agent={"max_rounds": 1}) as atlas:
+    async with in_memory_atlas(model, [weather], agent={"max_rounds": 1}) as atlas:
         events = await events_of(atlas.send("Lima?"))
     assert told(events)[2:] == [
         ("stream:chunk", "Trying. "),
@@ -186,7 +186,7 @@ async def test_the_events_at_the_round_limit() -> None:
 async def test_a_retry_after_the_first_words_withdraws_them() -> None:
     clock = VirtualClock()
     model = Scripted(says("Half") + fails(ProviderError("gone", "network")), says("Whole"))
-    async with house(model, clock=clock) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, clock=clock) as atlas, asyncio.timeout(PATIENCE):
         stream = atlas.send("Hi")
         await clock.advance(10)
         events = await events_of(stream)
@@ -199,7 +199,7 @@ async def test_a_retry_after_the_first_words_withdraws_them() -> None:
 
 async def test_events_carry_the_promised_fields() -> None:
     model = Scripted(says("Hm. ") + calls("weather", city="Lima") + calls("weather", town="Lima"), says("Sunny."))
-    async with house(model, [weather]) as atlas:
+    async with in_memory_atlas(model, [weather]) as atlas:
         stream = atlas.send("Lima?")
         events = await events_of(stream)
     by_type: dict[str, list[Any]] = {}
@@ -231,7 +231,7 @@ async def test_listeners_hear_the_events_of_their_name_from_ask_and_send() -> No
     async def on_chunk(event: Any) -> None:
         heard.append(event.text)
 
-    async with house(Scripted(says("One two"), says("Three"))) as atlas:
+    async with in_memory_atlas(Scripted(says("One two"), says("Three"))) as atlas:
         atlas.on("stream:chunk", on_chunk)
         await atlas.ask("Count")
         await atlas.send("on").reply()
@@ -245,7 +245,7 @@ async def test_a_plain_function_and_an_object_may_listen() -> None:
         async def __call__(self, event: Event) -> None:
             heard.append(f"object {event.type}")
 
-    async with house(Scripted(says("Hi"))) as atlas:
+    async with in_memory_atlas(Scripted(says("Hi"))) as atlas:
         atlas.on("stream:end", lambda event: heard.append(f"function {event.type}"))
         atlas.on("stream:end", Listener())
         await atlas.ask("Hi")
@@ -256,7 +256,7 @@ async def test_every_event_name_can_be_listened_to() -> None:
     heard: list[str] = []
     model = Scripted(says("Half") + fails(ProviderError("gone", "network")), calls("weather", city="x"), says("ok"))
     clock = VirtualClock()
-    async with house(model, [weather], clock=clock) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, [weather], clock=clock) as atlas, asyncio.timeout(PATIENCE):
         for name in ("message:sent", "stream:start", "stream:chunk", "stream:reset", "tool:called", "tool:result"):
             atlas.on(name, lambda event: heard.append(event.type))  # pyright: ignore[reportArgumentType]
         atlas.on("stream:end", lambda event: heard.append(event.type))
@@ -281,7 +281,7 @@ async def test_a_listener_hears_in_order_one_event_at_a_time() -> None:
         busy -= 1
 
     words = [f"{number} " for number in range(50)]
-    async with house(Scripted(says("".join(words)))) as atlas:
+    async with in_memory_atlas(Scripted(says("".join(words)))) as atlas:
         atlas.on("stream:chunk", slow)
         await atlas.ask("Count")
     assert heard == words
@@ -293,7 +293,7 @@ async def test_on_gives_back_what_takes_the_listener_off() -> None:
     def listen(event: Any) -> None:
         heard.append(event.text)
 
-    async with house(Scripted(says("1"), says("2"), says("3"), says("4"))) as atlas:
+    async with in_memory_atlas(Scripted(says("1"), says("2"), says("3"), says("4"))) as atlas:
         remove = atlas.on("stream:chunk", listen)
         await atlas.ask("a")
         remove()
@@ -308,7 +308,7 @@ async def test_on_gives_back_what_takes_the_listener_off() -> None:
 
 
 def test_an_unknown_event_name_is_an_error_that_lists_the_known_ones() -> None:
-    atlas = house(Scripted())
+    atlas = in_memory_atlas(Scripted())
     for use in (atlas.on, atlas.off):
         with pytest.raises(ConfigError, match=r"there is no event 'tool:results'; there are .*tool:result"):
             use("tool:results", print)  # pyright: ignore[reportArgumentType]
@@ -318,7 +318,7 @@ def test_an_unknown_event_name_is_an_error_that_lists_the_known_ones() -> None:
 
 async def test_a_failed_turn_is_told_to_error_listeners() -> None:
     heard: list[tuple[str, str]] = []
-    async with house(Scripted(fails(ProviderError("no credit", "quota")))) as atlas:
+    async with in_memory_atlas(Scripted(fails(ProviderError("no credit", "quota")))) as atlas:
         atlas.on("error", lambda event: heard.append((event.kind, event.message)))
         with pytest.raises(ProviderError):
             await atlas.ask("Hi")
@@ -351,7 +351,7 @@ async def gives_up(event: Any) -> None:
 @pytest.mark.parametrize("listener", [throws, throws_async, exits, exits_async, gives_up])
 async def test_a_listener_that_throws_harms_nobody(listener: Any, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[str] = []
-    async with house(Scripted(says("One two three"), says("Four"))) as atlas:
+    async with in_memory_atlas(Scripted(says("One two three"), says("Four"))) as atlas:
         atlas.on("stream:chunk", listener)
         atlas.on("stream:chunk", lambda event: heard.append(event.text))
         assert (await atlas.ask("Count")).text == "One two three"
@@ -396,7 +396,7 @@ async def test_a_listener_that_hangs_harms_nobody_and_is_removed(listener: Any) 
     heard: list[str] = []
     removed = Until("hung for 1 s on stream:chunk and was removed")
     logging.getLogger("atlas_agents").addHandler(removed)
-    async with house(Scripted(says("One two"), says("Three"))) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(Scripted(says("One two"), says("Three"))) as atlas, asyncio.timeout(PATIENCE):
         atlas.on("stream:chunk", listener)
         atlas.on("stream:chunk", lambda event: heard.append(event.text))
         start = time.monotonic()
@@ -412,7 +412,7 @@ async def test_a_listener_that_hangs_harms_nobody_and_is_removed(listener: Any) 
 
 async def test_a_sync_listener_never_blocks_the_loop() -> None:
     lived: list[bool] = []
-    async with beating() as heart, house(Scripted(says("One two"))) as atlas:
+    async with beating() as heart, in_memory_atlas(Scripted(says("One two"))) as atlas:
         atlas.on("stream:chunk", lambda event: lived.append(heart.goes_on()))
         await atlas.ask("Count")
     assert lived == [True, True]
@@ -420,7 +420,7 @@ async def test_a_sync_listener_never_blocks_the_loop() -> None:
 
 async def test_a_listener_may_ask_the_atlas_itself() -> None:
     answers: list[str] = []
-    async with house(Scripted(says("One"), says("Two"))) as atlas:
+    async with in_memory_atlas(Scripted(says("One"), says("Two"))) as atlas:
 
         async def ask_again(event: Any) -> None:
             if not answers:
@@ -433,7 +433,7 @@ async def test_a_listener_may_ask_the_atlas_itself() -> None:
 
 
 async def test_streams_that_are_done_leave_nothing_behind() -> None:
-    async with house(Scripted(*[says("Hi")] * 50)) as atlas:
+    async with in_memory_atlas(Scripted(*[says("Hi")] * 50)) as atlas:
         for _ in range(50):
             await atlas.send("Hi").reply()
         gc.collect()
@@ -442,7 +442,7 @@ async def test_streams_that_are_done_leave_nothing_behind() -> None:
 
 
 async def test_a_follower_hears_every_event_at_once_those_of_the_past_first() -> None:
-    async with house(Scripted(says("one two"))) as atlas:
+    async with in_memory_atlas(Scripted(says("one two"))) as atlas:
         stream, heard = atlas.send("Go"), list[str]()
         async for event in stream:
             if event.type == "stream:chunk":

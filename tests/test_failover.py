@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, ProviderError, Request, RetryPolicy
-from atlas_agents.testing import Scripted, VirtualClock, fails, house, says
+from atlas_agents.testing import Scripted, VirtualClock, fails, in_memory_atlas, says
 from checks import PATIENCE, events_of, told
 
 GIVEN = RetryPolicy(order="given", retries=0)
@@ -403,5 +403,5 @@ async def test_each_route_is_asked_for_its_own_model() -> None:
 async def test_the_default_policy_forgives_two_failures_of_one_provider() -> None:
     clock = VirtualClock()
     model = Scripted(fails(error()), fails(error()), says("at last"))
-    async with house(model, clock=clock) as atlas:
+    async with in_memory_atlas(model, clock=clock) as atlas:
         assert await answered(atlas, clock) == "at last"

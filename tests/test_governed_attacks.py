@@ -37,18 +37,17 @@ from atlas_agents import (
     tool,
     verify,
 )
-from atlas_agents.core.environment import Environment
+from atlas_agents.core.paths import Environment
 from atlas_agents.providers.registry import Registry
-from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, house, says
+from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, in_memory_atlas, says
 from atlas_agents.tools.approvals import binding
-from atlas_agents.tools.audit import Entry, Record
-from atlas_agents.tools.beat import Beat
-from atlas_agents.tools.limits import Slots, Ticks, process_slots
-from atlas_agents.tools.permissions import Actor
+from atlas_agents.tools.audit import AuditEntry, AuditRecord
+from atlas_agents.tools.execute import BadResult, json_value
+from atlas_agents.tools.limits import Slots, Ticker, Ticks, process_slots
+from atlas_agents.tools.policy import Actor
 from atlas_agents.tools.redact import HIDDEN, Redactor
-from atlas_agents.tools.results import BadResult, json_value
 from atlas_agents.tools.tool import Effect
-from atlas_agents.tools.workers import Workers
+from atlas_agents.tools.worker_pool import Workers
 from checks import PATIENCE, is_paired
 
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
@@ -84,7 +83,7 @@ async def _ended(stream: AtlasStream) -> None:
 
 async def _bought(shop: Shop, approve: Any, **atlas: Any) -> Scripted:
     model = Scripted(calls("buy", item="tea"), says("Done."))
-    async with house(model, [shop.buy], approve=approve, **atlas) as made, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, [shop.buy], approve=approve, **atlas) as made, asyncio.timeout(PATIENCE):
         await made.ask("buy tea")
     return model
 
@@ -108,7 +107,7 @@ async def test_an_answer_after_the_deadline_is_not_heard() -> None:
     shop, clock = Shop(), VirtualClock()
     model = Scripted(calls("buy", item="tea"), says("Not bought."))
     approvals = Approvals(_says_yes_when_told_to_stop, deadline=60)
-    async with house(model, [shop.buy], clock=clock, approve=approvals) as atlas:
+    async with in_memory_atlas(model, [shop.buy], clock=clock, approve=approvals) as atlas:
         stream = atlas.send("buy tea")
         await clock.advance(61)
         await _ended(stream)
@@ -124,7 +123,9 @@ async def test_a_yes_after_the_turn_was_cancelled_runs_nothing() -> None:
         asked.set()
         return await _says_yes_when_told_to_stop(question)
 
-    async with house(Scripted(calls("buy", item="tea"), says("Bought.")), [shop.buy], approve=approve) as atlas:
+    async with in_memory_atlas(
+        Scripted(calls("buy", item="tea"), says("Bought.")), [shop.buy], approve=approve
+    ) as atlas:
         stream = atlas.send("buy tea")
         await asked.wait()
         stream.cancel()
@@ -143,7 +144,7 @@ async def test_an_approve_that_does_not_stop_holds_up_no_cancelled_turn() -> Non
                 await release.wait()
         return "once"
 
-    async with house(Scripted(calls("buy", item="tea")), [shop.buy], approve=approve) as atlas:
+    async with in_memory_atlas(Scripted(calls("buy", item="tea")), [shop.buy], approve=approve) as atlas:
         stream = atlas.send("buy tea")
         await asked.wait()
         begun = time.monotonic()
@@ -223,7 +224,7 @@ async def test_edited_arguments_count_only_under_the_policy_of_the_question() ->
         return Answer("once", arguments={"item": "tea", "count": 2})
 
     shop, model = Shop(), Scripted(calls("buy", item="tea"), says("Done."))
-    async with house(model, [shop.buy], policy=Policy(tools={"buy": {"*": "yes"}}), approve=approve) as atlas:
+    async with in_memory_atlas(model, [shop.buy], policy=Policy(tools={"buy": {"*": "yes"}}), approve=approve) as atlas:
         await atlas.ask("buy tea")
     assert shop.bought == []
 
@@ -257,7 +258,7 @@ async def test_edited_arguments_that_are_no_json_are_refused(note: object) -> No
         return Answer("once", arguments={"note": note})
 
     model = Scripted(calls("act", note="n"), says("Done."))
-    async with house(model, [tool(confirm=True)(act)], approve=approve) as atlas:
+    async with in_memory_atlas(model, [tool(confirm=True)(act)], approve=approve) as atlas:
         await atlas.ask("go")
     assert ran == []
     assert [result.status for result in _results(model)] == ["error"]
@@ -318,7 +319,7 @@ async def test_a_session_without_a_name_is_not_all_sessions() -> None:
     model = Scripted(calls("buy", item="tea"), says("ok"), calls("buy", item="tea"), says("ok"))
     nameless = Conversation()
     nameless.id = ""
-    async with house(model, [shop.buy], approve=approve) as atlas:
+    async with in_memory_atlas(model, [shop.buy], approve=approve) as atlas:
         await atlas.ask("buy", session=nameless)
         await atlas.ask("buy", session="another")
     assert len(shop.bought) == 1
@@ -330,7 +331,7 @@ async def test_where_two_must_neither_the_asker_in_other_letters_nor_the_agent_i
         return Answer("once", by=by)
 
     shop, model = Shop(), Scripted(calls("buy", item="tea"), says("Done."))
-    async with house(model, [shop.buy], approve=Approvals(approve, two_person=True)) as atlas:
+    async with in_memory_atlas(model, [shop.buy], approve=Approvals(approve, two_person=True)) as atlas:
         await atlas.ask("buy", user="ana")
     assert shop.bought == []
 
@@ -343,7 +344,7 @@ async def test_a_yes_for_good_by_a_second_person_is_no_yes_to_that_persons_own_w
         return Answer("always", by="ben")
 
     model = Scripted(calls("buy", item="tea"), says("ok"), calls("buy", item="tea"), says("ok"))
-    async with house(model, [shop.buy], approve=Approvals(approve, two_person=True)) as atlas:
+    async with in_memory_atlas(model, [shop.buy], approve=Approvals(approve, two_person=True)) as atlas:
         await atlas.ask("buy", user="ana")
         await atlas.ask("buy", user="ben")
     assert asked == ["ana", "ben"]
@@ -365,7 +366,7 @@ async def test_a_cleared_call_is_not_run_when_the_policy_now_wants_a_yes() -> No
 
     model = Scripted(calls("buy", item="tea") + calls("give", to="ana"), says("Done."))
     policy = Policy(tools={"buy": {"*": "yes"}, "give": {"*": "yes"}})
-    async with house(model, [shop.buy, give], policy=policy, approve=approve) as atlas:
+    async with in_memory_atlas(model, [shop.buy, give], policy=policy, approve=approve) as atlas:
         await atlas.ask("go")
     assert (shop.bought, given) == ([], [])
 
@@ -385,7 +386,7 @@ async def test_every_try_is_given_the_arguments_as_they_were_approved() -> None:
             raise Transient("busy")
         return "done"
 
-    async with house(Scripted(calls("act", items=["a"]), says("ok")), [act], clock=clock) as atlas:
+    async with in_memory_atlas(Scripted(calls("act", items=["a"]), says("ok")), [act], clock=clock) as atlas:
         stream = atlas.send("go")
         await clock.advance(20)
         await _ended(stream)
@@ -406,7 +407,7 @@ async def test_a_tool_that_was_stopped_gets_no_other_try(late: bool) -> None:
         except asyncio.CancelledError:
             raise Transient("interrupted", retry_after=0) from None
 
-    async with house(Scripted(calls("act"), says("ok")), [act]) as atlas:
+    async with in_memory_atlas(Scripted(calls("act"), says("ok")), [act]) as atlas:
         stream = atlas.send("go")
         await started.wait()
         if not late:
@@ -430,7 +431,7 @@ async def test_a_try_that_may_have_happened_is_not_undone_by_a_later_one_that_fa
         raise errors.pop(0)
 
     model = Scripted(calls("pay"), says("ok"))
-    async with house(model, [pay], clock=clock) as atlas:
+    async with in_memory_atlas(model, [pay], clock=clock) as atlas:
         stream = atlas.send("go")
         await clock.advance(20)
         await _ended(stream)
@@ -449,7 +450,7 @@ async def test_a_call_that_is_stopped_before_its_first_step_ends_at_once(caplog:
 
     shop, audit = Shop(confirm=False), SecondIsDown()
     model = Scripted(calls("buy", item="tea") + calls("buy", item="milk"))
-    async with house(model, [shop.buy], audit=audit) as atlas:
+    async with in_memory_atlas(model, [shop.buy], audit=audit) as atlas:
         begun = time.monotonic()
         with pytest.raises(OSError, match="down"):
             await atlas.ask("go")
@@ -473,7 +474,7 @@ async def test_calls_that_a_tool_makes_do_not_wait_for_the_places_of_those_who_m
         if len(arrived) == 64:
             full.set()
         await full.wait()
-        return (await house(Scripted(calls("leaf"), says("leaf")), [leaf]).ask("go")).text
+        return (await in_memory_atlas(Scripted(calls("leaf"), says("leaf")), [leaf]).ask("go")).text
 
     models = [Scripted(_round("delegate", 5), says("ok")) for _ in range(13)]
     agents = [Agent(f"a{place}", model=model, tools=[delegate]) for place, model in enumerate(models)]
@@ -576,7 +577,7 @@ async def test_no_result_and_no_error_ends_more_than_its_call(result: Any, error
         return result
 
     model, audit = Scripted(calls("act"), says("Alive.")), MemoryAudit()
-    async with house(model, [act], audit=audit) as atlas:
+    async with in_memory_atlas(model, [act], audit=audit) as atlas:
         assert (await atlas.ask("go")).text == "Alive."
     assert [told[:2] for told in _told(model)] == [("error", error)]
     assert len(await audit.records()) == 1
@@ -594,7 +595,7 @@ async def test_a_validator_that_breaks_harms_no_other_call() -> None:
 
     shop, audit = Shop(confirm=False), MemoryAudit()
     model = Scripted(calls("odd", n=1) + calls("buy", item="tea"), says("Done."))
-    async with house(model, [odd, shop.buy], audit=audit) as atlas:
+    async with in_memory_atlas(model, [odd, shop.buy], audit=audit) as atlas:
         await atlas.ask("go")
     assert _told(model) == [("error", "internal", NEUTRAL), ("ok", None, "bought")]
     assert len(await audit.records()) == 2
@@ -612,7 +613,7 @@ async def test_no_argument_keeps_a_row_from_being_written(text: object) -> None:
         return "done"
 
     audit = MemoryAudit()
-    async with house(Scripted(calls("act", text=text), says("Done.")), [act], audit=audit) as atlas:
+    async with in_memory_atlas(Scripted(calls("act", text=text), says("Done.")), [act], audit=audit) as atlas:
         assert (await atlas.ask("go")).text == "Done."
     rows = await audit.records()
     assert [row.entry.success for row in rows] == [isinstance(text, str)]
@@ -635,7 +636,7 @@ class Wall(VirtualClock):
 async def test_setting_the_clock_gives_no_new_day(days: int) -> None:
     shop, clock = Shop(confirm=False), Wall()
     model = Scripted(calls("buy", item="tea"), says("ok"), calls("buy", item="tea"), says("ok"))
-    async with house(model, [shop.buy], clock=clock, limits=Limits(per_day=1)) as atlas:
+    async with in_memory_atlas(model, [shop.buy], clock=clock, limits=Limits(per_day=1)) as atlas:
         await atlas.ask("buy")
         clock.set_by = days * 86_400.0
         await atlas.ask("buy")
@@ -645,7 +646,7 @@ async def test_setting_the_clock_gives_no_new_day(days: int) -> None:
 def test_ticks_go_on_in_another_loop() -> None:
     shop = Shop(confirm=False)
     model = Scripted(*(reply for _ in range(5) for reply in (calls("buy", item="tea"), says("ok"))))
-    atlas = house(model, [shop.buy], limits=Limits(per_tick=2, tick=0.05))
+    atlas = in_memory_atlas(model, [shop.buy], limits=Limits(per_tick=2, tick=0.05))
 
     async def turn() -> None:
         async with asyncio.timeout(PATIENCE):
@@ -668,7 +669,7 @@ class Bell(VirtualClock):
 
 async def test_a_turn_given_to_who_gives_up_goes_to_the_next() -> None:
     clock = Bell()
-    ticks = Ticks(Beat(clock, 5.0), 1)
+    ticks = Ticks(Ticker(clock, 5.0), 1)
     await ticks.turn("a")
     second, third = (asyncio.create_task(ticks.turn("a")) for _ in range(2))
     await asyncio.sleep(0)
@@ -706,7 +707,7 @@ class SlowLog(MemoryAudit):
         self.before, self.after = before, after
         self.reached = asyncio.Event()
 
-    async def append(self, entry: Entry) -> Record:
+    async def append(self, entry: AuditEntry) -> AuditRecord:
         if self.before:
             self.reached.set()
             await asyncio.sleep(self.before)
@@ -720,7 +721,7 @@ class SlowLog(MemoryAudit):
 @pytest.mark.parametrize("case", ["done", "refused"])
 async def test_a_turn_cancelled_while_its_row_is_written_has_that_row_once(log: dict[str, float], case: str) -> None:
     shop, audit = Shop(confirm=case == "refused"), SlowLog(**log)
-    async with house(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
+    async with in_memory_atlas(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
         stream = atlas.send("go")
         await audit.reached.wait()
         stream.cancel()
@@ -732,7 +733,7 @@ async def test_a_turn_cancelled_while_its_row_is_written_has_that_row_once(log: 
 
 async def test_a_log_that_hangs_holds_up_no_cancelled_turn_and_what_it_did_not_take_is_not_told_as_done() -> None:
     shop, audit = Shop(confirm=False), SlowLog(before=3600)
-    async with house(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
+    async with in_memory_atlas(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
         stream = atlas.send("go")
         await audit.reached.wait()
         begun = time.monotonic()
@@ -745,12 +746,12 @@ async def test_a_log_that_hangs_holds_up_no_cancelled_turn_and_what_it_did_not_t
 
 async def test_a_log_that_fails_is_asked_once() -> None:
     class Full(MemoryAudit):
-        async def append(self, entry: Entry) -> Record:
+        async def append(self, entry: AuditEntry) -> AuditRecord:
             await super().append(entry)
             raise OSError("the disk is full")
 
     shop, audit = Shop(confirm=False), Full()
-    async with house(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
+    async with in_memory_atlas(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
         with pytest.raises(OSError, match="disk is full"):
             await atlas.ask("go")
         await asyncio.sleep(0)
@@ -765,7 +766,7 @@ class Moody(MemoryAudit):
         super().__init__()
         self._dice = dice
 
-    async def append(self, entry: Entry) -> Record:
+    async def append(self, entry: AuditEntry) -> AuditRecord:
         if self._dice.random() < 0.5:
             await asyncio.sleep(self._dice.random() * 0.02)
         record = await super().append(entry)
@@ -824,7 +825,7 @@ async def _rough_turn(seed: int) -> AsyncGenerator[tuple[Conversation, Moody, li
     def approve(question: Question) -> bool:
         return dice.random() < 0.7
 
-    async with house(model, tools, approve=approve, audit=audit, limits=limits, agent=agent) as atlas:
+    async with in_memory_atlas(model, tools, approve=approve, audit=audit, limits=limits, agent=agent) as atlas:
         task = asyncio.create_task(atlas.ask("go", session=talk))
         for _ in range(dice.choice([0, 1, 1, 2])):
             await asyncio.sleep(dice.random() * 0.05)
@@ -920,7 +921,7 @@ async def test_a_secret_is_in_no_progress_no_validation_no_name_and_no_log(
 
     replies = calls("check", n=1) + calls("ask", password="hunter-22") + calls("work") + calls(f"find {CANARY}")
     model, audit = Scripted(replies, says("Done.")), MemoryAudit()
-    async with house(model, [check, ask, work], approve=approve, audit=audit) as atlas:
+    async with in_memory_atlas(model, [check, ask, work], approve=approve, audit=audit) as atlas:
         atlas.on("tool:called", listen)
         stream = atlas.send("go")
         events = [event async for event in stream]
@@ -942,7 +943,7 @@ async def test_a_row_holds_no_secret_of_a_result_by_name() -> None:
 
     audit = MemoryAudit()
     replies = calls("settings", as_text=False) + calls("settings", as_text=True)
-    async with house(Scripted(replies, says("ok")), [settings], audit=audit) as atlas:
+    async with in_memory_atlas(Scripted(replies, says("ok")), [settings], audit=audit) as atlas:
         await atlas.ask("go")
     rows = msgspec.json.encode(await audit.records()).decode()
     assert [word for word in ("one-one", "two-two", "three-three") if word in rows] == []

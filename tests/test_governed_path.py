@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, Limits, MemoryAudit, Policy, Tool, ToolFailed, ToolResult, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 Door = Callable[[Atlas], Awaitable[object]]
 _SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -116,7 +116,7 @@ async def test_every_case_ends_the_same_at_every_door_for_every_shape_of_tool(
     policy = Policy(tools={"act": {"assistant": "no" if case == "denied" else "yes"}})
     limits = Limits(per_day=1) if case == "over limit" else Limits(per_day=100, per_tick=50, repeats=5)
     audit = MemoryAudit()
-    async with house(model, [act], policy=policy, limits=limits, audit=audit) as atlas:
+    async with in_memory_atlas(model, [act], policy=policy, limits=limits, audit=audit) as atlas:
         await DOORS[door](atlas)
     status, error, words, acted = EXPECTED[case]
     words = words.format("3" if shape == "sync" else "0.1") if isinstance(words, str) else words

@@ -28,7 +28,7 @@ from atlas_agents import (
     tool_message,
     user,
 )
-from atlas_agents.testing import Environment, Scripted, calls, house, says
+from atlas_agents.testing import Environment, Scripted, calls, in_memory_atlas, says
 from checks import is_paired, roles
 
 
@@ -95,7 +95,7 @@ async def test_tokens_are_estimated_by_length() -> None:
 
 async def test_what_is_stored_stays_whole() -> None:
     conversation = Conversation(talk(20))
-    async with house(Scripted(says("ok")), history=History(max_messages=3)) as atlas:
+    async with in_memory_atlas(Scripted(says("ok")), history=History(max_messages=3)) as atlas:
         await atlas.ask("now", session=conversation)
     assert len(conversation) == 42
 
@@ -119,7 +119,7 @@ async def test_a_call_and_its_result_stay_together() -> None:
 
 async def test_the_question_stays_while_its_answer_is_mended() -> None:
     model = Scripted(says("seven"), says('{"n": 7}'))
-    async with house(model, history=History(max_messages=2)) as atlas:
+    async with in_memory_atlas(model, history=History(max_messages=2)) as atlas:
         await atlas.ask("how many?", output={"type": "object", "required": ["n"]})
     assert model.requests[1].messages[0].text == "how many?"
 
@@ -131,7 +131,7 @@ async def test_the_question_stays_while_its_tools_go_on() -> None:
         return f"result {n}"
 
     model = Scripted(*[calls("step", n=n) for n in range(8)], says("Done."))
-    async with house(model, [step], history=History(max_messages=4), agent={"max_rounds": 20}) as atlas:
+    async with in_memory_atlas(model, [step], history=History(max_messages=4), agent={"max_rounds": 20}) as atlas:
         await atlas.ask("The goal", session=Conversation(talk(5)))
     for request in model.requests:
         assert "The goal" in texts(request.messages)
@@ -235,7 +235,7 @@ async def test_a_unit_larger_than_the_limit_is_still_shown_whole() -> None:
     many = [ToolCall(str(n), "f", {}) for n in range(10)]
     past = [user("q"), assistant(*many), tool_message(*[ToolResult(call.id, "ok", "x" * 1000) for call in many])]
     model = Scripted(says("ok"))
-    async with house(model, history=History(max_messages=1, max_tokens=1)) as atlas:
+    async with in_memory_atlas(model, history=History(max_messages=1, max_tokens=1)) as atlas:
         await atlas.run(past)
     assert [message.id for message in model.requests[0].messages] == [message.id for message in past]
 
@@ -282,7 +282,7 @@ async def test_parts_where_they_do_not_belong_are_left_out() -> None:
 async def test_mending_changes_what_is_shown_and_not_what_is_stored() -> None:
     past = [user("q"), assistant(ToolCall("1", "f", {}))]
     conversation = Conversation(past)
-    async with house(Scripted(says("ok"))) as atlas:
+    async with in_memory_atlas(Scripted(says("ok"))) as atlas:
         await atlas.ask("now", session=conversation)
     assert conversation.messages[:2] == past
     assert roles(conversation.messages) == ["user", "assistant", "user", "assistant"]

@@ -18,8 +18,8 @@ from atlas_agents import (
     tool,
     user,
 )
-from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.tools.permissions import Actor
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from atlas_agents.tools.policy import Actor
 from checks import beating, events_of, is_paired, roles, told
 
 
@@ -41,7 +41,7 @@ async def test_an_outgoing_message_can_be_changed() -> None:
         return user(f"{message.text}, please")
 
     model = Scripted(says("Sure."))
-    async with house(model, interceptors=[Interceptor(outgoing=polite)]) as atlas:
+    async with in_memory_atlas(model, interceptors=[Interceptor(outgoing=polite)]) as atlas:
         stream = atlas.send("Go")
         events = await events_of(stream)
         assert texts(atlas.conversation().messages) == [("user", "Go, please"), ("assistant", "Sure.")]
@@ -54,7 +54,7 @@ async def test_messages_can_be_added_before_an_outgoing_one() -> None:
         return [system("Remember the milk."), assistant("I will."), message]
 
     model = Scripted(says("Sure."))
-    async with house(model, interceptors=[Interceptor(outgoing=remember)]) as atlas:
+    async with in_memory_atlas(model, interceptors=[Interceptor(outgoing=remember)]) as atlas:
         result = await atlas.run("Go")
     expected = [("system", "Remember the milk."), ("assistant", "I will."), ("user", "Go")]
     assert texts(model.requests[0].messages) == expected
@@ -62,7 +62,7 @@ async def test_messages_can_be_added_before_an_outgoing_one() -> None:
 
 
 async def test_a_changed_message_is_no_intermediate_one() -> None:
-    async with house(
+    async with in_memory_atlas(
         Scripted(says("Sure.")), interceptors=[Interceptor(outgoing=lambda message: user("other"))]
     ) as atlas:
         assert (await atlas.run("Go")).intermediate == ()
@@ -73,7 +73,7 @@ async def test_an_outgoing_message_can_be_refused() -> None:
         raise Refused("not on Sundays")
 
     model = Scripted(says("Sure."))
-    async with house(model, interceptors=[Interceptor(outgoing=never)]) as atlas:
+    async with in_memory_atlas(model, interceptors=[Interceptor(outgoing=never)]) as atlas:
         stream = atlas.send("Go")
         events = await events_of(stream)
         with pytest.raises(Refused, match="not on Sundays"):
@@ -90,7 +90,7 @@ async def test_an_incoming_message_can_be_changed_and_its_words_are_said_anew() 
     async def shout(message: Message) -> Message:
         return msgspec.structs.replace(message, parts=(Text(message.text.upper()),))
 
-    async with house(Scripted(says("Hello there.")), interceptors=[Interceptor(incoming=shout)]) as atlas:
+    async with in_memory_atlas(Scripted(says("Hello there.")), interceptors=[Interceptor(incoming=shout)]) as atlas:
         stream = atlas.send("Hi")
         events = await events_of(stream)
         assert (await stream.reply()).text == "HELLO THERE."
@@ -110,7 +110,7 @@ async def test_words_that_stay_the_same_are_not_said_anew() -> None:
     def mark(message: Message) -> Message:
         return msgspec.structs.replace(message, metadata={**message.metadata, "checked": True})
 
-    async with house(Scripted(says("Hello.")), interceptors=[Interceptor(incoming=mark)]) as atlas:
+    async with in_memory_atlas(Scripted(says("Hello.")), interceptors=[Interceptor(incoming=mark)]) as atlas:
         stream = atlas.send("Hi")
         assert ("stream:reset",) not in told(await events_of(stream))
         assert (await stream.reply()).metadata["checked"] is True
@@ -120,7 +120,7 @@ async def test_an_incoming_message_can_lose_all_its_words() -> None:
     def hush(message: Message) -> Message:
         return msgspec.structs.replace(message, parts=())
 
-    async with house(Scripted(says("Hello.")), interceptors=[Interceptor(incoming=hush)]) as atlas:
+    async with in_memory_atlas(Scripted(says("Hello.")), interceptors=[Interceptor(incoming=hush)]) as atlas:
         stream = atlas.send("Hi")
         assert told(await events_of(stream))[2:5] == [("stream:chunk", "Hello."), ("stream:reset",), ("stream:end",)]
         assert stream.text == ""
@@ -130,7 +130,7 @@ async def test_messages_can_be_added_before_an_incoming_one() -> None:
     def explain(message: Message) -> list[Message]:
         return [system("The model answers:"), message]
 
-    async with house(Scripted(says("Hello.")), interceptors=[Interceptor(incoming=explain)]) as atlas:
+    async with in_memory_atlas(Scripted(says("Hello.")), interceptors=[Interceptor(incoming=explain)]) as atlas:
         await atlas.ask("Hi")
         assert roles(atlas.conversation().messages) == ["user", "system", "assistant"]
 
@@ -141,7 +141,7 @@ async def test_a_refused_answer_is_withdrawn_and_not_kept() -> None:
             raise Refused("the answer gives a secret away")
 
     model = Scripted(says("The secret is 42."), says("No comment."))
-    async with house(model, interceptors=[Interceptor(incoming=censor)]) as atlas:
+    async with in_memory_atlas(model, interceptors=[Interceptor(incoming=censor)]) as atlas:
         stream = atlas.send("Tell me")
         events = await events_of(stream)
         with pytest.raises(Refused):
@@ -167,7 +167,7 @@ async def test_every_message_of_the_model_comes_by_also_one_that_calls() -> None
         return msgspec.structs.replace(message, parts=(ToolCall(call.id, call.name, {"city": "Oslo"}),))
 
     model = Scripted(calls("weather", city="Lima"), says("Sunny."))
-    async with house(model, [weather], interceptors=[Interceptor(incoming=redirect)]) as atlas:
+    async with in_memory_atlas(model, [weather], interceptors=[Interceptor(incoming=redirect)]) as atlas:
         result = await atlas.run("Lima?")
     assert seen == [1, 0]
     assert result.steps[0].output == "Sunny in Oslo"
@@ -177,7 +177,7 @@ async def test_a_call_that_an_interceptor_takes_out_never_runs() -> None:
     def forbid(message: Message) -> Message:
         return assistant("I may not do that.")
 
-    async with house(
+    async with in_memory_atlas(
         Scripted(calls("weather", city="Lima")), [weather], interceptors=[Interceptor(incoming=forbid)]
     ) as atlas:
         result = await atlas.run("Lima?")
@@ -192,7 +192,7 @@ async def test_a_request_can_be_changed() -> None:
         return msgspec.structs.replace(request, temperature=0.0, system="Obey.")
 
     model = Scripted(calls("weather", city="Lima"), says("Sunny."))
-    async with house(model, [weather], interceptors=[Interceptor(request=cooler)]) as atlas:
+    async with in_memory_atlas(model, [weather], interceptors=[Interceptor(request=cooler)]) as atlas:
         await atlas.ask("Lima?")
     assert [(request.temperature, request.system) for request in model.requests] == [(0.0, "Obey.")] * 2
 
@@ -203,7 +203,7 @@ async def test_a_request_can_be_refused() -> None:
             raise Refused("too long")
 
     model = Scripted(calls("weather", city="Lima"), says("Sunny."))
-    async with house(model, [weather], interceptors=[Interceptor(request=too_much)]) as atlas:
+    async with in_memory_atlas(model, [weather], interceptors=[Interceptor(request=too_much)]) as atlas:
         with pytest.raises(Refused, match="too long"):
             await atlas.ask("Lima?")
         assert is_paired(atlas.conversation().messages)
@@ -224,7 +224,7 @@ async def test_interceptors_come_in_the_given_order_each_seeing_what_the_one_bef
         return Interceptor(outgoing=change, incoming=change, request=ask)
 
     model = Scripted(says("out"))
-    async with house(model, interceptors=[adding("1"), adding("2"), adding("3")]) as atlas:
+    async with in_memory_atlas(model, interceptors=[adding("1"), adding("2"), adding("3")]) as atlas:
         reply = await atlas.ask("in")
     assert (model.requests[0].messages[0].text, model.requests[0].system, reply.text) == ("in123", "123", "out123")
 
@@ -234,7 +234,7 @@ async def test_what_several_interceptors_add_keeps_its_order() -> None:
         return Interceptor(outgoing=lambda message: [system(mark), message])
 
     model = Scripted(says("ok"))
-    async with house(model, interceptors=[adding("1"), adding("2")]) as atlas:
+    async with in_memory_atlas(model, interceptors=[adding("1"), adding("2")]) as atlas:
         await atlas.ask("in")
     assert [message.text for message in model.requests[0].messages] == ["1", "2", "in"]
 
@@ -245,7 +245,7 @@ async def test_an_interceptor_that_fails_stops_the_turn_with_its_error(where: st
         raise LookupError("typo")
 
     model = Scripted(says("Hello."))
-    async with house(model, interceptors=[Interceptor(**{where: broken})]) as atlas:
+    async with in_memory_atlas(model, interceptors=[Interceptor(**{where: broken})]) as atlas:
         stream = atlas.send("Hi")
         events = await events_of(stream)
         with pytest.raises(LookupError, match="typo"):
@@ -269,14 +269,14 @@ async def test_what_an_interceptor_may_not_return_is_named(where: str, value: An
     def wrong(*_: Any) -> Any:
         return value
 
-    async with house(Scripted(says("Hello.")), interceptors=[Interceptor(**{where: wrong})]) as atlas:
+    async with in_memory_atlas(Scripted(says("Hello.")), interceptors=[Interceptor(**{where: wrong})]) as atlas:
         with pytest.raises(ConfigError, match=complaint):
             await atlas.ask("Hi")
 
 
 def test_what_is_no_interceptor_is_refused() -> None:
     with pytest.raises(ConfigError, match="an interceptor is an Interceptor"):
-        house(Scripted(), interceptors=[print])
+        in_memory_atlas(Scripted(), interceptors=[print])
 
 
 async def test_a_sync_interceptor_never_blocks_the_loop() -> None:
@@ -287,7 +287,7 @@ async def test_a_sync_interceptor_never_blocks_the_loop() -> None:
 
     async with beating() as heart:
         interceptors = [Interceptor(outgoing=look, incoming=look, request=look)]
-        async with house(Scripted(says("Hello.")), interceptors=interceptors) as atlas:
+        async with in_memory_atlas(Scripted(says("Hello.")), interceptors=interceptors) as atlas:
             await atlas.ask("Hi")
     assert lived == [True] * 3
 
@@ -303,7 +303,7 @@ async def test_what_is_known_of_who_asks_can_stand_before_the_message() -> None:
         return user(f"{message.text}, please")
 
     model = Scripted(says("Sure."), says("Sure."))
-    async with house(model, interceptors=[Interceptor(outgoing=polite, before=before)]) as atlas:
+    async with in_memory_atlas(model, interceptors=[Interceptor(outgoing=polite, before=before)]) as atlas:
         await atlas.ask("Go", user="ann")
         await atlas.ask("Stop")
     agent = atlas.agents[0].id
@@ -316,6 +316,6 @@ async def test_what_is_known_of_who_asks_can_stand_before_the_message() -> None:
 
 
 async def test_what_stands_before_a_message_is_a_message() -> None:
-    async with house(Scripted(), interceptors=[Interceptor(before=lambda message, actor: "words")]) as atlas:
+    async with in_memory_atlas(Scripted(), interceptors=[Interceptor(before=lambda message, actor: "words")]) as atlas:
         with pytest.raises(ConfigError, match="no Message"):
             await atlas.ask("Go")

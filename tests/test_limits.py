@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Limits, ToolResult, tool
-from atlas_agents.core.environment import Environment
-from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, house, says
+from atlas_agents.core.paths import Environment
+from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, in_memory_atlas, says
 
 
 def _together(count: int, name: str = "act") -> Reply:
@@ -47,7 +47,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 async def test_five_calls_of_a_session_run_at_once_and_the_rest_follow_in_order() -> None:
     gate, model = Gate(), Scripted(_together(12), says("Done."))
-    async with house(model, [gate.tool]) as atlas:
+    async with in_memory_atlas(model, [gate.tool]) as atlas:
         stream = atlas.send("go")
         await _until(lambda: gate.now == 5)
         await asyncio.sleep(0.01)
@@ -87,7 +87,7 @@ async def test_beyond_ten_a_tick_calls_wait_for_the_next_ticks_in_order() -> Non
         return n
 
     model = Scripted(_together(25), says("Done."))
-    async with house(model, [act], clock=clock, limits=Limits(per_tick=10, tick=5)) as atlas:
+    async with in_memory_atlas(model, [act], clock=clock, limits=Limits(per_tick=10, tick=5)) as atlas:
         stream = atlas.send("go")
         await clock.advance(0)
         await _until(lambda: len(when) == 10)
@@ -112,7 +112,7 @@ async def test_a_turn_cancelled_while_its_calls_wait_for_a_tick_runs_none_of_the
         return n
 
     model = Scripted(_together(4), says("Going on."), calls("act", n=9), says("ok"))
-    async with house(model, [act], clock=clock, limits=Limits(per_tick=2, tick=5)) as atlas:
+    async with in_memory_atlas(model, [act], clock=clock, limits=Limits(per_tick=2, tick=5)) as atlas:
         stream = atlas.send("go")
         await _until(lambda: len(ran) == 2)
         stream.cancel()
@@ -180,7 +180,7 @@ async def test_a_model_that_repeats_one_call_is_stopped() -> None:
         return "nothing new"
 
     model = Scripted(*(calls("poll", n=1) for _ in range(6)), calls("poll", n=2), says("I give up."))
-    async with house(model, [poll], limits=Limits(repeats=4), agent={"max_rounds": 20}) as atlas:
+    async with in_memory_atlas(model, [poll], limits=Limits(repeats=4), agent={"max_rounds": 20}) as atlas:
         await atlas.ask("poll")
     assert ran == [1, 1, 1, 1, 2]
     assert [result.error for result in _results(model)] == [None] * 4 + ["limit"] * 2 + [None]

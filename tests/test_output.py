@@ -8,7 +8,7 @@ import pydantic
 import pytest
 
 from atlas_agents import BadOutput, ConfigError, Request, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from checks import events_of, roles, told
 
 
@@ -47,7 +47,7 @@ WANTED: list[tuple[str, Any, str, Any]] = [
 
 @pytest.mark.parametrize(("name", "wanted", "said", "value"), WANTED, ids=[case[0] for case in WANTED])
 async def test_an_answer_becomes_a_value_of_the_wanted_shape(name: str, wanted: Any, said: str, value: Any) -> None:
-    async with house(Scripted(*[says(said)] * 3)) as atlas:
+    async with in_memory_atlas(Scripted(*[says(said)] * 3)) as atlas:
         result = await atlas.run("Tell", output=wanted)
         assert (result.output, result.answer, result.success) == (value, said, True)
         stream = atlas.send("Tell", output=wanted)
@@ -61,7 +61,7 @@ async def test_an_answer_becomes_a_value_of_the_wanted_shape(name: str, wanted: 
     ["```json\n[1, 2]\n```", "```\n[1, 2]\n```", "  \n[1, 2]\n", "```JSON\n[\n1,\n2\n]\n```\n"],
 )
 async def test_a_code_fence_around_the_json_is_taken_off(said: str) -> None:
-    async with house(Scripted(says(said))) as atlas:
+    async with in_memory_atlas(Scripted(says(said))) as atlas:
         assert (await atlas.run("Tell", output=list[int])).output == [1, 2]
 
 
@@ -81,7 +81,7 @@ async def test_an_answer_that_does_not_fit_may_be_mended_once(wanted: Any, said:
     good = {"[1, 2]": list[int], '{"x": 1, "y": 2}': Point}
     right = next((text for text, kind in good.items() if kind == wanted), '{"name": "Lima", "people": 5}')
     model = Scripted(says(said), says(right))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         result = await atlas.run("Tell", output=wanted)
     assert result.answer == right
     assert len(model.requests) == 2
@@ -94,7 +94,7 @@ async def test_an_answer_that_does_not_fit_may_be_mended_once(wanted: Any, said:
 @pytest.mark.parametrize(("wanted", "said", "why"), MISFITS)
 async def test_after_one_repair_it_is_an_error(wanted: Any, said: str, why: str) -> None:
     model = Scripted(says(said), says(said), says("never asked"))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         stream = atlas.send("Tell", output=wanted)
         events = await events_of(stream)
         with pytest.raises(BadOutput, match=why):
@@ -111,14 +111,14 @@ async def test_tools_may_be_used_on_the_way_to_the_answer() -> None:
         return 7
 
     model = Scripted(calls("count", of="x"), says("seven"), calls("count", of="x"), says("[7]"))
-    async with house(model, [count]) as atlas:
+    async with in_memory_atlas(model, [count]) as atlas:
         result = await atlas.run("How many?", output=list[int])
     assert (result.output, len(result.steps)) == ([7], 2)
 
 
 async def test_the_wanted_shape_reaches_the_request() -> None:
     model = Scripted(says('{"name": "Lima", "people": 5}'))
-    async with house(model, agent={"system_prompt": "Be brief."}) as atlas:
+    async with in_memory_atlas(model, agent={"system_prompt": "Be brief."}) as atlas:
         await atlas.ask("Tell", output=SCHEMA)
     request = model.requests[0]
     assert request.output is not None
@@ -130,7 +130,7 @@ async def test_the_wanted_shape_reaches_the_request() -> None:
 
 async def test_without_a_wanted_shape_nothing_is_asked_for() -> None:
     model = Scripted(says("Hello."))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         result = await atlas.run("Hi")
     assert model.requests[0].output is None
     assert result.output is None
@@ -142,7 +142,7 @@ async def test_without_a_wanted_shape_nothing_is_asked_for() -> None:
 )
 async def test_a_shape_that_cannot_be_wanted_is_refused_before_anything_is_asked(wanted: Any, complaint: str) -> None:
     model = Scripted(says("never"))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         with pytest.raises(ConfigError, match=complaint):
             await atlas.ask("Tell", output=wanted)
         with pytest.raises(ConfigError, match=complaint):
@@ -157,6 +157,6 @@ async def test_a_callable_model_is_told_the_shape_in_words() -> None:
         asked.append(request)
         return {"choices": [{"message": {"content": "[1]"}, "finish_reason": "stop"}]}
 
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         assert (await atlas.run("Tell", output=list[int])).output == [1]
     assert '{"items":{"type":"integer"},"type":"array"}' in asked[0].system

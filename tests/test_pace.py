@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from atlas_agents import Agent, Atlas, user
-from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.events import Usage
-from atlas_agents.providers.balanced import Balanced
+from atlas_agents.core.paths import Environment
+from atlas_agents.providers.balancing import Balanced
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, complete
-from atlas_agents.providers.pace import BURST, LocalLedger, Pace, read_paces
+from atlas_agents.providers.rate_limits import BURST, LocalRateLimiter, RateLimit, read_paces
 from atlas_agents.providers.registry import Registry
 from atlas_agents.testing import Scripted, VirtualClock, fails, says
 from model_server import Asked, ModelServer, Reply, serving
@@ -59,14 +59,14 @@ async def asked(provider: Balanced, times: int, clock: VirtualClock, seconds: fl
 
 async def test_requests_keep_to_their_pace() -> None:
     clock = VirtualClock()
-    provider = Balanced([Key("a")], Pace(requests=60), clock=clock)
+    provider = Balanced([Key("a")], RateLimit(requests=60), clock=clock)
     assert await asked(provider, 100, clock, 0) == BURST + 1
     assert await asked(provider, 100, clock, 10) == 10
 
 
 async def test_tokens_keep_to_their_pace_by_what_was_really_used() -> None:
     clock = VirtualClock()
-    provider = Balanced([Key("a")], Pace(tokens=60_000), clock=clock)
+    provider = Balanced([Key("a")], RateLimit(tokens=60_000), clock=clock)
     answered = 0
     for _ in range(60):
         answered += await asked(provider, 3, clock, 1)
@@ -76,7 +76,7 @@ async def test_tokens_keep_to_their_pace_by_what_was_really_used() -> None:
 async def test_so_many_at_once() -> None:
     gate, clock = asyncio.Event(), VirtualClock()
     keys = [Key("a", gate=gate), Key("b", gate=gate)]
-    provider = Balanced(keys, Pace(at_once=2), clock=clock)
+    provider = Balanced(keys, RateLimit(at_once=2), clock=clock)
     tasks = [asyncio.create_task(complete(provider, ASK)) for _ in range(9)]
     await clock.advance(1)
     assert [key.busy for key in keys] == [2, 2]
@@ -185,7 +185,7 @@ def test_keys_and_addresses_that_do_not_match_are_refused() -> None:
 
 def test_limits_are_written_in_a_line_each() -> None:
     found = read_paces(("openai requests=500 tokens=200_000 at_once=8", "anthropic at_once=2"))
-    assert found == {"openai": Pace(500, 200_000, 8), "anthropic": Pace(at_once=2)}
+    assert found == {"openai": RateLimit(500, 200_000, 8), "anthropic": RateLimit(at_once=2)}
 
 
 @pytest.mark.parametrize("line", ["openai", "openai requests=many", "openai 5", "openai requests=5 requests=6"])
@@ -198,7 +198,7 @@ def test_a_limit_that_is_none_is_refused_with_an_example(line: str) -> None:
 
 async def test_a_ledger_gives_back_what_was_not_used() -> None:
     clock = VirtualClock()
-    ledger, pace = LocalLedger(clock), Pace(tokens=60)
+    ledger, pace = LocalRateLimiter(clock), RateLimit(tokens=60)
     assert await ledger.take("k", pace, 100) == 0
     assert await ledger.take("k", pace, 1) == pytest.approx(90)
     ledger.spent("k", pace, -95)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Policy, ToolResult, tool
-from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.tools.permissions import Actor
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from atlas_agents.tools.policy import Actor
 
 TEAM = Path(__file__).parent.parent / "examples" / "team" / "policy.toml"
 PUBLISHERS = ["kelly", "fran", "dwight", "timmy", "terry", "cornwall", "link", "emma", "donna", "reynolds", "penny"]
@@ -80,7 +80,7 @@ async def look(path: str) -> str:
 
 async def test_a_model_is_shown_only_what_its_agent_may_call_and_is_checked_again_at_the_call() -> None:
     model = Scripted(calls("wipe", path="/"), says("I may not."))
-    async with house(model, [wipe, look], policy=Policy()) as atlas:
+    async with in_memory_atlas(model, [wipe, look], policy=Policy()) as atlas:
         await atlas.ask("wipe it")
     assert [spec.name for spec in model.requests[0].tools] == ["look"]
     result = model.requests[1].messages[-1].parts[0]
@@ -93,7 +93,7 @@ async def test_a_model_is_shown_only_what_its_agent_may_call_and_is_checked_agai
 
 async def test_a_policy_can_be_replaced_and_counts_at_once() -> None:
     model = Scripted(calls("look", path="/"), says("ok"), calls("look", path="/"), says("no"))
-    atlas = house(model, [look], policy=Policy(tools={"look": {"*": "yes"}}))
+    atlas = in_memory_atlas(model, [look], policy=Policy(tools={"look": {"*": "yes"}}))
     await atlas.ask("look")
     atlas.policy = Policy(tools={"look": {"*": "no"}})
     await atlas.ask("look")

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from atlas_agents import Image, Request, ToolCall, ToolResult, assistant, user
+from atlas_agents.core.messages import parted
 from atlas_agents.core.messages import tool as answered
-from atlas_agents.core.pictures import parted
-from atlas_agents.providers import anthropic_request, openai_request
+from atlas_agents.providers import anthropic, openai
 
 PLOT = msgspec.to_builtins(Image("image/png", "aGk="))
 RESULT = {"printed": "x", "plots": [PLOT, {"type": "image", "mimeType": "image/webp", "data": "aGk="}]}
@@ -33,7 +33,7 @@ def test_what_is_no_picture_is_left_as_it_is(value: Any) -> None:
 
 
 def test_anthropic_is_shown_the_pictures_beside_the_words() -> None:
-    body = msgspec.json.decode(anthropic_request.encode_request(request(RESULT), "m"))
+    body = msgspec.json.decode(anthropic.encode_request(request(RESULT), "m"))
     words, *shown = body["messages"][-1]["content"][0]["content"]
     assert (words["type"], msgspec.json.decode(words["text"])) == ("text", NOTED)
     assert [each["source"] for each in shown] == [
@@ -43,5 +43,5 @@ def test_anthropic_is_shown_the_pictures_beside_the_words() -> None:
 
 
 def test_openai_reads_that_there_is_one() -> None:
-    body = msgspec.json.decode(openai_request.encode_request(request(RESULT), "m", official=True))
+    body = msgspec.json.decode(openai.encode_request(request(RESULT), "m", official=True))
     assert msgspec.json.decode(body["messages"][-1]["content"]) == NOTED

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Approvals, Atlas, Policy, tool
+from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.events import PlanStep, PlanUpdated
-from atlas_agents.core.questions import Answer, Question
 from atlas_agents.engine.plan import MAKE_PLAN
 from atlas_agents.testing import Reply, Scripted, calls, says
 

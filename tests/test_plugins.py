@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, ToolRegistry
+from atlas_agents.app.app import interceptors_of
 from atlas_agents.config.load import load
-from atlas_agents.config.opening import open_store
-from atlas_agents.core.environment import Environment
+from atlas_agents.config.open import open_store
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.paths import Environment
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.providers.registry import Registry
-from atlas_agents.service.plugged import interceptors_of
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, says
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Answer, Approvals, BadTool, Question, Tool, ToolContext, ToolFailed, ToolResult, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import Preview
 
 
@@ -55,7 +55,9 @@ async def test_a_question_shows_what_the_tool_says_would_change() -> None:
         seen.append(question)
         return True
 
-    async with house(Scripted(calls("put", notice="open"), says("ok")), [board.put], approve=approve) as atlas:
+    async with in_memory_atlas(
+        Scripted(calls("put", notice="open"), says("ok")), [board.put], approve=approve
+    ) as atlas:
         await atlas.ask("open")
     assert [question.preview for question in seen] == ["-closed on Monday\n+open"]
     assert board.notice == "open" and board.approved == [True]
@@ -63,7 +65,7 @@ async def test_a_question_shows_what_the_tool_says_would_change() -> None:
 
 async def test_a_tool_that_nobody_was_asked_about_knows_so() -> None:
     board = Board(confirm=False)
-    async with house(Scripted(calls("put", notice="open"), says("ok")), [board.put]) as atlas:
+    async with in_memory_atlas(Scripted(calls("put", notice="open"), says("ok")), [board.put]) as atlas:
         await atlas.ask("open")
     assert board.approved == [False]
 
@@ -74,7 +76,7 @@ async def test_a_preview_that_finds_a_fault_ends_the_call_and_nobody_is_asked() 
 
     board, asked = Board(preview=refuse), list[Question]()
     model = Scripted(calls("put", notice="open"), says("ok"))
-    async with house(model, [board.put], approve=asked.append) as atlas:
+    async with in_memory_atlas(model, [board.put], approve=asked.append) as atlas:
         await atlas.ask("open")
     assert (_last(model).error, _last(model).result) == ("failed", "there is no such board")
     assert asked == [] and board.notice == "closed on Monday"
@@ -83,7 +85,7 @@ async def test_a_preview_that_finds_a_fault_ends_the_call_and_nobody_is_asked() 
 async def test_a_preview_that_breaks_is_a_no() -> None:
     board = Board(preview=broken)
     model = Scripted(calls("put", notice="open"), says("ok"))
-    async with house(model, [board.put], approve=willing) as atlas:
+    async with in_memory_atlas(model, [board.put], approve=willing) as atlas:
         await atlas.ask("open")
     assert _last(model).error == "declined" and board.notice == "closed on Monday"
 
@@ -95,7 +97,9 @@ async def test_a_long_preview_says_how_much_is_missing() -> None:
         seen.append(question.preview)
         return False
 
-    async with house(Scripted(calls("put", notice="open"), says("ok")), [board.put], approve=approve) as atlas:
+    async with in_memory_atlas(
+        Scripted(calls("put", notice="open"), says("ok")), [board.put], approve=approve
+    ) as atlas:
         await atlas.ask("open")
     assert seen[0].endswith("… 10,000 more characters are not shown")
 
@@ -109,7 +113,7 @@ async def test_a_yes_does_not_hold_when_what_it_was_bound_to_has_changed() -> No
         return True
 
     model = Scripted(calls("put", notice="open"), says("ok"))
-    async with house(model, [board.put], approve=approve) as atlas:
+    async with in_memory_atlas(model, [board.put], approve=approve) as atlas:
         await atlas.ask("open")
     assert _last(model).error == "declined" and board.notice == "closed for good"
 
@@ -124,7 +128,7 @@ async def test_a_yes_for_good_is_for_the_same_facts_too() -> None:
 
     reply = calls("put", notice="open")
     model = Scripted(*[each for _ in range(3) for each in (reply, says("ok"))])
-    async with house(model, [board.put], approve=approve) as atlas:
+    async with in_memory_atlas(model, [board.put], approve=approve) as atlas:
         for _ in range(3):  # closed to open, open to open, and that again
             await atlas.ask("open")
     assert asked == [{"notice": "closed on Monday"}, {"notice": "open"}]
@@ -140,7 +144,7 @@ async def test_edited_arguments_are_bound_to_their_own_facts_and_only_once() -> 
 
     same = calls("put", notice="open till six")
     model = Scripted(calls("put", notice="open"), says("ok"), same, says("ok"))
-    async with house(model, [board.put], approve=Approvals(approve)) as atlas:
+    async with in_memory_atlas(model, [board.put], approve=Approvals(approve)) as atlas:
         await atlas.ask("open")
         assert board.notice == "open till six"
         await atlas.ask("again")

@@ -8,9 +8,8 @@ import pytest
 from atlas_agents import Agent, Atlas, tool
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import StreamChunk, StreamReset, StreamThinking
-from atlas_agents.core.messages import ToolCall, ToolResult, assistant, user
+from atlas_agents.core.messages import ToolCall, ToolResult, ToolSpec, assistant, user
 from atlas_agents.core.messages import tool as results
-from atlas_agents.core.specs import ToolSpec
 from atlas_agents.providers.base import (
     DoneChunk,
     Request,
@@ -20,9 +19,7 @@ from atlas_agents.providers.base import (
     ToolCallChunk,
     complete,
 )
-from atlas_agents.providers.react import React
-from atlas_agents.providers.react.forgiving import read_object
-from atlas_agents.providers.react.shape import shape
+from atlas_agents.providers.react import React, read_object, shape
 from atlas_agents.testing import Reply, Scripted, fails, says
 
 SEARCH = ToolSpec(

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from atlas_agents import Image, ToolCall, ToolResult, assistant, tool_message, user
-from atlas_agents.core.pictures import parted
-from atlas_agents.providers import anthropic_request, openai_request
+from atlas_agents.core.messages import parted
+from atlas_agents.providers import anthropic, openai
 from atlas_agents.providers.base import Request, spoken
 
 PICTURE = {"type": "image", "name": "plot.png", "media_type": "image/png", "data": "aGVsbG8h"}
@@ -18,7 +18,7 @@ def _sent(body: Any) -> dict[str, Any]:
 
 
 def test_anthropic_s_models_see_them() -> None:
-    (block,) = _sent(anthropic_request.encode_request(Request(TALK), "claude"))["content"]
+    (block,) = _sent(anthropic.encode_request(Request(TALK), "claude"))["content"]
     assert block["content"] == [
         {"type": "text", "text": '{"value":"42","images":["(plot.png, image/png, 6 bytes)"]}'},
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGVsbG8h"}},
@@ -26,7 +26,7 @@ def test_anthropic_s_models_see_them() -> None:
 
 
 def test_where_none_can_be_sent_it_is_said_that_there_is_one() -> None:
-    assert "aGVsbG8h" not in str(_sent(openai_request.encode_request(Request(TALK), "gpt", official=True)))
+    assert "aGVsbG8h" not in str(_sent(openai.encode_request(Request(TALK), "gpt", official=True)))
     assert spoken(RESULT) == '{"value":"42","images":["(plot.png, image/png, 6 bytes)"]}'
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Context, Rule
-from atlas_agents.testing import Scripted, house, says
+from atlas_agents.testing import Scripted, in_memory_atlas, says
 from checks import PATIENCE, beating
 
 
 async def asked_with(*rules: Rule | str, metadata: dict[str, Any] | None = None) -> str:
     """The system prompt that a model got."""
     model = Scripted(says("ok"))
-    async with house(model, agent={"rules": rules, "metadata": metadata}) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, agent={"rules": rules, "metadata": metadata}) as atlas, asyncio.timeout(PATIENCE):
         await atlas.ask("hi")
     return model.requests[0].system
 
@@ -77,7 +77,9 @@ async def test_a_sync_condition_never_blocks_the_loop() -> None:
 
 async def test_a_turn_can_be_cancelled_while_a_sync_condition_hangs() -> None:
     model = Scripted(says("never"))
-    async with house(model, agent={"rules": [Rule("x", when=lambda context: time.sleep(2) or True)]}) as atlas:
+    async with in_memory_atlas(
+        model, agent={"rules": [Rule("x", when=lambda context: time.sleep(2) or True)]}
+    ) as atlas:
         stream = atlas.send("hi")
         stream.cancel()
         async with asyncio.timeout(1):

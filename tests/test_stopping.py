@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import ToolResult, Transient, tool
-from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import Effect
 
 
@@ -49,7 +49,7 @@ async def test_a_sync_tool_is_dead_before_the_model_hears_that_it_timed_out(tmp_
         return "written"
 
     model = Scripted(calls("slow", path=str(file)), says("It timed out."))
-    async with house(model, [slow]) as atlas:
+    async with in_memory_atlas(model, [slow]) as atlas:
         await atlas.ask("warm up and go")
         await asyncio.sleep(1.6)
     assert not file.exists()
@@ -65,7 +65,7 @@ async def test_while_a_sync_tool_blocks_the_loop_goes_on() -> None:
 
     stalls: list[float] = []
     for _ in range(4):  # a loaded machine stalls everything now and then: the best try is the tool's own doing
-        async with house(Scripted(calls("block"), says("ok")), [block]) as atlas, heartbeat() as gaps:
+        async with in_memory_atlas(Scripted(calls("block"), says("ok")), [block]) as atlas, heartbeat() as gaps:
             await atlas.ask("go")
         stalls.append(max(gaps))
         if stalls[-1] < 0.02:
@@ -101,7 +101,7 @@ class HttpError(Exception):
 async def _run(flaky: Flaky) -> tuple[ToolResult, list[float]]:
     clock = VirtualClock()
     model = Scripted(calls("act"), says("ok"))
-    async with house(model, [flaky.tool], clock=clock) as atlas:
+    async with in_memory_atlas(model, [flaky.tool], clock=clock) as atlas:
         stream = atlas.send("go")
         async with asyncio.timeout(10):
             for _ in range(60):
@@ -152,7 +152,7 @@ async def test_a_pure_tool_that_times_out_is_tried_again() -> None:
         return "done"
 
     model = Scripted(calls("sometimes"), says("ok"))
-    async with house(model, [sometimes], clock=clock) as atlas:
+    async with in_memory_atlas(model, [sometimes], clock=clock) as atlas:
         stream = atlas.send("go")
         for _ in range(8):
             await clock.advance(1)
@@ -176,7 +176,7 @@ async def test_the_idempotency_key_is_the_same_at_every_try() -> None:
         return "paid"
 
     clock, model = VirtualClock(), Scripted(calls("pay"), says("ok"))
-    async with house(model, [pay], clock=clock) as atlas:
+    async with in_memory_atlas(model, [pay], clock=clock) as atlas:
         stream = atlas.send("go")
         for _ in range(4):
             await clock.advance(1)
@@ -238,7 +238,7 @@ async def test_the_pauses_between_tries_can_be_set() -> None:
         raise Transient("busy")
 
     model = Scripted(calls("busy"), says("ok"))
-    async with house(model, [busy], clock=clock, retries=(10, 20)) as atlas:
+    async with in_memory_atlas(model, [busy], clock=clock, retries=(10, 20)) as atlas:
         stream = atlas.send("go")
         for _ in range(50):
             await clock.advance(1)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, ConfigError, Plan, PlanSpent, User
+from atlas_agents import Agent, Atlas, ConfigError, Plan, QuotaExceeded, User
+from atlas_agents.builtin_tools.team import get_subscription_info, get_team_members
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry, Reply, Scripted, VirtualClock, calls, says
-from atlas_agents.toolbox.team import get_subscription_info, get_team_members
 
 TOOLS = [get_team_members, get_subscription_info]
 
@@ -48,7 +48,7 @@ async def test_a_turn_over_the_months_tokens_is_refused_before_the_model_is_aske
         await limited(atlas, tokens=1)
         await atlas.ask("first")
     async with opened() as again:  # the count outlives the process
-        with pytest.raises(PlanSpent, match="used up for this month"):
+        with pytest.raises(QuotaExceeded, match="used up for this month"):
             await again.ask("second")
         assert len(model.requests) == 1
         assert [run.status for run in await store.runs("default", "default")] == ["done"], "it was not taken in"
@@ -61,7 +61,7 @@ async def test_a_turn_under_way_is_ended_when_the_tokens_are_used_up() -> None:
     atlas = house(calls("get_subscription_info"), says("never"))
     async with atlas:
         await limited(atlas, tokens=1)
-        with pytest.raises(PlanSpent):
+        with pytest.raises(QuotaExceeded):
             await atlas.ask("hi")
         runs = await atlas.store.runs("default", "default") if atlas.store else []
         assert [run.status for run in runs] == ["failed"]
@@ -71,15 +71,15 @@ async def test_agents_storage_and_seats_are_limited() -> None:
     clock = VirtualClock()
     async with house(*[says("Hello.")] * 3, clock=clock) as atlas:
         await limited(atlas, agents=1, seats=2, storage=100)
-        with pytest.raises(PlanSpent, match="room for 1 agents"):
+        with pytest.raises(QuotaExceeded, match="room for 1 agents"):
             await atlas.ask("hi", agent_id="other")
         await atlas.ask("hi")
         await clock.advance(61)
-        with pytest.raises(PlanSpent, match="bytes"):
+        with pytest.raises(QuotaExceeded, match="bytes"):
             await atlas.ask("hi")
         for name in ("ann", "bob", "ann"):
             await atlas.tenancy.put_user(User(name))
-        with pytest.raises(PlanSpent, match="2 seats"):
+        with pytest.raises(QuotaExceeded, match="2 seats"):
             await atlas.tenancy.put_user(User("eve"))
         with pytest.raises(ConfigError, match="no plan"):
             await atlas.tenancy.use_plan("large")

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, ProviderError, RetryPolicy, ToolCall
-from atlas_agents.testing import Scripted, ScriptExhausted, VirtualClock, calls, fails, house, says, thinks
+from atlas_agents.testing import Scripted, ScriptExhausted, VirtualClock, calls, fails, in_memory_atlas, says, thinks
 from checks import PATIENCE, events_of
 
 # Scripted
 
 
 async def test_each_argument_is_one_reply() -> None:
-    async with house(Scripted(says("One."), says("Two."))) as atlas:
+    async with in_memory_atlas(Scripted(says("One."), says("Two."))) as atlas:
         assert [(await atlas.ask("?")).text for _ in range(2)] == ["One.", "Two."]
 
 
@@ -29,7 +29,7 @@ async def test_each_argument_is_one_reply() -> None:
     ],
 )
 async def test_text_is_streamed_in_several_chunks_and_nothing_is_lost(text: str, pieces: list[str]) -> None:
-    async with house(Scripted(says(text))) as atlas:
+    async with in_memory_atlas(Scripted(says(text))) as atlas:
         stream = atlas.send("?")
         events = await events_of(stream)
     assert [event.text for event in events if event.type == "stream:chunk"] == pieces
@@ -43,7 +43,7 @@ async def test_calls_may_be_joined_with_each_other_and_with_words() -> None:
     model = Scripted(
         thinks("Hm.") + says("Well. ") + calls("look", name="a", at=1) + calls("look", name="b"), says("ok")
     )
-    async with house(model, [look]) as atlas:
+    async with in_memory_atlas(model, [look]) as atlas:
         result = await atlas.run("go")
     made = result.intermediate[0].tool_calls
     assert [(call.name, call.arguments) for call in made] == [("look", {"name": "a", "at": 1}), ("look", {"name": "b"})]
@@ -54,9 +54,9 @@ async def test_calls_may_be_joined_with_each_other_and_with_words() -> None:
 
 async def test_it_fails_where_it_is_told_to() -> None:
     with pytest.raises(ProviderError, match="gone"):
-        await house(Scripted(fails("gone")), agent={"retry": RetryPolicy(retries=0)}).ask("?")
+        await in_memory_atlas(Scripted(fails("gone")), agent={"retry": RetryPolicy(retries=0)}).ask("?")
     with pytest.raises(LookupError, match="mine"):
-        await house(Scripted(says("Half") + fails(LookupError("mine")))).ask("?")
+        await in_memory_atlas(Scripted(says("Half") + fails(LookupError("mine")))).ask("?")
 
 
 async def test_it_remembers_what_it_was_asked() -> None:
@@ -73,7 +73,7 @@ async def test_it_remembers_what_it_was_asked() -> None:
 
 async def test_running_out_raises_and_is_not_tried_again() -> None:
     model = Scripted(says("One."))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         await atlas.ask("?")
         with pytest.raises(ScriptExhausted, match="the scripted model was asked 2 times for 1"):
             await atlas.ask("?")
@@ -82,7 +82,7 @@ async def test_running_out_raises_and_is_not_tried_again() -> None:
 
 async def test_two_turns_at_once_share_the_script_in_order() -> None:
     model = Scripted(says("One."), says("Two."))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         first, second = atlas.send("?", session="a"), atlas.send("?", session="b")
         assert [(await first.reply()).text, (await second.reply()).text] == ["One.", "Two."]
 
@@ -145,7 +145,7 @@ async def test_a_sleep_that_was_cancelled_wakes_nobody() -> None:
 
 async def test_a_house_has_one_agent_and_reads_nothing_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "OPENAI_API_KEY", "sk-real")
-    atlas = house("openai/gpt-x", agent={"role": "clerk"}, tenant="acme")
+    atlas = in_memory_atlas("openai/gpt-x", agent={"role": "clerk"}, tenant="acme")
     (agent,) = atlas.agents
     assert (agent.id, agent.role) == ("assistant", "clerk")
     with pytest.raises(Exception, match="OPENAI_API_KEY"):

@@ -30,7 +30,7 @@ from atlas_agents import (
     Transient,
     tool,
 )
-from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from checks import PATIENCE, beating, events_of, ignoring_cancellation, is_paired, told
 
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
@@ -39,7 +39,7 @@ NEUTRAL = "Tool execution failed. The error has been logged for investigation."
 async def outcome(made: Any, *, approve: Any = None, **arguments: Any) -> tuple[str, Any, Any]:
     """(status, kind, result) of one call, and the turn goes on after it."""
     name = made.name if isinstance(made, Tool) else made.__name__
-    async with house(Scripted(calls(name, **arguments), says("Done.")), [made], approve=approve) as atlas:
+    async with in_memory_atlas(Scripted(calls(name, **arguments), says("Done.")), [made], approve=approve) as atlas:
         events = await events_of(atlas.send("go"))
         assert atlas.conversation().messages[-1].text == "Done."
         assert is_paired(atlas.conversation().messages)
@@ -199,7 +199,7 @@ async def test_a_tool_may_change_its_arguments_without_changing_history() -> Non
 
     for made in (tool(typed), Tool("plain", plain, parameters={"items": list, "box": dict})):
         model = Scripted(calls(made.name, items=[["one"]], box={"x": [1]}), says("ok"))
-        async with house(model, [made]) as atlas:
+        async with in_memory_atlas(model, [made]) as atlas:
             result = await atlas.run("go")
         assert result.steps[0].status == "ok"
         assert result.intermediate[0].tool_calls[0].arguments == {"items": [["one"]], "box": {"x": [1]}}
@@ -242,7 +242,7 @@ async def test_of_eight_parallel_calls_each_gets_its_own_result_in_the_models_or
         + calls("waits", n=7)
         + calls("good", n=8)
     )
-    atlas = house(Scripted(script, says("All read.")), [good, fails, hangs, breaks, waits], clock=clock)
+    atlas = in_memory_atlas(Scripted(script, says("All read.")), [good, fails, hangs, breaks, waits], clock=clock)
     async with atlas, asyncio.timeout(PATIENCE):
         stream = atlas.send("go")
         await slow_started.wait()
@@ -280,7 +280,7 @@ async def test_calls_of_one_round_run_at_once_or_one_after_the_other(parallel: b
         return n
 
     model = Scripted(calls("work", n=1) + calls("work", n=2) + calls("work", n=3), says("ok"))
-    async with house(model, [work], agent={"parallel_tools": parallel}) as atlas:
+    async with in_memory_atlas(model, [work], agent={"parallel_tools": parallel}) as atlas:
         result = await atlas.run("go")
     assert [step.output for step in result.steps] == [1, 2, 3]
     assert most == (3 if parallel else 1)
@@ -299,7 +299,7 @@ async def test_all_calls_are_cleared_before_the_first_one_acts() -> None:
         return question.arguments["n"] != 2
 
     model = Scripted(calls("act", n=1) + calls("act", n=2) + calls("act", n=3), says("ok"))
-    async with house(model, [act], approve=approve) as atlas:
+    async with in_memory_atlas(model, [act], approve=approve) as atlas:
         result = await atlas.run("go")
     assert happened == ["ask 1", "ask 2", "ask 3", "act 1", "act 3"]
     assert [step.output for step in result.steps] == [1, {"cancelled": True}, 3]
@@ -322,7 +322,10 @@ async def test_a_tool_that_takes_too_long_is_stopped(effect: Any, status: str, t
         finally:
             stopped.append(clock.monotonic())
 
-    async with house(Scripted(calls("slow"), says("ok")), [slow], clock=clock) as atlas, asyncio.timeout(PATIENCE):
+    async with (
+        in_memory_atlas(Scripted(calls("slow"), says("ok")), [slow], clock=clock) as atlas,
+        asyncio.timeout(PATIENCE),
+    ):
         stream = atlas.send("go")
         await started.wait()
         await clock.advance(2.4)
@@ -360,7 +363,10 @@ async def test_a_tool_that_says_nothing_happened_is_tried_again() -> None:
             raise Transient("busy", retry_after=5 if len(tries) == 2 else None)
         return "at last"
 
-    async with house(Scripted(calls("flaky"), says("ok")), [flaky], clock=clock) as atlas, asyncio.timeout(PATIENCE):
+    async with (
+        in_memory_atlas(Scripted(calls("flaky"), says("ok")), [flaky], clock=clock) as atlas,
+        asyncio.timeout(PATIENCE),
+    ):
         stream = atlas.send("go")
         await clock.advance(60)
         (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
@@ -381,7 +387,10 @@ async def test_after_three_retries_the_model_is_told_to_try_another_way() -> Non
         tries.append(1)
         raise Transient("busy")
 
-    async with house(Scripted(calls("down"), says("ok")), [down], clock=clock) as atlas, asyncio.timeout(PATIENCE):
+    async with (
+        in_memory_atlas(Scripted(calls("down"), says("ok")), [down], clock=clock) as atlas,
+        asyncio.timeout(PATIENCE),
+    ):
         stream = atlas.send("go")
         await clock.advance(60)
         (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
@@ -590,7 +599,7 @@ async def test_progress_from_a_thread_reaches_listeners_before_the_result() -> N
             context.progress(f"step {step}")
         return "done"
 
-    async with house(Scripted(calls("work"), says("ok")), [work]) as atlas:
+    async with in_memory_atlas(Scripted(calls("work"), says("ok")), [work]) as atlas:
         atlas.on("tool:progress", lambda event: heard.append(event.message))
         events = await events_of(atlas.send("go"))
     steps = ["step 0", "step 1", "step 2"]
@@ -608,7 +617,7 @@ async def test_a_tool_left_behind_is_not_heard_any_more() -> None:
         context.progress("still here")
         late.set()
 
-    async with house(Scripted(calls("stubborn"), says("ok")), [stubborn]) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(Scripted(calls("stubborn"), says("ok")), [stubborn]) as atlas, asyncio.timeout(PATIENCE):
         stream = atlas.send("go")
         before = await events_of(stream)
         release.set()
@@ -658,7 +667,7 @@ async def test_a_sync_tool_runs_in_another_process_and_cannot_end_this_one() -> 
 
     tools = [where, exit_politely, tool(leave), tool(name="leave_quietly", effect="pure")(leave)]
     script = calls("where") + calls("exit_politely") + calls("leave") + calls("leave_quietly")
-    async with house(Scripted(script, says("ok")), tools) as atlas:
+    async with in_memory_atlas(Scripted(script, says("ok")), tools) as atlas:
         await atlas.ask("go")
         here, *others = atlas.conversation().messages[2].tool_results
     assert (here.status, here.result != os.getpid()) == ("ok", True)
@@ -690,7 +699,7 @@ async def test_an_unknown_tool_is_told_and_may_be_tried_again() -> None:
         return f"found {query}"
 
     model = Scripted(calls("serach", query="x"), calls("search", query="x"), says("Found."))
-    async with house(model, [search]) as atlas:
+    async with in_memory_atlas(model, [search]) as atlas:
         result = await atlas.run("go")
     assert [(step.tool, step.status, step.output) for step in result.steps] == [
         ("serach", "error", "There is no tool 'serach'. There are: search."),
@@ -733,7 +742,7 @@ async def test_arguments_that_are_not_json_are_stored_as_they_came_and_never_run
     def model(request: Request) -> Any:
         return next(answers)
 
-    async with house(model, [pay]) as atlas:
+    async with in_memory_atlas(model, [pay]) as atlas:
         reply = await atlas.ask("pay")
         messages: list[Message] = atlas.conversation().messages
     assert reply.text == "Sorry."

@@ -17,7 +17,7 @@ import pydantic
 import pytest
 
 from atlas_agents import Agent, BadTool, ConfigError, Tool, ToolContext, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from checks import PATIENCE
 
 
@@ -55,7 +55,10 @@ class Doc:
 async def result_of(made: Any, **arguments: Any) -> Any:
     """What the model reads when it calls the tool: (status, result)."""
     name = made.name if isinstance(made, Tool) else made.__name__
-    async with house(Scripted(calls(name, **arguments), says("ok")), [made]) as atlas, asyncio.timeout(PATIENCE):
+    async with (
+        in_memory_atlas(Scripted(calls(name, **arguments), says("ok")), [made]) as atlas,
+        asyncio.timeout(PATIENCE),
+    ):
         step = (await atlas.run("go")).steps[0]
     return step.status, step.output
 
@@ -647,7 +650,7 @@ async def test_a_model_knows_a_tool_by_a_name_that_vendors_allow(name: str, sent
 
     made = Tool(name, work)
     model = Scripted(calls(made.wire_name, input="hi"), says("ok"))
-    async with house(model, [made]) as atlas:
+    async with in_memory_atlas(model, [made]) as atlas:
         result = await atlas.run("go")
     shown = model.requests[0].tools[0].name
     assert (

@@ -31,7 +31,7 @@ from atlas_agents import (
     tool,
     user,
 )
-from atlas_agents.testing import Environment, Scripted, VirtualClock, calls, fails, house, says, thinks
+from atlas_agents.testing import Environment, Scripted, VirtualClock, calls, fails, in_memory_atlas, says, thinks
 from checks import PATIENCE, Wrapped, beating, events_of, is_paired, roles, told
 
 
@@ -48,7 +48,7 @@ ONE_SHOT = RetryPolicy(retries=0)
 
 
 async def test_ask_gives_the_answer_as_a_message() -> None:
-    async with house(Scripted(says("Hello there."))) as atlas:
+    async with in_memory_atlas(Scripted(says("Hello there."))) as atlas:
         reply = await atlas.ask("Hi")
         assert isinstance(reply, Message)
         assert (reply.role, reply.text, reply.parts) == ("assistant", "Hello there.", (Text("Hello there."),))
@@ -60,7 +60,7 @@ async def test_ask_gives_the_answer_as_a_message() -> None:
 async def test_ask_takes_a_message_as_it_is() -> None:
     model = Scripted(says("A cat."))
     message = user("What is this?", Image("image/png", "aGk="), source="phone")
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         await atlas.ask(message)
         assert atlas.conversation().messages[0] is message
     assert model.requests[0].messages[0] is message
@@ -68,7 +68,7 @@ async def test_ask_takes_a_message_as_it_is() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 7, b"hi", ["hi"]])
 async def test_what_is_no_message_is_refused(wrong: Any) -> None:
-    async with house(Scripted(says("x"))) as atlas:
+    async with in_memory_atlas(Scripted(says("x"))) as atlas:
         with pytest.raises(ConfigError, match="a message is a text or a Message"):
             await atlas.ask(wrong)
         with pytest.raises(ConfigError, match="a message is a text or a Message"):
@@ -78,7 +78,7 @@ async def test_what_is_no_message_is_refused(wrong: Any) -> None:
 
 async def test_the_model_and_its_tools_take_turns_until_it_asks_for_none() -> None:
     model = Scripted(calls("weather", city="Lima"), calls("weather", city="Oslo"), says("Both sunny."))
-    async with house(model, [weather]) as atlas:
+    async with in_memory_atlas(model, [weather]) as atlas:
         assert (await atlas.ask("Lima and Oslo?")).text == "Both sunny."
         messages = atlas.conversation().messages
     assert roles(messages) == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
@@ -88,7 +88,7 @@ async def test_the_model_and_its_tools_take_turns_until_it_asks_for_none() -> No
 
 
 async def test_a_reply_tells_where_it_came_from_and_what_it_cost() -> None:
-    async with house(Scripted(says("Two words."))) as atlas:
+    async with in_memory_atlas(Scripted(says("Two words."))) as atlas:
         reply = await atlas.ask("Hi")
     assert reply.metadata == {
         "stop_reason": "stop",
@@ -101,7 +101,7 @@ async def test_a_reply_tells_where_it_came_from_and_what_it_cost() -> None:
     ("stop", "mark"), [("length", {"truncated": True}), ("refusal", {"refused": True}), ("other", {})]
 )
 async def test_an_answer_that_was_cut_short_or_refused_says_so(stop: Any, mark: dict[str, bool]) -> None:
-    async with house(Scripted(says("Half an", stop=stop))) as atlas:
+    async with in_memory_atlas(Scripted(says("Half an", stop=stop))) as atlas:
         reply = await atlas.ask("Hi")
     assert reply.text == "Half an"
     assert {key: reply.metadata.get(key) for key in ("truncated", "refused") if key in reply.metadata} == mark
@@ -109,7 +109,7 @@ async def test_an_answer_that_was_cut_short_or_refused_says_so(stop: Any, mark: 
 
 async def test_a_model_that_pauses_is_asked_to_go_on() -> None:
     model = Scripted(says("One, ", stop="pause"), says("two."))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         stream = atlas.send("Count")
         assert (await stream.reply()).text == "two."
         assert stream.text == "One, two."
@@ -117,7 +117,7 @@ async def test_a_model_that_pauses_is_asked_to_go_on() -> None:
 
 
 async def test_thinking_is_kept_with_its_signature_and_is_not_the_answer() -> None:
-    async with house(Scripted(thinks("Hm.", "sig") + says("Yes."))) as atlas:
+    async with in_memory_atlas(Scripted(thinks("Hm.", "sig") + says("Yes."))) as atlas:
         stream = atlas.send("Well?")
         events = await events_of(stream)
         reply = await stream.reply()
@@ -146,7 +146,7 @@ async def test_the_system_prompt_is_joined_in_order() -> None:
 
 async def test_without_any_prompt_there_is_none() -> None:
     model = Scripted(says("ok"))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         await atlas.ask("hi")
     assert model.requests[0].system == ""
 
@@ -154,7 +154,7 @@ async def test_without_any_prompt_there_is_none() -> None:
 async def test_settings_reach_the_request() -> None:
     model = Scripted(says("ok"))
     options: dict[str, Any] = {"temperature": 0.2, "max_tokens": 50, "stop": ["END"], "tool_choice": "weather"}
-    async with house(model, [weather], agent={**options, "metadata": {"user": "Al"}}) as atlas:
+    async with in_memory_atlas(model, [weather], agent={**options, "metadata": {"user": "Al"}}) as atlas:
         await atlas.ask("hi")
     request = model.requests[0]
     assert (request.temperature, request.max_tokens, request.stop) == (0.2, 50, ("END",))
@@ -170,7 +170,7 @@ async def test_settings_reach_the_request() -> None:
 
 async def test_run_gives_the_whole_result_and_keeps_nothing() -> None:
     model = Scripted(says("Let me see. ") + calls("weather", city="Lima"), says("Sunny."))
-    async with house(model, [weather]) as atlas:
+    async with in_memory_atlas(model, [weather]) as atlas:
         result = await atlas.run([user("Hi"), assistant("Hello."), user("Lima?")])
         assert atlas.conversation().messages == []
     assert isinstance(result, RunResult)
@@ -188,7 +188,7 @@ async def test_run_gives_the_whole_result_and_keeps_nothing() -> None:
 
 async def test_run_takes_a_text_a_message_or_messages_that_end_with_the_model() -> None:
     model = Scripted(says("1"), says("2"), says("3"))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         results = [
             await atlas.run("Hi"),
             await atlas.run(user("Hi")),
@@ -202,7 +202,7 @@ async def test_run_takes_a_text_a_message_or_messages_that_end_with_the_model() 
 
 async def test_run_leaves_the_given_messages_alone() -> None:
     given = [user("Hi")]
-    async with house(Scripted(says("Hello."))) as atlas:
+    async with in_memory_atlas(Scripted(says("Hello."))) as atlas:
         await atlas.run(given)
     assert len(given) == 1
 
@@ -220,7 +220,7 @@ def looping(limit: int) -> Scripted:
 
 
 async def test_at_the_round_limit_run_has_no_success_and_what_there_is() -> None:
-    async with house(looping(10), [weather]) as atlas:
+    async with in_memory_atlas(looping(10), [weather]) as atlas:
         result = await atlas.run("go")
         assert (result.success, result.error) == (False, "Max iterations reached")
         assert result.answer == "Try 10. "
@@ -229,7 +229,7 @@ async def test_at_the_round_limit_run_has_no_success_and_what_there_is() -> None
 
 
 async def test_the_round_limit_of_a_run_goes_before_the_agents() -> None:
-    async with house(looping(2), [weather], agent={"max_rounds": 5}) as atlas:
+    async with in_memory_atlas(looping(2), [weather], agent={"max_rounds": 5}) as atlas:
         assert len((await atlas.run("go", max_rounds=2)).steps) == 2
         with pytest.raises(ConfigError, match="max_rounds must be at least 1, not 0"):
             await atlas.run("go", max_rounds=0)
@@ -237,7 +237,7 @@ async def test_the_round_limit_of_a_run_goes_before_the_agents() -> None:
 
 async def test_at_the_round_limit_ask_and_send_give_the_partial_message_and_history_stays_whole() -> None:
     model = Scripted(*[says("Try. ") + calls("weather", city="x")] * 2, says("Better."))
-    async with house(model, [weather], agent={"max_rounds": 1}) as atlas:
+    async with in_memory_atlas(model, [weather], agent={"max_rounds": 1}) as atlas:
         assert (await atlas.ask("go")).text == "Try. "
         stream = atlas.send("again")
         assert (await stream.reply()).text == "Try. "
@@ -253,7 +253,7 @@ async def test_at_the_round_limit_ask_and_send_give_the_partial_message_and_hist
 
 async def test_a_provider_error_reaches_the_caller_and_the_user_message_is_kept() -> None:
     model = Scripted(fails(ProviderError("no credit", "quota", status=429)), says("Back."))
-    async with house(model, agent={"retry": ONE_SHOT}) as atlas:
+    async with in_memory_atlas(model, agent={"retry": ONE_SHOT}) as atlas:
         with pytest.raises(ProviderError, match="no credit") as caught:
             await atlas.ask("Hi")
         assert (caught.value.kind, caught.value.status) == ("quota", 429)
@@ -269,7 +269,7 @@ async def test_a_stream_cut_short_is_never_an_answer_and_never_a_tool_run() -> N
 
     model = Scripted(says("Half a ") + calls("act", x="1") + fails(ProviderError("gone", "network")), says("Whole."))
     clock = VirtualClock()
-    async with house(model, [act], clock=clock) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, [act], clock=clock) as atlas, asyncio.timeout(PATIENCE):
         stream = atlas.send("go")
         await clock.advance(10)
         assert (await stream.reply()).text == "Whole."
@@ -289,7 +289,7 @@ async def test_a_provider_that_never_says_done_has_not_answered() -> None:
             for chunk in chunks[:-1]:
                 yield chunk
 
-    async with house(Cut(), agent={"retry": ONE_SHOT}) as atlas:
+    async with in_memory_atlas(Cut(), agent={"retry": ONE_SHOT}) as atlas:
         with pytest.raises(ProviderError) as caught:
             await atlas.ask("Hi")
         assert caught.value.kind == "incomplete"
@@ -317,7 +317,7 @@ async def test_an_empty_or_unfinished_answer_is_an_error(given: Any, kind: str) 
     def model(request: Request) -> Any:
         return given
 
-    async with house(model, agent={"retry": ONE_SHOT}) as atlas:
+    async with in_memory_atlas(model, agent={"retry": ONE_SHOT}) as atlas:
         with pytest.raises(ProviderError) as caught:
             await atlas.ask("Hi")
         assert caught.value.kind == kind
@@ -336,7 +336,7 @@ async def test_three_malformed_rounds_in_a_row_end_the_turn() -> None:
         asked.append(request)
         return malformed(len(asked))
 
-    async with house(model, [weather]) as atlas:
+    async with in_memory_atlas(model, [weather]) as atlas:
         with pytest.raises(ProviderError, match="cannot be read, again after two repairs") as caught:
             await atlas.ask("Hi")
         assert caught.value.kind == "protocol"
@@ -352,7 +352,7 @@ async def test_a_readable_round_in_between_starts_the_count_anew() -> None:
     def model(request: Request) -> Any:
         return next(answers)
 
-    async with house(model, [weather]) as atlas:
+    async with in_memory_atlas(model, [weather]) as atlas:
         assert (await atlas.ask("Hi")).text == "Done."
 
 
@@ -366,7 +366,7 @@ async def test_ids_of_calls_that_are_missing_or_repeated_are_made_unique() -> No
     def model(request: Request) -> Any:
         return next(answers)
 
-    async with house(model, [weather]) as atlas:
+    async with in_memory_atlas(model, [weather]) as atlas:
         await atlas.ask("Hi")
         messages = atlas.conversation().messages
     ids = [call.id for call in messages[1].tool_calls]
@@ -379,7 +379,7 @@ async def test_ids_of_calls_that_are_missing_or_repeated_are_made_unique() -> No
 
 async def test_send_starts_at_once_iterated_or_not() -> None:
     model = Wrapped(Scripted(says("Hello.")))
-    async with house(model) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
         stream = atlas.send("Hi")
         await model.reached.wait()  # nobody has iterated or awaited anything of the stream
         model.go.set()
@@ -388,7 +388,7 @@ async def test_send_starts_at_once_iterated_or_not() -> None:
 
 async def test_a_second_iteration_replays_also_while_the_first_is_under_way() -> None:
     model = Wrapped(Scripted(says("One two three")), after=2)
-    async with house(model) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
         stream = atlas.send("Count")
         first = asyncio.create_task(events_of(stream))
         await model.reached.wait()
@@ -401,7 +401,7 @@ async def test_a_second_iteration_replays_also_while_the_first_is_under_way() ->
 
 async def test_one_who_stops_listening_takes_nothing_from_others() -> None:
     model = Wrapped(Scripted(says("One two three")), after=1)
-    async with house(model) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
         stream = atlas.send("Count")
         gives_up = asyncio.create_task(stream.reply())
         listens = asyncio.create_task(events_of(stream))
@@ -417,7 +417,7 @@ async def test_one_who_stops_listening_takes_nothing_from_others() -> None:
 
 async def test_the_text_of_a_stream_is_all_that_was_said_and_each_reply_is_its_own_message() -> None:
     model = Scripted(says("Let me look. ") + calls("weather", city="Lima"), says("It is sunny."))
-    async with house(model, [weather]) as atlas:
+    async with in_memory_atlas(model, [weather]) as atlas:
         stream = atlas.send("Lima?")
         events = await events_of(stream)
         reply = await stream.reply()
@@ -430,7 +430,7 @@ async def test_the_text_of_a_stream_is_all_that_was_said_and_each_reply_is_its_o
 
 async def test_every_event_of_a_turn_carries_its_stream_id() -> None:
     model = Scripted(calls("weather", city="Lima"), calls("weather", city="Oslo"), says("ok"))
-    async with house(model, [weather]) as atlas:
+    async with in_memory_atlas(model, [weather]) as atlas:
         stream = atlas.send("go")
         events = await events_of(stream)
     assert {event.stream_id for event in events} == {stream.stream_id}
@@ -438,7 +438,7 @@ async def test_every_event_of_a_turn_carries_its_stream_id() -> None:
 
 
 async def test_reply_raises_what_the_turn_raised_every_time() -> None:
-    async with house(Scripted(fails(ProviderError("bad key", "auth")))) as atlas:
+    async with in_memory_atlas(Scripted(fails(ProviderError("bad key", "auth")))) as atlas:
         stream = atlas.send("Hi")
         for _ in range(2):
             with pytest.raises(ProviderError, match="bad key"):
@@ -447,7 +447,7 @@ async def test_reply_raises_what_the_turn_raised_every_time() -> None:
 
 async def test_closing_an_atlas_cancels_what_still_runs() -> None:
     model = Wrapped(Scripted(says("never")))
-    atlas = house(model)
+    atlas = in_memory_atlas(model)
     stream = atlas.send("Hi")
     await asyncio.wait_for(model.reached.wait(), PATIENCE)
     await atlas.close()
@@ -457,7 +457,7 @@ async def test_closing_an_atlas_cancels_what_still_runs() -> None:
 
 
 async def test_an_atlas_can_be_used_again_after_it_was_closed() -> None:
-    atlas = house(Scripted(says("one"), says("two")))
+    atlas = in_memory_atlas(Scripted(says("one"), says("two")))
     async with atlas:
         await atlas.ask("Hi")
     assert (await atlas.ask("Hi")).text == "two"
@@ -470,7 +470,7 @@ async def test_a_cancelled_ask_leaves_a_whole_history() -> None:
         started.set()
         await asyncio.Event().wait()
 
-    async with house(Scripted(calls("slow"), says("Fine.")), [slow]) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(Scripted(calls("slow"), says("Fine.")), [slow]) as atlas, asyncio.timeout(PATIENCE):
         task = asyncio.create_task(atlas.ask("go"))
         await started.wait()
         task.cancel()
@@ -486,7 +486,7 @@ async def test_a_cancelled_ask_leaves_a_whole_history() -> None:
 async def test_a_history_that_is_too_long_is_shortened_once() -> None:
     long = Conversation([message for n in range(20) for message in (user(f"q{n} " * 50), assistant(f"a{n} " * 50))])
     model = Scripted(fails(ProviderError("prompt is too long", "context_length")), says("ok"))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         assert (await atlas.ask("and now?", session=long)).text == "ok"
     first, second = (request.messages for request in model.requests)
     assert len(first) == 41
@@ -495,7 +495,7 @@ async def test_a_history_that_is_too_long_is_shortened_once() -> None:
 
 
 async def test_a_history_that_cannot_be_shortened_is_an_error() -> None:
-    async with house(Scripted(fails(ProviderError("prompt is too long", "context_length")))) as atlas:
+    async with in_memory_atlas(Scripted(fails(ProviderError("prompt is too long", "context_length")))) as atlas:
         with pytest.raises(ProviderError, match="too long"):
             await atlas.ask("hi")
 
@@ -508,7 +508,7 @@ async def test_two_hundred_turns_at_once_are_all_answered() -> None:
         await asyncio.sleep(0)
         return answer(request.messages[-1].text)
 
-    async with house(echo) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(echo) as atlas, asyncio.timeout(PATIENCE):
         replies = await asyncio.gather(*(atlas.ask(f"q{n}", session=f"s{n}") for n in range(200)))
     assert [reply.text for reply in replies] == [f"q{n}" for n in range(200)]
 
@@ -525,7 +525,7 @@ async def test_a_turn_with_a_slow_sync_model_and_tool_leaves_the_loop_free() -> 
             return heart.goes_on()
 
         probe = Tool("probe", look, in_process=True)
-        async with house(model, [probe]) as atlas:
+        async with in_memory_atlas(model, [probe]) as atlas:
             result = await atlas.run("go")
     assert ([step.output for step in result.steps], result.answer) == ([True], "Alive.")
 
@@ -551,7 +551,7 @@ async def test_an_id_that_an_earlier_turn_used_is_not_used_again() -> None:
     async def look() -> str:
         return "seen"
 
-    async with house(once, [look]) as atlas:
+    async with in_memory_atlas(once, [look]) as atlas:
         await atlas.ask("one")
         await atlas.ask("two")
         ids = [call.id for message in atlas.conversation().messages for call in message.tool_calls]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from atlas_agents.tools.workers import WorkerDied, Workers, report
+from atlas_agents.tools.worker_pool import WorkerDied, Workers, report
 
 PATIENCE = 30
 QUIET_STALL, LOADED_STALL = 0.02, 0.1
@@ -631,7 +631,7 @@ async def test_a_worker_that_cannot_start_is_an_error_and_not_a_wait(monkeypatch
 SCRIPT = """
 import asyncio, os, sys
 from dataclasses import dataclass
-from atlas_agents.tools.workers import Workers
+from atlas_agents.tools.worker_pool import Workers
 
 print("the script runs")
 
@@ -663,7 +663,7 @@ ORPHANS = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {folder!r})
 from test_workers import start_a_child, stubborn
-from atlas_agents.tools.workers import Workers
+from atlas_agents.tools.worker_pool import Workers
 
 async def main():
     workers, words, told = Workers(warm=2), [], asyncio.Event()

@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 @tool
@@ -14,7 +14,7 @@ async def refund(order: str, euros: int) -> str:
 
 async def main() -> None:
     model = Scripted(calls("refund", order="A7", euros=20), says("Done."))
-    async with house(model, [refund]) as atlas:
+    async with in_memory_atlas(model, [refund]) as atlas:
         atlas.on("tool:result", lambda event: print(event.status, "|", event.result))
         await atlas.ask("Order A7 arrived broken")
 

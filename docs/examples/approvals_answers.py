@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 from atlas_agents import Question, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 answers: Iterator[str] = iter(["once", "session", "always", "no"])
 
@@ -25,7 +25,7 @@ def approve(question: Question) -> str:
 async def main() -> None:
     tea, two = calls("buy", item="tea"), calls("buy", item="tea", count=2)
     model = Scripted(tea, tea, tea, says("Done."), tea, tea, two, says("Done."))
-    async with house(model, [buy], approve=approve) as atlas:
+    async with in_memory_atlas(model, [buy], approve=approve) as atlas:
         for session in ("monday", "tuesday"):
             print(session)
             await atlas.ask("Buy tea, and again", session=session)

@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import Answer, Question, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 @tool(confirm=True)
@@ -18,7 +18,7 @@ async def approve(question: Question) -> Answer:
 
 async def main() -> None:
     model = Scripted(calls("buy", item="tea", count=200), says("Two, then."))
-    async with house(model, [buy], approve=approve) as atlas:
+    async with in_memory_atlas(model, [buy], approve=approve) as atlas:
         await atlas.ask("Buy tea", user="ana")
         print("the model reads", model.requests[-1].messages[-1].tool_results[0].result)
         (row,) = await atlas.audit.records("default")

@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import Answer, Choice, Field, Form, Question, ToolContext, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 @tool
@@ -21,7 +21,7 @@ async def approve(question: Question) -> Answer:
 
 async def main() -> None:
     model = Scripted(calls("book", city="Lima"), says("Have a good journey."))
-    async with house(model, [book], approve=approve) as atlas:
+    async with in_memory_atlas(model, [book], approve=approve) as atlas:
         await atlas.ask("To Lima, please")
         print(model.requests[-1].messages[-1].tool_results[0].result)
         (row,) = await atlas.audit.records("default")

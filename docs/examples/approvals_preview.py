@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from atlas_agents import Question, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 drafts = {"tea": "Green tea is made from unoxidised leaves."}
 
@@ -36,7 +36,7 @@ def show(event: Any) -> None:
 
 async def main() -> None:
     model = Scripted(*[reply for _ in range(2) for reply in (calls("publish", draft="tea"), says("ok"))])
-    async with house(model, [publish], approve=approve) as atlas:
+    async with in_memory_atlas(model, [publish], approve=approve) as atlas:
         atlas.on("tool:result", show)
         await atlas.ask("Publish it.")
         await atlas.ask("Publish it again.", session="hasty")

@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import Answer, Approvals, Question, tool
-from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 
 
 @tool(confirm=True)
@@ -28,7 +28,9 @@ async def main() -> None:
     model = Scripted(
         calls("transfer", euros=1) + calls("transfer", euros=2) + calls("transfer", euros=3), says("Done.")
     )
-    async with house(model, [transfer], approve=Approvals(answer, deadline=60, two_person=True), clock=clock) as atlas:
+    async with in_memory_atlas(
+        model, [transfer], approve=Approvals(answer, deadline=60, two_person=True), clock=clock
+    ) as atlas:
         stream = atlas.send("Send 1, 2 and 3 euros", user="ana")
         await clock.advance(60)
         await stream.reply()

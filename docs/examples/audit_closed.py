@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import MemoryAudit, tool
-from atlas_agents.testing import Scripted, calls, house
+from atlas_agents.testing import Scripted, calls, in_memory_atlas
 
 
 class FullDisk(MemoryAudit):
@@ -19,7 +19,7 @@ async def pay(euros: int) -> str:
 
 
 async def main() -> None:
-    async with house(Scripted(calls("pay", euros=5)), [pay], audit=FullDisk()) as atlas:
+    async with in_memory_atlas(Scripted(calls("pay", euros=5)), [pay], audit=FullDisk()) as atlas:
         try:
             await atlas.ask("Pay the bill")
         except OSError as error:

@@ -4,7 +4,7 @@ import asyncio
 import os
 
 from atlas_agents import tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 os.environ["SHOP_API_KEY"] = "canary-4711"  # a known value: its name marks it as a secret
 
@@ -18,7 +18,7 @@ async def log_in(name: str, password: str, headers: dict[str, str]) -> str:
 async def main() -> None:
     headers = {"Cookie": "id=77", "X-Note": "try Bearer abcdefgh12345678"}
     model = Scripted(calls("log_in", name="ana", password="tiger-7", headers=headers), says("Done."))
-    async with house(model, [log_in]) as atlas:
+    async with in_memory_atlas(model, [log_in]) as atlas:
         await atlas.ask("Log me in")
         (row,) = await atlas.audit.records("default")
         print(row.entry.meta["arguments"])

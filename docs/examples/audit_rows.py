@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from atlas_agents import MemoryAudit, tool
-from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 
 
 @tool(effect="pure")
@@ -17,7 +17,7 @@ async def add(a: int, b: int) -> int:
 async def main() -> None:
     model = Scripted(calls("add", a=1, b=2) + calls("add", a=1, b="two") + calls("divide"), says("3."))
     audit = MemoryAudit()
-    async with house(model, [add], audit=audit, clock=VirtualClock()) as atlas:
+    async with in_memory_atlas(model, [add], audit=audit, clock=VirtualClock()) as atlas:
         await atlas.ask("What is 1 + 2?", user="ana")
     rows = await audit.records()
     for row in rows:

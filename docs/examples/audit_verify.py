@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from atlas_agents import tool, verify
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 @tool
@@ -16,7 +16,7 @@ async def pay(euros: int) -> str:
 
 async def main() -> None:
     model = Scripted(calls("pay", euros=1) + calls("pay", euros=900) + calls("pay", euros=3), says("Done."))
-    async with house(model, [pay]) as atlas:
+    async with in_memory_atlas(model, [pay]) as atlas:
         await atlas.ask("Pay the bills")
         first, second, third = await atlas.audit.records("default")
 

@@ -2,10 +2,10 @@ import asyncio
 import tempfile
 from pathlib import Path
 
+from atlas_agents.app.serve import private_gateway
 from atlas_agents.client import GatewayClient, GatewayError
 from atlas_agents.config import load
 from atlas_agents.gateway.protocol.events import ChatDelta, ChatFinal, ToolSettled
-from atlas_agents.service.serve import private_gateway
 
 
 async def main(home: Path) -> None:

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from atlas_agents import Agent, Atlas, MemoryAudit, Question
+from atlas_agents.builtin_tools.code.tool import CodeInterpreter, code_tool
 from atlas_agents.testing import Scripted, calls, says
-from atlas_agents.toolbox.code.tool import CodeInterpreter, code_tool
 
 CODE = """
 import statistics

@@ -3,12 +3,12 @@
 import asyncio
 
 from atlas_agents import Conversation, Message, assistant
-from atlas_agents.testing import Scripted, house, says
+from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 
 async def main() -> None:
     model = Scripted(says("Blue."), says("The sea."), says("A meadow."))
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         talk = Conversation(metadata={"topic": "colours"})
         await atlas.ask("Pick a colour.", session=talk)
         await atlas.ask("What has this colour?", session=talk)

@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 from atlas_agents import Agent, Atlas, JobRow
+from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, says
-from atlas_agents.toolbox.team import delegate_task
 
 hand_on = calls(
     "delegate_task",

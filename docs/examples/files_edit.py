@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from atlas_agents import Policy, Question
-from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.toolbox.files import file_tools
+from atlas_agents.builtin_tools.files import file_tools
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 POLICY = Policy(tools={"file_write": {"*": "yes"}, "file_edit": {"*": "ask"}})
 
@@ -32,7 +32,7 @@ async def main() -> None:
         calls("file_read", path="../../etc/passwd"),
         says("Done."),
     )
-    async with house(model, file_tools(folder), policy=POLICY, approve=approve) as atlas:
+    async with in_memory_atlas(model, file_tools(folder), policy=POLICY, approve=approve) as atlas:
         atlas.on("tool:result", show)
         await atlas.ask("Tidy up.")
 

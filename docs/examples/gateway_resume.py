@@ -10,12 +10,12 @@ from websockets.asyncio.client import ClientConnection, connect
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, house, says
+from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 
 async def main() -> None:
     home = Path(tempfile.mkdtemp())
-    atlas = house(Scripted(says("One two three four five six seven.")), store=MemoryStore())
+    atlas = in_memory_atlas(Scripted(says("One two three four five six seven.")), store=MemoryStore())
     async with Gateway(atlas, GatewaySettings(home=home, port=0)).running() as gateway:
         address, token = f"ws://127.0.0.1:{gateway.port}/", (home / "token").read_text().strip()
 

@@ -4,12 +4,12 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from atlas_agents.knowledge.study import Study
+from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.stores.memory import MemoryStore
 
 
 async def main() -> None:
-    study = Study(MemoryStore())  # no embedder: full-text search only
+    study = KnowledgeBase(MemoryStore())  # no embedder: full-text search only
     knowledge = study.knowledge
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from atlas_agents import Agent, Atlas
 from atlas_agents.knowledge.embedding import LocalEmbedder
-from atlas_agents.knowledge.study import Study
+from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 
@@ -25,7 +25,7 @@ The doors open with the badge from six to ten in the evening.
 
 async def main() -> None:
     store = MemoryStore()
-    study = Study(store, LocalEmbedder())
+    study = KnowledgeBase(store, LocalEmbedder())
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "handbook.md").write_text(HANDBOOK)
         report = await study.knowledge.add("default", f"{folder}/handbook.md", category="people")

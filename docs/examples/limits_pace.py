@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import Limits, tool
-from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 
 clock = VirtualClock()
 
@@ -18,7 +18,7 @@ async def post(n: int) -> str:
 
 async def main() -> None:
     five = calls("post", n=1) + calls("post", n=2) + calls("post", n=3) + calls("post", n=4) + calls("post", n=5)
-    async with house(
+    async with in_memory_atlas(
         Scripted(five, says("Done.")), [post], limits=Limits(at_once=2, per_tick=3, tick=5), clock=clock
     ) as atlas:
         stream = atlas.send("Post five messages")

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from atlas_agents.local.fetch import pull
+from atlas_agents.local.download import pull
 from atlas_agents.local.models import list_models
 
 

@@ -5,18 +5,18 @@ import re
 
 from atlas_agents import Agent, Atlas
 from atlas_agents.knowledge.embedding import LocalEmbedder
-from atlas_agents.knowledge.memories import Origin, Whose
-from atlas_agents.knowledge.study import Study
+from atlas_agents.knowledge.knowledge_base import KnowledgeBase
+from atlas_agents.knowledge.memories import MemoryOrigin, Whose
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, says
 
 
 async def main() -> None:
     store = MemoryStore()
-    study = Study(store, LocalEmbedder())
+    study = KnowledgeBase(store, LocalEmbedder())
     ann = Whose("default", "tina", "ann")
-    await study.memories.remember(ann, "Ann drinks tea, never coffee.", ["food"], Origin(key="1"))
-    await study.memories.remember(ann, "Her boat is called Petrel.", ["boat"], Origin(key="2"))
+    await study.memories.remember(ann, "Ann drinks tea, never coffee.", ["food"], MemoryOrigin(key="1"))
+    await study.memories.remember(ann, "Her boat is called Petrel.", ["boat"], MemoryOrigin(key="2"))
 
     model = Scripted(says("A tea."))
     atlas = Atlas([Agent("tina", model=model)], store=store, interceptors=[study.recalling()])

@@ -4,7 +4,7 @@ import asyncio
 
 from atlas_agents import Agent, Atlas
 from atlas_agents.knowledge.embedding import LocalEmbedder
-from atlas_agents.knowledge.study import Study
+from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 
@@ -13,7 +13,7 @@ LOOK = calls("search_my_memories", query="what may she not eat", sources=["memor
 
 async def main() -> None:
     store = MemoryStore()
-    study = Study(store, LocalEmbedder())
+    study = KnowledgeBase(store, LocalEmbedder())
     model = Scripted(
         calls("remember", text="Ann is allergic to peanuts.", tags=["food"]),
         says("I will remember that."),

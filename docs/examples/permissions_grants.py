@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import Policy, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 policy = Policy(grants={"assistant": ["file:read"], "operator": ["file:*"], "user:uma": ["file:write"]})
 
@@ -18,7 +18,7 @@ async def main() -> None:
     call = calls("rename", old="a.txt", new="b.txt")
     for user, role in [("tom", ""), ("uma", ""), ("tom", "operator")]:
         model = Scripted(call, says("Done."))
-        async with house(model, [rename], agent={"role": role}, policy=policy) as atlas:
+        async with in_memory_atlas(model, [rename], agent={"role": role}, policy=policy) as atlas:
             await atlas.ask("Rename a.txt to b.txt", user=user)
             for row in await atlas.audit.records("default"):
                 print(row.entry.meta["verdict"], "|", row.entry.meta["result"])

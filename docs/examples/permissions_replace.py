@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import Policy, tool, what_if
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 today = Policy(name="today", tools={"order": {"*": "yes"}, "cancel": {"*": "yes"}})
 stricter = Policy(name="stricter", tools={"order": {"*": "yes"}, "cancel": {"*": "no"}})
@@ -23,7 +23,7 @@ async def cancel(item: str) -> str:
 
 async def main() -> None:
     model = Scripted(calls("order", item="tea"), calls("cancel", item="tea"), says("Done."), says("Hello!"))
-    async with house(model, [order, cancel], policy=today) as atlas:
+    async with in_memory_atlas(model, [order, cancel], policy=today) as atlas:
         await atlas.ask("Tea, please. Oh, rather not.")
 
         rows = await atlas.audit.records("default")

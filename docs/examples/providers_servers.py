@@ -3,13 +3,13 @@
 import asyncio
 import os
 
-from atlas_agents import Agent, Atlas, Clocks, OpenAIProvider
+from atlas_agents import Agent, Atlas, OpenAIProvider, Timeouts
 
 nearby = OpenAIProvider(
     "llama3.2",
     base_url=os.environ.get("OPENAI_BASE_URL", "http://localhost:11434/v1"),
     api_key="not needed here",
-    clocks=Clocks(first_byte=120),  # a local model may have to be loaded first
+    clocks=Timeouts(first_byte=120),  # a local model may have to be loaded first
 )
 assistant = Agent("assistant", model=nearby)
 

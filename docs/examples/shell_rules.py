@@ -5,8 +5,8 @@ import tempfile
 from typing import Any
 
 from atlas_agents import Policy, Question
-from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.toolbox.shell import bash_tool
+from atlas_agents.builtin_tools.bash import bash_tool
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 POLICY = Policy(tools={"bash": {"*": "ask"}}, commands=[{"argv": ["echo", "**"]}])
 
@@ -27,7 +27,7 @@ async def main() -> None:
         calls("bash", command="echo hello; rm -rf ."),
         says("Done."),
     )
-    async with house(model, [bash_tool(tempfile.mkdtemp())], policy=POLICY, approve=approve) as atlas:
+    async with in_memory_atlas(model, [bash_tool(tempfile.mkdtemp())], policy=POLICY, approve=approve) as atlas:
         atlas.on("tool:result", show)
         await atlas.ask("Greet.")
 

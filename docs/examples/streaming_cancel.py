@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import Cancelled, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 @tool
@@ -15,7 +15,7 @@ async def backup() -> str:
 
 async def main() -> None:
     model = Scripted(says("One moment. ") + calls("backup"), says("It was stopped half-way."))
-    async with house(model, [backup]) as atlas:
+    async with in_memory_atlas(model, [backup]) as atlas:
         stream = atlas.send("Make a backup")
         async for event in stream:
             if event.type == "tool:called":

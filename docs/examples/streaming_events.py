@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import tool
-from atlas_agents.testing import Scripted, calls, house, says, thinks
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says, thinks
 
 
 @tool
@@ -16,7 +16,7 @@ model = Scripted(thinks("Let me look.") + calls("get_weather", city="Lima"), say
 
 
 async def main() -> None:
-    async with house(model, [get_weather]) as atlas:
+    async with in_memory_atlas(model, [get_weather]) as atlas:
         stream = atlas.send("Weather in Lima?")
         async for event in stream:
             print(event.type)

@@ -6,7 +6,7 @@ import re
 from msgspec.structs import replace
 
 from atlas_agents import Interceptor, Message, Refused, Request, Text, user
-from atlas_agents.testing import Scripted, house, says
+from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 
 def hide_numbers(message: Message) -> Message:
@@ -29,7 +29,7 @@ def set_temperature(request: Request) -> Request:
 async def main() -> None:
     model = Scripted(says("I will call you."))
     guard = Interceptor(outgoing=hide_numbers, incoming=sign, request=set_temperature)
-    async with house(model, interceptors=[guard]) as atlas:
+    async with in_memory_atlas(model, interceptors=[guard]) as atlas:
         reply = await atlas.ask("Call me: 5550123")
         print(reply.text)
         print(model.requests[0].messages[0].text, model.requests[0].temperature)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Any
 
-from atlas_agents.testing import Scripted, house, says
+from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 logging.getLogger("atlas_agents").setLevel(logging.CRITICAL)  # hide the logged error of `failing`
 spent: list[int] = []
@@ -19,7 +19,7 @@ async def failing(event: Any) -> None:
 
 
 async def main() -> None:
-    async with house(Scripted(says("One two."), says("One two three."), says("One."))) as atlas:
+    async with in_memory_atlas(Scripted(says("One two."), says("One two three."), says("One."))) as atlas:
         stop = atlas.on("stream:end", count)
         atlas.on("stream:end", failing)
         await atlas.ask("First")

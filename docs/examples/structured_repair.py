@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from atlas_agents import BadOutput
-from atlas_agents.testing import Scripted, house, says
+from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 SCHEMA: dict[str, Any] = {
     "title": "colour",
@@ -21,7 +21,7 @@ async def main() -> None:
         says("Blue, I think."),
         says("Blue!"),
     )
-    async with house(model) as atlas:
+    async with in_memory_atlas(model) as atlas:
         stream = atlas.send("How blue is the sea?", output=SCHEMA)
         await stream.reply()
         print(stream.output)

@@ -3,9 +3,9 @@
 import asyncio
 
 from atlas_agents import Agent, Atlas, Interceptor
+from atlas_agents.builtin_tools.offers import offered_on
+from atlas_agents.builtin_tools.telegram import KEYWORDS, NAME, telegram_tool
 from atlas_agents.testing import Scripted, says
-from atlas_agents.toolbox.offers import offered_on
-from atlas_agents.toolbox.telegram.send import KEYWORDS, NAME, telegram_tool
 
 
 async def main() -> None:

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from atlas_agents import Agent, Atlas, Plan, PlanSpent, User
+from atlas_agents import Agent, Atlas, Plan, QuotaExceeded, User
+from atlas_agents.builtin_tools.team import get_subscription_info, get_team_members
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
-from atlas_agents.toolbox.team import get_subscription_info, get_team_members
 
 model = Scripted(calls("get_team_members", role_filter="admin"), says("Ann is the admin."))
 assistant = Agent("assistant", model=model, tools=[get_team_members, get_subscription_info])
@@ -21,7 +21,7 @@ async def main() -> None:
         await atlas.tenancy.use_plan("starter")
         try:
             await atlas.ask("And who else is there?")
-        except PlanSpent as spent:
+        except QuotaExceeded as spent:
             print(str(spent).split(" (")[0].replace(f"{used.tokens:,}", "N"))
         print("seats:", used.seats, "of", (await atlas.tenancy.plan()).seats)
 

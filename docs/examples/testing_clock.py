@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import tool
-from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 
 
 @tool(timeout=3600, effect="pure")
@@ -15,7 +15,7 @@ async def wait_for_ever() -> None:
 async def main() -> None:
     clock = VirtualClock()
     model = Scripted(calls("wait_for_ever"), says("It took too long."))
-    async with house(model, [wait_for_ever], clock=clock) as atlas:
+    async with in_memory_atlas(model, [wait_for_ever], clock=clock) as atlas:
         stream = atlas.send("Wait")
         await clock.advance(5 * 3600)
         print((await stream.reply()).text)

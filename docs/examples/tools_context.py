@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import ToolContext, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 @tool(effect="keyed")
@@ -18,7 +18,7 @@ async def order(book: str, context: ToolContext) -> str:
 async def main() -> None:
     print(list(order.parameters["properties"]))  # the model does not see the context parameter
     model = Scripted(calls("order", book="Moby Dick"), says("Done."))
-    async with house(model, [order], agent={"metadata": {"customer": "Ada"}}) as atlas:
+    async with in_memory_atlas(model, [order], agent={"metadata": {"customer": "Ada"}}) as atlas:
         async for event in atlas.send("I want to read about a whale"):
             match event.type:
                 case "tool:progress":

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from atlas_agents import tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 class Guest(BaseModel):
@@ -37,7 +37,7 @@ async def main() -> None:
         calls("find_table", guests=[{"name": "Ada"}], hour=19),
         says("Done."),
     )
-    async with house(model, [find_table]) as atlas:
+    async with in_memory_atlas(model, [find_table]) as atlas:
         async for event in atlas.send("A table for Ada tonight"):
             if event.type == "tool:result":
                 print(event.status, event.error, "|", event.result)

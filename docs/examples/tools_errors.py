@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from atlas_agents import ToolFailed, Transient, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 logging.getLogger("atlas_agents").setLevel(logging.CRITICAL)  # hide the logged stack trace of `buggy`
 tries: list[int] = []
@@ -39,7 +39,7 @@ async def slow() -> None:
 
 async def main() -> None:
     model = Scripted(calls("strict", amount=9) + calls("flaky") + calls("buggy") + calls("slow"), says("Done."))
-    async with house(model, [strict, flaky, buggy, slow]) as atlas:
+    async with in_memory_atlas(model, [strict, flaky, buggy, slow]) as atlas:
         await atlas.ask("Try all of them")
         for result in atlas.conversation().messages[2].tool_results:
             print(result.status, result.error, "|", result.result)

@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import Tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 async def shout(text: str) -> str:
@@ -22,7 +22,7 @@ model = Scripted(calls("shout", input="hello") + calls("repeat", word="ha", time
 
 
 async def main() -> None:
-    async with house(model, tools) as atlas:
+    async with in_memory_atlas(model, tools) as atlas:
         atlas.on("tool:result", lambda event: print(event.name, event.result))
         await atlas.ask("Make some noise")
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 
 from atlas_agents import tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 seen: list[str] = []
 here = os.getpid()
@@ -26,7 +26,7 @@ def in_thread(word: str) -> str:
 
 async def main() -> None:
     model = Scripted(calls("in_worker", word="one"), calls("in_thread", word="two"), says("Done."))
-    async with house(model, [in_worker, in_thread]) as atlas:
+    async with in_memory_atlas(model, [in_worker, in_thread]) as atlas:
         atlas.on("tool:result", lambda event: print(event.name, "ran in", event.result))
         await atlas.ask("Go")
     print(seen)  # `in_worker` changed a copy

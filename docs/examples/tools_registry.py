@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import DuplicateTool, ToolRegistry, tool
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 known = ToolRegistry()
 
@@ -30,7 +30,7 @@ async def main() -> None:
     known.load_plugins()  # installed plugins; those that fail are in known.disabled
 
     model = Scripted(calls("search", words="tea") + calls("shop__search", words="tea"), says("Done."))
-    async with house(model, known.pick("search", "shop/search")) as atlas:
+    async with in_memory_atlas(model, known.pick("search", "shop/search")) as atlas:
         atlas.on("tool:result", lambda event: print(f"{event.name}: {event.result}"))
         await atlas.ask("Find tea")
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import Transient, tool
-from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 
 
 class NotFound(Exception):
@@ -39,7 +39,7 @@ async def main() -> None:
         VirtualClock(),
         Scripted(calls("look") + calls("fetch") + calls("pay") + calls("book"), says("Well.")),
     )
-    async with house(model, [look, fetch, pay, book], clock=clock) as atlas:
+    async with in_memory_atlas(model, [look, fetch, pay, book], clock=clock) as atlas:
         stream = atlas.send("Try all of them")
         await clock.advance(60)
         await stream.reply()

@@ -4,8 +4,8 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from atlas_agents import Policy, Question
-from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.toolbox.web.fetch import url_fetch
+from atlas_agents.builtin_tools.web.fetch import url_fetch
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 async def approve(question: Question) -> bool:
@@ -17,7 +17,7 @@ async def main() -> None:
     async with AsyncExitStack() as opening:
         model = Scripted(calls("url_fetch", url="https://example.org/?password=hunter2"), says("I could not."))
         policy = Policy.load("web_careful.toml")
-        atlas = house(model, [url_fetch(opening)], policy=policy, approve=approve)
+        atlas = in_memory_atlas(model, [url_fetch(opening)], policy=policy, approve=approve)
         await opening.enter_async_context(atlas)
         atlas.on("tool:result", lambda event: print(event.status, event.error))
         print((await atlas.ask("Read that page")).text)

@@ -5,8 +5,8 @@ import threading
 from contextlib import AsyncExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.toolbox.web.fetch import url_fetch
+from atlas_agents.builtin_tools.web.fetch import url_fetch
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 PAGE = """<title>Rain</title><nav><a href="/">Home</a></nav>
 <main><h1>Rain in Lima</h1><p>It <b>rarely</b> rains, see <a href="/figures">the figures</a>.</p>
@@ -29,7 +29,7 @@ async def main(port: int) -> None:
     for hosts in ([], [f"127.0.0.1:{port}"]):
         async with AsyncExitStack() as opening:
             model = Scripted(calls("url_fetch", url=address), says("It rarely rains in Lima."))
-            atlas = await opening.enter_async_context(house(model, [url_fetch(opening, hosts=hosts)]))
+            atlas = await opening.enter_async_context(in_memory_atlas(model, [url_fetch(opening, hosts=hosts)]))
             await atlas.ask("Does it rain in Lima?")
             (result,) = model.requests[1].messages[-1].tool_results
             print(str(result.result).replace(str(port), "8080"), end="\n\n")

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atlas_agents.core.conversation import Conversation
+    from atlas_agents.core.approvals import Answer, Choice, Field, Filled, Form, Question
     from atlas_agents.core.errors import (
         AtlasError,
         BadArguments,
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
         ConfigError,
         Conflict,
         ContextCycle,
+        CrashLoop,
         Declined,
         DuplicateTool,
         MissingKey,
         ModelUnavailable,
+        NotFound,
         NotPermitted,
-        NotStored,
-        PlanSpent,
-        PoisonedRun,
         ProviderError,
+        QuotaExceeded,
         Refused,
         SessionBusy,
         StoreError,
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
         UnknownAgent,
     )
     from atlas_agents.core.events import Event, PlanStep, Usage
-    from atlas_agents.core.forms import Choice, Field, Filled, Form
-    from atlas_agents.core.jobs import JobRow
     from atlas_agents.core.messages import (
+        Conversation,
         File,
         Image,
         Message,
@@ -46,30 +45,28 @@ if TYPE_CHECKING:
         Thinking,
         ToolCall,
         ToolResult,
+        ToolSpec,
         assistant,
         system,
         user,
     )
     from atlas_agents.core.messages import tool as tool_message
     from atlas_agents.core.metadata import Metadata
-    from atlas_agents.core.office import Delegation
-    from atlas_agents.core.questions import Answer, Question
     from atlas_agents.core.rules import Rule
-    from atlas_agents.core.specs import ToolSpec
-    from atlas_agents.core.tenancy import Plan, Tenancy, User
+    from atlas_agents.core.store import JobRow
+    from atlas_agents.core.tenancy import Delegation, Plan, Tenancy, User
     from atlas_agents.engine.agent import Agent, agent
     from atlas_agents.engine.atlas import Atlas
     from atlas_agents.engine.context import Context
     from atlas_agents.engine.history import History
-    from atlas_agents.engine.interceptors import Interceptor
+    from atlas_agents.engine.hooks import Interceptor
     from atlas_agents.engine.jobs import Jobs
-    from atlas_agents.engine.result import CallResult, RunResult, Step
-    from atlas_agents.engine.run import Accepted
+    from atlas_agents.engine.run import Accepted, CallResult, RunResult, Step
     from atlas_agents.engine.sessions import Sessions
     from atlas_agents.engine.stream import AtlasStream
     from atlas_agents.local.provider import LocalProvider
     from atlas_agents.providers.anthropic import AnthropicProvider
-    from atlas_agents.providers.balanced import Balanced
+    from atlas_agents.providers.balancing import Balanced
     from atlas_agents.providers.base import (
         Capabilities,
         Chunk,
@@ -80,19 +77,19 @@ if TYPE_CHECKING:
         ThinkingChunk,
         ToolCallChunk,
     )
-    from atlas_agents.providers.cassette import Cassette
     from atlas_agents.providers.failover import RetryPolicy
-    from atlas_agents.providers.http import Clocks
+    from atlas_agents.providers.http import Timeouts
     from atlas_agents.providers.openai import OpenAIProvider
-    from atlas_agents.providers.pace import Pace
     from atlas_agents.providers.prices import Price
+    from atlas_agents.providers.rate_limits import RateLimit
     from atlas_agents.providers.registry import ModelRef, parse_model_ref
+    from atlas_agents.providers.testing import Cassette
     from atlas_agents.tools.approvals import Approvals
     from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
     from atlas_agents.tools.context import ToolContext
     from atlas_agents.tools.limits import Limits
-    from atlas_agents.tools.permissions import Actor, Policy, Verdict
-    from atlas_agents.tools.reconcile import Happened, NotHappened
+    from atlas_agents.tools.pipeline import Happened, NotHappened
+    from atlas_agents.tools.policy import Actor, Policy, Verdict
     from atlas_agents.tools.registry import ToolRegistry
     from atlas_agents.tools.tool import Tool, tool
 
@@ -119,12 +116,12 @@ __all__ = [
     "Cassette",
     "Choice",
     "Chunk",
-    "Clocks",
     "ConfigError",
     "Conflict",
     "Context",
     "ContextCycle",
     "Conversation",
+    "CrashLoop",
     "Declined",
     "Delegation",
     "DoneChunk",
@@ -148,22 +145,21 @@ __all__ = [
     "MissingKey",
     "ModelRef",
     "ModelUnavailable",
+    "NotFound",
     "NotHappened",
     "NotPermitted",
-    "NotStored",
     "Opaque",
     "OpenAIProvider",
-    "Pace",
     "Part",
     "Plan",
-    "PlanSpent",
     "PlanStep",
-    "PoisonedRun",
     "Policy",
     "Price",
     "Provider",
     "ProviderError",
     "Question",
+    "QuotaExceeded",
+    "RateLimit",
     "Refused",
     "Request",
     "RetryPolicy",
@@ -178,6 +174,7 @@ __all__ = [
     "TextChunk",
     "Thinking",
     "ThinkingChunk",
+    "Timeouts",
     "Tool",
     "ToolCall",
     "ToolCallChunk",
@@ -204,24 +201,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "core.conversation": "Conversation",
+    "core.approvals": "Answer Choice Field Filled Form Question",
     "core.errors": (
         "AtlasError BadArguments BadModelRef BadOutput BadTool BrokenHistory Cancelled ConfigError Conflict "
-        "ContextCycle Declined DuplicateTool MissingKey ModelUnavailable NotPermitted NotStored PlanSpent PoisonedRun "
-        "ProviderError Refused SessionBusy StoreError ToolFailed ToolFault Transient UnknownAgent"
+        "ContextCycle CrashLoop Declined DuplicateTool MissingKey ModelUnavailable NotFound NotPermitted "
+        "ProviderError QuotaExceeded Refused SessionBusy StoreError ToolFailed ToolFault Transient UnknownAgent"
     ),
     "core.events": "Event PlanStep Usage",
-    "core.forms": "Choice Field Filled Form",
-    "core.jobs": "JobRow",
     "core.messages": (
-        "File Image Message Opaque Part Text Thinking ToolCall ToolResult assistant system tool:tool_message user"
+        "Conversation File Image Message Opaque Part Text Thinking ToolCall ToolResult ToolSpec assistant system "
+        "tool:tool_message user"
     ),
     "core.metadata": "Metadata",
-    "core.office": "Delegation",
-    "core.questions": "Answer Question",
     "core.rules": "Rule",
-    "core.specs": "ToolSpec",
-    "core.tenancy": "Plan Tenancy User",
+    "core.store": "JobRow",
+    "core.tenancy": "Delegation Plan Tenancy User",
     "engine.agent": "Agent agent",
     "engine.atlas": "Atlas",
     "engine.context": "Context",
@@ -234,20 +228,20 @@ _HOMES = {
     "engine.stream": "AtlasStream",
     "local.provider": "LocalProvider",
     "providers.anthropic": "AnthropicProvider",
+    "providers.balancing": "Balanced",
     "providers.base": "Capabilities Chunk DoneChunk Provider Request TextChunk ThinkingChunk ToolCallChunk",
-    "providers.cassette": "Cassette",
-    "providers.balanced": "Balanced",
     "providers.failover": "RetryPolicy",
-    "providers.pace": "Pace",
-    "providers.http": "Clocks",
+    "providers.http": "Timeouts",
     "providers.openai": "OpenAIProvider",
     "providers.prices": "Price",
+    "providers.rate_limits": "RateLimit",
     "providers.registry": "ModelRef parse_model_ref",
+    "providers.testing": "Cassette",
     "tools.approvals": "Approvals",
     "tools.audit": "AuditLog MemoryAudit verify what_if",
     "tools.context": "ToolContext",
     "tools.limits": "Limits",
-    "tools.permissions": "Actor Policy Verdict",
+    "tools.policy": "Actor Policy Verdict",
     "tools.reconcile": "Happened NotHappened",
     "tools.registry": "ToolRegistry",
     "tools.tool": "Tool tool",

@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
-from atlas_agents.core.environment import Environment
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ScriptExhausted
+from atlas_agents.core.paths import Environment
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.atlas import Atlas
-from atlas_agents.providers.cassette import Cassette
 from atlas_agents.providers.registry import Model, Registry
-from atlas_agents.providers.scripted import Reply, Scripted, calls, fails, says, thinks
+from atlas_agents.providers.testing import Cassette, Reply, Scripted, calls, fails, says, thinks
 from atlas_agents.tools.tool import Function, Tool
 
 __all__ = [
@@ -26,13 +25,13 @@ __all__ = [
     "VirtualClock",
     "calls",
     "fails",
-    "house",
+    "in_memory_atlas",
     "says",
     "thinks",
 ]
 
 
-def house(
+def in_memory_atlas(
     model: Model,
     tools: Iterable[Tool | Function] = (),
     *,

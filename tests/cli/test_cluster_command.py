@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from atlas_command import Home
 
-from atlas_agents.dispatch.status import Backlog, ClusterStatus, JobCounts, MemberStatus, TurnCounts
+from atlas_agents.dispatch.members import Backlog, ClusterStatus, JobCounts, MemberStatus, TurnCounts
 from stores.postgres_server import PostgresServer
 
 TOKEN = "k9Vd2mQ8xZ4tR7wB1nL5cH"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atlas_agents.cli.words import answered, called, one_line, printable
-from atlas_agents.core.exact import exact
+from atlas_agents.core.text import escape_invisible
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -20,7 +20,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 @given(VALUES)
 def test_it_is_json_for_the_same_value_in_characters_that_are_seen(value: Any) -> None:
-    shown = exact(value)
+    shown = escape_invisible(value)
     assert json.loads(shown) == value
     assert all(char == " " or (char.isprintable() and not char.isspace()) for char in shown)
 
@@ -42,7 +42,7 @@ def test_it_is_json_for_the_same_value_in_characters_that_are_seen(value: Any) -
     ],
 )
 def test_what_hides_is_shown_as_its_escape(text: str, shown: str) -> None:
-    assert exact(text) == shown
+    assert escape_invisible(text) == shown
     assert json.loads(shown) == text
 
 

@@ -13,8 +13,8 @@ import pytest
 from atlas_command import ATLAS, ENTER, PATIENCE, Home
 
 from atlas_agents.config.load import load
-from atlas_agents.core.environment import Environment
-from atlas_agents.tools.permissions import Policy
+from atlas_agents.core.paths import Environment
+from atlas_agents.tools.policy import Policy
 from model_server import ModelServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own

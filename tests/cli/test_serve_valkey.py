@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from atlas_command import Home
 
-from atlas_agents.config.valkey import open_valkey
-from atlas_agents.core.secret import Secret
+from atlas_agents.config.open import open_valkey
+from atlas_agents.core.paths import Secret
 from stores.postgres_server import PostgresServer
 from stores.valkey_server import PASSWORD, ValkeyServer
 

@@ -13,10 +13,19 @@ from atlas_command import Home
 from typer.testing import CliRunner, Result
 
 from atlas_agents.cli.main import app
-from atlas_agents.core.clock import SystemClock
-from atlas_agents.core.jobs import AddJob, JobRow
-from atlas_agents.core.records import PutRecord
-from atlas_agents.core.store import AcceptRun, AddAudit, AddEvents, AddJournal, PutSession, ReserveEvents, SetRun
+from atlas_agents.core.aio import SystemClock
+from atlas_agents.core.store import (
+    AcceptRun,
+    AddAudit,
+    AddEvents,
+    AddJob,
+    AddJournal,
+    JobRow,
+    PutRecord,
+    PutSession,
+    ReserveEvents,
+    SetRun,
+)
 from atlas_agents.stores.sqlite import SqliteStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own

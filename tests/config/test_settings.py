@@ -11,7 +11,7 @@ from settings_words import Desk
 
 from atlas_agents import ConfigError, Delegation, Limits
 from atlas_agents.config import SETTINGS, Explained, load, load_again, open_home
-from atlas_agents.core import places
+from atlas_agents.core import paths
 from atlas_agents.testing import Environment
 
 TOKEN = "canary-token-0123456789abcdef"
@@ -243,7 +243,7 @@ def test_settings_that_cannot_be_used_leave_the_old_ones(desk: Desk) -> None:
 
 def test_the_home_folder_is_where_this_system_keeps_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def home(**values: str) -> Path:
-        return places.home(Environment({"HOME": "/home/ana", **values}, dotenv=None))
+        return paths.home(Environment({"HOME": "/home/ana", **values}, dotenv=None))
 
     monkeypatch.setattr(sys, "platform", "linux")
     assert home() == Path("/home/ana/.local/share/atlas-agents")

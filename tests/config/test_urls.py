@@ -2,7 +2,7 @@
 
 import pytest
 
-from atlas_agents.config.urls import has_password, redacted
+from atlas_agents.config.settings import has_password, redacted
 
 
 @pytest.mark.parametrize(

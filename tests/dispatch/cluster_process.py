@@ -12,19 +12,17 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from atlas_agents import Approvals, Chunk, Request, TextChunk, Tool, ToolContext
-from atlas_agents.config.valkey import open_valkey
-from atlas_agents.core.secret import Secret
+from atlas_agents.config.open import open_valkey
+from atlas_agents.core.paths import Secret
 from atlas_agents.dispatch.cluster import Cluster
-from atlas_agents.gateway.logs import set_up
-from atlas_agents.gateway.membership import ClusterMembership
+from atlas_agents.gateway.cluster import ClusterMembership, WorkerHealthServer, work
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.gateway.worker import work
-from atlas_agents.gateway.worker_door import WorkerDoor
-from atlas_agents.stores.histories import Histories
+from atlas_agents.gateway.telemetry import set_up
+from atlas_agents.stores.history_cache import HistoryCache
 from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.valkey_copies import ValkeyCopies
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.stores.valkey_cache import ValkeyCache
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 _CALLS = 3
 
@@ -57,13 +55,13 @@ def tools_of(home: Path) -> list[Tool]:
 async def main(role: str, url: str, home: Path) -> None:
     redis = [open_valkey(Secret(address) if (address := os.environ.get("ATLAS_REDIS_URL")) else None) for _ in "12"]
     cluster = Cluster(url, valkey=redis[0])
-    histories = Histories(ValkeyCopies(redis[1]) if redis[1] is not None else None)
-    store = PostgresStore(url, beside=cluster.beside, histories=histories)
+    histories = HistoryCache(ValkeyCache(redis[1]) if redis[1] is not None else None)
+    store = PostgresStore(url, beside=cluster.beside, history_cache=histories)
     await store.open()
-    atlas = house(Steps(), tools_of(home), store=store, approve=Approvals(wait=True), dispatcher=cluster)
+    atlas = in_memory_atlas(Steps(), tools_of(home), store=store, approve=Approvals(wait=True), dispatcher=cluster)
     settings = GatewaySettings(home=home, port=0, grace=float(os.environ.get("GRACE", "1")))
     if role == "worker":
-        door = WorkerDoor(settings)
+        door = WorkerHealthServer(settings)
         await work(atlas, cluster, settings.grace, lambda: print(door.url.rpartition(":")[2], flush=True), door=door)
     else:
         membership = ClusterMembership(cluster, works=role == "all")

@@ -17,12 +17,11 @@ from crash.world import World
 
 from atlas_agents import Agent, Approvals, Atlas, Delegation, Limits
 from atlas_agents.dispatch.cluster import Cluster
-from atlas_agents.dispatch.tenure import tenure
-from atlas_agents.gateway.logs import set_up
-from atlas_agents.gateway.membership import ClusterMembership
+from atlas_agents.dispatch.locks import tenure
+from atlas_agents.gateway.cluster import ClusterMembership, work
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.gateway.worker import work
+from atlas_agents.gateway.telemetry import set_up
 from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry

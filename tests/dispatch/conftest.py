@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atlas_agents.core.ids import new_id
+from atlas_agents.core.messages import new_id
 from stores.postgres_server import PostgresServer
 
 sys.path.append(str(Path(__file__).parent.parent / "gateway"))

@@ -5,15 +5,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from atlas_agents import Atlas, Provider, Tool
-from atlas_agents.config.valkey import open_valkey
-from atlas_agents.core.secret import Secret
+from atlas_agents.config.open import open_valkey
+from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import RunRow
+from atlas_agents.dispatch.base import RunningTurn
 from atlas_agents.dispatch.cluster import Cluster
-from atlas_agents.dispatch.port import Turn
-from atlas_agents.stores.histories import Histories
+from atlas_agents.stores.history_cache import HistoryCache
 from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.valkey_copies import ValkeyCopies
-from atlas_agents.testing import house
+from atlas_agents.stores.valkey_cache import ValkeyCache
+from atlas_agents.testing import in_memory_atlas
 
 
 class Member:
@@ -40,18 +40,18 @@ async def member(
 ) -> AsyncGenerator[Member, None]:
     """A member as long as the block lasts; one that does not work only takes messages in."""
     news, copies = [open_valkey(Secret(redis_url) if redis_url else None) for _ in range(2)]
-    histories = Histories(ValkeyCopies(copies) if copies is not None else None)
+    histories = HistoryCache(ValkeyCache(copies) if copies is not None else None)
     cluster = Cluster(url, schema=schema, at_once=at_once, valkey=news)
-    store = PostgresStore(url, schema=schema, beside=cluster.beside, histories=histories)
+    store = PostgresStore(url, schema=schema, beside=cluster.beside, history_cache=histories)
     await store.open()
     async with AsyncExitStack() as closing:
         closing.push_async_callback(store.close)
-        atlas = house(model, tools, store=store, dispatcher=cluster, **more)
+        atlas = in_memory_atlas(model, tools, store=store, dispatcher=cluster, **more)
         here = Member(atlas, cluster, store)
         closing.push_async_callback(atlas.close)
         await closing.enter_async_context(cluster.joined())
 
-        async def taken(turn: Turn, row: RunRow) -> None:
+        async def taken(turn: RunningTurn, row: RunRow) -> None:
             here.taken.append(row.id)
 
         if works:

@@ -7,8 +7,7 @@ import pytest
 from members import member
 
 from atlas_agents import Approvals, Cancelled
-from atlas_agents.core.jobs import Chain, JobRow
-from atlas_agents.core.schedules import Schedule
+from atlas_agents.core.store import Chain, JobRow, Schedule
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.tool import tool
 from checks import PATIENCE, until
@@ -145,7 +144,7 @@ async def test_jobs_and_schedules_are_seen_to_once_by_whoever_leads(url: str, sc
 async def test_turns_that_a_worker_leaves_are_taken_by_another_before_it_looks_by_itself(
     url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atlas_agents.dispatch.worker._LOOK", 3600.0)
+    monkeypatch.setattr("atlas_agents.dispatch.queue._LOOK", 3600.0)
     running = asyncio.Event()
 
     @tool

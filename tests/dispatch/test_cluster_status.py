@@ -13,8 +13,15 @@ import pytest
 from cluster_members import members
 
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.dispatch.looking import read_status
-from atlas_agents.dispatch.status import Backlog, ClusterStatus, JobCounts, KeyRest, MemberStatus, TurnCounts
+from atlas_agents.dispatch.members import (
+    Backlog,
+    ClusterStatus,
+    JobCounts,
+    KeyRest,
+    MemberStatus,
+    TurnCounts,
+    read_status,
+)
 from atlas_agents.stores.postgres import PostgresStore
 from checks import until
 from gateway.gateway_client import Client, http

@@ -18,7 +18,7 @@ from conform_judge import judged, statuses
 from conform_listener import Listener
 from conform_troupe import Setting, Troupe, troupe
 
-from atlas_agents.core.ids import new_id
+from atlas_agents.core.messages import new_id
 from atlas_agents.tools.journal import MOST_LIVES
 from checks import until
 from gateway.processes import inside

@@ -9,15 +9,14 @@ import pytest
 from cluster_members import members
 from members import member
 
-from atlas_agents import Cancelled, PlanSpent, ProviderError
+from atlas_agents import Cancelled, ProviderError, QuotaExceeded
+from atlas_agents.core.approvals import Choice, Field, Form, Question
 from atlas_agents.core.errors import AtlasError, failure_of, kind_of
 from atlas_agents.core.events import ApprovalAsked, Event, MessageKept, StreamChunk, StreamReset
-from atlas_agents.core.forms import Choice, Field, Form
 from atlas_agents.core.messages import Message, Text
-from atlas_agents.core.questions import Question
 from atlas_agents.engine.stream import AtlasStream
-from atlas_agents.gateway.retell import Retelling
-from atlas_agents.gateway.translate import asked
+from atlas_agents.gateway.cluster import EventDecoder
+from atlas_agents.gateway.convert import asked
 from atlas_agents.testing import Scripted, calls, fails, says
 from atlas_agents.tools.tool import tool
 from checks import PATIENCE
@@ -115,12 +114,12 @@ def test_the_form_of_a_question_elsewhere_is_told_whole() -> None:
         "t", "m", "order", {}, "b", "c", "r", "a", "s", "", 9.0, "", form=Form("the shop", "Which?", fields)
     )
     heard: list[Event] = []
-    Retelling("s", heard.append).tell(asked(question))
+    EventDecoder("s", heard.append).tell(asked(question))
     (event,) = heard
     assert isinstance(event, ApprovalAsked) and event.question.form == question.form
 
 
-@pytest.mark.parametrize("failure", [ProviderError("busy", "rate_limit"), PlanSpent("spent"), AtlasError("so")])
+@pytest.mark.parametrize("failure", [ProviderError("busy", "rate_limit"), QuotaExceeded("spent"), AtlasError("so")])
 def test_an_error_that_was_written_down_is_itself_again(failure: AtlasError) -> None:
     again = failure_of(kind_of(failure), str(failure))
     assert (type(again), str(again), kind_of(again)) == (type(failure), str(failure), kind_of(failure))

@@ -9,8 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from atlas_agents.dispatch.queue import Queue
-from atlas_agents.dispatch.worker import Worker
+from atlas_agents.dispatch.queue import Queue, QueueWorker
 from checks import PATIENCE, until
 
 pytestmark = pytest.mark.slow
@@ -98,7 +97,7 @@ async def test_worker_runs_each_run_once_when_an_answer_of_the_queue_is_lost(
     async with asyncio.timeout(2 * PATIENCE), opened(url, schema) as (proxy, queue):
         await queue.put("first", 1)
         proxy.drop_after = statement.encode()
-        worker = Worker(queue, perform, 1)
+        worker = QueueWorker(queue, perform, 1)
         running = asyncio.create_task(worker.run())
         await proxy.dropped.wait()
         await queue.put("second", 1)
@@ -122,7 +121,7 @@ async def test_worker_puts_a_run_back_once_when_the_answer_is_lost(url: str, sch
     async with asyncio.timeout(2 * PATIENCE), opened(url, schema) as (proxy, queue):
         await queue.put("first", 1)
         proxy.drop_after = b"procrastinate_retry_job"
-        worker = Worker(queue, perform, 1)
+        worker = QueueWorker(queue, perform, 1)
         running = asyncio.create_task(worker.run())
         await proxy.dropped.wait()
         running.cancel()

@@ -10,9 +10,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from atlas_agents.core.ids import new_id
-from atlas_agents.dispatch.queue import Queue
-from atlas_agents.dispatch.queue_schema import bring_up_to_date, mark, packaged_steps
+from atlas_agents.core.messages import new_id
+from atlas_agents.dispatch.queue import Queue, bring_up_to_date, mark, packaged_steps
 from checks import PATIENCE, until
 
 pytestmark = pytest.mark.slow

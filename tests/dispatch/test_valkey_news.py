@@ -11,13 +11,13 @@ import pytest
 from cluster_members import members
 from members import Member, member
 
-from atlas_agents.config.valkey import open_valkey
+from atlas_agents.config.open import open_valkey
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.secret import Secret
+from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import PutSession
 from atlas_agents.dispatch import cluster as cluster_module
-from atlas_agents.dispatch.notices import Notice
-from atlas_agents.dispatch.valkey_news import ValkeyNews
+from atlas_agents.dispatch.notifications import Notification
+from atlas_agents.dispatch.valkey import ValkeySubscriber
 from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.testing import Scripted, says
 from checks import PATIENCE, until
@@ -34,8 +34,8 @@ def valkey() -> Iterator[ValkeyServer]:
         yield server
 
 
-def hears(here: Member) -> list[Notice]:
-    heard: list[Notice] = []
+def hears(here: Member) -> list[Notification]:
+    heard: list[Notification] = []
     here.cluster.on_notice = heard.append
     return heard
 
@@ -218,7 +218,7 @@ async def test_what_cannot_be_published_is_told_otherwise_and_a_gap_is_noticed_u
         otherwise.extend(told)
 
     with ValkeyServer() as server:
-        news = ValkeyNews(open_valkey(Secret(server.url)), heard.append, lambda: gaps.append(news.up), tell)
+        news = ValkeySubscriber(open_valkey(Secret(server.url)), heard.append, lambda: gaps.append(news.up), tell)
         await news.open("here")
         running = asyncio.create_task(news.run())
 
@@ -246,7 +246,7 @@ async def test_what_cannot_be_published_is_told_otherwise_and_a_gap_is_noticed_u
     assert (otherwise, heard) == (["a"], ["b"])
 
 
-async def _is(news: ValkeyNews, up: bool) -> bool:
+async def _is(news: ValkeySubscriber, up: bool) -> bool:
     return news.up is up
 
 
@@ -304,8 +304,8 @@ async def test_clients_of_two_gateways_hear_all_of_a_turn_while_valkey_comes_and
     assert len(logs) == 3 and PASSWORD not in "".join(logs)
 
 
-def _some(heard: list[Notice]) -> Any:
-    async def some() -> list[Notice]:
+def _some(heard: list[Notification]) -> Any:
+    async def some() -> list[Notification]:
         return heard
 
     return some

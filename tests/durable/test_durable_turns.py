@@ -12,8 +12,8 @@ from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, RetryPo
 from atlas_agents.core.store import Write
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
-from atlas_agents.testing import Scripted, calls, fails, house, says
-from atlas_agents.tools.audit import Record
+from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
+from atlas_agents.tools.audit import AuditRecord
 
 
 @asynccontextmanager
@@ -35,12 +35,12 @@ async def act(n: int) -> str:
 async def test_a_session_goes_on_in_another_process_where_it_was(tmp_path: Path) -> None:
     async with (
         opened(tmp_path) as store,
-        house(Scripted(calls("act", n=1), says("Done.")), [act], store=store) as atlas,
+        in_memory_atlas(Scripted(calls("act", n=1), says("Done.")), [act], store=store) as atlas,
     ):
         await atlas.ask("go", session="s")
         before = atlas.conversation("s").messages
     model = Scripted(says("I remember."))
-    async with opened(tmp_path) as store, house(model, [act], store=store) as atlas:
+    async with opened(tmp_path) as store, in_memory_atlas(model, [act], store=store) as atlas:
         await atlas.ask("and?", session="s")
     assert list(model.requests[0].messages[:4]) == before
 
@@ -48,7 +48,7 @@ async def test_a_session_goes_on_in_another_process_where_it_was(tmp_path: Path)
 async def test_a_turn_with_one_call_takes_at_most_eight_transactions(tmp_path: Path) -> None:
     async with (
         opened(tmp_path) as store,
-        house(Scripted(calls("act", n=1), says("Done.")), [act], store=store) as atlas,
+        in_memory_atlas(Scripted(calls("act", n=1), says("Done.")), [act], store=store) as atlas,
     ):
         before = store.transactions
         await atlas.ask("go")
@@ -66,7 +66,7 @@ async def test_runs_end_in_the_store_as_they_ended() -> None:
         await asyncio.Event().wait()
 
     model = Scripted(says("Fine."), fails(ProviderError("no", "bad_request")), calls("forever"), says("On."))
-    async with house(model, [forever], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [forever], store=store) as atlas, asyncio.timeout(5):
         await atlas.ask("one")
         with pytest.raises(ProviderError):
             await atlas.ask("two")
@@ -84,10 +84,13 @@ async def test_runs_end_in_the_store_as_they_ended() -> None:
 
 async def test_the_audit_rows_and_the_days_count_outlive_the_process(tmp_path: Path) -> None:
     statuses: list[str] = []
-    rows: Sequence[Record] = ()
+    rows: Sequence[AuditRecord] = ()
     for _ in range(2):
         model = Scripted(calls("act", n=1) + calls("act", n=2), says("Done."))
-        async with opened(tmp_path) as store, house(model, [act], store=store, limits=Limits(per_day=3)) as atlas:
+        async with (
+            opened(tmp_path) as store,
+            in_memory_atlas(model, [act], store=store, limits=Limits(per_day=3)) as atlas,
+        ):
             await atlas.ask("go")
             statuses += [result.status for result in model.requests[-1].messages[-1].tool_results]
             rows = await atlas.audit.records("default")
@@ -110,7 +113,7 @@ async def test_a_run_whose_agent_is_gone_is_ended_as_failed() -> None:
     async with asyncio.timeout(5):
         while not await store.open_runs():  # noqa: ASYNC110 - the store has no event to wait for
             await asyncio.sleep(0.001)
-        assert await house(Scripted(), store=store).recover() == []
+        assert await in_memory_atlas(Scripted(), store=store).recover() == []
     (run,) = await store.runs("default", "default")
     assert (run.status, run.error) == ("failed", "there is no agent 'old' any more")
     await old.close()
@@ -119,7 +122,7 @@ async def test_a_run_whose_agent_is_gone_is_ended_as_failed() -> None:
 async def test_a_conversation_of_your_own_and_run_are_not_kept() -> None:
     store = MemoryStore()
     await store.open()
-    async with house(Scripted(says("one")), store=store) as atlas:
+    async with in_memory_atlas(Scripted(says("one")), store=store) as atlas:
         await atlas.run("go")
     assert await store.sessions("default") == []
 
@@ -134,7 +137,7 @@ async def test_who_sent_a_message_again_can_cancel_its_turn() -> None:
         running.set()
         await asyncio.Event().wait()
 
-    async with house(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
         first = atlas.send("go", session="s", idempotency_key="k")
         await running.wait()
         again = atlas.send("go", session="s", idempotency_key="k")
@@ -166,7 +169,7 @@ class SlowStore(MemoryStore):
 async def test_a_turn_that_is_cancelled_while_it_is_taken_in_ends_and_the_next_one_begins() -> None:
     store = SlowStore()
     await store.open()
-    async with house(Scripted(says("Never heard."), says("Fine.")), store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(says("Never heard."), says("Fine.")), store=store) as atlas, asyncio.timeout(5):
         stream = atlas.send("one", session="s")
         await store.reached.wait()
         stream.cancel()
@@ -188,10 +191,10 @@ async def test_a_turn_that_is_cancelled_as_soon_as_it_goes_on_leaves_no_call_wit
         await asyncio.Event().wait()
 
     model = Scripted(calls("forever"))
-    async with opened(tmp_path) as store, house(model, [forever], store=store) as atlas, asyncio.timeout(5):
+    async with opened(tmp_path) as store, in_memory_atlas(model, [forever], store=store) as atlas, asyncio.timeout(5):
         atlas.send("go", session="s")
         await running.wait()
-    async with opened(tmp_path) as store, house(model, [forever], store=store) as atlas, asyncio.timeout(5):
+    async with opened(tmp_path) as store, in_memory_atlas(model, [forever], store=store) as atlas, asyncio.timeout(5):
         (stream,) = await atlas.recover()
         stream.cancel()
         with pytest.raises(Cancelled):
@@ -205,7 +208,7 @@ async def test_a_turn_that_is_cancelled_as_soon_as_it_goes_on_leaves_no_call_wit
 async def test_a_turn_that_is_cancelled_while_a_reply_is_kept_leaves_no_call_without_its_result() -> None:
     store = SlowStore()
     await store.open()
-    async with house(Scripted(calls("act", n=1)), [act], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(calls("act", n=1)), [act], store=store) as atlas, asyncio.timeout(5):
         store.through.set()
         stream = atlas.send("go", session="s")
         await stream.accepted()
@@ -230,7 +233,7 @@ async def test_who_listens_when_the_program_ends_hears_no_result_that_is_not_kep
         running.set()
         await asyncio.Event().wait()
 
-    async with house(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
         await running.wait()
     assert "tool:result" not in [event.type async for event in stream]
@@ -239,14 +242,14 @@ async def test_who_listens_when_the_program_ends_hears_no_result_that_is_not_kep
 async def test_a_turn_with_a_wanted_shape_goes_on_in_another_process(tmp_path: Path) -> None:
     shape = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     async with opened(tmp_path) as store, asyncio.timeout(5):
-        atlas = house(Scripted(says("seven"), says("It ") + says("goes on.")), store=store)
+        atlas = in_memory_atlas(Scripted(says("seven"), says("It ") + says("goes on.")), store=store)
         stream = atlas.send("go", session="s", output=shape)
         async for event in stream:
             if event.type == "stream:chunk" and event.text == "It ":
                 break
         await atlas.close()
     model = Scripted(says('{"n": 7}'))
-    async with opened(tmp_path) as store, house(model, store=store) as atlas, asyncio.timeout(5):
+    async with opened(tmp_path) as store, in_memory_atlas(model, store=store) as atlas, asyncio.timeout(5):
         (stream,) = await atlas.recover()
         await stream.reply()
         assert stream.output == {"n": 7}
@@ -256,13 +259,13 @@ async def test_a_turn_that_goes_on_gives_no_call_the_name_of_another(tmp_path: P
     cut_off = calls("act", n=1) + fails(ProviderError("gone", "network"))
     model = Scripted(cut_off, calls("act", n=1), says("It ") + says("goes on."))
     async with opened(tmp_path) as store, asyncio.timeout(5):
-        atlas = house(model, [act], store=store, agent={"retry": RetryPolicy(backoff=0)})
+        atlas = in_memory_atlas(model, [act], store=store, agent={"retry": RetryPolicy(backoff=0)})
         async for event in atlas.send("go", session="s"):
             if event.type == "stream:chunk":
                 break
         await atlas.close()
     model = Scripted(calls("act", n=2), says("Done."))
-    async with opened(tmp_path) as store, house(model, [act], store=store) as atlas, asyncio.timeout(5):
+    async with opened(tmp_path) as store, in_memory_atlas(model, [act], store=store) as atlas, asyncio.timeout(5):
         (stream,) = await atlas.recover()
         await stream.reply()
         history = await atlas.sessions.history("s")

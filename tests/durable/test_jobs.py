@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Answer, Approvals, Atlas, Delegation, Message, Policy, ToolContext, tool
-from atlas_agents.core.errors import Conflict, NotStored, ProviderError
-from atlas_agents.core.jobs import JobRow, SetJob
+from atlas_agents.builtin_tools.team import delegate_task
+from atlas_agents.core.errors import Conflict, NotFound, ProviderError
+from atlas_agents.core.store import JobRow, SetJob
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, calls, fails, says
-from atlas_agents.toolbox.team import delegate_task
-from atlas_agents.tools.permissions import Cell
+from atlas_agents.tools.policy import Cell
 
 QUICK = (0.0, 0.0, 0.0, 0.0)
 
@@ -81,7 +81,12 @@ async def test_a_task_is_done_by_the_other_agent_and_its_answer_comes_back() -> 
         assert told[3:] == [("assistant", "Here is the poem.")]
         assert await said(atlas, job.session) == [("user", "a poem"), ("assistant", "Roses are red.")]
     assert (job.priority, job.user, job.chain, job.asker_agent) == (2, "ann", ("lead",), "lead")
-    assert (job.attempts, job.result, job.told, job.session) == (1, "Roses are red.", True, f"default/jobs/{job.id}")
+    assert (job.attempts, job.result, job.notified, job.session) == (
+        1,
+        "Roses are red.",
+        True,
+        f"default/jobs/{job.id}",
+    )
 
 
 async def test_the_model_is_told_the_id_of_the_job_and_the_audit_log_has_the_call() -> None:
@@ -240,7 +245,7 @@ async def test_cancelling_a_job_stops_all_that_was_asked_for_in_it() -> None:
         assert await said(atlas, jobs[0].session) == [("user", "write it"), ("assistant", "Waiting for c.")]
         with pytest.raises(Conflict):
             await atlas.jobs.cancel(first.id)
-        with pytest.raises(NotStored):
+        with pytest.raises(NotFound):
             await atlas.jobs.cancel("no such")
 
 
@@ -410,4 +415,4 @@ async def test_an_answer_to_a_session_that_is_gone_is_told_to_nobody() -> None:
         await atlas.sessions.delete("short")
         free.set()
         (job,) = await settled(atlas, "done")
-        assert job.told and [each.key for each in await atlas.sessions.list()] == [job.session]
+        assert job.notified and [each.key for each in await atlas.sessions.list()] == [job.session]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Answer, Approvals, Atlas, Conflict, NotStored, Policy, Question, tool
+from atlas_agents import Agent, Answer, Approvals, Atlas, Conflict, NotFound, Policy, Question, tool
 from atlas_agents.core.errors import StoreLost
 from atlas_agents.core.store import AnswerApproval, Store, Write
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
-from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
+from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 
 BUY = calls("buy", what="tea")
 
@@ -59,7 +59,7 @@ async def test_a_question_waits_across_a_restart_with_its_id_and_its_deadline(tm
     shop, path = Shop(), tmp_path / "atlas.db"
     first = SqliteStore(path)
     await first.open()
-    atlas = house(Scripted(BUY, says("Done.")), [shop.buy], store=first, approve=Approvals(wait=True))
+    atlas = in_memory_atlas(Scripted(BUY, says("Done.")), [shop.buy], store=first, approve=Approvals(wait=True))
     stream = atlas.send("go", session="s")
     question = await asked(atlas)
     assert [run.status for run in await first.runs("default", "s")] == ["waiting"]
@@ -69,7 +69,9 @@ async def test_a_question_waits_across_a_restart_with_its_id_and_its_deadline(tm
 
     second = SqliteStore(path)
     await second.open()
-    async with house(Scripted(says("Done.")), [shop.buy], store=second, approve=Approvals(wait=True)) as atlas:
+    async with in_memory_atlas(
+        Scripted(says("Done.")), [shop.buy], store=second, approve=Approvals(wait=True)
+    ) as atlas:
         (again,) = await atlas.recover()
         assert await asked(atlas) == question
         assert again.stream_id == stream.stream_id
@@ -86,12 +88,12 @@ async def test_a_question_waits_across_a_restart_with_its_id_and_its_deadline(tm
 
 async def test_an_answer_that_was_kept_before_the_end_is_not_asked_for_again() -> None:
     shop, store = Shop(), await kept()
-    atlas = house(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True))
+    atlas = in_memory_atlas(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True))
     atlas.send("go", session="s")
     question = await asked(atlas)
     await atlas.close()
     await atlas.answer(question.id, "once")  # nobody waits for it any more
-    async with house(Scripted(says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+    async with in_memory_atlas(Scripted(says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
         (stream,) = await atlas.recover()
         await stream.reply()
     assert shop.bought == ["tea"]
@@ -100,7 +102,9 @@ async def test_an_answer_that_was_kept_before_the_end_is_not_asked_for_again() -
 
 async def test_a_second_answer_a_late_one_and_one_to_nothing_are_refused() -> None:
     shop, store = Shop(), await kept()
-    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+    async with in_memory_atlas(
+        Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)
+    ) as atlas:
         stream = atlas.send("go", session="s")
         question = await asked(atlas)
         await atlas.answer(question.id, "no")
@@ -109,14 +113,16 @@ async def test_a_second_answer_a_late_one_and_one_to_nothing_are_refused() -> No
         await stream.reply()
         with pytest.raises(Conflict, match="has ended"):
             await atlas.answer(question.id, "once")
-        with pytest.raises(NotStored):
+        with pytest.raises(NotFound):
             await atlas.answer("nothing", "once")
     assert shop.bought == []
 
 
 async def test_two_who_answer_at_once_are_one_answer() -> None:
     shop, store = Shop(), await kept()
-    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+    async with in_memory_atlas(
+        Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)
+    ) as atlas:
         stream = atlas.send("go", session="s")
         question = await asked(atlas)
         given = [atlas.answer(question.id, Answer("once", by=by)) for by in ("ana", "bea")]
@@ -129,7 +135,9 @@ async def test_two_who_answer_at_once_are_one_answer() -> None:
 async def test_nobody_answering_in_time_is_a_no_that_stays_one() -> None:
     shop, store, clock = Shop(), await kept(), VirtualClock()
     approvals = Approvals(wait=True, deadline=60)
-    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=approvals, clock=clock) as atlas:
+    async with in_memory_atlas(
+        Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=approvals, clock=clock
+    ) as atlas:
         stream = atlas.send("go", session="s")
         question = await asked(atlas)
         await clock.advance(61)
@@ -141,12 +149,14 @@ async def test_nobody_answering_in_time_is_a_no_that_stays_one() -> None:
 
 async def test_an_always_holds_in_the_next_process_for_exactly_that() -> None:
     shop, store = Shop(), await kept()
-    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+    async with in_memory_atlas(
+        Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)
+    ) as atlas:
         stream = atlas.send("go", session="s")
         await atlas.answer((await asked(atlas)).id, "always")
         await stream.reply()
     model = Scripted(BUY, says("Done."), calls("buy", what="coffee"), says("Done."))
-    async with house(model, [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+    async with in_memory_atlas(model, [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
         await atlas.ask("again", session="other")
         assert shop.bought == ["tea", "tea"]
         stream = atlas.send("and", session="other")
@@ -157,12 +167,14 @@ async def test_an_always_holds_in_the_next_process_for_exactly_that() -> None:
 
 async def test_a_session_answer_holds_in_the_next_process_for_that_session() -> None:
     shop, store = Shop(), await kept()
-    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+    async with in_memory_atlas(
+        Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)
+    ) as atlas:
         stream = atlas.send("go", session="s")
         await atlas.answer((await asked(atlas)).id, "session")
         await stream.reply()
     model = Scripted(BUY, says("Done."), BUY, says("Done."))
-    async with house(model, [shop.buy], store=store, approve=refuse) as atlas:
+    async with in_memory_atlas(model, [shop.buy], store=store, approve=refuse) as atlas:
         await atlas.ask("again", session="s")
         assert shop.bought == ["tea", "tea"]
         await atlas.ask("again", session="other")
@@ -171,13 +183,13 @@ async def test_a_session_answer_holds_in_the_next_process_for_that_session() -> 
 
 async def test_edited_arguments_and_their_answer_outlive_the_process() -> None:
     shop, store = Shop(), await kept()
-    atlas = house(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True))
+    atlas = in_memory_atlas(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True))
     atlas.send("go", session="s")
     question = await asked(atlas)
     await atlas.close()
     await atlas.answer(question.id, Answer("always", arguments={"what": "water"}))
     model = Scripted(says("Done."), calls("buy", what="water"), says("Done."))
-    async with house(model, [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+    async with in_memory_atlas(model, [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
         (stream,) = await atlas.recover()
         await stream.reply()
         await atlas.ask("and water", session="s")
@@ -187,12 +199,12 @@ async def test_edited_arguments_and_their_answer_outlive_the_process() -> None:
 async def test_a_yes_given_under_another_policy_is_asked_for_again() -> None:
     shop, store = Shop(), await kept()
     old, new = (Policy(tools={"buy": {"assistant": "ask"}, "x": {"*": cell}}) for cell in ("no", "yes"))
-    atlas = house(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True), policy=old)
+    atlas = in_memory_atlas(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True), policy=old)
     atlas.send("go", session="s")
     question = await asked(atlas)
     await atlas.close()
     await atlas.answer(question.id, "once")
-    async with house(
+    async with in_memory_atlas(
         Scripted(says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True), policy=new
     ) as atlas:
         (stream,) = await atlas.recover()
@@ -207,7 +219,7 @@ async def test_a_yes_given_under_another_policy_is_asked_for_again() -> None:
 async def test_one_of_two_persons_is_not_enough_whoever_keeps_the_answer() -> None:
     shop, store = Shop(), await kept()
     approvals = Approvals(wait=True, two_person=True)
-    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=approvals) as atlas:
+    async with in_memory_atlas(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=approvals) as atlas:
         stream = atlas.send("go", session="s", user="ana")
         await atlas.answer((await asked(atlas)).id, Answer("once", by="ana"))
         await stream.reply()
@@ -216,19 +228,21 @@ async def test_one_of_two_persons_is_not_enough_whoever_keeps_the_answer() -> No
 
 async def test_without_a_store_questions_wait_in_memory() -> None:
     shop = Shop()
-    async with house(Scripted(BUY, says("Done.")), [shop.buy], approve=Approvals(wait=True)) as atlas:
+    async with in_memory_atlas(Scripted(BUY, says("Done.")), [shop.buy], approve=Approvals(wait=True)) as atlas:
         stream = atlas.send("go")
         await atlas.answer((await asked(atlas)).id, "once")
         assert (await stream.reply()).text == "Done."
         assert await atlas.pending() == []
-        with pytest.raises(NotStored):
+        with pytest.raises(NotFound):
             await atlas.answer("nothing", "once")
     assert shop.bought == ["tea"]
 
 
 async def test_who_listens_hears_of_the_question_and_of_its_answer() -> None:
     shop, store = Shop(), await kept()
-    async with house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
+    async with in_memory_atlas(
+        Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)
+    ) as atlas:
         stream = atlas.send("go", session="s")
         question = await asked(atlas)
         await atlas.answer(question.id, Answer("once", by="ana"))
@@ -282,7 +296,7 @@ class Forgetful(MemoryStore):
 async def test_an_answer_that_was_kept_counts_though_the_store_could_not_say_so() -> None:
     shop, store = Shop(), Forgetful()
     await store.open()
-    atlas = house(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True))
+    atlas = in_memory_atlas(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True))
     async with atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
         await atlas.answer((await asked(atlas)).id, "once")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from atlas_agents import Atlas, BrokenHistory, ConfigError, Conflict, NotStored, tool
+from atlas_agents import Atlas, BrokenHistory, ConfigError, Conflict, NotFound, tool
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 @tool
@@ -20,7 +20,7 @@ async def filled(*, text: str = "go") -> tuple[Atlas, MemoryStore]:
     store = MemoryStore()
     await store.open()
     model = Scripted(calls("act", n=1), says("Done."), says("Again."), says("Forked."))
-    atlas = house(model, [act], store=store)
+    atlas = in_memory_atlas(model, [act], store=store)
     await atlas.ask(text, session="s")
     await atlas.ask("and?", session="s")
     return atlas, store
@@ -40,7 +40,7 @@ async def test_sessions_are_listed_named_and_archived() -> None:
         assert (found.label, found.archived, found.metadata) == ("Trip", True, {"colour": "red"})
         made = await atlas.sessions.put(label="New")
         assert (await atlas.sessions.get(made.key)).label == "New"
-        with pytest.raises(NotStored, match="no session 'x'"):
+        with pytest.raises(NotFound, match="no session 'x'"):
             await atlas.sessions.get("x")
 
 
@@ -69,9 +69,9 @@ async def test_a_fork_at_a_call_takes_its_result_with_it() -> None:
 async def test_a_fork_that_cannot_be_is_refused() -> None:
     atlas, _ = await filled()
     async with atlas:
-        with pytest.raises(NotStored, match="no message 'x'"):
+        with pytest.raises(NotFound, match="no message 'x'"):
             await atlas.sessions.fork("s", at="x")
-        with pytest.raises(NotStored):
+        with pytest.raises(NotFound):
             await atlas.sessions.fork("nowhere")
         with pytest.raises(Conflict, match="already"):
             await atlas.sessions.fork("s", to="s")
@@ -84,7 +84,7 @@ async def test_a_session_travels_as_lines_byte_for_byte(tmp_path: Path) -> None:
         assert all("\n" not in line for line in exported)
         other = SqliteStore(tmp_path / "other.db")
         await other.open()
-        async with house(Scripted(says("Here.")), [act], store=other) as elsewhere:
+        async with in_memory_atlas(Scripted(says("Here.")), [act], store=other) as elsewhere:
             await elsewhere.sessions.load(exported)
             bodies = [row.body for row in await store.messages("default", "s")]
             assert [row.body for row in await other.messages("default", "s")] == bodies
@@ -130,7 +130,7 @@ async def test_a_session_is_removed_with_all_it_said() -> None:
     atlas, store = await filled()
     async with atlas:
         await atlas.sessions.delete("s")
-        with pytest.raises(NotStored):
+        with pytest.raises(NotFound):
             await atlas.sessions.get("s")
         assert await store.messages("default", "s") == []
         assert len(list(await atlas.audit.records("default"))) == 1
@@ -138,7 +138,7 @@ async def test_a_session_is_removed_with_all_it_said() -> None:
 
 async def test_a_new_session_of_a_removed_one_s_name_knows_nothing_of_it() -> None:
     model = Scripted(says("one"), says("two"))
-    async with house(model, store=MemoryStore()) as atlas:
+    async with in_memory_atlas(model, store=MemoryStore()) as atlas:
         await atlas.ask("first", session="s")
         await atlas.sessions.delete("s")
         await atlas.ask("second", session="s")
@@ -146,7 +146,7 @@ async def test_a_new_session_of_a_removed_one_s_name_knows_nothing_of_it() -> No
 
 
 async def test_without_a_store_there_are_no_sessions_to_ask_for() -> None:
-    async with house(Scripted(says("x"))) as atlas:
+    async with in_memory_atlas(Scripted(says("x"))) as atlas:
         with pytest.raises(ConfigError, match=r"Atlas\(store=…\)"):
             await atlas.sessions.list()
         with pytest.raises(ConfigError, match="store"):

@@ -19,7 +19,7 @@ from atlas_agents import (
 from atlas_agents.core.store import Store
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
-from atlas_agents.testing import Scripted, calls, fails, house, says
+from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.tool import Tool
 
 
@@ -55,7 +55,7 @@ async def texts(store: Store, session: str = "s") -> list[str]:
 async def test_messages_sent_meanwhile_are_acknowledged_and_answered_in_order() -> None:
     gate, store = Gate(), await kept()
     model = Scripted(calls("wait"), says("one."), says("two."), says("three."))
-    async with house(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         later = [atlas.send(text, session="s") for text in ("2", "3")]
@@ -70,7 +70,7 @@ async def test_a_message_that_waits_goes_on_in_the_next_process(tmp_path: Path) 
     gate, path = Gate(), tmp_path / "atlas.db"
     store = SqliteStore(path)
     await store.open()
-    atlas = house(Scripted(calls("wait")), [gate.tool], store=store)
+    atlas = in_memory_atlas(Scripted(calls("wait")), [gate.tool], store=store)
     atlas.send("1", session="s")
     await gate.reached.wait()
     await atlas.send("2", session="s").accepted()
@@ -80,7 +80,10 @@ async def test_a_message_that_waits_goes_on_in_the_next_process(tmp_path: Path) 
 
     store = SqliteStore(path)
     await store.open()
-    async with house(Scripted(says("one."), says("two.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with (
+        in_memory_atlas(Scripted(says("one."), says("two.")), [gate.tool], store=store) as atlas,
+        asyncio.timeout(5),
+    ):
         streams = await atlas.recover()
         assert [(await stream.reply()).text for stream in streams] == ["one.", "two."]
     assert await texts(store) == ["1", "", "one.", "2", "two."]
@@ -89,21 +92,24 @@ async def test_a_message_that_waits_goes_on_in_the_next_process(tmp_path: Path) 
 
 async def test_what_was_left_open_goes_before_a_new_message_without_being_asked_for() -> None:
     gate, store = Gate(), await kept()
-    atlas = house(Scripted(calls("wait")), [gate.tool], store=store)
+    atlas = in_memory_atlas(Scripted(calls("wait")), [gate.tool], store=store)
     atlas.send("1", session="s")
     await gate.reached.wait()
     await atlas.send("2", session="s").accepted()
     await atlas.close()
     gate.open.set()
     model = Scripted(says("one."), says("two."), says("three."))
-    async with house(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
         assert (await atlas.ask("3", session="s")).text == "three."
     assert await texts(store) == ["1", "", "one.", "2", "two.", "3", "three."]
 
 
 async def test_a_message_that_must_not_wait_is_refused_and_leaves_nothing() -> None:
     gate, store = Gate(), await kept()
-    async with house(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with (
+        in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
+        asyncio.timeout(5),
+    ):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         with pytest.raises(SessionBusy, match="under way"):
@@ -119,7 +125,7 @@ async def test_a_message_that_must_not_wait_is_refused_and_leaves_nothing() -> N
 
 async def test_without_a_store_a_busy_conversation_refuses_too() -> None:
     gate = Gate()
-    async with house(Scripted(calls("wait"), says("one.")), [gate.tool]) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool]) as atlas, asyncio.timeout(5):
         first = atlas.send("1")
         await gate.reached.wait()
         with pytest.raises(SessionBusy):
@@ -131,7 +137,10 @@ async def test_without_a_store_a_busy_conversation_refuses_too() -> None:
 
 async def test_a_message_may_interrupt_those_before_it() -> None:
     gate, store = Gate(), await kept()
-    async with house(Scripted(calls("wait"), says("three.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with (
+        in_memory_atlas(Scripted(calls("wait"), says("three.")), [gate.tool], store=store) as atlas,
+        asyncio.timeout(5),
+    ):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         second = atlas.send("2", session="s")
@@ -145,7 +154,10 @@ async def test_a_message_may_interrupt_those_before_it() -> None:
 
 async def test_a_message_that_is_sent_again_interrupts_nobody_again() -> None:
     gate, store = Gate(), await kept()
-    async with house(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with (
+        in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
+        asyncio.timeout(5),
+    ):
         atlas.send("1", session="s", when_busy="interrupt", idempotency_key="k")
         await gate.reached.wait()
         again = atlas.send("1", session="s", when_busy="interrupt", idempotency_key="k")
@@ -156,7 +168,10 @@ async def test_a_message_that_is_sent_again_interrupts_nobody_again() -> None:
 
 async def test_a_message_cancelled_while_it_waits_is_never_said() -> None:
     gate, store = Gate(), await kept()
-    async with house(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with (
+        in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
+        asyncio.timeout(5),
+    ):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         second = atlas.send("2", session="s")
@@ -176,7 +191,10 @@ async def events(stream: AtlasStream) -> list[str]:
 
 async def test_the_same_key_again_is_the_same_turn_under_way_and_ended() -> None:
     gate, store = Gate(), await kept()
-    async with house(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with (
+        in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
+        asyncio.timeout(5),
+    ):
         first = atlas.send("1", session="s", idempotency_key="k")
         await gate.reached.wait()
         second = atlas.send("1", session="s", idempotency_key="k")
@@ -194,7 +212,7 @@ async def test_the_same_key_again_is_the_same_turn_under_way_and_ended() -> None
 
 async def test_the_same_key_for_something_else_is_a_conflict() -> None:
     store = await kept()
-    async with house(Scripted(says("one.")), store=store) as atlas:
+    async with in_memory_atlas(Scripted(says("one.")), store=store) as atlas:
         await atlas.ask("1", session="s", idempotency_key="k")
         with pytest.raises(Conflict, match="'k' was used before"):
             await atlas.ask("2", session="s", idempotency_key="k")
@@ -203,28 +221,30 @@ async def test_the_same_key_for_something_else_is_a_conflict() -> None:
 
 async def test_the_same_key_gives_how_the_turn_ended_also_after_a_restart() -> None:
     store = await kept()
-    async with house(Scripted(fails(ProviderError("no such model", "bad_request"))), store=store) as atlas:
+    async with in_memory_atlas(Scripted(fails(ProviderError("no such model", "bad_request"))), store=store) as atlas:
         with pytest.raises(ProviderError):
             await atlas.ask("1", session="s", idempotency_key="k")
-    async with house(Scripted(says("never")), store=store) as atlas:
+    async with in_memory_atlas(Scripted(says("never")), store=store) as atlas:
         with pytest.raises(AtlasError, match="no such model"):
             await atlas.ask("1", session="s", idempotency_key="k")
 
 
 async def test_keys_and_policies_that_cannot_work_are_said_to_be_so() -> None:
-    async with house(Scripted(says("one."))) as atlas:
+    async with in_memory_atlas(Scripted(says("one."))) as atlas:
         with pytest.raises(ConfigError, match="needs a store"):
             atlas.send("1", idempotency_key="k")
         with pytest.raises(ConfigError, match="when_busy is one of"):
             atlas.send("1", when_busy="later")  # pyright: ignore[reportArgumentType]
-    async with house(Scripted(says("one.")), store=await kept()) as atlas:
+    async with in_memory_atlas(Scripted(says("one.")), store=await kept()) as atlas:
         with pytest.raises(ConfigError, match="by name"):
             atlas.send("1", session=Conversation(), idempotency_key="k")
 
 
 async def test_two_sessions_do_not_wait_for_each_other() -> None:
     gate, store = Gate(), await kept()
-    async with house(Scripted(calls("wait"), says("other."), says("one.")), [gate.tool], store=store) as atlas:
+    async with in_memory_atlas(
+        Scripted(calls("wait"), says("other."), says("one.")), [gate.tool], store=store
+    ) as atlas:
         async with asyncio.timeout(5):
             first = atlas.send("1", session="s")
             await gate.reached.wait()
@@ -242,7 +262,7 @@ async def test_every_kept_message_is_told_once_and_not_before() -> None:
         return "did"
 
     seen: list[tuple[str, bool]] = []
-    async with house(Scripted(calls("act"), says("Done.")), [act], store=store) as atlas:
+    async with in_memory_atlas(Scripted(calls("act"), says("Done.")), [act], store=store) as atlas:
         stream = atlas.send("go", session="s")
         async for event in stream:
             if event.type == "message:kept":
@@ -253,14 +273,14 @@ async def test_every_kept_message_is_told_once_and_not_before() -> None:
 
 async def test_another_model_may_speak_in_one_turn_also_when_it_goes_on_elsewhere() -> None:
     gate, store, guest = Gate(), await kept(), Scripted(calls("wait"), says("I was a guest."))
-    atlas = house(Scripted(says("Me.")), [gate.tool], store=store)
+    atlas = in_memory_atlas(Scripted(says("Me.")), [gate.tool], store=store)
     atlas.registry.register("guest", lambda environment: guest)
     assert (await atlas.ask("1", session="s")).text == "Me."
     atlas.send("2", session="s", model="guest/one")
     await gate.reached.wait()
     await atlas.close()
     gate.open.set()
-    async with house(Scripted(says("Me again.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(says("Me again.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
         atlas.registry.register("guest", lambda environment: guest)
         (stream,) = await atlas.recover()
         assert (await stream.reply()).text == "I was a guest."

@@ -8,10 +8,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from atlas_agents import Agent, Atlas, ConfigError, Conflict, NotStored
+from atlas_agents import Agent, Atlas, ConfigError, Conflict, NotFound
 from atlas_agents.core.errors import StoreLost
-from atlas_agents.core.schedules import Schedule
-from atlas_agents.core.store import Write
+from atlas_agents.core.store import Schedule, Write
 from atlas_agents.engine.schedules import upcoming
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
@@ -60,7 +59,7 @@ async def test_a_due_time_makes_one_job_that_the_agent_does() -> None:
         await clock.advance(20)
         (job,) = await atlas.jobs.list()
         assert (job.kind, job.task, job.state, job.result) == ("schedule", "The news!", "done", "Done.")
-        assert (job.user, job.priority, job.told) == ("ann", 2, True)
+        assert (job.user, job.priority, job.notified) == ("ann", 2, True)
         assert job.session == f"schedules/news/jobs/{job.id}"
         await clock.leap(3600)
         assert await tasks(atlas) == [job.id]
@@ -171,7 +170,7 @@ async def test_a_schedule_is_paused_run_by_hand_and_removed() -> None:
             await schedules.add(daily())
         await schedules.remove("news")
         for name in ("news", "no"):
-            with pytest.raises(NotStored):
+            with pytest.raises(NotFound):
                 await schedules.get(name)
         assert await tasks(atlas) == [job.id]
 

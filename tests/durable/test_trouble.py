@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, Happened, NotHappened, PoisonedRun, Price, StoreError, Transient, tool
-from atlas_agents.core.errors import Fenced, StoreBusy, StoreFull, StoreLost
+from atlas_agents import Agent, Atlas, CrashLoop, Happened, NotHappened, Price, StoreError, Transient, tool
+from atlas_agents.core.errors import StaleOwner, StoreBusy, StoreFull, StoreLost
 from atlas_agents.core.store import AddJournal, ClaimRun, Write
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.journal import MOST_LIVES
 from atlas_agents.tools.tool import Tool
 
@@ -52,7 +52,7 @@ async def test_a_turn_outlasts_a_store_in_trouble_and_nothing_happens_twice(kind
     store, effects = Moody(kind, trouble, after=unclear), list[int]()
     await store.open()
     model = Scripted(calls("act", n=1), says("Done."))
-    async with house(model, [counting(effects)], store=store) as atlas, asyncio.timeout(10):
+    async with in_memory_atlas(model, [counting(effects)], store=store) as atlas, asyncio.timeout(10):
         assert (await atlas.ask("go", session="s")).text == "Done."
     assert store.failed == 3 or (unclear and store.failed >= 1)
     assert effects == [1]
@@ -67,7 +67,7 @@ async def test_a_turn_outlasts_a_store_in_trouble_and_nothing_happens_twice(kind
 async def test_a_new_message_is_refused_at_once_and_the_next_one_is_taken(trouble: StoreError) -> None:
     store = Moody("accepted", trouble, times=1)
     await store.open()
-    async with house(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(2):
+    async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(2):
         with pytest.raises(type(trouble)):
             await atlas.ask("lost", session="s")
         assert (await atlas.ask("kept", session="s")).text == "Here."
@@ -78,7 +78,7 @@ async def test_a_new_message_is_refused_at_once_and_the_next_one_is_taken(troubl
 async def test_a_message_whose_acceptance_was_unclear_is_accepted_if_it_was_written() -> None:
     store = Moody("accepted", StoreLost("gone", unclear=True), times=1, after=True)
     await store.open()
-    async with house(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(2):
+    async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(2):
         assert (await atlas.ask("once", session="s")).text == "Here."
         assert [message.text for message in await atlas.sessions.history("s")] == ["once", "Here."]
 
@@ -86,7 +86,7 @@ async def test_a_message_whose_acceptance_was_unclear_is_accepted_if_it_was_writ
 async def test_a_turn_that_cannot_be_written_down_can_still_be_cancelled() -> None:
     store = Moody("reply", StoreFull("full"), times=10**9)
     await store.open()
-    async with house(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
         while not store.failed:  # noqa: ASYNC110 - the store has no event to wait for
             await asyncio.sleep(0.01)
@@ -106,7 +106,7 @@ async def test_who_lost_its_run_to_another_writes_nothing_more() -> None:
         return "late"
 
     model = Scripted(calls("slow") + calls("act", n=1), says("never"))
-    async with house(model, [slow, counting(effects)], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [slow, counting(effects)], store=store) as atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
         await reached.wait()
         while len(await store.journal("default", stream.stream_id)) < 4:  # noqa: ASYNC110
@@ -114,7 +114,7 @@ async def test_who_lost_its_run_to_another_writes_nothing_more() -> None:
         await store.commit("default", [ClaimRun(stream.stream_id)])
         before = await store.journal("default", stream.stream_id)
         go_on.set()
-        with pytest.raises(Fenced):
+        with pytest.raises(StaleOwner):
             await stream.reply()
         assert await store.journal("default", stream.stream_id) == before
     assert [run.status for run in await store.runs("default", "s")] == ["running"]
@@ -124,16 +124,16 @@ async def test_a_turn_that_ends_every_process_is_given_up() -> None:
     store = MemoryStore()
     await store.open()
     for life in range(MOST_LIVES + 1):
-        atlas = house(Scripted(calls("hang"), calls("hang")), [hanging()], store=store)
+        atlas = in_memory_atlas(Scripted(calls("hang"), calls("hang")), [hanging()], store=store)
         if life == 0:
             atlas.send("go", session="s")
         else:
             await atlas.recover()
         await asyncio.sleep(0.02)
         await atlas.close()
-    async with house(Scripted(says("Next.")), store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(says("Next.")), store=store) as atlas, asyncio.timeout(5):
         (stream,) = await atlas.recover()
-        with pytest.raises(PoisonedRun, match="given up"):
+        with pytest.raises(CrashLoop, match="given up"):
             await stream.reply()
         assert (await atlas.ask("next", session="s")).text == "Next."
     assert [run.status for run in await store.runs("default", "s")] == ["failed", "done"]
@@ -158,12 +158,12 @@ async def test_closing_leaves_turns_open_and_gives_those_time_that_need_little()
         await asyncio.sleep(0.05)
         return "ok"
 
-    atlas = house(Scripted(calls("brief"), says("Done.")), [brief], store=store)
+    atlas = in_memory_atlas(Scripted(calls("brief"), says("Done.")), [brief], store=store)
     stream = atlas.send("go", session="s")
     await stream.accepted()
     await atlas.close(grace=5)
     assert (await stream.reply()).text == "Done."
-    atlas = house(Scripted(calls("hang")), [hanging()], store=store)
+    atlas = in_memory_atlas(Scripted(calls("hang")), [hanging()], store=store)
     stream = atlas.send("on", session="s")
     await stream.accepted()
     await atlas.close()
@@ -196,12 +196,12 @@ async def cut_short(found: Any, effects: list[int]) -> tuple[str, list[int], lis
         effects.append(n)
         return f"paid {n}"
 
-    atlas = house(Scripted(calls("pay", n=1)), [pay], store=store)
+    atlas = in_memory_atlas(Scripted(calls("pay", n=1)), [pay], store=store)
     stream = atlas.send("go", session="s")
     await reached.wait()
     await atlas.close()
     again = tool(name="pay", reconcile=ask_bank)(paid)
-    async with house(Scripted(says("Done.")), [again], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(says("Done.")), [again], store=store) as atlas, asyncio.timeout(5):
         (resumed,) = await atlas.recover()
         await resumed.reply()
         (result,) = [each for message in await atlas.sessions.history("s") for each in message.tool_results]
@@ -231,7 +231,7 @@ async def test_an_outcome_that_got_lost_on_the_way_is_found_out_at_once() -> Non
         return tool(reconcile=look)(lose)
 
     for found, status in ((Happened("it did"), "ok"), (NotHappened(), "error"), (None, "unknown")):
-        async with house(Scripted(calls("lose"), says("Done.")), [made(found)]) as atlas:
+        async with in_memory_atlas(Scripted(calls("lose"), says("Done.")), [made(found)]) as atlas:
             result = await atlas.run("go")
             assert [step.status for step in result.steps] == [status]
 

@@ -11,8 +11,8 @@ from mcp_house import acts, approve, opened, registry_of, scripted, servers_of, 
 
 from atlas_agents import Agent, Atlas, Policy, Question, Tool, ToolRegistry, Usage
 from atlas_agents.core.errors import ConfigError, DuplicateTool
-from atlas_agents.mcp.found import Found, hidden_in, shown
-from atlas_agents.mcp.speaking import Spoken
+from atlas_agents.mcp.callbacks import SampledMessage
+from atlas_agents.mcp.config import DiscoveredTool, hidden_in, shown
 from atlas_agents.testing import Scripted, calls, says
 from checks import until
 
@@ -220,9 +220,9 @@ async def test_steps_of_a_server_are_told_to_who_listens(tmp_path: Path) -> None
 async def test_a_server_has_our_model_speak_only_if_it_may_and_only_so_much(tmp_path: Path) -> None:
     said: list[tuple[str, int]] = []
 
-    async def speak(messages: list[Any], system: str, most: int) -> Spoken:
+    async def speak(messages: list[Any], system: str, most: int) -> SampledMessage:
         said.append((messages[0].text, most))
-        return Spoken("I say so.", "gpt-4o", Usage(10, most))
+        return SampledMessage("I say so.", "gpt-4o", Usage(10, most))
 
     folder = tmp_path / "s"
     ask = {"text": "Say it.", "count": 30}
@@ -238,19 +238,19 @@ async def test_a_server_has_our_model_speak_only_if_it_may_and_only_so_much(tmp_
 
 
 def test_what_hides_is_written_out() -> None:
-    tool = Found("a", "Hi\u200b\U000e0041\x1b[2J\rthere\u202e", {"type": "object", "title": "\u00ad"})
+    tool = DiscoveredTool("a", "Hi\u200b\U000e0041\x1b[2J\rthere\u202e", {"type": "object", "title": "\u00ad"})
     assert shown(tool.description) == (
         "Hi<U+200B ZERO WIDTH SPACE><U+E0041 TAG LATIN CAPITAL LETTER A><U+001B UNNAMED>[2J<U+000D UNNAMED>there"
         "<U+202E RIGHT-TO-LEFT OVERRIDE>"
     )
     assert "<U+00AD SOFT HYPHEN>" in tool.text
-    assert hidden_in([tool, Found("b", "plain\n\ttext, é 漢", {})]) == ["a"]
+    assert hidden_in([tool, DiscoveredTool("b", "plain\n\ttext, é 漢", {})]) == ["a"]
 
 
 def test_approvals_are_private_and_a_broken_file_allows_nothing(tmp_path: Path) -> None:
     servers = servers_of(written(tmp_path, s=scripted(tmp_path / "s")))
     (tmp_path / "home").mkdir()
-    servers.pins.approve(servers.known["s"], [Found("echo", "", {"type": "object"})])
+    servers.pins.approve(servers.known["s"], [DiscoveredTool("echo", "", {"type": "object"})])
     assert stat.S_IMODE(os.stat(servers.pins.path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(servers.pins.folder).st_mode) == 0o700
     servers.load()

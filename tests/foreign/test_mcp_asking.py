@@ -15,12 +15,12 @@ from mcp_house import HERE, approve, registry_of, servers_of, written
 
 from atlas_agents import Agent, Answer, Approvals, Atlas, Question
 from atlas_agents.client import GatewayClient
+from atlas_agents.core.approvals import Choice, Field
 from atlas_agents.core.errors import ConfigError, GatewayError
-from atlas_agents.core.forms import Choice, Field
 from atlas_agents.gateway.protocol.events import ApprovalRequested, ApprovalResolved, ChatFinal, ToolSettled
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.mcp.elicitation import form_of
+from atlas_agents.mcp.callbacks import form_of
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 from checks import until

@@ -14,17 +14,17 @@ from mcp_house import written
 from node_servers import NODE, script
 
 from atlas_agents import Image, Tool, ToolContext, ToolFailed, Usage, tool
+from atlas_agents.core.approvals import Filled, Form
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.forms import Filled, Form
-from atlas_agents.gateway.mcp.offers import Readable, Reader
+from atlas_agents.gateway.mcp.resources import Resource, ResourceReader
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.mcp.connection import Connection
-from atlas_agents.mcp.entries import read_servers
-from atlas_agents.mcp.oauth import asking
+from atlas_agents.mcp.client import McpConnection
+from atlas_agents.mcp.config import read_servers
+from atlas_agents.mcp.transports import asking
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Environment, Scripted, house
-from atlas_agents.workspace.prompts import Prompt
+from atlas_agents.testing import Environment, Scripted, in_memory_atlas
+from atlas_agents.workspace.skills import Prompt
 
 pytestmark = pytest.mark.slow
 SERVER = {
@@ -91,10 +91,10 @@ async def stepping(context: ToolContext) -> str:
 
 
 class Shelf:
-    async def list(self, reader: Reader, cursor: str = "") -> tuple[Sequence[Readable], str]:
-        return [Readable("test://static-text", "static", "A text.")], ""
+    async def list(self, reader: ResourceReader, cursor: str = "") -> tuple[Sequence[Resource], str]:
+        return [Resource("test://static-text", "static", "A text.")], ""
 
-    async def read(self, uri: str, reader: Reader) -> tuple[str, str]:
+    async def read(self, uri: str, reader: ResourceReader) -> tuple[str, str]:
         if uri == "test://template/123/data":
             return '{"id": "123", "templateTest": true, "data": "Data for ID: 123"}', "application/json"
         if uri != "test://static-text":
@@ -109,7 +109,7 @@ def conforming(home: Path) -> Gateway:
         return "nothing"
 
     shaped = Tool("json_schema_2020_12_tool", nothing, description="Takes this.", parameters=SCHEMA, effect="pure")
-    atlas = house(Scripted(), [simple_text, picture, failing, stepping, shaped], store=MemoryStore())
+    atlas = in_memory_atlas(Scripted(), [simple_text, picture, failing, stepping, shaped], store=MemoryStore())
     gateway = Gateway(atlas, GatewaySettings(home=home, port=0))
     gateway.mcp.offers.library = Shelf()
     gateway.mcp.offers.prompts = lambda: (
@@ -181,7 +181,7 @@ class Clients:
     async def _use(self, url: str) -> None:
         (server,) = read_servers(written(self._folder, s={"url": url, "timeout": 20})).values()
         async with asking("s", url, self._folder, self._show) as auth:
-            connection = Connection(server, Environment({}, dotenv=None), self._folder, auth=auth)
+            connection = McpConnection(server, Environment({}, dotenv=None), self._folder, auth=auth)
             try:
                 for each in await connection.tools():
                     given = {name: 2 for name in each.parameters.get("properties", {})}

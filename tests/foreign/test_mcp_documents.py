@@ -11,10 +11,10 @@ import pytest
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
+from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
-from atlas_agents.core.environment import Environment
-from atlas_agents.gateway.mcp import documents
-from atlas_agents.service.serve import Serving, private_gateway
+from atlas_agents.core.paths import Environment
+from atlas_agents.gateway.mcp import resources
 
 ANA = "ana-0123456789abcdefghijklmnopqrstuvwxyz"
 AGENTS = "## assistant\n\nModel: http/rules\n\n## poet\n\nModel: http/rules\nTools: current_time\n"
@@ -23,7 +23,7 @@ POLICY = f'[tools."{SEARCH}"]\nask = ["*"]\n'
 
 
 @asynccontextmanager
-async def serving(folder: Path, policy: str = "") -> AsyncGenerator[Serving, None]:
+async def serving(folder: Path, policy: str = "") -> AsyncGenerator[ServedGateway, None]:
     """A service as its command starts it, with two documents of its own tenant and one of another."""
     home = folder / "home"
     (home / "workspace").mkdir(parents=True)
@@ -47,7 +47,9 @@ async def serving(folder: Path, policy: str = "") -> AsyncGenerator[Serving, Non
 
 
 @asynccontextmanager
-async def client(here: Serving, token: str, path: str = "/mcp", mode: str = "auto") -> AsyncGenerator[Client, None]:
+async def client(
+    here: ServedGateway, token: str, path: str = "/mcp", mode: str = "auto"
+) -> AsyncGenerator[Client, None]:
     async with (
         httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=30) as http,
         Client(streamable_http_client(f"{here.url}{path}", http_client=http), mode=mode) as found,
@@ -55,7 +57,7 @@ async def client(here: Serving, token: str, path: str = "/mcp", mode: str = "aut
         yield found
 
 
-async def audited(here: Serving) -> list[tuple[Any, ...]]:
+async def audited(here: ServedGateway) -> list[tuple[Any, ...]]:
     rows = [record.entry for record in await here.runtime.atlas.audit.records(here.runtime.atlas.tenant)]
     return [(row.action, row.entity_type, row.success, row.meta["user"]) for row in rows]
 
@@ -64,7 +66,7 @@ async def audited(here: Serving) -> list[tuple[Any, ...]]:
 async def test_documents_are_listed_read_and_searched_and_it_is_written_down(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "PAGE", 1)
+    monkeypatch.setattr(resources, "PAGE", 1)
     async with serving(tmp_path) as here, client(here, here.token.reveal(), mode=mode) as mcp:
         first = await mcp.list_resources()
         second = await mcp.list_resources(cursor=first.next_cursor)

@@ -8,7 +8,7 @@ import pytest
 from mcp_house import written
 
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.mcp.entries import LARGEST, read_servers
+from atlas_agents.mcp.config import LARGEST, read_servers
 from atlas_agents.testing import Environment
 
 

@@ -12,7 +12,7 @@ from mcp_house import acts, opened, scripted, servers_of, written
 
 from atlas_agents import Atlas
 from atlas_agents.core.errors import Transient
-from atlas_agents.mcp import connection, pipes
+from atlas_agents.mcp import client, transports
 from checks import until
 
 ANSWER = len(json.dumps({"jsonrpc": "2.0", "id": 3, "result": {"content": [{"type": "text", "text": "done"}]}})) + 1
@@ -66,7 +66,7 @@ async def test_pauses_grow_from_one_second_to_thirty(tmp_path: Path, monkeypatch
             slept.append(seconds)
             await asyncio.sleep(0 if len(slept) < 8 else 3600)
 
-    reached = connection.Connection(servers.known["s"], servers._environment, tmp_path, clock=Clock())  # type: ignore
+    reached = client.McpConnection(servers.known["s"], servers._environment, tmp_path, clock=Clock())  # type: ignore
     with pytest.raises(Transient, match="I do not feel well"):
         await reached.tools()
 
@@ -88,7 +88,7 @@ async def test_a_hanging_server_is_left_at_the_timeout_and_the_outcome_is_unknow
 async def test_a_server_that_never_answers_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "CONNECTS_WITHIN", 0.5)
+    monkeypatch.setattr(client, "CONNECTS_WITHIN", 0.5)
     folder = tmp_path / "s"
     servers = servers_of(written(tmp_path, s=scripted(folder)))
     (folder / "mute").touch()
@@ -117,7 +117,7 @@ async def test_a_line_of_fifty_megabytes_fails_its_call_alone_and_takes_little_m
         assert await call(atlas, "echo", text="before") == ("ok", "before")
         before = _memory()
         status, words = await call(atlas, "huge", count=50)
-        assert status == "error" and f"longer than {pipes.LONGEST_LINE:,} bytes" in words
+        assert status == "error" and f"longer than {transports.LONGEST_LINE:,} bytes" in words
         assert _memory() - before < 40_000_000
         assert await call(atlas, "echo", text="after") == ("ok", "after")
 

@@ -17,7 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_house import scripted, written
 
 from atlas_agents.client import GatewayClient
-from atlas_agents.mcp.entries import read_servers
+from atlas_agents.mcp.config import read_servers
 from checks import until
 
 pytestmark = pytest.mark.slow

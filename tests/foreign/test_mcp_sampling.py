@@ -8,9 +8,9 @@ from typing import Any
 from mcp_house import opened, scripted, written
 
 from atlas_agents import Plan, Question, Usage
-from atlas_agents.core.clock import day_of
+from atlas_agents.core.aio import day_of
 from atlas_agents.core.store import AddUsage, UsageRow
-from atlas_agents.mcp.speaking import Spoken
+from atlas_agents.mcp.callbacks import SampledMessage
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 
@@ -23,9 +23,9 @@ class Model:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def speak(self, messages: list[Any], system: str, most: int) -> Spoken:
+    async def speak(self, messages: list[Any], system: str, most: int) -> SampledMessage:
         self.asked += 1
-        return Spoken("I say so.", "gpt-4o", Usage(1000, 20))
+        return SampledMessage("I say so.", "gpt-4o", Usage(1000, 20))
 
 
 async def test_its_tokens_count_to_the_turn_the_session_and_the_tenant_and_stand_in_the_audit_log(

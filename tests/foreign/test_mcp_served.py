@@ -21,7 +21,7 @@ from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry, Scripted, says
-from atlas_agents.workspace.prompts import Prompt, read_prompts
+from atlas_agents.workspace.skills import Prompt, read_prompts
 from checks import until
 
 SOURCE = Path(atlas_agents.__file__).parent
@@ -273,7 +273,7 @@ def test_a_tools_function_is_called_in_one_place_only() -> None:
 async def test_without_the_library_the_rest_of_the_gateway_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atlas_agents.gateway.mcp.door._SERVED", "atlas_agents_without_mcp")
+    monkeypatch.setattr("atlas_agents.gateway.mcp.mount._SERVER_MODULE", "atlas_agents_without_mcp")
     async with serving(tmp_path) as gateway, aiohttp.ClientSession() as http:
         headers = {**ACCEPT, "Authorization": f"Bearer {WRITER}"}
         async with http.post(f"http://127.0.0.1:{gateway.port}/mcp", json=BODY, headers=headers) as answer:

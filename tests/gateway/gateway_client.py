@@ -14,7 +14,7 @@ from atlas_agents import Atlas
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, house, says
+from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 WAIT = 10.0
 
@@ -23,7 +23,7 @@ WAIT = 10.0
 async def opened(home: Path, atlas: Atlas | None = None, **settings: Any) -> AsyncGenerator[Gateway, None]:
     """A gateway on a port of its own, on both loopbacks."""
     chosen = GatewaySettings(home=home, port=0, **settings)
-    gateway = Gateway(atlas or house(Scripted(says("Hello.")), store=MemoryStore()), chosen)
+    gateway = Gateway(atlas or in_memory_atlas(Scripted(says("Hello.")), store=MemoryStore()), chosen)
     async with gateway.running():
         yield gateway
 

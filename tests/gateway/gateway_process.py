@@ -12,11 +12,11 @@ from pathlib import Path
 from paced import Paced
 
 from atlas_agents import Approvals, Tool
-from atlas_agents.gateway.logs import set_up
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.gateway.telemetry import set_up
 from atlas_agents.stores.sqlite import SqliteStore
-from atlas_agents.testing import Reply, calls, house, says
+from atlas_agents.testing import Reply, calls, in_memory_atlas, says
 
 
 async def main(home: Path, pause: float, replies: list[str]) -> None:
@@ -30,7 +30,7 @@ async def main(home: Path, pause: float, replies: list[str]) -> None:
     store = SqliteStore(home / "atlas.db")
     await store.open()
     model = Paced(*[_reply(text) for text in replies], pause=pause)
-    atlas = house(model, tools, store=store, approve=Approvals(wait=True))
+    atlas = in_memory_atlas(model, tools, store=store, approve=Approvals(wait=True))
     gateway = Gateway(atlas, GatewaySettings(home=home, port=0, grace=1.0))
     await gateway.serve(lambda ready: print(ready.port, flush=True))
     await store.close()

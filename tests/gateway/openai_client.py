@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from atlas_agents import Atlas, Tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, house
+from atlas_agents.testing import Scripted, in_memory_atlas
 
 MODEL = "atlas/assistant"
 
@@ -40,7 +40,7 @@ def said(text: str) -> list[Any]:
 
 def kept(model: Scripted, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
     """An Atlas that keeps what it is told, and says at once that a tool failed."""
-    return house(model, tools, store=MemoryStore(), retries=(), **options)
+    return in_memory_atlas(model, tools, store=MemoryStore(), retries=(), **options)
 
 
 def upper(input: str) -> str:

@@ -9,7 +9,7 @@ from gateway_client import joined, opened
 
 from atlas_agents import Approvals, tool
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, house
+from atlas_agents.testing import Scripted, in_memory_atlas
 from checks import until
 
 TOKEN = "writer-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -32,7 +32,7 @@ async def risk(text: str) -> str:
 
 async def test_a_tool_is_called_and_its_result_is_the_answer(tmp_path: Path) -> None:
     ran.clear()
-    atlas = house(Scripted(), [note], store=MemoryStore())
+    atlas = in_memory_atlas(Scripted(), [note], store=MemoryStore())
     async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
         params = {"name": "note", "arguments": {"text": "x"}, "idempotencyKey": "k"}
         first = await client.get("tools.invoke", **params)
@@ -52,7 +52,7 @@ async def test_a_call_that_needs_a_yes_waits_for_it_on_the_same_socket(tmp_path:
     (tmp_path / "tokens.json").write_text(
         json.dumps({"writer": {"token": TOKEN, "scopes": ["read", "write", "approve"], "sessions": "own"}})
     )
-    atlas = house(Scripted(), [risk], store=MemoryStore(), approve=Approvals(wait=True))
+    atlas = in_memory_atlas(Scripted(), [risk], store=MemoryStore(), approve=Approvals(wait=True))
     async with opened(tmp_path, atlas) as gateway, joined(gateway, TOKEN) as client, asyncio.timeout(10):
         await client.say(id="call", method="tools.invoke", params={"name": "risk", "arguments": {"text": "x"}})
 

@@ -11,13 +11,13 @@ from atlas_agents import Atlas
 from atlas_agents.core.messages import assistant, user
 from atlas_agents.core.store import AddMessage, PutSession, Write
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, house, says
+from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 BOB = "bob-0123456789abcdefghijklmnop"
 
 
 def kept(*replies: Any) -> Atlas:
-    return house(Scripted(*replies), store=MemoryStore())
+    return in_memory_atlas(Scripted(*replies), store=MemoryStore())
 
 
 async def exported(client: Client, key: str) -> list[str]:
@@ -44,7 +44,7 @@ async def test_a_long_session_goes_out_and_comes_in_by_pieces(tmp_path: Path) ->
     for number in range(600):
         message = (user if number % 2 == 0 else assistant)(f"{number} ü\u2028 " + "x" * 4000)
         writes.append(AddMessage("long", message.id, message.to_json()))
-    async with talking(tmp_path, house(Scripted(says("Hi.")), store=store)) as client:
+    async with talking(tmp_path, in_memory_atlas(Scripted(says("Hi.")), store=store)) as client:
         await store.commit("default", writes)
         lines = await exported(client, "long")
         assert len(lines) == 601 and sum(map(len, lines)) > 2_000_000

@@ -13,8 +13,8 @@ from paced import Paced
 from processes import living
 
 from atlas_agents import Approvals, Atlas, Tool
-from atlas_agents.client import GatewayClient, GatewayError, NotLetIn, SessionEvent, SessionFeed, Unreachable
-from atlas_agents.client.client import Address
+from atlas_agents.client import GatewayClient, GatewayError, SessionEvent, SessionFeed, Unauthorized, Unreachable
+from atlas_agents.client.client import GatewayAddress
 from atlas_agents.gateway.protocol.events import (
     ApprovalRequested,
     AuditAdded,
@@ -26,10 +26,10 @@ from atlas_agents.gateway.protocol.events import (
     SessionUpdated,
 )
 from atlas_agents.gateway.protocol.sessions import RunPosition
-from atlas_agents.gateway.protocol.shapes import MessageShape, TextPart
+from atlas_agents.gateway.protocol.types import MessageShape, TextPart
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 8
 WAIT = 20.0
@@ -44,7 +44,7 @@ async def connected(gateway: Gateway, **options: Any) -> AsyncGenerator[GatewayC
 
 def kept(*replies: Any, tools: tuple[Tool, ...] = (), pause: float = 0.0) -> Atlas:
     model = Paced(*replies, pause=pause) if pause else Scripted(*replies)
-    return house(model, tools, store=MemoryStore(), approve=Approvals(wait=True))
+    return in_memory_atlas(model, tools, store=MemoryStore(), approve=Approvals(wait=True))
 
 
 def words(events: list[SessionEvent]) -> str:
@@ -118,7 +118,7 @@ async def test_a_request_that_no_gateway_takes_is_not_sent(tmp_path: Path) -> No
 
 async def test_a_wrong_token_is_told_at_once(tmp_path: Path) -> None:
     async with opened(tmp_path, kept()) as gateway:
-        with pytest.raises(NotLetIn, match="refuses the token: invalid token"):
+        with pytest.raises(Unauthorized, match="refuses the token: invalid token"):
             async with GatewayClient(f"http://127.0.0.1:{gateway.port}", "wrong"):
                 pass
 
@@ -331,16 +331,16 @@ async def test_a_line_that_stays_broken_ends_with_an_error(tmp_path: Path) -> No
 async def test_a_gateway_that_moved_is_found_again(tmp_path: Path) -> None:
     here: list[Gateway] = []
 
-    async def find() -> Address:
-        return Address(f"http://127.0.0.1:{here[-1].port}", main_token(here[-1]))
+    async def find() -> GatewayAddress:
+        return GatewayAddress(f"http://127.0.0.1:{here[-1].port}", main_token(here[-1]))
 
     store = MemoryStore()
-    async with opened(tmp_path, house(Scripted(says("One.")), store=store)) as first:
+    async with opened(tmp_path, in_memory_atlas(Scripted(says("One.")), store=store)) as first:
         here.append(first)
         client = await GatewayClient(find=find).__aenter__()
         feed = client.follow("main")
         assert words(await heard(feed, (await feed.send("Hi")).run_id)) == "One."
-    async with opened(tmp_path, house(Scripted(says("Two.")), store=store)) as second:
+    async with opened(tmp_path, in_memory_atlas(Scripted(says("Two.")), store=store)) as second:
         here.append(second)
         assert words(await heard(feed, (await feed.send("Again")).run_id)) == "Two."
         await client.close()
@@ -350,8 +350,8 @@ async def test_a_gateway_that_moved_is_found_again(tmp_path: Path) -> None:
 async def test_a_gateway_that_was_killed_in_the_middle_goes_on_where_a_new_one_takes_over(tmp_path: Path) -> None:
     lives: list[Any] = []
 
-    async def find() -> Address:
-        return Address(f"http://127.0.0.1:{lives[-1].port}", (tmp_path / "token").read_text().strip())
+    async def find() -> GatewayAddress:
+        return GatewayAddress(f"http://127.0.0.1:{lives[-1].port}", (tmp_path / "token").read_text().strip())
 
     async with living(tmp_path, LONG, pause=0.02) as first:
         lives.append(first)
@@ -373,7 +373,7 @@ async def test_a_gateway_that_was_killed_in_the_middle_goes_on_where_a_new_one_t
 
 
 async def test_a_reader_that_takes_its_time_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atlas_agents.client.feed._MOST_WAITING", 5)
+    monkeypatch.setattr("atlas_agents.client.client._MOST_WAITING", 5)
     async with (
         opened(tmp_path, kept(says(LONG))) as gateway,
         connected(gateway) as client,

@@ -7,11 +7,10 @@ import pytest
 from gateway_client import Client, joined, opened
 
 from atlas_agents import Atlas, Tool
-from atlas_agents.core.forgetting import Forget, Forgettable, Forgotten
-from atlas_agents.core.store import Store
+from atlas_agents.core.store import Prunable, Prune, Pruned, Store
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
-from atlas_agents.testing import Scripted, calls, fails, house, says
+from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 
 LATER = 1 << 62
 
@@ -23,7 +22,7 @@ async def echo(input: str) -> str:
 def speaking(store: Store) -> Atlas:
     """Words and a call, then an answer."""
     replies = (says("Let me see.") + calls("echo", input="a"), says("It is all there, word by word."))
-    return house(Scripted(*replies), [Tool("echo", echo, effect="pure")], store=store)
+    return in_memory_atlas(Scripted(*replies), [Tool("echo", echo, effect="pure")], store=store)
 
 
 async def spoken(client: Client) -> tuple[str, list[dict[str, Any]]]:
@@ -40,7 +39,7 @@ async def test_a_turn_that_was_forgotten_to_any_part_still_says_its_last_word(li
     async with opened(tmp_path, speaking(store)) as gateway, joined(gateway) as client:
         run_id, heard = await spoken(client)
         history = await client.get("chat.history", sessionKey="main")
-        await store.commit("default", [Forget("events", LATER, limit=limit)])
+        await store.commit("default", [Prune("events", LATER, limit=limit)])
         left = len(await store.events("default", run_id))
         assert left == max(0, len(heard) - limit)
         for last in (0, 2, len(heard)):
@@ -58,13 +57,16 @@ async def test_a_turn_that_was_forgotten_to_any_part_still_says_its_last_word(li
 
 
 @pytest.mark.parametrize("what", ["events", "journal"])
-async def test_a_turn_that_failed_says_so_after_all_is_forgotten(what: Forgettable, tmp_path: Path) -> None:
+async def test_a_turn_that_failed_says_so_after_all_is_forgotten(what: Prunable, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "atlas.db")
     await store.open()
-    async with opened(tmp_path, house(Scripted(fails("no luck")), store=store)) as gateway, joined(gateway) as client:
+    async with (
+        opened(tmp_path, in_memory_atlas(Scripted(fails("no luck")), store=store)) as gateway,
+        joined(gateway) as client,
+    ):
         run_id, heard = await spoken(client)
         assert heard[-1]["event"] == "chat.error"
-        assert await store.commit("default", [Forget(what, LATER)]) != [Forgotten()]
+        assert await store.commit("default", [Prune(what, LATER)]) != [Pruned()]
         async with joined(gateway) as back:
             await back.get("sessions.subscribe", sessionKey="main", runs={run_id: 0})
             assert (await back.until("chat.error"))["message"] == heard[-1]["data"]["message"]

@@ -9,14 +9,14 @@ import pytest
 from gateway_client import joined, knocked, opened, talking
 
 from atlas_agents import Approvals, Atlas, ProviderError, Tool
-from atlas_agents.core.secret import Secret
+from atlas_agents.core.paths import Secret
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, calls, fails, house, says, thinks
+from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says, thinks
 
 
 def kept(*replies: Any, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
     """An Atlas that keeps what it is told."""
-    return house(Scripted(*replies), tools, store=MemoryStore(), **options)
+    return in_memory_atlas(Scripted(*replies), tools, store=MemoryStore(), **options)
 
 
 async def test_the_seed_word_for_word(tmp_path: Path) -> None:

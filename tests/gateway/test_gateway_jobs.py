@@ -8,9 +8,9 @@ from typing import Any
 from gateway_client import Client, joined, opened
 
 from atlas_agents import Agent, Approvals, Atlas, Delegation, ProviderError, tool
+from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry, Reply, Scripted, calls, fails, says
-from atlas_agents.toolbox.team import delegate_task
 
 HAND = calls("delegate_task", target_agent="writer", task_description="a poem", priority="high")
 STRONG = "-0123456789abcdefghijklmnopqrstuvwxyz"

@@ -13,7 +13,7 @@ from gateway_client import http, joined, main_token, opened
 from openai_client import MODEL, Slow, client_of, kept, said
 
 from atlas_agents import Approvals, Tool
-from atlas_agents.gateway import asking
+from atlas_agents.gateway import http_api
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.testing import Scripted, calls, says
 
@@ -206,7 +206,7 @@ async def test_what_is_no_request_of_a_program_is_refused(path: str, body: str, 
 async def test_a_request_that_does_not_come_to_its_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "BODY_WITHIN", 0.1)
+    monkeypatch.setattr(http_api, "BODY_WITHIN", 0.1)
     async with opened(tmp_path) as gateway:
         more: dict[str, Any] = shown(gateway, Content_Length="100")
         code, _ = await asyncio.wait_for(http(gateway, "POST /v1/chat/completions", **more), 5)

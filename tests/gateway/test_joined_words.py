@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 
 from atlas_agents.core.store import AddEvents
+from atlas_agents.gateway.events import RunLog
 from atlas_agents.gateway.protocol.events import ChatDelta, ChatFinal, ChatReasoning, ChatReset
-from atlas_agents.gateway.protocol.shapes import UsageShape
-from atlas_agents.gateway.runlog import RunLog
+from atlas_agents.gateway.protocol.types import UsageShape
 
 
 def said(text: str) -> ChatDelta:

@@ -10,19 +10,19 @@ from typing import Any
 from gateway_client import Client, joined, opened
 
 from atlas_agents.gateway.server import Gateway
-from atlas_agents.knowledge.memories import Origin, Whose
-from atlas_agents.knowledge.study import Study
+from atlas_agents.knowledge.knowledge_base import KnowledgeBase
+from atlas_agents.knowledge.memories import MemoryOrigin, Whose
 
 TOKENS = {name: f"{name}-0123456789abcdefghijklmnopqrstuvwxyz" for name in ("ann", "bob")}
 
 
 @asynccontextmanager
-async def furnished(home: Path) -> AsyncGenerator[tuple[Gateway, Study]]:
+async def furnished(home: Path) -> AsyncGenerator[tuple[Gateway, KnowledgeBase]]:
     (home / "home").mkdir()
     lines = {name: {"token": token, "scopes": ["read", "write"], "sessions": "own"} for name, token in TOKENS.items()}
     (home / "home" / "tokens.json").write_text(json.dumps(lines))
     async with opened(home / "home") as gateway:
-        study = Study(gateway.hub.store)
+        study = KnowledgeBase(gateway.hub.store)
         gateway.hub.study = study
         yield gateway, study
         await study.close()
@@ -63,7 +63,9 @@ async def test_memories_are_those_of_who_asks(tmp_path: Path) -> None:
     """S11: another's memory id is like one that never was, in words and in kind."""
     async with furnished(tmp_path) as (gateway, study):
         tenant, agent = gateway.hub.atlas.tenant, gateway.hub.atlas.agents[0].id
-        kept = await study.memories.remember(Whose(tenant, agent, "ann"), "She likes tea.", ["taste"], Origin("k", "r"))
+        kept = await study.memories.remember(
+            Whose(tenant, agent, "ann"), "She likes tea.", ["taste"], MemoryOrigin("k", "r")
+        )
         async with (
             joined(gateway, TOKENS["ann"]) as ann,
             joined(gateway, TOKENS["bob"]) as bob,

@@ -9,7 +9,7 @@ from gateway_client import Client, talking
 from atlas_agents import Approvals, Atlas, ToolFailed, tool
 from atlas_agents.core.store import AuditRow
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Reply, Scripted, calls, fails, house, says
+from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
 
 
 @tool(confirm=True)
@@ -21,7 +21,7 @@ async def note(text: str) -> str:
 
 
 def atlas(*replies: Reply, store: MemoryStore | None = None) -> Atlas:
-    return house(Scripted(*replies), [note], store=store or MemoryStore(), approve=Approvals(wait=True))
+    return in_memory_atlas(Scripted(*replies), [note], store=store or MemoryStore(), approve=Approvals(wait=True))
 
 
 async def turn(client: Client, message: str, session: str = "s") -> str:

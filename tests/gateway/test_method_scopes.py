@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from gateway_client import Client, joined, knocked, main_token, opened
 
-from atlas_agents.gateway.families import all_methods
 from atlas_agents.gateway.protocol.methods import METHODS
+from atlas_agents.gateway.server import all_methods
 
 SCOPES = {
     "health.check": "read",

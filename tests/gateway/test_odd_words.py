@@ -10,14 +10,14 @@ from gateway_client import http, joined, opened, talking
 
 from atlas_agents import Atlas, ProviderError, TextChunk, Tool
 from atlas_agents.core.errors import StoreFull
-from atlas_agents.core.secret import Secret
+from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import Write
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Reply, Scripted, calls, fails, house, says
+from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
 
 
 def kept(*replies: Reply, tools: tuple[Tool, ...] = ()) -> Atlas:
-    return house(Scripted(*replies), tools, store=MemoryStore())
+    return in_memory_atlas(Scripted(*replies), tools, store=MemoryStore())
 
 
 async def test_half_a_character_does_not_break_a_turn(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ class Full(MemoryStore):
 
 async def test_a_full_disk_refuses_new_turns_and_shows_the_old_ones(tmp_path: Path) -> None:
     store = Full()
-    atlas = house(Scripted(says("One."), says("Two.")), store=store)
+    atlas = in_memory_atlas(Scripted(says("One."), says("Two.")), store=store)
     async with talking(tmp_path, atlas) as client:
         await client.get("chat.send", sessionKey="main", message="Hi")
         await client.until("chat.final")
@@ -93,7 +93,7 @@ async def test_what_a_run_says_waits_for_a_store_that_comes_back(tmp_path: Path)
         return input
 
     tool = Tool("slow", slow, effect="pure")
-    atlas = house(Scripted(calls("slow", input="x"), says("Done.")), [tool], store=store)
+    atlas = in_memory_atlas(Scripted(calls("slow", input="x"), says("Done.")), [tool], store=store)
     async with talking(tmp_path, atlas) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Hi"))["runId"]
         await client.until("tool.call")

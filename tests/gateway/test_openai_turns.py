@@ -201,7 +201,7 @@ async def test_a_gateway_that_stops_says_when_to_come_back(tmp_path: Path) -> No
 
 
 async def test_one_token_cannot_wait_for_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atlas_agents.gateway.asking.AT_ONCE", 1)
+    monkeypatch.setattr("atlas_agents.gateway.http_api.AT_ONCE", 1)
     slow = Slow()
     atlas = kept(Scripted(calls("slow", input="x"), says("Done."), says("Next.")), (slow.tool,))
     async with asking(tmp_path, atlas) as (_, client):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from gateway_client import http, opened
 
-from atlas_agents.core.secret import Secret
-from atlas_agents.gateway import http as http_routes
-from atlas_agents.gateway.page import BuiltPage
+from atlas_agents.core.paths import Secret
+from atlas_agents.gateway import asgi as http_routes
+from atlas_agents.gateway.asgi import BuiltPage
 
 
 def body(answer: str) -> str:

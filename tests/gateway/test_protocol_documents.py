@@ -8,7 +8,7 @@ from typing import Any, cast
 import jsonschema_rs
 import pytest
 
-from atlas_agents.gateway.protocol.asyncapi import asyncapi
+from atlas_agents.gateway.protocol.documents import asyncapi, json_schema, typescript
 from atlas_agents.gateway.protocol.events import (
     HOUSE_EVENTS,
     PLAIN,
@@ -20,8 +20,6 @@ from atlas_agents.gateway.protocol.events import (
     plain,
 )
 from atlas_agents.gateway.protocol.methods import METHODS
-from atlas_agents.gateway.protocol.schema import json_schema
-from atlas_agents.gateway.protocol.typescript import typescript
 from protocol_page import PAGE, filled
 
 

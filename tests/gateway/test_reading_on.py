@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from atlas_agents.core.store import EventRow
-from atlas_agents.dispatch.notices import Notice
-from atlas_agents.gateway.far import FarRuns
-from atlas_agents.gateway.metrics import Metrics
+from atlas_agents.dispatch.notifications import Notification
+from atlas_agents.gateway.cluster import RemoteRuns
 from atlas_agents.gateway.protocol.events import ChatDelta, body_of
-from atlas_agents.gateway.runs import Runs
+from atlas_agents.gateway.runs import RunRegistry
+from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.stores.memory import MemoryStore
 from checks import until
 
@@ -35,9 +35,9 @@ class LateStore(MemoryStore):
 
 async def test_what_is_told_in_the_moment_in_which_reading_ends_is_read() -> None:
     store = LateStore()
-    runs = Runs(store, "default", Metrics())
-    far = runs.far = FarRuns(runs, store, "default")
-    store.tell = lambda: far.notice(Notice("events", "default", "r", seq=2))
+    runs = RunRegistry(store, "default", Metrics())
+    far = runs.far = RemoteRuns(runs, store, "default")
+    store.tell = lambda: far.notice(Notification("events", "default", "r", seq=2))
     log = far.attend("r", "s")
 
     async def read() -> bool:

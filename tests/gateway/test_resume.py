@@ -18,7 +18,7 @@ from atlas_agents.core.store import AddEvents, ReserveEvents
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 SHORT = "Pack my box with five dozen jugs."
 LONG = "The quick brown fox jumps over the lazy dog. " * 6
@@ -33,7 +33,7 @@ def talkative(words: str = LONG, **options: Any) -> Atlas:
     tools = [Tool("echo", echo, effect="pure"), Tool("act", echo, confirm=True)]
     replies = (says(words) + calls("echo", input="a"), calls("act", input="b"), says(words))
     store = options.pop("store", None) or MemoryStore()
-    return house(Paced(*replies), tools, store=store, approve=Approvals(wait=True), **options)
+    return in_memory_atlas(Paced(*replies), tools, store=store, approve=Approvals(wait=True), **options)
 
 
 async def steady(client: Client, run_id: str) -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ async def test_a_question_that_waits_is_in_the_picture_that_a_late_one_gets(tmp_
 
 
 async def test_a_run_that_ended_while_nobody_listened_is_replayed_whole(tmp_path: Path) -> None:
-    atlas = house(Scripted(says(LONG)), store=MemoryStore())
+    atlas = in_memory_atlas(Scripted(says(LONG)), store=MemoryStore())
     async with opened(tmp_path, atlas) as gateway:
         async with joined(gateway) as client:
             run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
@@ -174,12 +174,12 @@ async def test_a_run_that_ended_while_nobody_listened_is_replayed_whole(tmp_path
 
 async def test_a_turn_that_ended_without_a_last_word_gets_one_when_it_is_asked_for(tmp_path: Path) -> None:
     store = MemoryStore()
-    stream = house(Scripted(says("All of it.")), store=store).send("Go", session="main")
+    stream = in_memory_atlas(Scripted(says("All of it.")), store=store).send("Go", session="main")
     await stream.reply()
     run_id = stream.stream_id
     lost = b'{"event":"chat.delta","data":{"runId":"%b","text":"All o"}}' % run_id.encode()
     await store.commit("default", [ReserveEvents(run_id, 512), AddEvents(run_id, ((1, lost),))])
-    async with opened(tmp_path, house(Scripted(), store=store)) as gateway:
+    async with opened(tmp_path, in_memory_atlas(Scripted(), store=store)) as gateway:
         heard: list[list[dict[str, Any]]] = []
         for _ in range(2):
             async with joined(gateway) as client:
@@ -195,7 +195,7 @@ async def test_a_turn_that_ended_without_a_last_word_gets_one_when_it_is_asked_f
 
 async def test_a_run_goes_on_when_its_client_is_gone_unless_it_asked_otherwise(tmp_path: Path) -> None:
     for how, status in (("continue", "done"), ("cancel", "cancelled")):
-        atlas = house(Paced(says(LONG)), store=MemoryStore())
+        atlas = in_memory_atlas(Paced(says(LONG)), store=MemoryStore())
         async with opened(tmp_path, atlas) as gateway, joined(gateway) as other:
             async with joined(gateway) as client:
                 sent = await client.get("chat.send", sessionKey="main", message="Go", onDisconnect=how)
@@ -206,7 +206,7 @@ async def test_a_run_goes_on_when_its_client_is_gone_unless_it_asked_otherwise(t
 
 async def test_two_clients_of_a_session_hear_the_same_in_the_same_order(tmp_path: Path) -> None:
     replies = [says(f"Answer {n}. " * 4) for n in range(12)]
-    atlas = house(Paced(*replies, pause=0), store=MemoryStore())
+    atlas = in_memory_atlas(Paced(*replies, pause=0), store=MemoryStore())
     async with opened(tmp_path, atlas) as gateway, joined(gateway) as one, joined(gateway) as two:
         for client in (one, two):
             await client.get("sessions.subscribe", sessionKey="main")
@@ -255,7 +255,7 @@ class NeverReads:
 @pytest.mark.slow
 async def test_who_does_not_read_is_closed_and_can_come_back_for_the_rest(tmp_path: Path) -> None:
     answer = ("0123456789abcdef" * 256 + " ") * 25
-    atlas = house(Scripted(*[says(answer)] * 100), store=MemoryStore())
+    atlas = in_memory_atlas(Scripted(*[says(answer)] * 100), store=MemoryStore())
     async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
         await client.get("sessions.subscribe", sessionKey="main")
         sleeper = NeverReads()
@@ -277,14 +277,14 @@ async def test_who_does_not_read_is_closed_and_can_come_back_for_the_rest(tmp_pa
 
 async def test_a_turn_left_by_one_gateway_is_heard_to_its_end_at_the_next(tmp_path: Path) -> None:
     store = MemoryStore()
-    first = house(Paced(says(LONG)), store=store)
+    first = in_memory_atlas(Paced(says(LONG)), store=store)
     async with opened(tmp_path, first, grace=0.0) as gateway, joined(gateway) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         for _ in range(10):
             await client.until("chat.delta")
         before = client.events(run_id)
         client.socket.transport.abort()
-    async with opened(tmp_path, house(Paced(says(LONG)), store=store)) as gateway, joined(gateway) as client:
+    async with opened(tmp_path, in_memory_atlas(Paced(says(LONG)), store=store)) as gateway, joined(gateway) as client:
         last = before[-1]["data"]["seq"]
         await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
         await client.until("chat.final")

@@ -12,7 +12,7 @@ from paced import Paced
 from atlas_agents import Agent, Approvals, Atlas, Policy, Tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Environment, Registry, Scripted, calls, house, says
+from atlas_agents.testing import Environment, Registry, Scripted, calls, in_memory_atlas, says
 
 ANA, BOB = "ana-0123456789abcdefghijklmnop", "bob-0123456789abcdefghijklmnop"
 
@@ -26,7 +26,7 @@ def two_users(home: Path, **more: Any) -> None:
 
 
 def kept(*replies: Any, **options: Any) -> Atlas:
-    return house(Scripted(*replies), store=MemoryStore(), **options)
+    return in_memory_atlas(Scripted(*replies), store=MemoryStore(), **options)
 
 
 async def test_a_session_is_made_listed_changed_and_removed(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ async def test_a_session_takes_its_first_words_as_its_name(tmp_path: Path) -> No
 
 
 async def test_who_keeps_a_list_hears_that_a_session_works_and_rests(tmp_path: Path) -> None:
-    atlas = house(Paced(says("One two three.")), store=MemoryStore())
+    atlas = in_memory_atlas(Paced(says("One two three.")), store=MemoryStore())
     async with opened(tmp_path, atlas) as gateway, joined(gateway) as other, joined(gateway) as client:
         await other.get("sessions.list")
         await client.get("chat.send", sessionKey="main", message="Go")
@@ -105,7 +105,7 @@ async def test_a_session_at_work_is_not_removed(tmp_path: Path) -> None:
         await waits.wait()
         return input
 
-    atlas = house(Scripted(calls("slow", input="x"), says("ok")), [Tool("slow", slow)], store=MemoryStore())
+    atlas = in_memory_atlas(Scripted(calls("slow", input="x"), says("ok")), [Tool("slow", slow)], store=MemoryStore())
     async with talking(tmp_path, atlas) as client:
         await client.get("chat.send", sessionKey="main", message="Go")
         await client.until("tool.call")
@@ -137,7 +137,7 @@ async def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
         done.append(input)
         return "done"
 
-    atlas = house(
+    atlas = in_memory_atlas(
         Scripted(calls("act", input="x"), says("ok")),
         [Tool("act", act, confirm=True)],
         store=MemoryStore(),
@@ -262,7 +262,9 @@ async def test_the_audit_log_is_read_from_its_end(tmp_path: Path) -> None:
         return input
 
     script = [step for n in range(12) for step in (calls("look", input=str(n)), says("ok"))]
-    async with talking(tmp_path, house(Scripted(*script), [Tool("look", look)], store=MemoryStore())) as client:
+    async with talking(
+        tmp_path, in_memory_atlas(Scripted(*script), [Tool("look", look)], store=MemoryStore())
+    ) as client:
         for _ in range(12):
             await client.get("chat.send", sessionKey="main", message="Look")
             await client.until("chat.final")

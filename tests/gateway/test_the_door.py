@@ -10,8 +10,8 @@ import pytest
 from gateway_client import UPGRADE, http, joined, knocked, main_token, opened
 from websockets.exceptions import InvalidStatus
 
-from atlas_agents.gateway import link
-from atlas_agents.gateway.logs import JsonLines
+from atlas_agents.gateway import websocket
+from atlas_agents.gateway.telemetry import JsonLines
 
 PATHS = ["/", "/ws", "/health", "/healthz", "/readyz", "/metrics", "/asyncapi.json", "/nowhere"]
 STRANGERS = [
@@ -149,7 +149,7 @@ async def test_who_says_nothing_is_closed_in_time(tmp_path: Path) -> None:
 async def test_a_connection_that_asks_for_nothing_is_closed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "HEADERS_WITHIN", 0.2)
+    monkeypatch.setattr(websocket, "HEADERS_WITHIN", 0.2)
     async with opened(tmp_path) as gateway:
         for said in (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)

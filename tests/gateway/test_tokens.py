@@ -10,19 +10,18 @@ import pytest
 from gateway_client import joined, knocked, main_token, opened
 
 from atlas_agents import ConfigError
-from atlas_agents.core.secret import Secret
-from atlas_agents.gateway.lockout import Lockout
+from atlas_agents.core.paths import Secret
+from atlas_agents.gateway.auth import Lockout, TokenFile, strength
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.gateway.tokens import Tokens, strength
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, VirtualClock, house, says
+from atlas_agents.testing import Scripted, VirtualClock, in_memory_atlas, says
 
 GOOD = "k9Vd2mQ8xZ4tR7wB1nL5cH"
 
 
 def test_the_first_start_makes_a_strong_token_that_only_its_owner_can_read(tmp_path: Path) -> None:
-    tokens = Tokens(tmp_path / "new" / "home")
+    tokens = TokenFile(tmp_path / "new" / "home")
     made = tokens.path.read_text().strip()
     assert strength(made) >= 128
     assert stat.S_IMODE(tokens.path.stat().st_mode) == 0o600
@@ -30,46 +29,46 @@ def test_the_first_start_makes_a_strong_token_that_only_its_owner_can_read(tmp_p
     assert [path.name for path in tokens.path.parent.iterdir()] == ["token"]
     found = tokens.who(made)
     assert found is not None and found.principal.scopes == ("read", "write", "approve", "admin")
-    assert Tokens(tokens.path.parent).who(made) == found
+    assert TokenFile(tokens.path.parent).who(made) == found
 
 
 @pytest.mark.parametrize("token", ["", "  ", "\n\t\n"])
 def test_a_blank_token_is_no_token(token: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="blank"):
-        Tokens(tmp_path, Secret(token))
+        TokenFile(tmp_path, Secret(token))
     (tmp_path / "token").write_text(token)
     with pytest.raises(ConfigError, match="blank"):
-        Tokens(tmp_path)
+        TokenFile(tmp_path)
 
 
 def test_a_token_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "token").mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
-        Tokens(tmp_path)
+        TokenFile(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"x" * 5000, b"abc\x00def"])
 def test_a_token_file_that_holds_no_token_stops_the_start(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(content)
     with pytest.raises(ConfigError):
-        Tokens(tmp_path)
+        TokenFile(tmp_path)
 
 
 def test_a_weak_token_is_accepted_on_this_machine_only_and_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert Tokens(tmp_path, Secret("mysecrettoken")).who("mysecrettoken") is not None
+    assert TokenFile(tmp_path, Secret("mysecrettoken")).who("mysecrettoken") is not None
     assert "weak" in caplog.text and "mysecrettoken" not in caplog.text
     with pytest.raises(ConfigError, match="too weak"):
-        Tokens(tmp_path, Secret("mysecrettoken"), exposed=True)
-    assert Tokens(tmp_path, Secret(GOOD), exposed=True).who(GOOD) is not None
+        TokenFile(tmp_path, Secret("mysecrettoken"), exposed=True)
+    assert TokenFile(tmp_path, Secret(GOOD), exposed=True).who(GOOD) is not None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "atlas.example"])
 def test_a_gateway_beyond_this_machine_needs_a_strong_token(host: str, tmp_path: Path) -> None:
     settings = GatewaySettings(home=tmp_path, host=host, token=Secret("mysecrettoken"))
     with pytest.raises(ConfigError, match="too weak"):
-        Gateway(house(Scripted(says("hi")), store=MemoryStore()), settings)
+        Gateway(in_memory_atlas(Scripted(says("hi")), store=MemoryStore()), settings)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ async def test_a_wrong_token_is_told_so_and_closed(wrong: str, tmp_path: Path) -
 def test_a_named_token_may_be_kept_as_its_hash(tmp_path: Path) -> None:
     digest = hashlib.sha256(GOOD.encode()).hexdigest()
     (tmp_path / "tokens.json").write_text(json.dumps({"ana": {"sha256": digest, "scopes": ["write", "read"]}}))
-    found = Tokens(tmp_path).who(GOOD)
+    found = TokenFile(tmp_path).who(GOOD)
     assert found is not None
     assert (found.principal.id, found.principal.scopes, found.prefix) == ("ana", ("read", "write"), "@ana/")
     assert stat.S_IMODE((tmp_path / "tokens.json").stat().st_mode) == 0o600
@@ -122,7 +121,7 @@ def test_a_named_token_may_be_kept_as_its_hash(tmp_path: Path) -> None:
 def test_a_broken_list_of_tokens_stops_the_start_and_is_named(lines: str, tmp_path: Path) -> None:
     (tmp_path / "tokens.json").write_text(lines)
     with pytest.raises(ConfigError, match=r"tokens\.json"):
-        Tokens(tmp_path)
+        TokenFile(tmp_path)
 
 
 async def test_a_new_token_ends_the_old_one_at_once_and_its_sockets_within_a_second(tmp_path: Path) -> None:

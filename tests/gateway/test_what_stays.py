@@ -10,10 +10,10 @@ from paced import Paced
 
 from atlas_agents import Approvals, Atlas, Image, ToolContext, tool
 from atlas_agents.core.store import RunRow
-from atlas_agents.gateway.healing import heal
 from atlas_agents.gateway.protocol.events import name_of
+from atlas_agents.gateway.runs import finalize_run
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 
@@ -34,7 +34,7 @@ async def draw(context: ToolContext) -> dict[str, Any]:
 
 async def test_what_a_stopped_turn_said_is_in_every_view_of_the_session(tmp_path: Path) -> None:
     model, store = Paced(says("one two three four " * 50), pause=0.02), MemoryStore()
-    async with talking(tmp_path, house(model, store=store)) as client:
+    async with talking(tmp_path, in_memory_atlas(model, store=store)) as client:
         run_id = (await client.get("chat.send", sessionKey="s", message="count"))["runId"]
         for _ in range(2):
             await client.until("chat.delta")
@@ -55,7 +55,7 @@ async def test_what_a_stopped_turn_said_is_in_every_view_of_the_session(tmp_path
 async def _forgets_how_it_ended(store: MemoryStore, row: RunRow) -> None:
     """As if everything had stopped between the end and its last word."""
     store._desk("default").events[row.id].popitem()  # pyright: ignore[reportPrivateUsage]
-    await heal(store, "default", row)
+    await finalize_run(store, "default", row)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ async def _forgets_how_it_ended(store: MemoryStore, row: RunRow) -> None:
 )
 async def test_the_model_is_told_why_a_person_said_no(reason: str, told: dict[str, Any], tmp_path: Path) -> None:
     model = Scripted(calls("wipe", path="/"), says("I see."))
-    atlas = house(model, [wipe], store=MemoryStore(), approve=Approvals(wait=True))
+    atlas = in_memory_atlas(model, [wipe], store=MemoryStore(), approve=Approvals(wait=True))
     async with talking(tmp_path, atlas) as client:
         await client.get("chat.send", sessionKey="s", message="wipe it")
         asked = await client.until("exec.approval_request")
@@ -75,7 +75,7 @@ async def test_the_model_is_told_why_a_person_said_no(reason: str, told: dict[st
 
 
 async def test_how_long_a_call_took_and_its_picture_are_the_same_live_and_later(tmp_path: Path) -> None:
-    atlas = house(Scripted(calls("draw"), says("Drawn.")), [draw], store=MemoryStore())
+    atlas = in_memory_atlas(Scripted(calls("draw"), says("Drawn.")), [draw], store=MemoryStore())
     async with talking(tmp_path, atlas) as client:
         await client.get("chat.send", sessionKey="s", message="draw")
         live = await client.until("tool.result")
@@ -103,7 +103,9 @@ async def _copied(client: Any) -> Any:
 
 async def test_the_wait_for_a_person_is_not_the_tools_time(tmp_path: Path) -> None:
     model = Scripted(calls("wipe", path="/"), says("Done."))
-    async with talking(tmp_path, house(model, [wipe], store=MemoryStore(), approve=Approvals(wait=True))) as client:
+    async with talking(
+        tmp_path, in_memory_atlas(model, [wipe], store=MemoryStore(), approve=Approvals(wait=True))
+    ) as client:
         await client.get("chat.send", sessionKey="s", message="wipe it")
         asked = await client.until("exec.approval_request")
         await asyncio.sleep(1)
@@ -122,7 +124,7 @@ async def test_who_comes_in_the_middle_hears_what_a_tool_has_said(tmp_path: Path
         await go_on.wait()
         return "counted"
 
-    atlas: Atlas = house(Scripted(calls("count"), says("Done.")), [count], store=MemoryStore())
+    atlas: Atlas = in_memory_atlas(Scripted(calls("count"), says("Done.")), [count], store=MemoryStore())
     async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
         await client.get("chat.send", sessionKey="s", message="count")
         while (await client.until("tool.progress"))["message"][:9] != "line 2999":

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from atlas_agents.core.store import Store
 from atlas_agents.knowledge.embedding import Embedder, LocalEmbedder
 from atlas_agents.knowledge.library import Knowledge
-from atlas_agents.knowledge.sources import Sources
+from atlas_agents.knowledge.loaders import Sources
 from atlas_agents.stores.memory import MemoryStore
 
 HERE = Path(__file__).parent

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlas_agents.knowledge.chunks import LARGEST, chunks
+from atlas_agents.knowledge.chunking import LARGEST, chunks
 
 
 def test_a_passage_knows_the_headings_above_it_and_its_line() -> None:

@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 
 from atlas_agents.core.errors import ConfigError, ProviderError
-from atlas_agents.core.secret import Secret
-from atlas_agents.knowledge import embedding, endpoint
-from atlas_agents.knowledge.embedding import LocalEmbedder
-from atlas_agents.knowledge.endpoint import EndpointEmbedder
+from atlas_agents.core.paths import Secret
+from atlas_agents.knowledge import embedding
+from atlas_agents.knowledge import embedding as embedding_module
+from atlas_agents.knowledge.embedding import EndpointEmbedder, LocalEmbedder
 
 TEXTS = ["how do I reset my password", "Walrus & carpenter: 42 oysters", "日本語のテキスト", "a\nb\tc " * 300]
 
@@ -45,8 +45,9 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 def test_nothing_heavy_is_imported_before_the_first_text() -> None:
     code = (
-        "import sys, atlas_agents.knowledge.study, atlas_agents.stores.sqlite; from atlas_agents.knowledge.embedding "
-        "import LocalEmbedder; LocalEmbedder(); heavy = ('numpy', 'tokenizers', 'wordllama', 'aiohttp', 'pypdf'); "
+        "import sys, atlas_agents.knowledge.knowledge_base, atlas_agents.stores.sqlite\n"
+        "from atlas_agents.knowledge.embedding import LocalEmbedder\n"
+        "LocalEmbedder(); heavy = ('numpy', 'tokenizers', 'wordllama', 'aiohttp', 'pypdf'); "
         "print([name for name in heavy if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -100,7 +101,7 @@ async def test_a_server_is_asked_for_many_at_once_and_in_order(server: Server) -
 async def test_a_busy_server_is_asked_again_and_a_wrong_key_is_not(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(embedding_module, "_PAUSES", (0.0, 0.0))
     embedder = EndpointEmbedder("small", base_url=server.url, key=Secret("k-123"))
     server.answers = [(429, {}), (503, {})]
     assert len(await embedder.embed(["a"])) == 1 and len(server.asked) == 3

@@ -7,11 +7,11 @@ import pytest
 from aiohttp import web
 from library_words import T, opened, pdf_file, word_file, write
 
-from atlas_agents.core.errors import ConfigError, NotStored, ToolFailed
-from atlas_agents.core.shelves import Where
-from atlas_agents.knowledge import library, sources
+from atlas_agents.core.errors import ConfigError, NotFound, ToolFailed
+from atlas_agents.core.store import Where
+from atlas_agents.knowledge import library, loaders
 from atlas_agents.knowledge.library import Knowledge, Progress, about_of
-from atlas_agents.knowledge.sources import Item, Sources
+from atlas_agents.knowledge.loaders import Item, Sources
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 
@@ -24,7 +24,7 @@ async def knowledge() -> AsyncIterator[Knowledge]:
 
 async def first(knowledge: Knowledge, question: str) -> tuple[str, str, str, str]:
     (found, *_) = await knowledge.search(T, question)
-    return about_of(found.document).name, found.passage.heading, found.passage.position, found.document.shelf
+    return about_of(found.document).name, found.passage.heading, found.passage.position, found.document.collection
 
 
 async def test_a_folder_comes_in_and_what_is_found_says_where_it_stands(knowledge: Knowledge, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_a_refresh_looks_at_all_that_was_added(knowledge: Knowledge, tmp_p
     report = await knowledge.refresh(T)
     assert (report.added, report.changed, report.unchanged) == (1, 1, 1)
     assert (await first(knowledge, "octopus"))[3] == "two" and (await first(knowledge, "narwhal"))[3] == "one"
-    with pytest.raises(NotStored):
+    with pytest.raises(NotFound):
         await knowledge.refresh(T, "/never/added")
 
 
@@ -88,7 +88,7 @@ async def test_removing_leaves_nothing_behind(tmp_path: Path) -> None:
         assert await knowledge.remove(T, str(tmp_path / "docs")) == 1
         assert await knowledge.search(T, "walrus") == await knowledge.documents(T) == []
         assert await store.matching(T, Where("knowledge"), ["walrus"]) == []
-        with pytest.raises(NotStored):
+        with pytest.raises(NotFound):
             await knowledge.remove(T, str(tmp_path / "docs"))
     await store.close()
 
@@ -111,7 +111,7 @@ async def test_a_category_holds_and_can_be_changed(knowledge: Knowledge, tmp_pat
     assert len(await knowledge.search(T, "walrus", category="sea")) == 1
     assert (await knowledge.add(T, str(tmp_path), category="land")).changed == 1
     assert await knowledge.search(T, "walrus", category="sea") == []
-    assert [each.shelf for each in await knowledge.documents(T, category="land")] == ["land"]
+    assert [each.collection for each in await knowledge.documents(T, category="land")] == ["land"]
 
 
 async def test_another_way_to_make_vectors_reads_everything_again(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ async def test_a_word_file_with_entities_is_not_read(knowledge: Knowledge, tmp_p
 async def test_a_file_that_is_too_large_is_not_read(
     knowledge: Knowledge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "LARGEST", 10)
+    monkeypatch.setattr(loaders, "LARGEST", 10)
     write(tmp_path, a_md="x" * 11)
     assert "larger" in (await knowledge.add(T, str(tmp_path))).skipped[0][1]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from library_words import EMBEDDER, HERE, Asked, T, asked, opened
 
-from atlas_agents.core.shelves import Hit, Where
-from atlas_agents.knowledge.fusion import fused, weight_of, words_of
+from atlas_agents.core.store import Hit, Where
+from atlas_agents.knowledge.search import fused, weight_of, words_of
 from atlas_agents.stores.sqlite import SqliteStore
 
 Scores = tuple[float, float, float]

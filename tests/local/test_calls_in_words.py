@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atlas_agents import ToolCall
-from atlas_agents.local.calls import CallFinder
+from atlas_agents.local.prompting import CallFinder
 
 NAMES = {"add", "get_weather"}
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from atlas_agents import ModelUnavailable
-from atlas_agents.local.fetch import obtain
+from atlas_agents.local.download import obtain
 from atlas_agents.local.models import LocalModel, Url, list_models, remove_model, state_of
 
 DATA = b"GGUF" + bytes(range(256)) * 8000
@@ -175,7 +175,7 @@ async def test_two_who_want_it_at_once_fetch_it_once(server: FileServer, tmp_pat
 WAITS = """
 import asyncio, sys
 from pathlib import Path
-from atlas_agents.local.fetch import obtain
+from atlas_agents.local.download import obtain
 from atlas_agents.local.models import LocalModel, Url
 
 url, folder, size, sha = sys.argv[1:]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import ModelUnavailable
-from atlas_agents.local.fetch import obtain
+from atlas_agents.local.download import obtain
 from atlas_agents.local.models import LocalModel, Wheels
 
 pytestmark = pytest.mark.slow

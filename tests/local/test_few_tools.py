@@ -1,8 +1,8 @@
 """A very small model is shown a few tools that fit, not all that an agent has."""
 
 from atlas_agents import ToolSpec, user
-from atlas_agents.local.guide import fitted
 from atlas_agents.local.models import Manner
+from atlas_agents.local.prompting import fitted
 from atlas_agents.providers.base import Request
 
 NAMES = {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, ProviderError, RetryPolicy
-from atlas_agents.providers.faults import fault_of_status
+from atlas_agents.providers.base import fault_of_status
 from atlas_agents.testing import Environment, Registry, Scripted, says
 from model_server import Reply, serving
 

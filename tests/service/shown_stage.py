@@ -13,9 +13,9 @@ from typing import Any
 
 import websockets
 
+from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
-from atlas_agents.core.environment import Environment
-from atlas_agents.service.serve import Serving, private_gateway
+from atlas_agents.core.paths import Environment
 from model_server import Asked, ModelServer, Reply, serving
 
 AGENTS = "# Agents\n\n## analyst\n\nModel: openai/rules-1\nDescription: Looks things up and reckons.\n"
@@ -117,7 +117,7 @@ def yes(question: dict[str, Any]) -> dict[str, Any]:
 class House:
     """All of it."""
 
-    def __init__(self, serving: Serving, desk: Desk, model: ModelServer, home: Path) -> None:
+    def __init__(self, serving: ServedGateway, desk: Desk, model: ModelServer, home: Path) -> None:
         self.serving = serving
         self.desk = desk
         self.model = model

@@ -9,17 +9,16 @@ import pytest
 from aiohttp import web
 
 from atlas_agents import ConfigError
+from atlas_agents.app.app import open_study, opened
+from atlas_agents.app.tools import HOUSE_RULES
 from atlas_agents.config.load import load
-from atlas_agents.core.environment import Environment
-from atlas_agents.core.jobs import AddJob, JobRow, SetJob
-from atlas_agents.knowledge.endpoint import EndpointEmbedder
-from atlas_agents.knowledge.memories import Origin, Whose
+from atlas_agents.core.paths import Environment
+from atlas_agents.core.store import AddJob, JobRow, SetJob
+from atlas_agents.knowledge.embedding import EndpointEmbedder
+from atlas_agents.knowledge.memories import MemoryOrigin, Whose
 from atlas_agents.providers.registry import Registry
-from atlas_agents.service.builtin import HOUSE_RULES
-from atlas_agents.service.runtime import opened
-from atlas_agents.service.study import open_study
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.tools.permissions import Actor
+from atlas_agents.tools.policy import Actor
 
 TOOLS = {"search_atlasux_knowledge", "search_my_memories", "remember", "forget"}
 AGENTS = "# Agents\n\n## tina\n\nModel: http/rules\nRecall: on\n\n## petra\n\nModel: http/rules\nTools: none\n"
@@ -58,8 +57,8 @@ async def test_agents_have_the_tools_and_recall_as_their_section_says(tmp_path: 
     async with opened(settings, environment=environment, fetch=False) as runtime:
         tina, petra = runtime.atlas.agents
         assert {tool.name for tool in tina.tools} >= TOOLS and not petra.tools
-        await runtime.study.memories.remember(Whose("default", "tina", "ann"), "Ann likes tea.", [], Origin("a"))
-        await runtime.study.memories.remember(Whose("default", "petra", "ann"), "Ann likes tea.", [], Origin("b"))
+        await runtime.study.memories.remember(Whose("default", "tina", "ann"), "Ann likes tea.", [], MemoryOrigin("a"))
+        await runtime.study.memories.remember(Whose("default", "petra", "ann"), "Ann likes tea.", [], MemoryOrigin("b"))
         for agent in ("tina", "petra"):
             await runtime.atlas.ask("Do I like tea?", session=agent, agent_id=agent, user="ann")
     await runner.cleanup()

@@ -17,16 +17,15 @@ import pytest
 import websockets
 
 from atlas_agents import ConfigError
+from atlas_agents.app.app import RunningGateway, announce, occupied, running
+from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
-from atlas_agents.config.opening import open_store
+from atlas_agents.config.open import open_store
 from atlas_agents.config.settings import Settings
-from atlas_agents.core.clock import SystemClock
-from atlas_agents.core.environment import Environment
-from atlas_agents.core.records import DropRecord
-from atlas_agents.core.store import AcceptRun, AddEvents, PutSession, ReserveEvents, SetRun
-from atlas_agents.service.place import Running, announce, occupied, running
-from atlas_agents.service.serve import Serving, private_gateway
-from atlas_agents.stores import keeper
+from atlas_agents.core.aio import SystemClock
+from atlas_agents.core.paths import Environment
+from atlas_agents.core.store import AcceptRun, AddEvents, DropRecord, PutSession, ReserveEvents, SetRun
+from atlas_agents.stores import retention
 from atlas_agents.stores.sqlite import SqliteStore
 
 DEMO = "# Agents\n\n## helper\n\nModel: ollama/tiny\nDescription: Helps.\n"
@@ -38,13 +37,13 @@ def settled(home: Path, **flags: Any) -> tuple[Settings, Environment]:
 
 
 @asynccontextmanager
-async def served(home: Path, **flags: Any) -> AsyncGenerator[Serving, None]:
+async def served(home: Path, **flags: Any) -> AsyncGenerator[ServedGateway, None]:
     settings, environment = settled(home, **flags)
     async with asyncio.timeout(20), private_gateway(settings, environment=environment) as here:
         yield here
 
 
-async def said(here: Serving, method: str, **params: Any) -> Any:
+async def said(here: ServedGateway, method: str, **params: Any) -> Any:
     async with websockets.connect(here.url.replace("http", "ws")) as socket:
         await socket.send(json.dumps({"type": "auth", "token": here.token.reveal(), "protocol": 1}))
         await socket.recv()
@@ -65,7 +64,7 @@ async def test_a_first_start_makes_a_home_a_token_and_a_workspace(tmp_path: Path
     home = tmp_path / "home"
     async with served(home) as here:
         assert (await said(here, "health.check"))["status"] == "ok"
-        assert running(home) == Running(os.getpid(), here.url, running(home).version)  # pyright: ignore[reportOptionalMemberAccess]
+        assert running(home) == RunningGateway(os.getpid(), here.url, running(home).version)  # pyright: ignore[reportOptionalMemberAccess]
     assert oct(home.stat().st_mode & 0o777) == "0o700"
     assert oct((home / "token").stat().st_mode & 0o777) == "0o600"
     assert {path.name for path in (home / "workspace").iterdir()} == {"AGENTS.md", "SOUL.md", "TOOLS.md", "skills"}
@@ -102,7 +101,7 @@ async def test_edits_of_the_workspace_are_picked_up_and_broken_ones_are_not(tmp_
         await until(here, ["helper", "other"])
 
 
-async def until(here: Serving, ids: list[str]) -> None:
+async def until(here: ServedGateway, ids: list[str]) -> None:
     async with asyncio.timeout(8):
         while [agent["id"] for agent in (await said(here, "agents.list"))["agents"]] != ids:  # noqa: ASYNC110 - asks again
             await asyncio.sleep(0.2)
@@ -111,7 +110,7 @@ async def until(here: Serving, ids: list[str]) -> None:
 async def test_two_processes_do_not_work_in_one_home(tmp_path: Path) -> None:
     home = tmp_path / "home"
     async with served(home) as here:
-        command = "import sys; from pathlib import Path; from atlas_agents.service.place import occupied\n"
+        command = "import sys; from pathlib import Path; from atlas_agents.app.app import occupied\n"
         command += "with occupied(Path(sys.argv[1])): print('in')"
         other = await asyncio.to_thread(
             subprocess.run, [sys.executable, "-c", command, str(home)], capture_output=True, text=True, check=False
@@ -126,10 +125,10 @@ def test_a_note_that_a_sudden_end_left_behind_is_not_believed(tmp_path: Path) ->
     assert running(tmp_path) is None
     with occupied(tmp_path):
         pass
-    announce(tmp_path, Running(1, "http://127.0.0.1:1"))
+    announce(tmp_path, RunningGateway(1, "http://127.0.0.1:1"))
     assert running(tmp_path) is None
     with occupied(tmp_path):
-        announce(tmp_path, Running(1, "http://127.0.0.1:1"))
+        announce(tmp_path, RunningGateway(1, "http://127.0.0.1:1"))
         found = running(tmp_path)
         assert found is not None
         assert found.url == "http://127.0.0.1:1"
@@ -197,7 +196,7 @@ class LongAgo(SystemClock):
 async def test_a_gateway_removes_by_itself_what_is_kept_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "FIRST", 0.01)
+    monkeypatch.setattr(retention, "FIRST_DELAY", 0.01)
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     then = SqliteStore(home / "atlas.db", clock=LongAgo())

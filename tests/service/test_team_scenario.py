@@ -19,7 +19,7 @@ import pytest
 from team_process import TEAM, TeamProcess
 
 from atlas_agents.client import GatewayClient
-from atlas_agents.workspace.agents import parse_agents
+from atlas_agents.workspace.workspace import parse_agents
 from bot_double import TOKEN, BotDouble, Person, bot_double
 from model_server import Asked, Reply, serving
 

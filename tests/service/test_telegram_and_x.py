@@ -6,15 +6,14 @@ import msgspec
 import pytest
 
 from atlas_agents import Actor, ConfigError
+from atlas_agents.app.app import opened
+from atlas_agents.app.serve import is_on
+from atlas_agents.app.tools import HOUSE_RULES, known_tools, offers
 from atlas_agents.config.load import load
 from atlas_agents.config.settings import Settings
-from atlas_agents.core.environment import Environment
 from atlas_agents.core.messages import user
+from atlas_agents.core.paths import Environment
 from atlas_agents.providers.base import Request
-from atlas_agents.service.builtin import HOUSE_RULES, known_tools
-from atlas_agents.service.rooms import offers
-from atlas_agents.service.runtime import opened
-from atlas_agents.service.telegram import is_on
 
 NAMES = ("send_telegram_message", "post_to_x", "search_x")
 TELEGRAM = "123456:AAtelegram-canary"

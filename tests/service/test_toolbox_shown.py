@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from shown_stage import KEY, House, Step, follows, house_of, picture_of, small_web
 
+from atlas_agents.app.tools import HOUSE_RULES, known_tools
 from atlas_agents.config.load import load
-from atlas_agents.core.environment import Environment
-from atlas_agents.service.builtin import HOUSE_RULES, known_tools
-from atlas_agents.tools.permissions import Actor
+from atlas_agents.core.paths import Environment
+from atlas_agents.tools.policy import Actor
 
 PAGE = "<html><title>Rain</title><body><article><p>Rain in Porto, in mm: 158, 140, 90, 116, 98, 46.</p></body></html>"
 DRAW = """\

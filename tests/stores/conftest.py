@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from postgres_server import PostgresServer
 
-from atlas_agents.core.ids import new_id
+from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import Store
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.postgres import PostgresStore

@@ -17,7 +17,7 @@ from store_words import TENANT, outcomes
 
 from atlas_agents.core.errors import StoreFull
 from atlas_agents.core.store import AddAudit, AddMessage, PutSession
-from atlas_agents.stores.chain import broken_audit
+from atlas_agents.stores.hash_chain import broken_audit
 from atlas_agents.stores.sqlite import SqliteStore
 
 _, HARD = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -6,17 +6,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from atlas_agents.core.jobs import AddJob, JobRow
-from atlas_agents.core.records import PutRecord
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
     AddEvents,
+    AddJob,
     AddJournal,
     AddMessage,
     AddUsage,
     ApprovalRow,
+    JobRow,
     PutApproval,
+    PutRecord,
     PutSession,
     Reserve,
     ReserveEvents,

@@ -7,7 +7,7 @@ import os
 import pytest
 from store_words import DAY, TENANT, approval, outcomes, with_run
 
-from atlas_agents.core.errors import Conflict, Fenced, LimitSpent, NotStored
+from atlas_agents.core.errors import Conflict, DailyLimitExceeded, NotFound, StaleOwner
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
@@ -21,7 +21,7 @@ from atlas_agents.core.store import (
     SetRun,
     Store,
 )
-from atlas_agents.stores.chain import broken_audit, broken_journal
+from atlas_agents.stores.hash_chain import broken_audit, broken_journal
 from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.stores.sqlite import SqliteStore
 from checks import PATIENCE
@@ -38,7 +38,7 @@ async def two(make_store: Make, kind: str) -> list[Store]:
 async def test_a_counter_is_exact_under_200_callers(two: list[Store]) -> None:
     good, bad = await outcomes(two[n % 2].commit(TENANT, [Reserve("a", DAY, 120)]) for n in range(200))
     assert sorted(result[0] for result in good) == list(range(1, 121))
-    assert [type(error) for error in bad] == [LimitSpent] * 80
+    assert [type(error) for error in bad] == [DailyLimitExceeded] * 80
     assert await two[0].counted(TENANT, "a", DAY) == 120
 
 
@@ -51,7 +51,7 @@ async def test_of_many_who_claim_a_run_only_the_last_can_write(two: list[Store])
         return epoch
 
     good, bad = await outcomes(claim_and_write(n) for n in range(30))
-    assert {type(error) for error in bad} <= {Fenced}
+    assert {type(error) for error in bad} <= {StaleOwner}
     run = await two[0].run(TENANT, "r1")
     assert run is not None and run.epoch == 30 and 30 in good
     rows = await two[0].journal(TENANT, "r1")
@@ -109,7 +109,7 @@ async def test_a_thousand_commits_share_transactions(store: Store) -> None:
         store.commit(TENANT, [AddAudit(b"%d" % n)] if n % 10 else [AddAudit(b"no"), ClaimRun("none")])
         for n in range(1000)
     )
-    assert len(good) == 900 and [type(error) for error in bad] == [NotStored] * 100
+    assert len(good) == 900 and [type(error) for error in bad] == [NotFound] * 100
     entries = await store.audit(TENANT)
     assert [entry.entry for entry in entries] == [b"%d" % n for n in range(1000) if n % 10]
     assert broken_audit(entries) is None

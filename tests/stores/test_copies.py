@@ -14,13 +14,12 @@ from postgres_server import PostgresServer
 from store_words import TENANT, everything, one_of_each
 
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError
-from atlas_agents.core.forgetting import Forget
-from atlas_agents.core.store import AddAudit, AddMessage, PutSession, SetRun, Store
+from atlas_agents.core.store import AddAudit, AddMessage, Prune, PutSession, SetRun, Store
 from atlas_agents.stores import migrations
-from atlas_agents.stores.chain import broken_audit
+from atlas_agents.stores.hash_chain import broken_audit
 from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.stores.sqlite import SqliteStore
-from atlas_agents.stores.sqlite_copy import Content, back_up, look_into, restore
+from atlas_agents.stores.sqlite_files import DatabaseSummary, back_up, inspect, restore
 from conftest import FIXTURES
 
 
@@ -51,7 +50,7 @@ async def test_a_copy_has_all_of_it_is_one_file_and_its_owners_alone(tmp_path: P
     back.parent.mkdir()
     await filled(source)
     content = back_up(source, target)
-    assert content == Content(migrations.VERSION, target.stat().st_size, 1, 1, 1, 1, 1) == look_into(target)
+    assert content == DatabaseSummary(migrations.VERSION, target.stat().st_size, 1, 1, 1, 1, 1) == inspect(target)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     assert left_in(tmp_path) == {"atlas.db", "copy", "new"}
     assert restore(target, back) == (content, None)
@@ -91,18 +90,18 @@ async def test_a_copy_made_while_others_write_is_of_one_moment(tmp_path: Path) -
 
 async def test_what_a_copy_would_harm_is_left_alone(tmp_path: Path) -> None:
     source, target = tmp_path / "atlas.db", tmp_path / "copy"
-    with pytest.raises(StoreError, match="there is no database"):
+    with pytest.raises(StoreError, match="not found: database"):
         back_up(source, target)
     await filled(source)
     target.write_text("mine")
-    with pytest.raises(Conflict, match="written over nothing"):
+    with pytest.raises(Conflict, match="choose another file"):
         back_up(source, target)
     assert target.read_text() == "mine"
-    with pytest.raises(StoreError, match="cannot be written: No such file"):
+    with pytest.raises(StoreError, match="cannot write .*: No such file"):
         back_up(source, tmp_path / "nowhere" / "copy")
     with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("CREATE TABLE t (x)")
-    with pytest.raises(StoreError, match="no database of Atlas Agents"):
+    with pytest.raises(StoreError, match="not a database of Atlas Agents"):
         back_up(tmp_path / "other.db", tmp_path / "copy2")
     assert left_in(tmp_path) == {"atlas.db", "copy", "other.db"}
 
@@ -127,7 +126,7 @@ async def test_a_backup_that_is_not_whole_changes_nothing(tmp_path: Path) -> Non
         assert not target.exists() and left_in(tmp_path) == {"atlas.db", "copy"}, name
     (tmp_path / "copy-wal").write_bytes(b"more")
     copy.write_bytes(whole)
-    with pytest.raises(StoreError, match="copy-wal beside it belongs to it"):
+    with pytest.raises(StoreError, match="part of it is in copy-wal"):
         restore(copy, target)
     (tmp_path / "copy-wal").unlink()
     assert restore(copy, target)[0] == content
@@ -140,7 +139,7 @@ async def test_a_broken_audit_log_is_told_and_not_restored_unless_that_is_wanted
         await store.commit(TENANT, [AddAudit(b'{"n":2}')])
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as other:
         other.execute("UPDATE audit SET entry = '{}' WHERE seq = 2")
-    words = "the audit log of the tenant 'acme' is broken at line 2"
+    words = "the audit log of tenant 'acme' is broken at entry 2"
     assert back_up(source, copy).broken == words
     with pytest.raises(StoreError, match=words):
         restore(copy, target)
@@ -153,11 +152,11 @@ async def test_a_database_in_use_or_with_something_in_it_is_not_replaced(tmp_pat
     await filled(source)
     back_up(source, copy)
     async with kept(source) as store:
-        with pytest.raises(StoreBusy, match="in use: end the gateway first"):
+        with pytest.raises(StoreBusy, match="in use: stop the gateway first"):
             await asyncio.to_thread(restore, copy, source, replace=True)
         await store.commit(TENANT, [PutSession("later")])
         before = await everything(store)
-    with pytest.raises(Conflict, match="not empty: say --replace"):
+    with pytest.raises(Conflict, match="not empty: pass --replace"):
         restore(copy, source)
     with pytest.raises(Conflict, match="the database itself"):
         restore(source, source, replace=True)
@@ -228,7 +227,7 @@ async def test_a_postgres_is_dumped_and_loaded_elsewhere_as_the_page_says(
         assert await everything(restored) == before
         assert broken_audit(await restored.audit(TENANT)) is None
         await restored.commit(TENANT, [SetRun("r1", 0, "done"), AddAudit(b'{"n":3}')])
-        (gone,) = await restored.commit(TENANT, [Forget("events", 1 << 62)])
+        (gone,) = await restored.commit(TENANT, [Prune("events", 1 << 62)])
         assert gone.rows == 2 and [row.seq for row in await restored.audit(TENANT)] == [1, 2]
     finally:
         await restored.close()

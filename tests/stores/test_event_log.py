@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from store_words import TENANT, everything, with_run
 
-from atlas_agents.core.errors import Conflict, Fenced
+from atlas_agents.core.errors import Conflict, StaleOwner
 from atlas_agents.core.store import AddEvents, ClaimRun, EventRow, ReserveEvents, SetRun, Store
 
 
@@ -71,7 +71,7 @@ async def test_who_has_lost_a_run_can_say_nothing_more_in_its_name(store: Store)
     assert await store.commit(TENANT, [ReserveEvents("r1", 5, epoch=1, takes=True)]) == [15]
     before = await everything(store)
     for late in (AddEvents("r1", ((2, b"2"),), epoch=1), ReserveEvents("r1", 5, epoch=1, takes=True)):
-        with pytest.raises(Fenced):
+        with pytest.raises(StaleOwner):
             await store.commit(TENANT, [late])
     assert await everything(store) == before
     await store.commit(TENANT, [AddEvents("r1", ((11, b"11"),), epoch=2)])

@@ -8,15 +8,24 @@ import msgspec
 import pytest
 from store_words import TENANT, everything, one_of_each
 
-from atlas_agents.core.clock import SystemClock
-from atlas_agents.core.forgetting import Forget, Forgettable, Forgotten
-from atlas_agents.core.store import AcceptRun, AddEvents, AddJournal, ReserveEvents, SetRun, Store
-from atlas_agents.stores.keeper import Keep, Keeper
+from atlas_agents.core.aio import SystemClock
+from atlas_agents.core.store import (
+    AcceptRun,
+    AddEvents,
+    AddJournal,
+    Prunable,
+    Prune,
+    Pruned,
+    ReserveEvents,
+    SetRun,
+    Store,
+)
+from atlas_agents.stores.retention import RetentionJob, RetentionPolicy
 from atlas_agents.testing import VirtualClock
 from conftest import Make
 
 LATER = 1 << 62
-BOTH: list[Forgettable] = ["events", "journal"]
+BOTH: list[Prunable] = ["events", "journal"]
 
 
 async def ended(store: Store, *runs: str, events: int = 5, tenant: str = TENANT) -> None:
@@ -39,7 +48,7 @@ async def kept(store: Store, *runs: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("what", BOTH)
-async def test_only_what_was_asked_for_goes_and_only_of_runs_that_have_ended(store: Store, what: Forgettable) -> None:
+async def test_only_what_was_asked_for_goes_and_only_of_runs_that_have_ended(store: Store, what: Prunable) -> None:
     await begun(store)
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
     await ended(store, "r2", "r3")
@@ -48,34 +57,34 @@ async def test_only_what_was_asked_for_goes_and_only_of_runs_that_have_ended(sto
     await store.commit("another", one_of_each())
     before, others = await everything(store), await everything(store, "another")
     rows, size = (12, 7 + 7 + 10) if what == "events" else (5, 12)
-    assert await store.forgettable(TENANT, what, LATER) == Forgotten(3, rows, size)
-    assert await store.commit(TENANT, [Forget(what, LATER)]) == [Forgotten(3, rows, size)]
-    assert await store.commit(TENANT, [Forget(what, LATER)]) == [Forgotten()]
-    assert await store.forgettable(TENANT, what, LATER) == Forgotten()
+    assert await store.prunable(TENANT, what, LATER) == Pruned(3, rows, size)
+    assert await store.commit(TENANT, [Prune(what, LATER)]) == [Pruned(3, rows, size)]
+    assert await store.commit(TENANT, [Prune(what, LATER)]) == [Pruned()]
+    assert await store.prunable(TENANT, what, LATER) == Pruned()
     left = [row for row in before[what] if row.run_id == "open"]
     assert left and await everything(store) == before | {what: left}
     assert await everything(store, "another") == others
 
 
 @pytest.mark.parametrize("what", BOTH)
-async def test_what_ended_later_stays(store: Store, what: Forgettable) -> None:
+async def test_what_ended_later_stays(store: Store, what: Prunable) -> None:
     await begun(store)
     await store.commit(TENANT, [SetRun("r1", 0, "failed")])
     row = await store.run(TENANT, "r1")
     assert row is not None and row.ended_at is not None
-    assert await store.commit(TENANT, [Forget(what, row.ended_at)]) == [Forgotten()]
-    assert await store.commit(TENANT, [Forget(what, row.ended_at + 1)]) != [Forgotten()]
+    assert await store.commit(TENANT, [Prune(what, row.ended_at)]) == [Pruned()]
+    assert await store.commit(TENANT, [Prune(what, row.ended_at + 1)]) != [Pruned()]
 
 
 @pytest.mark.parametrize("what", BOTH)
-async def test_a_piece_is_no_larger_than_asked_and_takes_the_end_first(store: Store, what: Forgettable) -> None:
+async def test_a_piece_is_no_larger_than_asked_and_takes_the_end_first(store: Store, what: Prunable) -> None:
     await begun(store)
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
     await ended(store, "r2", "r3", events=3)
-    await store.commit(TENANT, [Forget(what, LATER, runs=1)])
+    await store.commit(TENANT, [Prune(what, LATER, runs=1)])
     sizes: list[tuple[int, int]] = []
     at = BOTH.index(what)
-    while piece := (await store.commit(TENANT, [Forget(what, LATER, limit=2)]))[0]:
+    while piece := (await store.commit(TENANT, [Prune(what, LATER, limit=2)]))[0]:
         sizes.append((piece.runs, piece.rows))
         rows = await store.events(TENANT, "r2") if what == "events" else await store.journal(TENANT, "r2")
         assert [row.seq for row in rows] == list(range(1, len(rows) + 1))
@@ -86,13 +95,13 @@ async def test_a_piece_is_no_larger_than_asked_and_takes_the_end_first(store: St
 
 async def test_a_run_that_says_something_again_is_kept_as_long_again(store: Store) -> None:
     await begun(store)
-    await store.commit(TENANT, [SetRun("r1", 0, "done"), Forget("events", LATER)])
+    await store.commit(TENANT, [SetRun("r1", 0, "done"), Prune("events", LATER)])
     row = await store.run(TENANT, "r1")
     assert row is not None and row.ended_at is not None and row.events == 2
     await asyncio.sleep(0.005)  # the store's clock counts milliseconds
     assert await store.commit(TENANT, [ReserveEvents("r1", 8), AddEvents("r1", ((3, b"end"),))]) == [10, None]
-    assert await store.commit(TENANT, [Forget("events", row.ended_at + 2)]) == [Forgotten()]
-    assert await store.commit(TENANT, [Forget("events", LATER)]) == [Forgotten(1, 1, 3)]
+    assert await store.commit(TENANT, [Prune("events", row.ended_at + 2)]) == [Pruned()]
+    assert await store.commit(TENANT, [Prune("events", LATER)]) == [Pruned(1, 1, 3)]
 
 
 async def test_a_commit_that_fails_forgets_nothing(store: Store) -> None:
@@ -100,17 +109,17 @@ async def test_a_commit_that_fails_forgets_nothing(store: Store) -> None:
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
     before = await everything(store)
     with pytest.raises(Exception, match="r9"):
-        await store.commit(TENANT, [Forget("events", LATER), Forget("journal", LATER), SetRun("r9", 0, "done")])
+        await store.commit(TENANT, [Prune("events", LATER), Prune("journal", LATER), SetRun("r9", 0, "done")])
     assert await everything(store) == before
-    assert await store.commit(TENANT, [Forget("events", LATER)]) == [Forgotten(1, 2, 14)]
+    assert await store.commit(TENANT, [Prune("events", LATER)]) == [Pruned(1, 2, 14)]
 
 
 @pytest.mark.durable
 async def test_what_an_older_schema_holds_can_be_forgotten(make_store: Make, old_database: Any) -> None:
     old_database("v1")
     store = await make_store()
-    found = await store.forgettable("default", "journal", LATER)
-    assert found.runs > 0 and await store.commit("default", [Forget("journal", LATER, runs=99)]) == [found]
+    found = await store.prunable("default", "journal", LATER)
+    assert found.runs > 0 and await store.commit("default", [Prune("journal", LATER, runs=99)]) == [found]
 
 
 class Far(SystemClock):
@@ -124,26 +133,28 @@ async def test_a_keeper_removes_what_its_days_say_in_small_pieces(store: Store, 
     await begun(store)
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
     await ended(store, *(f"n{n}" for n in range(45)))
-    heard: list[Forgotten] = []
+    heard: list[Pruned] = []
     for days, runs in ((61, 0), (59, 46)):
-        gone = await Keeper(store, TENANT, Keep(days, days), Far()).forget("journal", told=heard.append)
+        gone = await RetentionJob(store, TENANT, RetentionPolicy(days, days), Far()).prune(
+            "journal", on_progress=heard.append
+        )
         assert gone.runs == runs
     assert [each.runs for each in heard] == [20, 40, 46]
-    assert await Keeper(store, TENANT, Keep(0, 0), Far()).forget("events") == Forgotten()
+    assert await RetentionJob(store, TENANT, RetentionPolicy(0, 0), Far()).prune("events") == Pruned()
     caplog.set_level(logging.INFO)
-    assert await Keeper(store, TENANT, Keep(59, 0), Far()).round()
-    assert [record.getMessage() for record in caplog.records] == ["removed events that are kept no longer"]
+    assert await RetentionJob(store, TENANT, RetentionPolicy(59, 0), Far()).run_round()
+    assert [record.getMessage() for record in caplog.records] == ["expired events deleted"]
     assert await kept(store, "r1", "n0", "n44") == [(0, 0)] * 3
 
 
 async def test_of_many_keepers_one_has_the_round(make_store: Make) -> None:
     one = await make_store()
     stores = [one, one, await make_store(), await make_store()] if not _in_memory(one) else [one] * 4
-    keepers = [Keeper(each, TENANT, Keep(), SystemClock()) for each in stores]
-    assert sorted(await asyncio.gather(*(keeper.round() for keeper in keepers))) == [False, False, False, True]
-    assert not await keepers[0].round()
-    assert await Keeper(one, TENANT, Keep(), Far()).round(), "an hour later it is due again"
-    assert await keepers[0].round(), "and a clock that was put back does not wait for it"
+    keepers = [RetentionJob(each, TENANT, RetentionPolicy(), SystemClock()) for each in stores]
+    assert sorted(await asyncio.gather(*(keeper.run_round() for keeper in keepers))) == [False, False, False, True]
+    assert not await keepers[0].run_round()
+    assert await RetentionJob(one, TENANT, RetentionPolicy(), Far()).run_round(), "an hour later it is due again"
+    assert await keepers[0].run_round(), "and a clock that was put back does not wait for it"
 
 
 def _in_memory(store: Store) -> bool:
@@ -151,22 +162,22 @@ def _in_memory(store: Store) -> bool:
 
 
 async def test_a_keeper_that_keeps_all_ends_and_one_in_trouble_goes_on(store: Store, caplog: Any) -> None:
-    await asyncio.wait_for(Keeper(store, TENANT, Keep(0, 0)).run(), 5)
+    await asyncio.wait_for(RetentionJob(store, TENANT, RetentionPolicy(0, 0)).run(), 5)
     if _in_memory(store):
         return
     await store.close()
     clock = VirtualClock()
-    task = asyncio.create_task(Keeper(store, TENANT, Keep(), clock).run())
+    task = asyncio.create_task(RetentionJob(store, TENANT, RetentionPolicy(), clock).run())
     try:
         async with asyncio.timeout(5):
             while not caplog.records:
                 await clock.advance(3600)
     finally:
         task.cancel()
-    assert "is removed another time" in caplog.records[0].getMessage() and not task.done()
+    assert "retention round failed" in caplog.records[0].getMessage() and not task.done()
 
 
 def test_days_are_told_in_milliseconds() -> None:
-    assert Keep(2, 0).before("events", 86_400 * 3) == 86_400_000
-    assert Keep(2, 0).before("journal", 1e9) is None
-    assert msgspec.json.decode(msgspec.json.encode(Keep()), type=Keep) == Keep(30, 0)
+    assert RetentionPolicy(2, 0).cutoff("events", 86_400 * 3) == 86_400_000
+    assert RetentionPolicy(2, 0).cutoff("journal", 1e9) is None
+    assert msgspec.json.decode(msgspec.json.encode(RetentionPolicy()), type=RetentionPolicy) == RetentionPolicy(30, 0)

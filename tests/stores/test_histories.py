@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from atlas_agents.config.valkey import open_valkey
-from atlas_agents.core.ids import new_id
-from atlas_agents.core.secret import Secret
+from atlas_agents.config.open import open_valkey
+from atlas_agents.core.messages import new_id
+from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import AddMessage, DropSession, PutSession, StoredMessage, Write
-from atlas_agents.stores.histories import Histories
+from atlas_agents.stores.history_cache import HistoryCache
 from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.query import Query, Row
-from atlas_agents.stores.valkey_copies import EXPIRY, ValkeyCopies
+from atlas_agents.stores.sql.query import Query, Row
+from atlas_agents.stores.valkey_cache import EXPIRY, ValkeyCache
 from checks import PATIENCE, until
 from stores.postgres_server import PostgresServer
 from stores.valkey_server import ValkeyServer
@@ -64,8 +64,8 @@ def url(postgres: PostgresServer) -> str:
 
 @asynccontextmanager
 async def opened(url: str, valkey: ValkeyServer | None = None, most: int = 64 << 20) -> AsyncGenerator[Counting]:
-    shared = ValkeyCopies(open_valkey(Secret(valkey.url))) if valkey is not None else None
-    store = Counting(url, histories=Histories(shared, most=most))
+    shared = ValkeyCache(open_valkey(Secret(valkey.url))) if valkey is not None else None
+    store = Counting(url, history_cache=HistoryCache(shared, most=most))
     store.shared = shared
     async with asyncio.timeout(PATIENCE):
         await store.open()

@@ -6,9 +6,19 @@ import msgspec
 import pytest
 from store_words import TENANT, everything, job, outcomes
 
-from atlas_agents.core.errors import Conflict, Fenced, LimitSpent, NotStored
-from atlas_agents.core.jobs import AddJob, ClaimJob, JobRow, JobState, RetryJob, SetJob, TellJob
-from atlas_agents.core.store import AddAudit, Store, Write
+from atlas_agents.core.errors import Conflict, DailyLimitExceeded, NotFound, StaleOwner
+from atlas_agents.core.store import (
+    AddAudit,
+    AddJob,
+    ClaimJob,
+    JobRow,
+    JobState,
+    MarkJobNotified,
+    RetryJob,
+    SetJob,
+    Store,
+    Write,
+)
 
 FAR = 1 << 60
 
@@ -42,7 +52,7 @@ async def test_adding_a_job_again_changes_nothing(store: Store) -> None:
 async def test_of_one_root_there_are_only_so_many_jobs_however_many_come_at_once(store: Store) -> None:
     tries = (store.commit(TENANT, [AddAudit(b""), AddJob(job(f"j{n}"), most=5)]) for n in range(12))
     good, bad = await outcomes(tries)
-    assert (len(good), {type(error) for error in bad}) == (5, {LimitSpent})
+    assert (len(good), {type(error) for error in bad}) == (5, {DailyLimitExceeded})
     assert len(await store.audit(TENANT)) == 5, "what belonged to the refused ones is not written either"
     await store.commit(TENANT, [AddJob(good[0][1], most=5), AddJob(job("x", root="other"), most=5)])
 
@@ -52,7 +62,7 @@ async def test_a_job_has_one_owner_and_who_lost_it_cannot_write(store: Store) ->
     (mine,) = await store.commit(TENANT, [ClaimJob("j1")])
     (theirs,) = await store.commit(TENANT, [ClaimJob("j1")])
     assert (mine.epoch, theirs.epoch, theirs.attempts, theirs.state) == (1, 2, 1, "running")
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleOwner):
         await store.commit(TENANT, [SetJob("j1", "done", mine.epoch, "mine")])
     (done,) = await store.commit(TENANT, [SetJob("j1", "done", theirs.epoch, "the \0 answer")])
     assert (done.state, done.result, done.epoch) == ("done", "the \ufffd answer", 2) and done.ended_at is not None
@@ -67,7 +77,7 @@ async def test_whoever_stops_a_job_takes_it_from_its_owner(store: Store) -> None
     (mine,) = await store.commit(TENANT, [ClaimJob("j1")])
     (stopped,) = await store.commit(TENANT, [SetJob("j1", "cancelled", error="by ann")])
     assert (stopped.state, stopped.error, stopped.epoch) == ("cancelled", "by ann", 2)
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleOwner):
         await store.commit(TENANT, [SetJob("j1", "done", mine.epoch)])
 
 
@@ -86,14 +96,20 @@ async def test_what_was_not_done_can_be_tried_again_and_is_told_again(store: Sto
     await add(store, job(deadline=1), job("j2", asker_session=""))
     for id in ("j1", "j2"):
         (mine,) = await store.commit(TENANT, [ClaimJob(id)])
-        await store.commit(TENANT, [SetJob(id, state, mine.epoch, error="no"), TellJob(id, 1)])
+        await store.commit(TENANT, [SetJob(id, state, mine.epoch, error="no"), MarkJobNotified(id, 1)])
     assert await pending(store) == []
     again, alone = await store.commit(TENANT, [RetryJob("j1"), RetryJob("j2", 2)])
-    assert (again.state, again.allowed, again.deadline, again.told, again.ended_at) == ("queued", 6, None, False, None)
-    assert (alone.allowed, alone.told) == (3, True)
-    await store.commit(TENANT, [ClaimJob("j1"), SetJob("j1", "done", 2), TellJob("j1", 1)])
+    assert (again.state, again.allowed, again.deadline, again.notified, again.ended_at) == (
+        "queued",
+        6,
+        None,
+        False,
+        None,
+    )
+    assert (alone.allowed, alone.notified) == (3, True)
+    await store.commit(TENANT, [ClaimJob("j1"), SetJob("j1", "done", 2), MarkJobNotified("j1", 1)])
     assert await pending(store) == ["j1", "j2"], "that it was told of the first attempt says nothing of the second"
-    await store.commit(TENANT, [TellJob("j1", 2)])
+    await store.commit(TENANT, [MarkJobNotified("j1", 2)])
     assert await pending(store) == ["j2"]
 
 
@@ -115,11 +131,11 @@ async def test_jobs_come_latest_first_in_the_states_that_are_wanted(store: Store
     assert [each.id for each in await store.jobs(TENANT, states=("dead", "failed"))] == ["j3", "j1"]
 
 
-@pytest.mark.parametrize("write", [ClaimJob("j"), SetJob("j", "done", 0), RetryJob("j"), TellJob("j", 0)])
+@pytest.mark.parametrize("write", [ClaimJob("j"), SetJob("j", "done", 0), RetryJob("j"), MarkJobNotified("j", 0)])
 async def test_a_job_that_is_not_there_or_is_anothers_is_not_stored(store: Store, write: Write) -> None:
     await store.commit("other", [AddJob(job("j"))])
     before = await everything(store, "other")
-    with pytest.raises(NotStored):
+    with pytest.raises(NotFound):
         await store.commit(TENANT, [write])
     assert await everything(store, "other") == before
 

@@ -3,21 +3,31 @@
 import pytest
 from store_words import DAY, TENANT, everything, outcomes, with_run
 
-from atlas_agents.core.errors import Conflict, NotStored
-from atlas_agents.core.records import DropRecord, PutRecord, Record
-from atlas_agents.core.store import AcceptRun, AddJournal, AddMessage, AddUsage, PutSession, Store, UsageRow
+from atlas_agents.core.errors import Conflict, NotFound
+from atlas_agents.core.store import (
+    AcceptRun,
+    AddJournal,
+    AddMessage,
+    AddUsage,
+    DropRecord,
+    PutRecord,
+    PutSession,
+    Store,
+    StoredRecord,
+    UsageRow,
+)
 
 
 async def test_a_record_is_kept_changed_and_removed(store: Store) -> None:
     (first,) = await store.commit(TENANT, [PutRecord("user", "ann", b"1")])
-    assert first == Record("user", "ann", b"1", 1) == await store.record(TENANT, "user", "ann")
+    assert first == StoredRecord("user", "ann", b"1", 1) == await store.record(TENANT, "user", "ann")
     (second,) = await store.commit(TENANT, [PutRecord("user", "ann", b"2")])
-    assert second == Record("user", "ann", b"2", 2)
+    assert second == StoredRecord("user", "ann", b"2", 2)
     await store.commit(TENANT, [PutRecord("user", "abe", b""), PutRecord("plan", "ann", b"")])
     assert [record.key for record in await store.records(TENANT, "user")] == ["abe", "ann"]
     await store.commit(TENANT, [DropRecord("user", "ann")])
     assert await store.record(TENANT, "user", "ann") is None
-    with pytest.raises(NotStored):
+    with pytest.raises(NotFound):
         await store.commit(TENANT, [DropRecord("user", "ann")])
 
 
@@ -25,7 +35,7 @@ async def test_who_changes_what_was_changed_meanwhile_is_told_so(store: Store) -
     good, bad = await outcomes(store.commit(TENANT, [PutRecord("user", "ann", b"%d" % n, 0)]) for n in range(5))
     assert (len(good), {type(error) for error in bad}) == (1, {Conflict})
     await store.commit(TENANT, [PutRecord("user", "ann", b"next", 1)])
-    with pytest.raises(Conflict, match="changed meanwhile"):
+    with pytest.raises(Conflict, match="was changed"):
         await store.commit(TENANT, [PutRecord("user", "ann", b"late", 1)])
     record = await store.record(TENANT, "user", "ann")
     assert record is not None and (record.body, record.version) == (b"next", 2)
@@ -36,7 +46,7 @@ async def test_records_of_one_tenant_are_not_anothers(store: Store) -> None:
     await store.commit("a", [PutRecord("tenant", "", b"{}")])
     before = await everything(store, "b")
     assert await store.record(TENANT, "user", "ann") is None
-    with pytest.raises(NotStored):
+    with pytest.raises(NotFound):
         await store.commit(TENANT, [DropRecord("user", "ann")])
     assert await everything(store, "b") == before
     assert await store.tenants() == ["a", "b"]

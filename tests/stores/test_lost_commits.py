@@ -90,7 +90,7 @@ async def opened(server: PostgresServer, schema: str) -> AsyncGenerator[tuple[Ho
     async with await asyncio.start_server(proxy.accept, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
-        store = PostgresStore(url, schema=schema, patience=3 * PATIENCE)
+        store = PostgresStore(url, schema=schema, retry_timeout=3 * PATIENCE)
         await store.open()
         try:
             yield proxy, store

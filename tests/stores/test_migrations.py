@@ -13,7 +13,7 @@ from store_words import TENANT, everything, one_of_each
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import AcceptRun, AddAudit, AddEvents, AnswerApproval, ReserveEvents, Store
 from atlas_agents.stores import migrations
-from atlas_agents.stores.chain import broken_audit, broken_journal
+from atlas_agents.stores.hash_chain import broken_audit, broken_journal
 from atlas_agents.stores.migrations import STEPS
 from conftest import FIXTURES, Make
 

@@ -13,11 +13,11 @@ from store_words import TENANT, outcomes
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import AddAudit, PutSession, Write
-from atlas_agents.stores.chain import broken_audit
+from atlas_agents.stores.hash_chain import broken_audit
 from atlas_agents.stores.migrations import VERSION
 from atlas_agents.stores.postgres import PostgresStore
 from atlas_agents.stores.postgres_writer import lock_of
-from atlas_agents.stores.query import Query
+from atlas_agents.stores.sql.query import Query
 from checks import PATIENCE
 
 pytestmark = pytest.mark.slow  # each starts a process of its own, or several
@@ -28,7 +28,7 @@ WRITE = [AddAudit(b"")]
 @pytest.fixture
 async def store(postgres_server: PostgresServer, schema: str) -> AsyncIterator[PostgresStore]:
     logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
-    store = PostgresStore(postgres_server.url, schema=schema, patience=PATIENCE)
+    store = PostgresStore(postgres_server.url, schema=schema, retry_timeout=PATIENCE)
     await store.open()
     yield store
     await store.close()
@@ -129,7 +129,7 @@ async def test_a_line_cut_at_the_commit_neither_doubles_nor_loses(
 async def test_a_long_outage_is_told_soon_and_ends_by_itself(
     postgres_server: PostgresServer, schema: str, store: PostgresStore
 ) -> None:
-    hasty = PostgresStore(postgres_server.url, schema=schema, patience=0.3)
+    hasty = PostgresStore(postgres_server.url, schema=schema, retry_timeout=0.3)
     await hasty.open()
     await hasty.commit(TENANT, WRITE)
     await asyncio.to_thread(postgres_server.stop)
@@ -140,7 +140,7 @@ async def test_a_long_outage_is_told_soon_and_ends_by_itself(
             with pytest.raises(StoreLost) as lost:
                 await hasty.audit(TENANT)
             assert "\n" not in str(lost.value)
-            with pytest.raises(StoreLost, match="cannot be reached"):
+            with pytest.raises(StoreLost, match="cannot reach Postgres"):
                 await PostgresStore(postgres_server.url).open()
             late = asyncio.create_task(store.commit(TENANT, WRITE))
     finally:
@@ -152,7 +152,7 @@ async def test_a_long_outage_is_told_soon_and_ends_by_itself(
 
 
 async def test_a_frozen_server_is_told_in_time_and_is_found_again(postgres_server: PostgresServer, schema: str) -> None:
-    hasty = PostgresStore(postgres_server.url, schema=schema, patience=0.5, busy_timeout=0.5, answer_timeout=1.0)
+    hasty = PostgresStore(postgres_server.url, schema=schema, retry_timeout=0.5, busy_timeout=0.5, answer_timeout=1.0)
     await hasty.open()
     await asyncio.gather(*(hasty.commit(tenant, WRITE) for tenant in "abc"))
     loop = asyncio.get_running_loop()
@@ -239,9 +239,9 @@ async def test_many_processes_may_open_a_new_schema_at_once(postgres_server: Pos
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("postgresql://postgres:hunter2@127.0.0.1:{port}/nowhere", "does not let us in"),
-        ("postgresql://nobody:hunter2@127.0.0.1:{port}/postgres", "does not let us in"),
-        ("postgresql://postgres:hunter2@127.0.0.1:1/postgres", "cannot be reached"),
+        ("postgresql://postgres:hunter2@127.0.0.1:{port}/nowhere", "refused the connection"),
+        ("postgresql://nobody:hunter2@127.0.0.1:{port}/postgres", "refused the connection"),
+        ("postgresql://postgres:hunter2@127.0.0.1:1/postgres", "cannot reach Postgres"),
         ("postgresq://postgres:hunter2@127.0.0.1:{port}/postgres", "cannot be read"),
     ],
 )
@@ -271,7 +271,7 @@ async def test_what_happens_beside_a_commit_is_kept_with_it_or_undoes_it(
         seen.append((tenant, results[0].key, row[0]))
 
     seen: list[tuple[str, str, int]] = []
-    store = PostgresStore(postgres_server.url, schema=schema, patience=PATIENCE, beside=beside)
+    store = PostgresStore(postgres_server.url, schema=schema, retry_timeout=PATIENCE, beside=beside)
     await store.open()
     try:
         keys = ("a", "refused", "b")

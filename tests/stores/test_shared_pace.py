@@ -6,10 +6,8 @@ from typing import TypeAlias
 import pytest
 
 from atlas_agents.core.errors import StoreLost
-from atlas_agents.core.records import Record
-from atlas_agents.core.store import Store
-from atlas_agents.providers.pace import BURST, Pace
-from atlas_agents.providers.shared_pace import SharedLedger
+from atlas_agents.core.store import Store, StoredRecord
+from atlas_agents.providers.rate_limits import BURST, RateLimit, SharedLedger
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import VirtualClock
 
@@ -18,7 +16,7 @@ Make: TypeAlias = Callable[[], Awaitable[Store]]
 
 @pytest.mark.durable
 async def test_a_pace_holds_for_all_of_them_together(make_store: Make) -> None:
-    clock, pace = VirtualClock(), Pace(requests=60)
+    clock, pace = VirtualClock(), RateLimit(requests=60)
     ledgers = [SharedLedger(await make_store(), clock=clock) for _ in range(3)]
     taken = 0
     for _ in range(30):
@@ -34,7 +32,7 @@ async def test_a_second_is_taken_at_a_time(make_store: Make) -> None:
     store, clock = await make_store(), VirtualClock()
     ledger = SharedLedger(store, clock=clock)
     for _ in range(100):
-        assert await ledger.take("k", Pace(requests=6000, tokens=600_000), 50) == 0
+        assert await ledger.take("k", RateLimit(requests=6000, tokens=600_000), 50) == 0
     record = await store.record("default", "pace", "k")
     assert record is not None and record.version == 1
 
@@ -43,17 +41,17 @@ async def test_a_second_is_taken_at_a_time(make_store: Make) -> None:
 async def test_a_key_that_rests_is_left_alone_by_all(make_store: Make) -> None:
     clock = VirtualClock()
     first, second = SharedLedger(await make_store(), clock=clock), SharedLedger(await make_store(), clock=clock)
-    assert await second.take("k", Pace(), 0) == 0
+    assert await second.take("k", RateLimit(), 0) == 0
     await first.rest("k", 30)
-    assert await first.take("k", Pace(), 0) == 30
+    assert await first.take("k", RateLimit(), 0) == 30
     await clock.advance(2)
-    assert await second.take("k", Pace(), 0) == 28
+    assert await second.take("k", RateLimit(), 0) == 28
     await clock.advance(28)
-    assert await second.take("k", Pace(), 0) == 0
+    assert await second.take("k", RateLimit(), 0) == 0
 
 
 async def test_tokens_that_were_used_beyond_the_share_are_paid_with_the_next() -> None:
-    clock, store, pace = VirtualClock(), MemoryStore(), Pace(tokens=6000)
+    clock, store, pace = VirtualClock(), MemoryStore(), RateLimit(tokens=6000)
     ledger = SharedLedger(store, clock=clock)
     assert await ledger.take("k", pace, 100) == 0
     ledger.spent("k", pace, 2900)
@@ -63,13 +61,13 @@ async def test_tokens_that_were_used_beyond_the_share_are_paid_with_the_next() -
 
 async def test_a_store_that_is_away_leaves_everyone_to_themselves() -> None:
     class Away(MemoryStore):
-        async def record(self, tenant: str, kind: str, key: str) -> Record | None:
+        async def record(self, tenant: str, kind: str, key: str) -> StoredRecord | None:
             raise StoreLost("the database is away")
 
     clock = VirtualClock()
     ledger = SharedLedger(Away(), clock=clock)
-    assert await ledger.take("k", Pace(requests=6), 0) == 0
-    assert await ledger.take("k", Pace(requests=6), 0) == 0
-    assert await ledger.take("k", Pace(requests=6), 0) == pytest.approx(10)
+    assert await ledger.take("k", RateLimit(requests=6), 0) == 0
+    assert await ledger.take("k", RateLimit(requests=6), 0) == 0
+    assert await ledger.take("k", RateLimit(requests=6), 0) == pytest.approx(10)
     await ledger.rest("k", 60)
-    assert await ledger.take("k", Pace(requests=6), 0) == pytest.approx(60)
+    assert await ledger.take("k", RateLimit(requests=6), 0) == pytest.approx(60)

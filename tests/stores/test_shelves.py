@@ -8,9 +8,19 @@ import pytest
 from postgres_server import PostgresServer
 from store_words import TENANT
 
-from atlas_agents.core.errors import NotStored, StoreError
-from atlas_agents.core.shelves import AddPassages, Document, DropDocument, Passage, PutDocument, Where
-from atlas_agents.core.store import AddAudit, AnswerApproval, Store, Write
+from atlas_agents.core.errors import NotFound, StoreError
+from atlas_agents.core.store import (
+    AddAudit,
+    AddPassages,
+    AnswerApproval,
+    Document,
+    DropDocument,
+    Passage,
+    PutDocument,
+    Store,
+    Where,
+    Write,
+)
 from atlas_agents.stores.postgres import PostgresStore
 from conftest import Make
 
@@ -55,7 +65,7 @@ async def test_a_document_comes_back_with_its_passages(store: Store) -> None:
     assert await store.documents(TENANT, ALL) == [kept]
     (hit,) = await store.matching(TENANT, ALL, ["walrus"])
     (row,) = await store.passages(TENANT, [hit.passage])
-    assert (row.document, row.shelf, row.place, row.heading, row.text, row.position) == (
+    assert (row.document, row.collection, row.place, row.heading, row.text, row.position) == (
         "d1", "news", 0, "Top > Sub", "the walrus of d1", "line 1",
     )  # fmt: skip
 
@@ -79,7 +89,7 @@ async def test_more_passages_follow_and_the_hash_comes_with_the_last(store: Stor
     assert (grown.passages, grown.hash) == (2, "whole")
     hits = await store.matching(TENANT, ALL, ["narwhal"])
     assert [row.place for row in await store.passages(TENANT, [hit.passage for hit in hits])] == [1]
-    with pytest.raises(NotStored):
+    with pytest.raises(NotFound):
         await store.commit(TENANT, [AddPassages("knowledge", "d2", ())])
 
 
@@ -98,7 +108,7 @@ async def test_a_dropped_document_is_found_no_more(store: Store) -> None:
     await store.commit(TENANT, [DropDocument("knowledge", "d1")])
     assert await by_words(store, "walrus") == ["the walrus of d2"] == await by_vector(store, X)
     assert await store.document(TENANT, "knowledge", "d1") is None
-    with pytest.raises(NotStored):
+    with pytest.raises(NotFound):
         await store.commit(TENANT, [DropDocument("knowledge", "d1")])
 
 
@@ -110,7 +120,7 @@ async def test_a_shelf_shows_only_what_stands_on_it(store: Store) -> None:
     assert [each.id for each in await store.documents(TENANT, here)] == ["d1", "d3"]
     assert await by_words(store, "walrus", where=Where("knowledge", "")) == []
     assert await by_vector(store, X, Where("knowledge", "none")) == []
-    with pytest.raises(NotStored):
+    with pytest.raises(NotFound):
         await store.commit(TENANT, [DropDocument("knowledge", "d2", "a")])
     await store.commit(TENANT, [DropDocument("knowledge", "d2", "b")])
 
@@ -130,9 +140,9 @@ async def test_tenants_never_see_each_others_documents(store: Store) -> None:
     assert await store.document("b", "knowledge", "d1") is None
     assert await store.documents("b", ALL) == []
     assert await by_words(store, "walrus", tenant="b") == [] == await by_vector(store, X, tenant="b")
-    with pytest.raises(NotStored):
+    with pytest.raises(NotFound):
         await store.commit("b", [DropDocument("knowledge", "d1")])
-    with pytest.raises(NotStored):
+    with pytest.raises(NotFound):
         await store.commit("b", [AddPassages("knowledge", "d1", (Passage("", "poison", "", X),))])
     await store.commit("b", [paper("d1", "news", Passage("", "walrus of the others", "", X))])
     assert (
@@ -192,13 +202,13 @@ async def test_a_failing_commit_leaves_the_shelves_as_they_were(store: Store) ->
     before = await store.documents(TENANT, ALL)
     bad: Write = AnswerApproval("unknown", b"")
     for writes in ([paper("d2"), bad], [paper("d1", "x"), bad], [DropDocument("knowledge", "d1"), bad]):
-        with pytest.raises(NotStored):
+        with pytest.raises(NotFound):
             await store.commit(TENANT, writes)
         assert await store.documents(TENANT, ALL) == before
         assert await by_words(store, "walrus") == ["the walrus of d1"] == await by_vector(store, X)
 
 
-@pytest.mark.parametrize("name", ["id", "shelf", "source", "hash", "model"])
+@pytest.mark.parametrize("name", ["id", "collection", "source", "hash", "model"])
 async def test_a_name_that_no_database_keeps_is_refused(store: Store, name: str) -> None:
     bad = msgspec.structs.replace(Document("knowledge", "d"), **{name: "a\0b"})
     with pytest.raises(StoreError):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from atlas_agents.config.valkey import open_valkey
+from atlas_agents.config.open import open_valkey
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.secret import Secret
-from atlas_agents.dispatch.valkey_news import ValkeyNews
+from atlas_agents.core.paths import Secret
+from atlas_agents.dispatch.valkey import ValkeySubscriber
 from checks import PATIENCE, until
 from stores.valkey_server import PASSWORD, ValkeyServer
 from web.web_stage import certified
@@ -48,7 +48,7 @@ async def behind_tls(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
         await asyncio.gather(*talks, return_exceptions=True)
 
 
-async def is_up(news: ValkeyNews) -> bool:
+async def is_up(news: ValkeySubscriber) -> bool:
     return news.up
 
 
@@ -74,9 +74,9 @@ async def test_news_go_through_tls_and_a_certificate_of_nobody_known_is_refused(
             await news.close()
 
 
-def _news(url: str, on_told: Callable[[str], None]) -> ValkeyNews:
+def _news(url: str, on_told: Callable[[str], None]) -> ValkeySubscriber:
     async def otherwise(told: Sequence[str]) -> None:
         raise AssertionError(told)
 
     nobody: Callable[[Sequence[str]], Awaitable[None]] = otherwise
-    return ValkeyNews(open_valkey(Secret(url)), on_told, lambda: None, nobody)
+    return ValkeySubscriber(open_valkey(Secret(url)), on_told, lambda: None, nobody)

@@ -8,21 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from atlas_agents import Approvals, Atlas, Chunk, Request, TextChunk, Tool
+from atlas_agents.app.serve import Borrowed
+from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.channels.telegram.channel import TelegramChannel
-from atlas_agents.channels.telegram.notes import Notebook
-from atlas_agents.channels.telegram.pace import Pace
-from atlas_agents.channels.telegram.pairing import Pairing
+from atlas_agents.channels.telegram.state import Pairing, StateFile
+from atlas_agents.channels.telegram.types import TelegramTiming
 from atlas_agents.client import GatewayClient
-from atlas_agents.core.secret import Secret
+from atlas_agents.core.paths import Secret
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.service.telegram import Borrowed
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Reply, Scripted, house
-from atlas_agents.toolbox.telegram.api import BotApi
+from atlas_agents.testing import Reply, Scripted, in_memory_atlas
 from bot_double import TOKEN, BotDouble, Person, bot_double
 
-FAST = Pace(edit=0.05, typing=0.05, poll=5, first=0.02, most=0.2, watch=0.02)
+FAST = TelegramTiming(edit=0.05, typing=0.05, poll=5, first=0.02, most=0.2, watch=0.02)
 
 
 class Slow(Scripted):
@@ -53,9 +52,9 @@ class Room:
         return Pairing(self.home)
 
     @property
-    def notebook(self) -> Notebook:
+    def notebook(self) -> StateFile:
         """As it is on the disk."""
-        return Notebook(self.home / "telegram", "7000001")
+        return StateFile(self.home / "telegram", "7000001")
 
     @asynccontextmanager
     async def channel(self, token: str = TOKEN) -> AsyncGenerator[None, None]:
@@ -95,7 +94,7 @@ async def room(
 ) -> AsyncGenerator[Room, None]:
     model = Slow(*replies, pause=pause)
     approvals = Approvals(wait=True, deadline=deadline)
-    atlas: Atlas = house(model, tools, store=MemoryStore(), approve=approvals, **more)
+    atlas: Atlas = in_memory_atlas(model, tools, store=MemoryStore(), approve=approvals, **more)
     home = folder / "home"
     home.mkdir(mode=0o700, exist_ok=True)
     gateway = Gateway(atlas, GatewaySettings(home=home, port=0))

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, Interceptor
+from atlas_agents.builtin_tools.offers import offered_on
+from atlas_agents.builtin_tools.telegram import KEYWORDS, NAME, telegram_tool
+from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.secret import Secret
+from atlas_agents.core.paths import Secret
 from atlas_agents.testing import Scripted, VirtualClock, calls, says
-from atlas_agents.toolbox.offers import offered_on
-from atlas_agents.toolbox.telegram.api import BotApi
-from atlas_agents.toolbox.telegram.send import KEYWORDS, NAME, telegram_tool
 from bot_double import TOKEN, BotDouble, Fault, Person, bot_double
 
 

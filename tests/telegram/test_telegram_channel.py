@@ -9,8 +9,8 @@ import pytest
 from channel_room import room
 
 from atlas_agents import ConfigError, Tool
-from atlas_agents.channels.telegram.asking import CLOSED, NOT_YOURS
-from atlas_agents.channels.telegram.notes import Owed
+from atlas_agents.channels.telegram.approvals import CLOSED, NOT_YOURS
+from atlas_agents.channels.telegram.state import PendingDelivery
 from atlas_agents.testing import calls, says
 from bot_double import TOKEN, Fault, Posted
 
@@ -209,7 +209,7 @@ async def test_a_channel_that_was_cut_off_goes_on_in_the_same_message(tmp_path: 
             await here.pair(ana)
             ana.says("tell me")
             await here.double.until(lambda: ana.sees and ana.sees[0].edits > 2)
-        assert list(here.notebook.notes.owed.values()) == [Owed(42, "chat", [ana.sees[0].id])]
+        assert list(here.notebook.notes.owed.values()) == [PendingDelivery(42, "chat", [ana.sees[0].id])]
         async with here.channel():
             await here.double.until(lambda: not here.notebook.notes.owed)
         assert [each.text for each in ana.sees] == ["".join(words).strip()]

@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlas_agents.channels.telegram.question import sheet
-from atlas_agents.core.secret import Secret
-from atlas_agents.gateway.protocol.shapes import ApprovalShape, FieldShape, FormShape
-from atlas_agents.toolbox.telegram.api import BotApi
-from atlas_agents.toolbox.telegram.markdown import styled
-from atlas_agents.toolbox.telegram.pieces import entities, pieces, units
-from atlas_agents.toolbox.telegram.writing import send
+from atlas_agents.builtin_tools.telegram_api import BotApi, send
+from atlas_agents.builtin_tools.telegram_format import entities, pieces, styled, units
+from atlas_agents.channels.telegram.approvals import sheet
+from atlas_agents.core.paths import Secret
+from atlas_agents.gateway.protocol.types import ApprovalShape, FieldShape, FormShape
 from bot_double import TOKEN, BotDouble, bot_double
 
 SIGNS = st.text(st.sampled_from(list("ab *_`~[]()#-\\\n!>.\u200d🦊é")), max_size=60)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from atlas_agents import Policy, Question, Tool, ToolResult
-from atlas_agents.testing import Scripted, calls, house, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 class Person:
@@ -27,7 +27,7 @@ async def call(
 ) -> ToolResult:
     """What the model is told of one call."""
     model = Scripted(calls(name, **arguments), says("ok"))
-    async with house(model, tools, approve=person, policy=policy) as atlas:
+    async with in_memory_atlas(model, tools, approve=person, policy=policy) as atlas:
         await atlas.ask("go")
     (result,) = [part for part in model.requests[-1].messages[-1].parts if isinstance(part, ToolResult)]
     return result

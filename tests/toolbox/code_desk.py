@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.core.conversation import Conversation
+from atlas_agents.builtin_tools.code.tool import CodeInterpreter, Kind
 from atlas_agents.core.errors import ToolFault
+from atlas_agents.core.messages import Conversation
 from atlas_agents.core.metadata import Metadata
-from atlas_agents.toolbox.code.tool import CodeInterpreter, Kind
 from atlas_agents.tools.context import ToolContext
 
 SANDBOXES: tuple[str, ...] = ("bubblewrap", "landlock", "wasm")[: 3 if sys.version_info >= (3, 12) else 2]

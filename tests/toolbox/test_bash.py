@@ -16,10 +16,9 @@ import pytest
 from calling_tools import Person, call
 
 from atlas_agents import Policy
-from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.toolbox.files import file_tools
-from atlas_agents.toolbox.shell import bash_tool
-from atlas_agents.toolbox.shell.progress import Telling
+from atlas_agents.builtin_tools.bash import Telling, bash_tool
+from atlas_agents.builtin_tools.files import file_tools
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 
@@ -132,7 +131,7 @@ async def test_there_is_no_network_unless_it_is_given(tmp_path: Path) -> None:
 
 async def test_the_backend_stands_in_the_audit_row(tmp_path: Path) -> None:
     model = Scripted(calls("bash", command="true"), says("ok"))
-    async with house(model, [bash_tool(tmp_path, sandbox="bubblewrap")], approve=Person()) as atlas:
+    async with in_memory_atlas(model, [bash_tool(tmp_path, sandbox="bubblewrap")], approve=Person()) as atlas:
         await atlas.ask("go")
         (row,) = await atlas.audit.records("default")
     assert row.entry.meta["notes"] == {"sandbox": "bubblewrap"} and row.entry.meta["approval"]
@@ -141,7 +140,7 @@ async def test_the_backend_stands_in_the_audit_row(tmp_path: Path) -> None:
 async def test_output_is_told_while_it_is_written(tmp_path: Path) -> None:
     heard: list[str] = []
     model = Scripted(calls("bash", command="echo one; until [ -e go ]; do sleep 0.02; done; echo two"), says("ok"))
-    async with house(model, [bash_tool(tmp_path)], approve=Person()) as atlas:
+    async with in_memory_atlas(model, [bash_tool(tmp_path)], approve=Person()) as atlas:
 
         def hear(event: Any) -> None:
             heard.append(event.message)
@@ -181,7 +180,7 @@ async def test_a_child_in_the_background_does_not_hold_up_the_end(sandbox: Any, 
 async def test_a_cancelled_turn_ends_its_command(sandbox: Any, tmp_path: Path) -> None:
     words = nap()
     model = Scripted(calls("bash", command=f"touch begun; {words} & {words}"), says("ok"))
-    async with house(model, [bash_tool(tmp_path, sandbox=sandbox)], approve=Person()) as atlas:
+    async with in_memory_atlas(model, [bash_tool(tmp_path, sandbox=sandbox)], approve=Person()) as atlas:
         stream = atlas.send("go")
         async with asyncio.timeout(20):
             await until((tmp_path / "begun").exists)

@@ -10,9 +10,9 @@ import pytest
 from calling_tools import Person, call
 
 from atlas_agents import Actor, Answer, Approvals, Atlas, ConfigError, Policy, Question, Tool, ToolResult, Verdict
+from atlas_agents.builtin_tools.bash import bash_tool
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, VirtualClock, calls, house, says
-from atlas_agents.toolbox.shell import bash_tool
+from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 ECHO = Policy(tools={"bash": {"*": "yes"}}, commands=[{"argv": ["echo", "**"]}, {"argv": ["git", "status"]}])
@@ -175,7 +175,7 @@ async def test_a_rule_that_is_taken_back_before_the_command_starts_does_not_coun
     assert words is not None
     model = Scripted(calls("bash", argv=[str(recorder(tmp_path))]), says("ok"))
     rule = Policy(tools={"bash": {"*": "yes"}}, commands=[{"argv": [str(tmp_path / "recorder")]}])
-    async with house(model, [tool], policy=rule) as atlas:
+    async with in_memory_atlas(model, [tool], policy=rule) as atlas:
 
         async def once(arguments: dict[str, Any]) -> Any:
             found = await words(arguments)
@@ -222,8 +222,8 @@ async def test_no_command_is_so_long_that_it_hides_what_is_said_of_it(tmp_path: 
 async def test_where_nothing_confines_a_command_that_is_said_and_no_rule_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atlas_agents.toolbox.sandbox.choose._PROBES", {})
-    monkeypatch.setattr("atlas_agents.toolbox.sandbox.choose._found", {})
+    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox.choose._PROBES", {})
+    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox.choose._found", {})
     person = Person()
     result = await call([bash_tool(tmp_path)], "bash", person, ECHO, command="echo hello")
     assert "NOT CONFINED" in person.questions[0].preview
@@ -243,7 +243,7 @@ async def test_a_yes_for_good_is_for_the_words_and_not_for_the_shell(tmp_path: P
         asked.append(question.arguments["command"])
         return "always" if len(asked) == 1 else "no"
 
-    async with house(Scripted(first, first, second, says("ok")), [free(tmp_path)], approve=approve) as atlas:
+    async with in_memory_atlas(Scripted(first, first, second, says("ok")), [free(tmp_path)], approve=approve) as atlas:
         await atlas.ask("go")
     assert asked == ["sh -c 'ls'", "sh -c 'touch canary'"] and os.listdir(tmp_path) == []
 
@@ -329,7 +329,9 @@ async def test_nothing_runs_without_a_clear_yes(answer: Any, tmp_path: Path) -> 
 async def test_nothing_runs_when_nobody_answers_or_the_turn_is_given_up(tmp_path: Path) -> None:
     recorder(tmp_path)
     clock, model = VirtualClock(), Scripted(*[calls("bash", argv=["./recorder"]), says("ok")] * 2)
-    async with house(model, [free(tmp_path)], clock=clock, approve=Approvals(wait=True, deadline=60)) as atlas:
+    async with in_memory_atlas(
+        model, [free(tmp_path)], clock=clock, approve=Approvals(wait=True, deadline=60)
+    ) as atlas:
         stream = atlas.send("go")
         await asked(atlas)
         await clock.advance(61)
@@ -356,7 +358,7 @@ async def test_an_answer_is_used_once_also_after_a_restart(tmp_path: Path) -> No
     store = MemoryStore()
 
     def made(*replies: Any) -> Atlas:
-        return house(Scripted(*replies), [free(tmp_path)], store=store, approve=Approvals(wait=True))
+        return in_memory_atlas(Scripted(*replies), [free(tmp_path)], store=store, approve=Approvals(wait=True))
 
     async with made(calls("bash", argv=["./recorder"])) as atlas:
         stream = atlas.send("go", session="s")

@@ -14,11 +14,11 @@ from calling_tools import Person, call
 from code_desk import SANDBOXES, Desk
 
 from atlas_agents import Approvals, MemoryAudit, Question
+from atlas_agents.builtin_tools.code.tool import CodeInterpreter, Kind, code_tool
+from atlas_agents.builtin_tools.sandbox import choose
 from atlas_agents.core.errors import SandboxUnavailable
 from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.toolbox.code.tool import CodeInterpreter, Kind, code_tool
-from atlas_agents.toolbox.sandbox import choose
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\n"
 
@@ -154,7 +154,7 @@ async def test_without_a_sandbox_no_code_is_run(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(choose, "_found", {})
     monkeypatch.setattr(choose, "_PROBES", {"bubblewrap": missing})
-    monkeypatch.setattr("atlas_agents.toolbox.code.wasm.installed", lambda: False)
+    monkeypatch.setattr("atlas_agents.builtin_tools.code.interpreter.installed", lambda: False)
     desk = Desk("auto", tmp_path)
     result = await desk.run("open('made', 'w')")
     assert result["fault"] == "no sandbox: it is not here; install it"
@@ -184,7 +184,7 @@ async def test_on_the_governed_path_it_asks_first_and_its_row_names_the_sandbox(
         asked.append(question)
         return True
 
-    async with house(model, [code_tool(interpreter)], approve=approve, audit=audit) as atlas:
+    async with in_memory_atlas(model, [code_tool(interpreter)], approve=approve, audit=audit) as atlas:
         reply = await atlas.ask("What is 6 times 7?")
     assert reply.text == "It is 42."
     assert [(question.tool, question.arguments) for question in asked] == [("code_interpreter", {"code": code})]
@@ -218,6 +218,6 @@ async def test_a_yes_for_always_does_not_hold_when_nothing_confines_the_code_any
     for kind in kinds:
         interpreter = CodeInterpreter(tmp_path, sandbox=kind)
         model = Scripted(calls("code_interpreter", code="1 + 1"), says("ok"))
-        atlas = house(model, [code_tool(interpreter)], approve=Approvals(person), store=store)
+        atlas = in_memory_atlas(model, [code_tool(interpreter)], approve=Approvals(person), store=store)
         await atlas.ask("go")
     assert len(person.questions) == 2

@@ -15,11 +15,11 @@ import pytest
 from calling_tools import Person, call
 
 from atlas_agents import Policy, ToolResult
+from atlas_agents.builtin_tools.files import file_tools
+from atlas_agents.builtin_tools.files import root as root_module
+from atlas_agents.builtin_tools.files.root import Root, open_beneath, walk_beneath
+from atlas_agents.builtin_tools.files.search import FileQuery, searched
 from atlas_agents.core.errors import ToolFault
-from atlas_agents.toolbox.files import beneath, file_tools
-from atlas_agents.toolbox.files.beneath import open_beneath, walk_beneath
-from atlas_agents.toolbox.files.root import Root
-from atlas_agents.toolbox.files.search import Query, searched
 
 YES = Policy(tools={"file_write": {"*": "yes"}, "file_edit": {"*": "yes"}})
 
@@ -28,7 +28,7 @@ YES = Policy(tools={"file_write": {"*": "yes"}, "file_edit": {"*": "yes"}})
 def resolver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Everything holds with the kernel's help, and on systems that have none."""
     if request.param == "walk":
-        monkeypatch.setattr(beneath, "kernel_resolves", lambda: False)
+        monkeypatch.setattr(root_module, "kernel_resolves", lambda: False)
     return str(request.param)
 
 
@@ -58,7 +58,7 @@ async def tried(root: Path, path: str) -> list[ToolResult]:
 def search(root: Path, path: str, query: str) -> ToolResult:
     """As a worker does it, without the worker."""
     try:
-        return ToolResult("", "ok", searched(Root(str(root)), Query(query, path)))
+        return ToolResult("", "ok", searched(Root(str(root)), FileQuery(query, path)))
     except ToolFault as fault:
         return ToolResult("", "error", str(fault), fault.kind)
 
@@ -116,7 +116,7 @@ async def test_a_link_inside_is_read_through_where_the_kernel_vouches_for_it(roo
     (root / "docs/a.txt").write_text("hello")
     (root / "here").symlink_to("docs")
     (root / "file").symlink_to("docs/a.txt")
-    if not beneath.kernel_resolves():
+    if not root_module.kernel_resolves():
         pytest.skip("this kernel has no openat2")
     for path in ("here/a.txt", "file"):
         assert "hello" in str((await call(file_tools(root), "file_read", path=path)).result)

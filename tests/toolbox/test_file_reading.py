@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from calling_tools import call
 
+from atlas_agents.builtin_tools.files import file_tools
+from atlas_agents.builtin_tools.files.listing import Pattern
 from atlas_agents.providers.base import seen
-from atlas_agents.toolbox.files import file_tools
-from atlas_agents.toolbox.files.walk import Pattern
 
 
 async def told(root: Path, name: str, **arguments: Any) -> Any:

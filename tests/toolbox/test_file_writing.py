@@ -9,11 +9,10 @@ import pytest
 from calling_tools import Person, call
 
 from atlas_agents import Policy, ToolFailed, ToolResult
-from atlas_agents.toolbox.files import file_tools
-from atlas_agents.toolbox.files.root import Root
-from atlas_agents.toolbox.files.target import target
-from atlas_agents.toolbox.files.write import found_edited, found_written
-from atlas_agents.tools.reconcile import Happened, NotHappened
+from atlas_agents.builtin_tools.files import file_tools
+from atlas_agents.builtin_tools.files.root import Root
+from atlas_agents.builtin_tools.files.write import found_edited, found_written, target
+from atlas_agents.tools.pipeline import Happened, NotHappened
 
 YES = Policy(tools={"file_write": {"*": "yes"}, "file_edit": {"*": "yes"}})
 ASK = Policy(tools={"file_write": {"*": "ask"}, "file_edit": {"*": "ask"}})

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from atlas_agents.builtin_tools.sandbox import bubblewrap, choose
+from atlas_agents.builtin_tools.sandbox.base import CapturedOutput, ProcessResult, Sandbox, SandboxLimits
+from atlas_agents.builtin_tools.sandbox.process import HeadTailBuffer
+from atlas_agents.builtin_tools.sandbox.seccomp import program
 from atlas_agents.core.errors import SandboxUnavailable
-from atlas_agents.toolbox.sandbox import bubblewrap, choose
-from atlas_agents.toolbox.sandbox.calls import program
-from atlas_agents.toolbox.sandbox.keep import Keeper
-from atlas_agents.toolbox.sandbox.ports import Kept, Limits, Outcome, Sandbox
 
-Shell = Callable[..., Coroutine[Any, Any, Outcome]]
+Shell = Callable[..., Coroutine[Any, Any, ProcessResult]]
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
@@ -41,7 +41,7 @@ def nap() -> str:
 
 @pytest.fixture
 def shell(sandbox: Sandbox, folder: Path) -> Shell:
-    async def run(words: str, **given: Any) -> Outcome:
+    async def run(words: str, **given: Any) -> ProcessResult:
         return await sandbox.run(["/bin/sh", "-c", words], cwd=folder, writable=folder, **given)
 
     return run
@@ -49,7 +49,7 @@ def shell(sandbox: Sandbox, folder: Path) -> Shell:
 
 async def test_a_command_runs_in_its_folder_with_what_it_is_fed(shell: Shell, folder: Path) -> None:
     outcome = await shell("cat; pwd; echo bad >&2; echo kept > made; exit 3", stdin=b"fed\n")
-    assert (outcome.stdout, outcome.stderr) == (Kept(f"fed\n{folder}\n"), Kept("bad\n"))
+    assert (outcome.stdout, outcome.stderr) == (CapturedOutput(f"fed\n{folder}\n"), CapturedOutput("bad\n"))
     assert (outcome.exit_code, outcome.stopped, outcome.signal) == (3, None, None)
     assert (folder / "made").read_text() == "kept\n"
 
@@ -112,7 +112,7 @@ async def test_a_link_in_place_of_a_protected_path_shows_nothing_of_where_it_lea
 @pytest.mark.parametrize("words", ["NAP", "setsid NAP & NAP", "trap '' TERM INT HUP; NAP & while :; do :; done"])
 async def test_a_run_that_takes_too_long_is_ended_whole(shell: Shell, words: str, nap: str) -> None:
     began = time.monotonic()
-    outcome = await shell(words.replace("NAP", nap), limits=Limits(seconds=1))
+    outcome = await shell(words.replace("NAP", nap), limits=SandboxLimits(seconds=1))
     assert outcome.timed_out and outcome.exit_code is None
     assert time.monotonic() - began < 3
     await _nothing_runs(nap)
@@ -125,7 +125,7 @@ async def test_what_a_command_leaves_behind_ends_with_it(shell: Shell, nap: str)
 
 
 async def test_cancelling_ends_the_process(shell: Shell, nap: str) -> None:
-    running = asyncio.create_task(shell(f"setsid {nap} & {nap}", limits=Limits(seconds=50)))
+    running = asyncio.create_task(shell(f"setsid {nap} & {nap}", limits=SandboxLimits(seconds=50)))
     await _until(lambda: _runs(nap))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -135,9 +135,9 @@ async def test_cancelling_ends_the_process(shell: Shell, nap: str) -> None:
 
 async def test_endless_output_is_cut_and_ended_and_its_middle_counted(shell: Shell, tmp_path: Path) -> None:
     spill = tmp_path / "all"
-    outcome = await shell("yes", limits=Limits(output=1_000_000, keep=2000), spill=spill)
+    outcome = await shell("yes", limits=SandboxLimits(output=1_000_000, keep=2000), spill=spill)
     assert outcome.stopped == "output"
-    assert outcome.stdout == Kept("y\n" * 500, "y\n" * 500, 998_000)
+    assert outcome.stdout == CapturedOutput("y\n" * 500, "y\n" * 500, 998_000)
     assert outcome.spilled == spill and spill.stat().st_size == 1_000_000
     assert stat.S_IMODE(spill.stat().st_mode) == 0o600
 
@@ -151,20 +151,20 @@ async def test_a_spill_file_is_never_written_through_what_stands_there(shell: Sh
 
 
 async def test_the_cpu_is_limited(shell: Shell) -> None:
-    outcome = await shell("while :; do :; done", limits=Limits(seconds=20, cpu=1))
+    outcome = await shell("while :; do :; done", limits=SandboxLimits(seconds=20, cpu=1))
     assert outcome.stopped is None and outcome.exit_code != 0 and outcome.duration < 15
 
 
 async def test_many_processes_end_the_run_or_are_refused(shell: Shell, nap: str) -> None:
     words = f"i=0; while [ $i -lt 500 ]; do {nap} & i=$((i+1)); done; echo all of them"
-    outcome = await shell(words, limits=Limits(processes=30, seconds=10))
+    outcome = await shell(words, limits=SandboxLimits(processes=30, seconds=10))
     assert "all of them" not in outcome.stdout.text
     assert outcome.stopped == "processes" or "fork" in outcome.stderr.text
     await _nothing_runs(nap)
 
 
 async def test_the_disk_is_limited_in_all_and_by_file(shell: Shell, folder: Path) -> None:
-    limits = Limits(disk=20_000_000, file_size=8_000_000, seconds=20)
+    limits = SandboxLimits(disk=20_000_000, file_size=8_000_000, seconds=20)
     words = "i=0; while :; do head -c 20000000 /dev/zero > $i; i=$((i+1)); done"
     outcome = await shell(words, limits=limits)
     assert outcome.stopped == "disk"
@@ -173,7 +173,7 @@ async def test_the_disk_is_limited_in_all_and_by_file(shell: Shell, folder: Path
 
 async def test_memory_is_limited_for_all_processes_together(shell: Shell, sandbox: Sandbox) -> None:
     words = "for i in 1 2 3 4; do (x=$(head -c 40000000 /dev/zero | tr '\\0' x); sleep 20; :) & done; wait"
-    outcome = await shell(words, limits=Limits(memory=120_000_000, seconds=30))
+    outcome = await shell(words, limits=SandboxLimits(memory=120_000_000, seconds=30))
     assert outcome.stopped == "memory"
 
 
@@ -215,16 +215,16 @@ async def test_bubblewrap_that_cannot_start_is_no_failed_command(
 
 async def test_without_a_sandbox_all_of_a_run_ends_too(folder: Path, nap: str) -> None:
     none = await choose.choose("none")
-    outcome = await none.run(["sh", "-c", f"setsid {nap} & {nap}"], cwd=folder, limits=Limits(seconds=1))
+    outcome = await none.run(["sh", "-c", f"setsid {nap} & {nap}"], cwd=folder, limits=SandboxLimits(seconds=1))
     assert outcome.timed_out
     await _nothing_runs(nap)
 
 
 def test_a_keeper_cuts_no_letter_where_nothing_is_left_out() -> None:
-    keeper = Keeper(6)
+    keeper = HeadTailBuffer(6)
     for byte in "äöü".encode():
         keeper.add(bytes([byte]))
-    assert keeper.kept() == Kept("äöü")
+    assert keeper.kept() == CapturedOutput("äöü")
     keeper.add(b"!")
     assert keeper.kept().dropped == 1
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from atlas_agents.builtin_tools.bash import argv_of, plain_words
 from atlas_agents.core.errors import BadArguments
-from atlas_agents.toolbox.shell.order import argv_of
-from atlas_agents.toolbox.shell.words import plain_words
 
 SEED = 20261115
 PIECES = [

@@ -8,10 +8,10 @@ from web_stage import page
 from atlas_agents import Agent, Atlas
 from atlas_agents.core.addresses import is_public_url
 from atlas_agents.core.messages import File, Image, Message, Text, user
-from atlas_agents.providers.anthropic_request import encode_request as to_anthropic
+from atlas_agents.providers.anthropic import encode_request as to_anthropic
 from atlas_agents.providers.base import Request
-from atlas_agents.providers.openai_request import encode_request as to_openai
-from atlas_agents.testing import Environment, Registry, Scripted, house, says
+from atlas_agents.providers.openai import encode_request as to_openai
+from atlas_agents.testing import Environment, Registry, Scripted, in_memory_atlas, says
 from fault_server import FaultServer
 from model_server import Asked, Reply, serving
 
@@ -67,7 +67,7 @@ async def test_nothing_in_the_house_fetches_what_a_history_names() -> None:
             Image("image/png", url=f"{trap.url}/cat.png"),
             File("a.pdf", "application/pdf", url=f"{trap.url}/a.pdf"),
         )
-        await house(Scripted(says("Nice."), says("Again."))).ask(user("Look:", *parts))
+        await in_memory_atlas(Scripted(says("Nice."), says("Again."))).ask(user("Look:", *parts))
 
         def mind(asked: Asked) -> Reply:
             return Reply("Nice." if str(urlsplit(trap.url).port) not in str(asked.body) else "I could fetch it.")

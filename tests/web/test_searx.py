@@ -7,13 +7,12 @@ import pytest
 from searx_server import is_there, searx
 
 from atlas_agents import Agent, Atlas, ToolResult
+from atlas_agents.app.tools import HOUSE_RULES, known_tools
+from atlas_agents.builtin_tools.web.search import SearXNG, WebResult
 from atlas_agents.cli.doctor.search import look_at_search
 from atlas_agents.config import load
 from atlas_agents.core.errors import ToolFailed
-from atlas_agents.service.builtin import HOUSE_RULES, known_tools
 from atlas_agents.testing import Environment, Scripted, calls, says
-from atlas_agents.toolbox.web.backends import SearXNG
-from atlas_agents.toolbox.web.results import Hit
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,8 +35,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 async def test_its_results_are_found(url: str) -> None:
     hits = await SearXNG(url).search("rain", 5)
     assert sorted(hits, key=lambda hit: hit.url) == [
-        Hit("Rain & Lima", "https://a.example/rain", "It rarely rains in Lima."),
-        Hit("Rain in June", "https://b.example/", "June has some rain."),
+        WebResult("Rain & Lima", "https://a.example/rain", "It rarely rains in Lima."),
+        WebResult("Rain in June", "https://b.example/", "June has some rain."),
     ]
     assert len(await SearXNG(url).search("rain", 1)) == 1
 

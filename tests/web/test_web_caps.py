@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from web_stage import CAPS, certified, page, world
 
+from atlas_agents.builtin_tools.web.extract import little_memory
+from atlas_agents.builtin_tools.web.ssrf import Caps
 from atlas_agents.core.errors import ToolFailed, Transient
-from atlas_agents.toolbox.web.caps import Caps
-from atlas_agents.toolbox.web.extract import little_memory
-from atlas_agents.tools.workers import Workers
+from atlas_agents.tools.worker_pool import Workers
 from fault_server import FaultServer, Pause, Script, answer, byte_by_byte, head
 
 SMALL = Caps(size=100_000, pdf_size=200_000, total=15, connect=5, reading=20)

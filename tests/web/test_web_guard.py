@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from web_stage import CAPS, OTHER, PUBLIC, Stage, moved, page, world
 
+from atlas_agents.builtin_tools.web.download import download
+from atlas_agents.builtin_tools.web.ssrf import INTERNET, Hosts, UrlRefused
 from atlas_agents.core.addresses import is_private, is_public
 from atlas_agents.core.errors import ConfigError, ToolFailed
-from atlas_agents.toolbox.web.download import download
-from atlas_agents.toolbox.web.hosts import Hosts
-from atlas_agents.toolbox.web.network import INTERNET
-from atlas_agents.toolbox.web.urls import Refused
 from fault_server import FaultServer
 
 SECRET = page("the secret of this machine", "text/plain")
@@ -160,7 +158,7 @@ async def test_a_name_that_changes_its_mind_is_looked_up_once_and_dialled_where_
 async def test_a_name_that_changed_its_mind_between_two_redirects_is_refused() -> None:
     async with world(moved("http://rebind.test/again"), then=SECRET) as here:
         here.stage.names["rebind.test"] = [[PUBLIC], ["127.0.0.1"]]
-        with pytest.raises(Refused, match="not on the public internet"):
+        with pytest.raises(UrlRefused, match="not on the public internet"):
             await here.fetch("http://rebind.test/")
         assert [asked.path for asked in here.server.asked] == ["/"]
 
@@ -210,7 +208,7 @@ async def test_a_redirect_to_another_public_page_is_followed_without_cookies_or_
 async def test_an_address_of_this_machine_is_refused_even_if_it_is_public() -> None:
     async with world(then=SECRET) as here:
         here.stage.ours = frozenset([PUBLIC])
-        with pytest.raises(Refused, match="not on the public internet"):
+        with pytest.raises(UrlRefused, match="not on the public internet"):
             await here.fetch("http://pub.test:18789/")
         assert here.server.asked == []
 
@@ -224,7 +222,7 @@ async def test_the_real_network_refuses_loopback_and_its_names() -> None:
     async with FaultServer(then=SECRET) as server:
         port = urlsplit(server.url).port
         for host in ("127.0.0.1", "localhost", "127.0.0.2"):
-            with pytest.raises(Refused, match="not on the public internet"):
+            with pytest.raises(UrlRefused, match="not on the public internet"):
                 await download(f"http://{host}:{port}/", hosts=Hosts(), wanted=lambda url, kind: None, caps=CAPS)
         assert server.asked == []
 
@@ -245,7 +243,7 @@ async def test_a_host_that_a_person_has_named_may_be_in_a_private_network() -> N
     names["wiki.intern."] = names["wiki.intern"]
     async with world(then=SECRET) as here:
         here.stage.names |= names
-        with pytest.raises(Refused):
+        with pytest.raises(UrlRefused):
             await here.fetch("http://wiki.intern/a")
     async with world(then=page("<p>inside"), hosts=["wiki.intern", "dev.intern:8080", "10.1.1.1"]) as here:
         here.stage.names |= names
@@ -258,7 +256,7 @@ async def test_a_host_that_a_person_has_named_may_be_in_a_private_network() -> N
             "http://10.0.0.7/",
             "http://127.0.0.1:8080/",
         ):
-            with pytest.raises(Refused):
+            with pytest.raises(UrlRefused):
                 await here.fetch(url)
 
 
@@ -268,7 +266,7 @@ async def test_a_host_that_a_person_has_named_may_be_in_a_private_network() -> N
 async def test_not_even_a_named_host_leads_to_where_clouds_keep_keys(address: str) -> None:
     async with world(then=SECRET, hosts=["wiki.intern"]) as here:
         here.stage.names["wiki.intern"] = [[address]]
-        with pytest.raises(Refused):
+        with pytest.raises(UrlRefused):
             await here.fetch("http://wiki.intern/")
         assert here.server.asked == []
 

@@ -11,11 +11,9 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 from web_stage import page, world
 
 from atlas_agents import MemoryAudit, Policy, ToolResult
+from atlas_agents.builtin_tools.web.extract import WARNING, decoded, extract, wrapped
 from atlas_agents.core.errors import ToolFailed, Transient
-from atlas_agents.testing import Scripted, calls, house, says
-from atlas_agents.toolbox.web.charsets import decoded
-from atlas_agents.toolbox.web.extract import extract
-from atlas_agents.toolbox.web.untrusted import WARNING, wrapped
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from fault_server import answer
 
 ARTICLE = """<!doctype html><html><head><title>Rain &amp; sun</title><style>p { color: red }</style></head><body>
@@ -194,7 +192,7 @@ async def test_a_pdf_that_is_a_bomb_is_given_up() -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "atlas_agents.toolbox.web.html", raising=False)
+    monkeypatch.delitem(sys.modules, "atlas_agents.builtin_tools.web.html", raising=False)
     monkeypatch.setitem(sys.modules, "selectolax.lexbor", None)
     with pytest.raises(ToolFailed, match=r"selectolax.lexbor is missing; say pip install 'atlas-agents\[web\]'"):
         extract("html", b"<p>x", "", "http://pub.test/")
@@ -276,7 +274,7 @@ async def test_it_is_called_by_a_model_and_written_down() -> None:
     async with world(page(ARTICLE)) as here:
         audit = MemoryAudit()
         model = Scripted(calls("url_fetch", url="http://pub.test/rain/"), says("It rarely rains."))
-        atlas = house(model, [here.tool], audit=audit)
+        atlas = in_memory_atlas(model, [here.tool], audit=audit)
         assert (await atlas.ask("Does it rain in Lima?")).text == "It rarely rains."
         results = [
             part for message in model.requests[1].messages for part in message.parts if isinstance(part, ToolResult)
@@ -290,7 +288,7 @@ async def test_a_policy_can_have_a_person_asked_first() -> None:
     policy = Policy(name="careful", tools={"url_fetch": {"*": "ask"}})
     async with world(page(ARTICLE)) as here:
         model = Scripted(calls("url_fetch", url="http://pub.test/?secret=1"), says("Well."))
-        await house(model, [here.tool], policy=policy, approve=_no).ask("go")
+        await in_memory_atlas(model, [here.tool], policy=policy, approve=_no).ask("go")
         assert here.server.asked == []
 
 

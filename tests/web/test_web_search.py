@@ -13,23 +13,30 @@ import pytest
 from web_stage import certified
 
 from atlas_agents import MemoryAudit, ToolResult
+from atlas_agents.builtin_tools.web import search as search_module
+from atlas_agents.builtin_tools.web.search import (
+    NONE,
+    Brave,
+    DuckDuckGo,
+    Exa,
+    Search,
+    SearXNG,
+    Tavily,
+    WebResult,
+    choose,
+    web_search,
+)
 from atlas_agents.cli.doctor.search import look_at_search
 from atlas_agents.config import load
 from atlas_agents.core.errors import ToolFailed, Transient
-from atlas_agents.core.secret import Secret
-from atlas_agents.testing import Environment, Scripted, calls, house, says
-from atlas_agents.toolbox.web import backends
-from atlas_agents.toolbox.web.backends import Brave, Exa, Search, SearXNG, Tavily
-from atlas_agents.toolbox.web.choice import NONE, choose
-from atlas_agents.toolbox.web.duckduckgo import DuckDuckGo
-from atlas_agents.toolbox.web.results import Hit
-from atlas_agents.toolbox.web.search import web_search
+from atlas_agents.core.paths import Secret
+from atlas_agents.testing import Environment, Scripted, calls, in_memory_atlas, says
 from fault_server import FaultServer, Pause, Script, answer, broken, head
 
 KEY = "canary-key-0123456789"
 HITS = [
-    Hit("Rain in Lima", "https://a.example/rain", "It rarely rains."),
-    Hit("Sun", "https://b.example/", "It shines."),
+    WebResult("Rain in Lima", "https://a.example/rain", "It rarely rains."),
+    WebResult("Sun", "https://b.example/", "It shines."),
 ]
 RESULTS = [{"title": hit.title, "url": hit.url} for hit in HITS]
 
@@ -174,7 +181,7 @@ async def test_trouble_is_told_in_a_sentence_without_the_key(
 ) -> None:
     script, told, again = TROUBLE[case]
     if case == "silence":
-        monkeypatch.setattr(backends, "SECONDS", 0.3)
+        monkeypatch.setattr(search_module, "SECONDS", 0.3)
     async with FaultServer(then=script) as server:
         with pytest.raises(ToolFailed, match=told) as trouble:
             await MAKERS[name](server.url).search("rain", 5)
@@ -234,7 +241,7 @@ async def test_a_model_is_given_the_results_and_told_whose_they_are() -> None:
     async with FaultServer(reply(GOOD["brave"])) as server, searching(MAKERS["brave"](server.url)) as tool:
         assert (tool.effect, tool.confirm) == ("pure", False)
         model = Scripted(calls("web_search", query="rain"), says("It rarely rains."))
-        await house(model, [tool]).ask("Does it rain?")
+        await in_memory_atlas(model, [tool]).ask("Does it rain?")
         assert [result.result for result in results(model)] == [
             {
                 "results": [{"title": hit.title, "url": hit.url, "snippet": hit.snippet} for hit in HITS],
@@ -249,7 +256,7 @@ async def test_it_is_tried_again_by_the_rules_of_the_house(caplog: pytest.LogCap
     async with FaultServer(busy, ["reset"], good) as server, searching(MAKERS["brave"](server.url)) as tool:
         model = Scripted(calls("web_search", query="rain"), says("Well."))
         audit = MemoryAudit()
-        atlas = house(model, [tool], audit=audit, retries=(0, 0, 0))
+        atlas = in_memory_atlas(model, [tool], audit=audit, retries=(0, 0, 0))
         await atlas.ask("go")
         assert len(server.asked) == 3
         assert [result.status for result in results(model)] == ["ok"]
@@ -261,7 +268,7 @@ async def test_a_wrong_key_is_told_once_and_appears_nowhere(caplog: pytest.LogCa
     async with FaultServer(reply({"error": KEY}, "401 No")) as server, searching(MAKERS["tavily"](server.url)) as tool:
         model = Scripted(calls("web_search", query="rain"), says("Well."))
         audit = MemoryAudit()
-        await house(model, [tool], audit=audit).ask("go")
+        await in_memory_atlas(model, [tool], audit=audit).ask("go")
         assert [str(result.result) for result in results(model)] == [
             "Tavily does not accept the key (HTTP 401); a person has to set another one"
         ]
@@ -271,7 +278,7 @@ async def test_a_wrong_key_is_told_once_and_appears_nowhere(caplog: pytest.LogCa
 async def test_without_a_search_the_tool_says_what_to_set() -> None:
     async with searching(choose(None, None, None, Environment({}, dotenv=None))) as tool:
         model = Scripted(calls("web_search", query="rain"), says("Well."))
-        await house(model, [tool]).ask("go")
+        await in_memory_atlas(model, [tool]).ask("go")
         assert [(result.status, result.result) for result in results(model)] == [("error", NONE)]
 
 
@@ -279,7 +286,7 @@ async def test_without_a_search_the_tool_says_what_to_set() -> None:
 async def test_a_question_that_no_service_takes_is_refused(arguments: dict[str, Any]) -> None:
     async with searching("nobody") as tool:
         model = Scripted(calls("web_search", **arguments), says("Well."))
-        await house(model, [tool]).ask("go")
+        await in_memory_atlas(model, [tool]).ask("go")
         assert [result.status for result in results(model)] == ["error"]
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from atlas_agents.toolbox.web.caps import Caps
-from atlas_agents.toolbox.web.fetch import url_fetch
+from atlas_agents.builtin_tools.web.fetch import url_fetch
+from atlas_agents.builtin_tools.web.ssrf import Caps
 from atlas_agents.tools.tool import Tool
 from fault_server import FaultServer, Script, answer
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from wire_turns import ANTHROPIC, OPENAI, Wire
 
 from atlas_agents import ToolCall, Usage
-from atlas_agents.providers.anthropic_reader import AnthropicReader
+from atlas_agents.providers.anthropic import AnthropicReader
 from atlas_agents.providers.base import Chunk, DoneChunk, OpaqueChunk, TextChunk, ThinkingChunk, ToolCallChunk
-from atlas_agents.providers.openai_reader import OpenAIReader
-from atlas_agents.providers.wire import Reader
+from atlas_agents.providers.http import StreamReader
+from atlas_agents.providers.openai import OpenAIReader
 from sse_words import a, o
 
 PAY_BOB = '{"to":"bob","amount":5}'
@@ -38,7 +38,7 @@ class Body:
         """How many bytes it takes to be complete."""
         return len(b"".join(self.events[: self.last]))
 
-    def reader(self) -> Reader:
+    def reader(self) -> StreamReader:
         return OpenAIReader() if self.wire is OPENAI else AnthropicReader()
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class Heard:
     usage: Usage
 
 
-def hear(reader: Reader, pieces: Iterable[bytes]) -> Heard:
+def hear(reader: StreamReader, pieces: Iterable[bytes]) -> Heard:
     """Feed it all and finish; a call before the message is complete is a fault of the reader."""
     early = [chunk for piece in pieces for chunk in reader.feed(piece)]
     assert not [chunk for chunk in early if isinstance(chunk, ToolCallChunk | DoneChunk)]

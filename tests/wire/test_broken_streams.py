@@ -10,8 +10,8 @@ import pytest
 from _pytest.mark import ParameterSet
 from wire_turns import ANTHROPIC, OPENAI, QuickClock, Room, Turn, Wire, room
 
-from atlas_agents import Clocks, ProviderError, RetryPolicy
-from atlas_agents.core.clock import SYSTEM_CLOCK
+from atlas_agents import ProviderError, RetryPolicy, Timeouts
+from atlas_agents.core.aio import SYSTEM_CLOCK
 from fault_server import FaultServer, Pause, Script, answer, broken, head
 from sse_words import a, o
 
@@ -241,7 +241,7 @@ every_passing_fault = pytest.mark.parametrize("fault", [_case(fault) for fault i
 async def play(fault: Fault, server: FaultServer) -> tuple[Room, Turn]:
     """The turn, one retry allowed; and the next one, which must work. Where a clock must ring, it runs fast."""
     retry = RetryPolicy(retries=1, backoff=0.001)
-    clock, clocks = (QuickClock(60), Clocks(total=60)) if fault.kind == "timeout" else (SYSTEM_CLOCK, Clocks())
+    clock, clocks = (QuickClock(60), Timeouts(total=60)) if fault.kind == "timeout" else (SYSTEM_CLOCK, Timeouts())
     async with room(fault.wire, server, retry=retry, clocks=clocks, clock=clock) as here:
         turn = await here.turn()
         assert here.paid == []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from wire_turns import ANTHROPIC
 
 from atlas_agents import Message, Opaque, Part, ProviderError, Request, Text, Thinking, ToolResult, tool_message, user
-from atlas_agents.providers import anthropic_request, openai_request
+from atlas_agents.providers import anthropic, openai
 from atlas_agents.providers.base import Chunk, DoneChunk, OpaqueChunk, TextChunk, ThinkingChunk, ToolCallChunk
 from sse_words import a
 
@@ -157,8 +157,8 @@ def check(body: Body, pieces: Sequence[bytes]) -> None:
     assert Message.from_json(message.to_json()).parts == parts
     answers = tool_message(*(ToolResult(call.id, "ok", "done") for call in message.tool_calls))
     request = Request([user("Hi"), message, *([answers] if answers.parts else []), user("Go on")])
-    json.loads(openai_request.encode_request(request, "m-1", official=False))
-    json.loads(anthropic_request.encode_request(request, "m-1"))
+    json.loads(openai.encode_request(request, "m-1", official=False))
+    json.loads(anthropic.encode_request(request, "m-1"))
 
 
 @every_body

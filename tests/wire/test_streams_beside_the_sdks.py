@@ -11,7 +11,7 @@ from sdk_clients import anthropic_client, openai_client
 from wire_turns import ANTHROPIC, OPENAI, PATIENCE, Wire
 
 from atlas_agents import Agent, Atlas, DoneChunk, Thinking, Usage
-from atlas_agents.providers.anthropic_reader import AnthropicReader
+from atlas_agents.providers.anthropic import AnthropicReader
 from fault_server import FaultServer, answer, byte_by_byte
 from sse_words import a, o
 

@@ -10,15 +10,15 @@ from atlas_agents import (
     Agent,
     AnthropicProvider,
     Atlas,
-    Clocks,
     History,
     Message,
     OpenAIProvider,
     ProviderError,
     RetryPolicy,
+    Timeouts,
     tool,
 )
-from atlas_agents.core.clock import SYSTEM_CLOCK, Clock, SystemClock
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, SystemClock
 from atlas_agents.core.events import (
     ErrorRaised,
     Event,
@@ -80,7 +80,7 @@ class Wire:
     words: Words
     history: Callable[[Any], None]
 
-    def provider(self, url: str, clocks: Clocks | None = None, clock: Clock = SYSTEM_CLOCK) -> Provider:
+    def provider(self, url: str, clocks: Timeouts | None = None, clock: Clock = SYSTEM_CLOCK) -> Provider:
         if self.name == "openai":
             return OpenAIProvider("m-1", base_url=f"{url}/v1", api_key=KEY, clocks=clocks, clock=clock)
         return AnthropicProvider("m-1", base_url=url, api_key=KEY, clocks=clocks, clock=clock)
@@ -222,7 +222,7 @@ async def room(
     wire: Wire | Sequence[Wire],
     *servers: FaultServer,
     retry: RetryPolicy | None = None,
-    clocks: Clocks | None = None,
+    clocks: Timeouts | None = None,
     clock: Clock | None = None,
     history: History | None = None,
 ) -> AsyncGenerator[Room]:

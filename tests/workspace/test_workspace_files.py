@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import ConfigError
-from atlas_agents.core.places import is_protected
+from atlas_agents.core.paths import is_protected
 from atlas_agents.workspace import AgentSpec, Workspace
 from checks import as_nobody
 

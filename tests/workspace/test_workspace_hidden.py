@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atlas_agents.workspace import Finding, Workspace, hidden_characters
+from atlas_agents.workspace import HiddenCharacters, Workspace, hidden_characters
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from atlas_agents.workspace import Finding, Workspace, hidden_characters
 )
 def test_a_hidden_character_is_found(char: str, code_point: str, name: str) -> None:
     text = f"One.\r\nTwo\t{char}!\n"
-    assert hidden_characters(text, "SOUL.md") == (Finding("SOUL.md", 2, 5, code_point, name),)
+    assert hidden_characters(text, "SOUL.md") == (HiddenCharacters("SOUL.md", 2, 5, code_point, name),)
 
 
 def test_neighbours_are_one_finding() -> None:
@@ -61,5 +61,5 @@ def test_findings_are_told_and_the_prompt_is_used(tmp_path: Path, caplog: pytest
     (tmp_path / "TOOLS.md").write_text("a\u202eb", encoding="utf-8")
     state = Workspace(tmp_path).load()
     assert state.prompt == "a\u202eb"
-    assert state.findings == (Finding("TOOLS.md", 1, 2, "U+202E", "RIGHT-TO-LEFT OVERRIDE"),)
+    assert state.findings == (HiddenCharacters("TOOLS.md", 1, 2, "U+202E", "RIGHT-TO-LEFT OVERRIDE"),)
     assert "TOOLS.md:1:2: hidden character U+202E RIGHT-TO-LEFT OVERRIDE" in caplog.text

@@ -11,16 +11,11 @@ import pytest
 from x_double import CLIENT, SECRET, Fault, XDouble, x_double
 
 from atlas_agents import Agent, Approvals, Atlas, Policy, Question
+from atlas_agents.builtin_tools.x import Account, Fetch, XApi, XClient, XTokens, guarded, weighted_length, x_tools
 from atlas_agents.core.errors import ToolFailed
-from atlas_agents.core.secret import Secret
-from atlas_agents.engine.result import Step
+from atlas_agents.core.paths import Secret
+from atlas_agents.engine.run import Step
 from atlas_agents.testing import Scripted, calls, says
-from atlas_agents.toolbox.x.api import XApi
-from atlas_agents.toolbox.x.length import weighted_length
-from atlas_agents.toolbox.x.media import Fetch, guarded
-from atlas_agents.toolbox.x.oauth import Account, Tokens
-from atlas_agents.toolbox.x.tools import x_tools
-from atlas_agents.toolbox.x.wire import Wire
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 40
 TEAM = Path(__file__).parent.parent.parent / "examples" / "team" / "policy.toml"
@@ -40,7 +35,7 @@ class Desk:
     """An account, and an agent that uses it."""
 
     def __init__(self, double: XDouble, home: Path, *, role: str = "kelly", retries: tuple[float, ...] = ()) -> None:
-        self.wire = Wire(double.url)
+        self.wire = XClient(double.url)
         self.path = home / "x.json"
         self.asked: list[Question] = []
         self.role = role
@@ -53,7 +48,7 @@ class Desk:
         return True
 
     async def call(self, name: str, **arguments: Any) -> Step:
-        api = XApi(self.wire, Tokens(self.account, self.path, self.wire))
+        api = XApi(self.wire, XTokens(self.account, self.path, self.wire))
         agent = Agent(
             self.role, model=Scripted(calls(name, **arguments), says("Done.")), tools=x_tools(api, self.fetch)
         )
@@ -243,7 +238,7 @@ async def test_a_post_whose_answer_was_lost_is_looked_for(
 async def test_a_post_that_is_not_there_did_not_happen(
     double: XDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atlas_agents.toolbox.x.tools._LOOK_AGAIN", 0.01)
+    monkeypatch.setattr("atlas_agents.builtin_tools.x._LOOK_AGAIN", 0.01)
     double.faults.append(Fault("/2/tweets", 503))
     step = await Desk(double, tmp_path).call("post_to_x", content="Hello")
     assert step.status == "error" and "before it happened" in step.output

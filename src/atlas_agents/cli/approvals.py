@@ -13,8 +13,8 @@ from atlas_agents.cli.form import about, value_of
 from atlas_agents.cli.reach import within_reach
 from atlas_agents.cli.words import one_line
 from atlas_agents.core.errors import BadArguments, ConfigError
-from atlas_agents.core.exact import exact
-from atlas_agents.gateway.protocol.shapes import ApprovalShape
+from atlas_agents.core.text import escape_invisible
+from atlas_agents.gateway.protocol.types import ApprovalShape
 
 
 def list_approvals(*, as_json: bool) -> int:
@@ -43,9 +43,9 @@ def _said(found: dict[str, Any]) -> str:
     """The call that is to be made, or what is asked for in the middle of one."""
     asked = msgspec.convert(found, ApprovalShape)
     if asked.form is None:
-        return f"{asked.tool_name}({', '.join(f'{name}={exact(value)}' for name, value in asked.details.items())})"
+        return f"{asked.tool_name}({', '.join(f'{name}={escape_invisible(value)}' for name, value in asked.details.items())})"
     fields = "; ".join(about(field) for field in asked.form.fields)
-    more = f" [{exact(asked.form.url)}]" if asked.form.url else f" [{fields}]" if fields else ""
+    more = f" [{escape_invisible(asked.form.url)}]" if asked.form.url else f" [{fields}]" if fields else ""
     return f"{one_line(asked.form.asker)} asks: {one_line(asked.form.message)}{more}"
 
 

@@ -17,8 +17,8 @@ from atlas_agents.cli.turn import Asked
 from atlas_agents.cli.words import one_line
 from atlas_agents.client.client import GatewayClient
 from atlas_agents.core.errors import GatewayError
-from atlas_agents.core.exact import exact, seen
-from atlas_agents.gateway.protocol.shapes import FormShape
+from atlas_agents.core.text import escape_invisible, seen
+from atlas_agents.gateway.protocol.types import FormShape
 
 _SHOWN = 8000
 _WORDS = {"allow-once": "once", "allow-session": "session", "allow-always": "always", "deny": "no"}
@@ -55,14 +55,14 @@ def show_question(asked: Asked, arguments: dict[str, Any], page: Page, *, whole:
         page.line(f"  without an answer it gets none, in {_left(asked)} s", "dim")
         return
     for name, value in arguments.items():
-        page.line(f"  {exact(name)[1:-1]} = {_cut(exact(value), whole=whole)}")
+        page.line(f"  {escape_invisible(name)[1:-1]} = {_cut(escape_invisible(value), whole=whole)}")
     if not arguments:
         page.line("  (no arguments)")
     if asked.preview and arguments == asked.details:  # of others nobody knows yet what they would change
         for line in _cut(seen(asked.preview), whole=whole).split("\n"):
             page.line(f"  │ {line}", _COLOURS.get(line[:1], ""))
     if asked.working_dir:
-        page.line(f"  in {exact(asked.working_dir)}", "dim")
+        page.line(f"  in {escape_invisible(asked.working_dir)}", "dim")
     if asked.risk:
         page.line(f"  because of {one_line(asked.risk)}", "dim")
     page.line(f"  without an answer it is no, in {_left(asked)} s", "dim")
@@ -107,14 +107,14 @@ async def _fill(form: FormShape, page: Page, prompt: PromptSession[str]) -> Repl
         word = _meant(await _read(prompt, f"{', '.join(offered[:-1])} or {offered[-1]}? "), offered)
         if word == "answer":
             values = await fill(form, page, read)
-            page.line(f"  {exact(values)}")
+            page.line(f"  {escape_invisible(values)}")
         elif word is not None:
             return Reply(_FILLED[word], values if word == "send" else None)
 
 
 async def _edit(arguments: dict[str, Any], page: Page, prompt: PromptSession[str]) -> dict[str, Any] | None:
     """Other arguments, written as JSON; None if that is what they are not."""
-    text = await _read(prompt, "arguments: ", exact(arguments))
+    text = await _read(prompt, "arguments: ", escape_invisible(arguments))
     try:
         changed = json.loads(text)
     except ValueError as error:

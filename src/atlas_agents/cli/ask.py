@@ -14,7 +14,7 @@ from atlas_agents.cli.turn import Asked, Ending, Left, Notes, Screen, remark, ta
 from atlas_agents.cli.who import headline
 from atlas_agents.cli.words import called, one_line, trouble
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.ids import new_id
+from atlas_agents.core.messages import new_id
 
 _LONGEST = 4_000_000
 _PATIENCE = 10.0

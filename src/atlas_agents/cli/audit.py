@@ -9,12 +9,11 @@ from atlas_agents.cli.border import DONE, NO_ANSWER, quiet, run
 from atlas_agents.cli.reach import TENANT, Here, within_reach
 from atlas_agents.cli.when import moment
 from atlas_agents.cli.words import one_line
-from atlas_agents.config.opening import open_store
+from atlas_agents.config.open import open_store
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.gateway.protocol.events import AuditAdded
-from atlas_agents.tools.audit import Record, what_if
-from atlas_agents.tools.permissions import Policy
-from atlas_agents.tools.store_audit import StoreAudit
+from atlas_agents.tools.audit import AuditRecord, StoreAudit, what_if
+from atlas_agents.tools.policy import Policy
 
 _LEVELS = (None, "info", "warn", "error")
 
@@ -100,7 +99,7 @@ def compare(path: str, *, as_json: bool) -> int:
     return run(work)
 
 
-async def _records() -> list[Record]:
+async def _records() -> list[AuditRecord]:
     """The whole log, to be judged here: the policy is a file of this place, and no gateway need know it."""
     store = open_store(given.settings())
     await store.open()

@@ -11,7 +11,7 @@ from atlas_agents.cli.reach import Here, for_talking
 from atlas_agents.cli.talk import Talk
 from atlas_agents.cli.who import agents, pick
 from atlas_agents.core.errors import ConfigError, GatewayError
-from atlas_agents.core.ids import new_id
+from atlas_agents.core.messages import new_id
 
 
 def chat(talking: Talking) -> int:

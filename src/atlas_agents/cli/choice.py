@@ -2,13 +2,13 @@
 
 import msgspec
 
-from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.paths import Environment
 from atlas_agents.providers.demo import Demo
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.openai import OpenAIProvider
 from atlas_agents.providers.registry import Registry
-from atlas_agents.workspace.models import LOCAL_MODEL
+from atlas_agents.workspace.build import LOCAL_MODEL
 
 ANTHROPIC = "anthropic/claude-opus-4-6"
 OPENAI = "openai/gpt-5.2"

@@ -2,12 +2,12 @@
 
 import msgspec
 
+from atlas_agents.app.serve import cluster_status
 from atlas_agents.cli import options as given
 from atlas_agents.cli import show
 from atlas_agents.cli.border import quiet, run
 from atlas_agents.cli.when import lasting
-from atlas_agents.dispatch.status import ClusterStatus, MemberStatus
-from atlas_agents.service.status import cluster_status
+from atlas_agents.dispatch.members import ClusterStatus, MemberStatus
 
 _HEADS = ("member", "role", "state", "turns", "up", "heard", "version", "process", "door")
 

@@ -11,9 +11,9 @@ from atlas_agents.cli.turn import Ending
 from atlas_agents.cli.when import ago
 from atlas_agents.cli.who import agents, model_name, pick
 from atlas_agents.cli.words import answered, called, for_people, one_line, printable
-from atlas_agents.core.ids import new_id
-from atlas_agents.gateway.protocol.chat import History
-from atlas_agents.gateway.protocol.shapes import MessageShape, TextPart, ToolCallPart, ToolResultPart
+from atlas_agents.core.messages import new_id
+from atlas_agents.gateway.protocol.chat import ChatHistoryPage
+from atlas_agents.gateway.protocol.types import MessageShape, TextPart, ToolCallPart, ToolResultPart
 
 LEAVE = ("/exit", "/quit")
 _HELP = (
@@ -136,7 +136,7 @@ async def _history(_: str, place: Place, here: Here, page: Page) -> None:
     if not place.known:
         page.line("Nothing was said yet.", "dim")
         return
-    found = msgspec.convert(await here.client.call("chat.history", session_key=place.key, limit=500), History)
+    found = msgspec.convert(await here.client.call("chat.history", session_key=place.key, limit=500), ChatHistoryPage)
     if found.has_more:
         page.line("(there is more before this)", "dim")
     place.show(found.messages, page)

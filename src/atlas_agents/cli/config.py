@@ -7,8 +7,7 @@ from atlas_agents.cli import options as given
 from atlas_agents.cli import show as shown
 from atlas_agents.cli.border import guarded
 from atlas_agents.config.settings import SETTINGS, Settings
-from atlas_agents.core.environment import Environment
-from atlas_agents.core.places import user_config
+from atlas_agents.core.paths import Environment, user_config
 
 
 def show(*, as_json: bool) -> int:

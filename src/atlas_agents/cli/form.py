@@ -5,8 +5,8 @@ from typing import Any, TypeAlias
 
 from atlas_agents.cli.page import Page
 from atlas_agents.core.errors import BadArguments
-from atlas_agents.core.exact import exact, seen
-from atlas_agents.gateway.protocol.shapes import FieldShape, FormShape
+from atlas_agents.core.text import escape_invisible, seen
+from atlas_agents.gateway.protocol.types import FieldShape, FormShape
 
 Read: TypeAlias = Callable[[str, str], Awaitable[str]]
 """Reads a line: after these words, beginning with this text."""
@@ -18,7 +18,7 @@ def show_form(form: FormShape, page: Page) -> None:
     for line in seen(form.message).split("\n"):
         page.line(f"  │ {line}")
     if form.url:
-        page.line(f"  it wants you to open {exact(form.url)}", "bold")
+        page.line(f"  it wants you to open {escape_invisible(form.url)}", "bold")
     for field in form.fields:
         page.line(f"  {about(field)}")
     page.line(f"  what you answer is sent to {seen(form.asker)}", "yellow")
@@ -95,7 +95,7 @@ def _written(value: Any) -> str:
 
 
 def _piece(text: str) -> str:
-    return exact(text)[1:-1][:200]
+    return escape_invisible(text)[1:-1][:200]
 
 
 def _after(words: str) -> str:

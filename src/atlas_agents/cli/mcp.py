@@ -8,12 +8,10 @@ from contextlib import asynccontextmanager
 from atlas_agents.cli import options as given
 from atlas_agents.cli import show
 from atlas_agents.cli.border import DONE, NO_ANSWER, confirmed, guarded, quiet, run
-from atlas_agents.config.opening import open_home
-from atlas_agents.core.environment import Environment
+from atlas_agents.config.open import open_home
 from atlas_agents.core.errors import BadTool, ConfigError
-from atlas_agents.mcp.entries import Server
-from atlas_agents.mcp.found import Found, hidden_in, shown
-from atlas_agents.mcp.pins import Approval
+from atlas_agents.core.paths import Environment
+from atlas_agents.mcp.config import Approval, DiscoveredTool, ServerConfig, hidden_in, shown
 from atlas_agents.mcp.servers import Servers, as_tool
 
 
@@ -96,13 +94,13 @@ def log_in(name: str) -> int:
             server = the(servers, name)
             if not server.entry.url:
                 raise ConfigError(f"{name} is started by a command: there is nothing to log in to")
-            from atlas_agents.mcp.connection import Connection
-            from atlas_agents.mcp.oauth import asking
+            from atlas_agents.mcp.client import McpConnection
+            from atlas_agents.mcp.transports import asking
 
             environment = Environment()
             url = server.filled(environment).url
             async with asking(name, url, servers.pins.folder, _show_address) as auth:
-                connection = Connection(server, environment, servers.pins.folder, auth=auth)
+                connection = McpConnection(server, environment, servers.pins.folder, auth=auth)
                 try:
                     found = await connection.tools()
                 finally:
@@ -122,7 +120,7 @@ def opened() -> Servers:
     return servers
 
 
-def the(servers: Servers, name: str) -> Server:
+def the(servers: Servers, name: str) -> ServerConfig:
     server = servers.known.get(name)
     if server is None:
         known = ", ".join(servers.known) or "none"
@@ -139,7 +137,7 @@ async def _opened() -> AsyncGenerator[Servers, None]:
         await servers.close()
 
 
-def _entry(server: Server) -> str:
+def _entry(server: ServerConfig) -> str:
     entry = server.entry
     lines = [f"    {shown(entry.text)}"]
     lines += [f"    {kind} {shown(key)}={shown(value)}" for kind, values in _given(server) for key, value in values]
@@ -150,11 +148,11 @@ def _entry(server: Server) -> str:
     return "\n".join(lines)
 
 
-def _given(server: Server) -> tuple[tuple[str, list[tuple[str, str]]], ...]:
+def _given(server: ServerConfig) -> tuple[tuple[str, list[tuple[str, str]]], ...]:
     return ("with", list(server.entry.env.items())), ("header", list(server.entry.headers.items()))
 
 
-def _print_all(server: Server, found: tuple[Found, ...], servers: Servers) -> None:
+def _print_all(server: ServerConfig, found: tuple[DiscoveredTool, ...], servers: Servers) -> None:
     """Everything that an approval is for; on standard output, so that it can be kept."""
     for tool in found:
         print(f"{server.name}/{tool.text}\n")
@@ -170,7 +168,7 @@ def _print_all(server: Server, found: tuple[Found, ...], servers: Servers) -> No
             print(words, file=sys.stderr)
 
 
-def _changes(before: Approval, found: tuple[Found, ...]) -> list[str]:
+def _changes(before: Approval, found: tuple[DiscoveredTool, ...]) -> list[str]:
     """How what a server says differs from what was approved."""
     old, new = {tool.name: tool for tool in before.tools}, {tool.name: tool for tool in found}
     words = [f"{shown(name)} is new." for name in new if name not in old]

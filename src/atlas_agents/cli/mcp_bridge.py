@@ -14,10 +14,10 @@ import msgspec
 from atlas_agents.cli import options as given
 from atlas_agents.cli.border import quiet, run
 from atlas_agents.cli.reach import Here
-from atlas_agents.client.client import Address
+from atlas_agents.client.client import GatewayAddress
 from atlas_agents.core.errors import AtlasError
 from atlas_agents.core.json import encode
-from atlas_agents.providers.sse import EventSplitter
+from atlas_agents.providers.http import EventSplitter
 
 _NO_METHOD, _BROKEN = -32601, -32603
 _ACCEPT = "application/json, text/event-stream"
@@ -48,7 +48,7 @@ class Bridge:
         self._path = f"/mcp/{agent_id}" if agent_id else "/mcp"
         self._version = ""
         self._waiting: dict[Any, asyncio.Task[None]] = {}
-        self._address: Address | None = None
+        self._address: GatewayAddress | None = None
 
     async def run(self) -> None:
         lines: asyncio.Queue[bytes] = asyncio.Queue()
@@ -107,7 +107,7 @@ class Bridge:
                 await asyncio.sleep(pause)
         return False
 
-    async def _exchange(self, address: Address, line: bytes, method: Any) -> bool:
+    async def _exchange(self, address: GatewayAddress, line: bytes, method: Any) -> bool:
         headers = {"Authorization": f"Bearer {address.token}", "Accept": _ACCEPT, "Content-Type": "application/json"}
         if self._version and method != "initialize":
             headers["MCP-Protocol-Version"] = self._version

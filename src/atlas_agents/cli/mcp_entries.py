@@ -9,7 +9,7 @@ from atlas_agents.cli import options as given
 from atlas_agents.cli.border import guarded, quiet
 from atlas_agents.cli.mcp import opened, the
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.mcp.entries import NAME, read_servers
+from atlas_agents.mcp.config import NAME, read_servers
 
 
 def add_server(name: str, command: list[str], url: str | None, env: list[str], headers: list[str]) -> int:

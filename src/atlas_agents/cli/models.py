@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from atlas_agents.cli import show
 from atlas_agents.cli.border import confirmed, guarded, quiet, run
-from atlas_agents.local.fetch import pull
+from atlas_agents.local.download import pull
 from atlas_agents.local.models import ModelState, known, list_models, models_folder, remove_model, state_of
 
 _EVERY = 0.2

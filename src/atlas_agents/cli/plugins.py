@@ -5,17 +5,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from atlas_agents.app.app import interceptors_of
+from atlas_agents.app.tools import known_tools
 from atlas_agents.cli import show
 from atlas_agents.cli.border import guarded
 from atlas_agents.cli.plugin_template import FILES
 from atlas_agents.config.load import load
 from atlas_agents.config.settings import Settings
-from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.paths import Environment
 from atlas_agents.core.plugins import Plugin, Plugins
 from atlas_agents.providers.registry import Registry
-from atlas_agents.service.builtin import known_tools
-from atlas_agents.service.plugged import interceptors_of
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 

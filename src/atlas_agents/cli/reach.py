@@ -7,20 +7,19 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from atlas_agents.app.app import occupied, running
+from atlas_agents.app.serve import private_gateway
 from atlas_agents.cli.choice import Choice, choose
 from atlas_agents.cli.options import Talking, token_of
 from atlas_agents.cli.toys import TOYS
-from atlas_agents.client.client import Address, GatewayClient
+from atlas_agents.client.client import GatewayAddress, GatewayClient
 from atlas_agents.config.settings import Settings
-from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError, Unreachable
-from atlas_agents.core.secret import Secret
+from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.atlas import Atlas
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.service.place import occupied, running
-from atlas_agents.service.serve import private_gateway
 from atlas_agents.stores.memory import MemoryStore
 
 TENANT = "default"
@@ -42,7 +41,7 @@ class Here:
         self.hint = _silent
         self._idle = idle
         self._lost: float | None = None
-        self._own: Address | None = None
+        self._own: GatewayAddress | None = None
         self._opened = AsyncExitStack()
 
     @property
@@ -68,21 +67,21 @@ class Here:
         token = secrets.token_urlsafe(32)
         gateway = Gateway(atlas, GatewaySettings(home=nowhere, port=0, token=Secret(token)))
         await self._opened.enter_async_context(gateway.running())
-        self._own = Address(f"http://127.0.0.1:{gateway.port}", token)
+        self._own = GatewayAddress(f"http://127.0.0.1:{gateway.port}", token)
 
-    async def address(self) -> Address:
+    async def address(self) -> GatewayAddress:
         """Where it is, and what opens it; Unreachable if that cannot be said now."""
         return await self._find()
 
-    async def _find(self) -> Address:
+    async def _find(self) -> GatewayAddress:
         """The one that runs in the home folder, else one of our own; if another process has just begun to be one, it
         is asked for again."""
         if self._own is not None or self.settings is None:
-            return self._own or Address("", "")
+            return self._own or GatewayAddress("", "")
         other = running(self.settings.home)
         if other is not None and other.url:
             self._lost = None
-            return Address(other.url, token_of(self.settings))
+            return GatewayAddress(other.url, token_of(self.settings))
         if self._lost is not None and time.monotonic() - self._lost < _COMES_BACK:
             raise Unreachable("the gateway is gone")
         try:
@@ -92,7 +91,7 @@ class Here:
             if running(self.settings.home) is not None or _is_held(self.settings.home):
                 raise Unreachable(str(error)) from error
             raise
-        self._own = Address(here.url, here.token.reveal())
+        self._own = GatewayAddress(here.url, here.token.reveal())
         return self._own
 
     def _told(self, model: str, done: int, total: int, words: str) -> None:

@@ -9,7 +9,7 @@ from atlas_agents.cli.border import quiet, run
 from atlas_agents.cli.reach import within_reach
 from atlas_agents.cli.when import moment
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.jobs import PRIORITIES
+from atlas_agents.core.store import PRIORITIES
 
 _MISSED = ("once", "skip")
 

@@ -4,20 +4,19 @@ import logging
 import sys
 from typing import Any
 
+from atlas_agents.app.app import Runtime, Told
+from atlas_agents.app.serve import ServedGateway, is_on
+from atlas_agents.app.serve import serve as serve_gateway
+from atlas_agents.app.serve import work as work_on
 from atlas_agents.cli import options as given
 from atlas_agents.cli.border import guarded
 from atlas_agents.cli.models import progress_line
 from atlas_agents.cli.who import model_name
 from atlas_agents.cli.words import for_people, one_line
 from atlas_agents.config.settings import Settings
-from atlas_agents.gateway.logs import set_up
-from atlas_agents.gateway.models import model_of
+from atlas_agents.gateway.convert import model_of
 from atlas_agents.gateway.server import run
-from atlas_agents.service.runtime import Runtime, Told
-from atlas_agents.service.serve import Serving
-from atlas_agents.service.serve import serve as serve_gateway
-from atlas_agents.service.serve import work as work_on
-from atlas_agents.service.telegram import is_on
+from atlas_agents.gateway.telemetry import set_up
 
 
 def serve(flags: dict[str, Any]) -> int:
@@ -44,7 +43,7 @@ def _works(runtime: Runtime, door: str) -> None:
     _say("Ctrl-C ends it.")
 
 
-def _ready(here: Serving) -> None:
+def _ready(here: ServedGateway) -> None:
     """Where it listens, how to open the page, and who answers."""
     _say(f"Atlas listens on {here.url}.")
     if here.runtime.settings.token is None:

@@ -14,8 +14,8 @@ from atlas_agents.cli.when import ago, moment
 from atlas_agents.cli.words import answered, called, printable
 from atlas_agents.client.client import GatewayClient
 from atlas_agents.core.errors import ConfigError, GatewayError
-from atlas_agents.gateway.protocol.chat import History
-from atlas_agents.gateway.protocol.shapes import MessageShape, TextPart, ToolCallPart, ToolResultPart
+from atlas_agents.gateway.protocol.chat import ChatHistoryPage
+from atlas_agents.gateway.protocol.types import MessageShape, TextPart, ToolCallPart, ToolResultPart
 
 _PAGE = 500
 _PIECE = 128 * 1024
@@ -151,7 +151,9 @@ async def _all_messages(client: GatewayClient, key: str) -> list[MessageShape]:
     messages: list[MessageShape] = []
     before: int | None = None
     while True:
-        found = msgspec.convert(await client.call("chat.history", session_key=key, limit=_PAGE, before=before), History)
+        found = msgspec.convert(
+            await client.call("chat.history", session_key=key, limit=_PAGE, before=before), ChatHistoryPage
+        )
         messages = [*found.messages, *messages]
         if not found.has_more or not found.messages:
             return messages

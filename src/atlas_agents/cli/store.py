@@ -8,19 +8,18 @@ from atlas_agents.cli import show
 from atlas_agents.cli.border import quiet, run
 from atlas_agents.cli.moving import moving
 from atlas_agents.cli.reach import TENANT
-from atlas_agents.config.opening import open_store
+from atlas_agents.config.open import open_store
 from atlas_agents.config.settings import Settings
-from atlas_agents.core.forgetting import Forgettable, Forgotten
-from atlas_agents.core.store import Store
-from atlas_agents.stores.keeper import KINDS, Keep, Keeper
+from atlas_agents.core.store import Prunable, Pruned, Store
+from atlas_agents.stores.retention import KINDS, RetentionJob, RetentionPolicy
 
-_NAMES: dict[Forgettable, str] = {"events": "events", "journal": "steps"}
+_NAMES: dict[Prunable, str] = {"events": "events", "journal": "steps"}
 
 
 def prune(events: int | None, journals: int | None, *, dry_run: bool, as_json: bool) -> int:
     async def work() -> None:
         settings = given.settings()
-        keep = Keep(
+        keep = RetentionPolicy(
             settings.keep_events if events is None else events,
             settings.keep_journals if journals is None else journals,
         )
@@ -36,21 +35,23 @@ def prune(events: int | None, journals: int | None, *, dry_run: bool, as_json: b
     return run(work)
 
 
-async def _prune(store: Store, keep: Keep, *, dry_run: bool) -> dict[Forgettable, Forgotten]:
+async def _prune(store: Store, keep: RetentionPolicy, *, dry_run: bool) -> dict[Prunable, Pruned]:
     """Of every tenant, one after the other."""
-    found = dict.fromkeys(KINDS, Forgotten())
+    found = dict.fromkeys(KINDS, Pruned())
     for tenant in await every_tenant(store):
-        keeper = Keeper(store, tenant, keep)
+        keeper = RetentionJob(store, tenant, keep)
         for what in KINDS:
             if dry_run:
                 found[what] += await keeper.due(what)
             else:
                 with moving() as tell:
-                    found[what] += await keeper.forget(what, told=lambda so_far, what=what: tell(_words(what, so_far)))
+                    found[what] += await keeper.prune(
+                        what, on_progress=lambda so_far, what=what: tell(_words(what, so_far))
+                    )
     return found
 
 
-def _words(what: Forgettable, gone: Forgotten, done: str = "removed") -> str:
+def _words(what: Prunable, gone: Pruned, done: str = "removed") -> str:
     turns = "turn" if gone.runs == 1 else "turns"
     return f"{gone.rows:,} {_NAMES[what]} of {gone.runs:,} {turns} {done}, {gone.size / 1e6:.1f} MB"
 

@@ -5,20 +5,19 @@ from pathlib import Path
 
 import msgspec
 
+from atlas_agents.app.app import occupied
 from atlas_agents.cli import options as given
 from atlas_agents.cli import show
 from atlas_agents.cli.border import DONE, NO_ANSWER, complain, confirmed, guarded, quiet, run
 from atlas_agents.cli.moving import moving
 from atlas_agents.cli.store import every_tenant, opened
-from atlas_agents.config.opening import database_files, open_home
+from atlas_agents.config.open import database_files, open_home
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.jobs import OPEN_JOB, SetJob
 from atlas_agents.core.json import encode
-from atlas_agents.core.store import AddJournal, ClaimRun, SetRun, Store
-from atlas_agents.service.place import occupied
-from atlas_agents.stores.sqlite_copy import Content, back_up
-from atlas_agents.stores.sqlite_copy import restore as put_back
+from atlas_agents.core.store import OPEN_JOB, AddJournal, ClaimRun, SetJob, SetRun, Store
+from atlas_agents.stores.sqlite_files import DatabaseSummary, back_up
+from atlas_agents.stores.sqlite_files import restore as put_back
 
 _DUMP = 'pg_dump --format=custom --schema=atlas --file=FILE "$ATLAS_DATABASE_URL"'
 _LOAD = 'pg_restore --no-owner --single-transaction --dbname="$ATLAS_DATABASE_URL" FILE'
@@ -113,12 +112,12 @@ def _path(file: str) -> Path:
     return Path(file).expanduser().absolute()
 
 
-def _plain(content: Content) -> dict[str, object]:
+def _plain(content: DatabaseSummary) -> dict[str, object]:
     names = {"open_runs": "openTurns", "open_jobs": "openJobs", "audit": "auditLines"}
     return {names.get(name, name): value for name, value in msgspec.structs.asdict(content).items()}
 
 
-def _words(content: Content) -> str:
+def _words(content: DatabaseSummary) -> str:
     lines = _count(content.audit, "line")
     return f"{_count(content.sessions, 'session')}, {_count(content.messages, 'message')}, {lines} of the audit log"
 

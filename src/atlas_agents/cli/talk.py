@@ -21,7 +21,7 @@ from atlas_agents.cli.reach import Here
 from atlas_agents.cli.turn import Asked, Ending, Left, remark, take_turn
 from atlas_agents.cli.who import headline
 from atlas_agents.cli.words import one_line, sentence, trouble
-from atlas_agents.client.feed import SessionFeed
+from atlas_agents.client.client import SessionFeed
 from atlas_agents.core.errors import GatewayError
 
 

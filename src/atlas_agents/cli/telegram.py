@@ -3,11 +3,11 @@
 import sys
 import time
 
-from atlas_agents.channels.telegram.pairing import Pair, Pairing
+from atlas_agents.channels.telegram.state import Pair, Pairing
 from atlas_agents.cli import options as given
 from atlas_agents.cli import show
 from atlas_agents.cli.border import guarded, quiet
-from atlas_agents.config.opening import open_home
+from atlas_agents.config.open import open_home
 
 
 def pair(code: str) -> int:

@@ -12,11 +12,11 @@ from atlas_agents.cli import options as given
 from atlas_agents.cli import show as shown
 from atlas_agents.cli.border import guarded, quiet
 from atlas_agents.cli.options import token_of
-from atlas_agents.config.opening import open_home
+from atlas_agents.config.open import open_home
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.gateway.protocol.shapes import Scope
-from atlas_agents.gateway.tokens import ALL, Named, Tokens
+from atlas_agents.gateway.auth import ALL, Named, TokenFile
+from atlas_agents.gateway.protocol.types import Scope
 
 
 def show() -> int:
@@ -94,8 +94,8 @@ def revoke(name: str) -> int:
     return guarded(work)
 
 
-def _opened(settings: Settings) -> Tokens:
-    return Tokens(open_home(settings), settings.token)
+def _opened(settings: Settings) -> TokenFile:
+    return TokenFile(open_home(settings), settings.token)
 
 
 def _scopes(text: str) -> tuple[Scope, ...]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atlas_agents.service.builtin import current_time
+from atlas_agents.app.tools import current_time
 from atlas_agents.tools.tool import tool
 
 

@@ -11,8 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 
 from atlas_agents.cli.words import answered, called, one_line
-from atlas_agents.client.client import GatewayClient
-from atlas_agents.client.feed import SessionEvent, SessionFeed
+from atlas_agents.client.client import GatewayClient, SessionEvent, SessionFeed
 from atlas_agents.core.errors import GatewayError
 from atlas_agents.gateway.protocol.events import (
     ApprovalRequested,
@@ -29,7 +28,7 @@ from atlas_agents.gateway.protocol.events import (
     ToolSettled,
 )
 from atlas_agents.gateway.protocol.sessions import RunPosition
-from atlas_agents.gateway.protocol.shapes import (
+from atlas_agents.gateway.protocol.types import (
     ApprovalShape,
     MessageShape,
     TextPart,

@@ -14,7 +14,7 @@ from atlas_agents.cli.page import Page
 from atlas_agents.cli.reach import Here, within_reach
 from atlas_agents.cli.words import called, one_line
 from atlas_agents.gateway.protocol.sessions import ApprovalsFound
-from atlas_agents.gateway.protocol.shapes import ApprovalShape
+from atlas_agents.gateway.protocol.types import ApprovalShape
 
 _EVERY = 0.5
 

@@ -4,7 +4,7 @@ import re
 from typing import Any, cast
 
 from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError, ProviderError
-from atlas_agents.core.exact import exact
+from atlas_agents.core.text import escape_invisible
 
 _LONGEST_ERROR = 400
 _TURNS_TEXT = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)
@@ -32,13 +32,13 @@ def one_line(text: str, longest: int = 160) -> str:
 
 def called(name: str, arguments: dict[str, Any]) -> str:
     """The line of a call."""
-    inside = ", ".join(f"{key}={exact(value)}" for key, value in arguments.items())
+    inside = ", ".join(f"{key}={escape_invisible(value)}" for key, value in arguments.items())
     return one_line(f"→ {name}({inside})")
 
 
 def answered(name: str, status: str, result: Any, error: str | None, seconds: float | None = None) -> str:
     """The line of a result, and how long it took."""
-    told = result if isinstance(result, str) else exact(_without_pictures(result))
+    told = result if isinstance(result, str) else escape_invisible(_without_pictures(result))
     words = told if status == "ok" else f"{error}: {told}"
     took = "" if seconds is None else f" · {duration(seconds)}"
     return f"{_SIGNS.get(status, '?')} {one_line(f'{name}: {words}')}{took}"

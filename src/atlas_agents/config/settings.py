@@ -1,19 +1,139 @@
 """All settings as one frozen value, and what each of them is: its variable, what it takes, its default, its purpose."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, inspect
 
-from atlas_agents.config.about import about
-from atlas_agents.config.kinds import words_for
-from atlas_agents.config.tool_settings import ToolSettings
-from atlas_agents.config.urls import redacted
-from atlas_agents.core.office import Delegation
-from atlas_agents.core.secret import Secret
+from atlas_agents.core.paths import Secret
+from atlas_agents.core.tenancy import Delegation
 from atlas_agents.tools.limits import Limits
+
+
+def about(description: str, **extra: str) -> Meta:
+    """What a field is for. `default` says in words what no constant says, `variable` is a name of an own kind."""
+    return Meta(description=description, extra=extra)
+
+
+Search: TypeAlias = Literal["searxng", "brave", "tavily", "exa", "duckduckgo"]
+Sandbox: TypeAlias = Literal["auto", "bubblewrap", "landlock", "wasm", "none"]
+
+
+class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the settings that built-in tools are made with."""
+
+    folder: Annotated[
+        Path | None, about("The folder that files, `bash` and code are confined to.", default="the workspace")
+    ] = None
+    sandbox: Annotated[Sandbox, about("What holds commands and code; `auto` takes the strongest that works here.")] = (
+        "auto"
+    )
+    bash_network: Annotated[bool, about("Whether commands of `bash` may use the network.")] = False
+    code_python: Annotated[
+        Path | None,
+        about("The Python that code runs on, or its virtual environment.", default="the one that runs Atlas"),
+    ] = None
+    code_memory: Annotated[int, Meta(ge=64, le=65536), about("MB of memory that code may use.")] = 256
+    search: Annotated[Search | None, about("Who searches the web.", default="whoever has a key or an address")] = None
+    search_url: Annotated[str | None, about("The address of a SearXNG.")] = None
+    search_key: Annotated[Secret | None, about("The key for Brave, Tavily or Exa.", hides="all")] = None
+    fetch_hosts: Annotated[
+        tuple[str, ...],
+        about("Hosts in a private network that `url_fetch` may read, like `wiki.intern` or `wiki.intern:8080`."),
+    ] = ()
+    telegram_token: Annotated[Secret | None, about("The token of a Telegram bot.", hides="all")] = None
+    telegram_chat: Annotated[str | None, about("The Telegram chat that is written to where none is named.")] = None
+    telegram_url: Annotated[str, about("Where the Telegram bot API is.")] = "https://api.telegram.org"
+    telegram_channel: Annotated[
+        bool | None,
+        about("Let people talk to agents through the Telegram bot.", default="true once somebody is paired"),
+    ] = None
+    x_client_id: Annotated[str | None, about("The OAuth 2.0 client id of an app on X.")] = None
+    x_client_secret: Annotated[Secret | None, about("Its secret, if it is a confidential client.", hides="all")] = None
+    x_token: Annotated[Secret | None, about("An access token of a user of X.", hides="all")] = None
+    x_refresh_token: Annotated[
+        Secret | None, about("What new access tokens are had by; its successors are kept in the home.", hides="all")
+    ] = None
+    x_url: Annotated[str, about("Where the API of X is.")] = "https://api.x.com"
+    embeddings: Annotated[
+        str,
+        about(
+            "What finds documents and memories by their meaning: `local`, a model like `openai/text-embedding-3-small`,"
+            " or `none` for words alone."
+        ),
+    ] = "local"
+    embeddings_url: Annotated[
+        str | None, about("The address of an OpenAI-compatible server that has the `embeddings` model.")
+    ] = None
+    embeddings_key: Annotated[Secret | None, about("The key for that server.", hides="all")] = None
+    recall: Annotated[
+        bool, about("Lay memories that fit beside each message; an agent may say otherwise with `Recall: on` or `off`.")
+    ] = False
+    delegation_depth: Annotated[int, Meta(ge=1, le=20), about("How many agents deep a task may be handed on.")] = 3
+    delegation_jobs: Annotated[
+        int, Meta(ge=1, le=10_000), about("How many jobs may follow from one message of a user.")
+    ] = 50
+    jobs_at_once: Annotated[int, Meta(ge=1, le=64), about("How many jobs are worked on at once.")] = 8
+
+
+def words_for(info: Any) -> str:
+    """`a whole number from 0 to 65535`, for a type as msgspec describes it."""
+    match info:
+        case inspect.Metadata(type=inner):
+            return words_for(inner)
+        case inspect.UnionType(types=types):
+            return " or ".join(words_for(each) for each in types if not isinstance(each, inspect.NoneType))
+        case inspect.IntType(ge=least, le=most):
+            return f"a whole number{_bounds(least, most)}"
+        case inspect.FloatType(ge=least, le=most):
+            return f"a number{_bounds(least, most)}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.LiteralType(values=values):
+            return " or ".join(str(value) for value in values)
+        case inspect.VarTupleType():
+            return "a list of texts"
+        case inspect.CustomType(cls=kind) if kind is Path:
+            return "a path"
+        case _:
+            return "a text"
+
+
+def _bounds(least: float | None, most: float | None) -> str:
+    if least is None:
+        return ""
+    return f" of at least {least}" if most is None else f" from {least} to {most}"
+
+
+_IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^&#]*", re.IGNORECASE)
+
+
+def scheme(url: str) -> str:
+    """What stands before `://`, in small letters; empty where nothing does."""
+    head, found, _ = url.partition("://")
+    return head.lower() if found and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", head) else ""
+
+
+def has_password(url: str) -> bool:
+    return redacted(url, "") != redacted(url, "x")
+
+
+def redacted(url: str, hidden: str) -> str:
+    """The address with its password hidden; all of it where that cannot be told from the rest."""
+    head, found, rest = url.partition("://")
+    if not found:
+        return hidden
+    end = min((place for sign in "/?#" if (place := rest.find(sign)) >= 0), default=len(rest))
+    who, at, place = rest[:end].rpartition("@")
+    name, colon, _ = who.partition(":")
+    if end and "@" in rest[end:]:  # a password with a sign in it that should have been escaped
+        return f"{head}://{hidden}"
+    shown = f"{name}:{hidden}{at}{place}" if colon else rest[:end]
+    return f"{head}://{shown}{_IN_QUERY.sub(lambda match: match[1] + hidden, rest[end:])}"
+
 
 HIDDEN = "[REDACTED]"
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]

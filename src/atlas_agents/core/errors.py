@@ -165,11 +165,11 @@ class ScriptExhausted(AtlasError):
     """A scripted model was asked more often than it has replies."""
 
 
-class PlanSpent(AtlasError):
+class QuotaExceeded(AtlasError):
     """The tenant's plan does not allow it."""
 
 
-class PoisonedRun(AtlasError):
+class CrashLoop(AtlasError):
     """A turn that ended the process every time it went on; it was given up."""
 
 
@@ -193,7 +193,7 @@ class StoreLost(StoreError):
         self.unclear = unclear
 
 
-class Fenced(StoreError):
+class StaleOwner(StoreError):
     """The run has a new owner; whoever holds the old epoch must stop."""
 
 
@@ -205,11 +205,11 @@ class SessionBusy(Conflict):
     """The session has a turn under way, and this one was not to wait for it."""
 
 
-class LimitSpent(StoreError):
+class DailyLimitExceeded(StoreError):
     """A counter has reached its limit."""
 
 
-class NotStored(StoreError):
+class NotFound(StoreError):
     """There is no such row for this tenant."""
 
 
@@ -233,7 +233,7 @@ class Unreachable(GatewayError):
         self.unclear = unclear
 
 
-class NotLetIn(GatewayError):
+class Unauthorized(GatewayError):
     """The gateway refuses the token."""
 
     def __init__(self, message: str) -> None:
@@ -274,7 +274,7 @@ class Declined(ToolFault):
         self.reason = reason
 
 
-class LimitReached(ToolFault):
+class LimitExceeded(ToolFault):
     """A budget is spent."""
 
     kind = "limit"
@@ -317,7 +317,7 @@ class OutcomeUnknown(ToolFault):
 
 _BY_NAME: dict[str, type[AtlasError]] = {
     error.__name__: error
-    for error in (BrokenHistory, BadOutput, Refused, ScriptExhausted, PlanSpent, PoisonedRun, ConfigError, MissingKey)
+    for error in (BrokenHistory, BadOutput, Refused, ScriptExhausted, QuotaExceeded, CrashLoop, ConfigError, MissingKey)
 }
 
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
+from atlas_agents.core.approvals import Decision, Question
 from atlas_agents.core.errors import ErrorKind
 from atlas_agents.core.messages import Message, Status
-from atlas_agents.core.questions import Decision, Question
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -1,8 +1,7 @@
-"""The store port: what is kept, and the two verbs that keep it.
+"""Store port: the rows a store keeps, the writes that change them, and the `Store` protocol.
 
-Everything that belongs together is written by one `commit`: all of it or nothing, and durable when the call returns.
-Every row has a tenant, and no verb can name two of them, the recovery at a start (`open_runs`) and the list of tenants
-apart.
+All writes of one `commit` are applied atomically and are durable when the call returns. Every row belongs to a tenant.
+No operation spans two tenants, except `open_runs` (recovery at start) and `tenants`. Times are milliseconds since 1970.
 """
 
 from collections.abc import Sequence
@@ -10,18 +9,27 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from atlas_agents.core.forgetting import Forget, Forgettable, Forgotten
-from atlas_agents.core.jobs import AddJob, ClaimJob, JobRow, JobState, RetryJob, SetJob, TellJob
-from atlas_agents.core.records import DropRecord, PutRecord, Record, RecordKind
-from atlas_agents.core.shelves import AddPassages, Document, DropDocument, Hit, Kind, PassageRow, PutDocument, Where
-
 RunStatus: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting")
 JournalKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome", "asked", "answered", "ended"]
+JobState: TypeAlias = Literal["queued", "running", "done", "failed", "expired", "cancelled", "dead"]
+JobKind: TypeAlias = Literal["delegation", "schedule"]
+Priority: TypeAlias = Literal["low", "normal", "high", "urgent"]
+PRIORITIES: tuple[Priority, ...] = ("low", "normal", "high", "urgent")
+OPEN_JOB: tuple[JobState, ...] = ("queued", "running")
+MAX_ATTEMPTS = 5
+"""Attempts before a job becomes `dead`. A person can then retry it."""
+Missed: TypeAlias = Literal["once", "skip"]
+RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan", "chore", "pace", "seal"]
+DocumentKind: TypeAlias = Literal["knowledge", "memory"]
+Prunable: TypeAlias = Literal["events", "journal"]
+
+
+# Rows
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A conversation that is kept. Times are in milliseconds since 1970, here and below."""
+    """A stored conversation."""
 
     key: str
     agent_id: str = ""
@@ -33,7 +41,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
-    """A message in its place; `body` is the message's own JSON, byte for byte."""
+    """A message with its position in the session. `body` is the message's JSON, byte for byte."""
 
     session: str
     seq: int
@@ -43,7 +51,8 @@ class StoredMessage(msgspec.Struct, frozen=True):
 
 
 class RunRow(msgspec.Struct, frozen=True):
-    """A turn, from its acceptance on. `epoch` rises with every owner; who holds an older one cannot write."""
+    """A turn, from its acceptance on. `epoch` is a fencing token: it increases with every new owner, and writes that
+    carry an older one are rejected."""
 
     id: str
     session: str
@@ -53,23 +62,23 @@ class RunRow(msgspec.Struct, frozen=True):
     user: str = ""
     idempotency_key: str = ""
     request: bytes = b""
-    """What is to be done, as JSON: all that a process needs to begin it that has never heard of it."""
+    """The run request as JSON: everything another process needs to execute the run."""
     error: str | None = None
     created_at: int = 0
     ended_at: int | None = None
     tenant: str = "default"
     fingerprint: str = ""
-    """What a repeated idempotency key must match."""
+    """Hash of the request. A repeated idempotency key must come with the same one."""
     events: int = 0
-    """No event of this run has a number above this one: they are reserved before they are used."""
+    """Highest event number reserved so far. Numbers are reserved before they are used."""
     urgency: int = 1
-    """Of runs that nobody is at, a higher one is begun before a lower one; the words are `core.jobs.PRIORITIES`."""
+    """Index into `PRIORITIES`. Of the runs that wait for a worker, the most urgent starts first."""
     stop: bool = False
-    """Somebody wants it stopped; whoever is at it, or takes it on, is to end it."""
+    """Cancellation was requested. The owner, current or next, ends the run."""
 
 
 class JournalRow(msgspec.Struct, frozen=True):
-    """One step of a run: `key` names what it is about (a call's id, the number of a reply); `payload` is JSON."""
+    """One step of a run. `key` identifies its subject (a call id, the number of a reply); `payload` is JSON."""
 
     run_id: str
     seq: int
@@ -82,7 +91,7 @@ class JournalRow(msgspec.Struct, frozen=True):
 
 
 class AuditRow(msgspec.Struct, frozen=True):
-    """An audit entry (JSON) in its tenant's chain."""
+    """An audit entry (JSON) in its tenant's hash chain."""
 
     seq: int
     entry: bytes
@@ -91,7 +100,7 @@ class AuditRow(msgspec.Struct, frozen=True):
 
 
 class EventRow(msgspec.Struct, frozen=True):
-    """What a run said, at its place among all it said; `body` is JSON."""
+    """An event emitted by a run; `body` is JSON."""
 
     run_id: str
     seq: int
@@ -99,7 +108,7 @@ class EventRow(msgspec.Struct, frozen=True):
 
 
 class ApprovalRow(msgspec.Struct, frozen=True):
-    """A question to a person, bound by hash to the exact bytes; it outlives the process."""
+    """An approval request, bound by hash to the exact bytes of the call. It survives a restart."""
 
     id: str
     run_id: str
@@ -112,11 +121,11 @@ class ApprovalRow(msgspec.Struct, frozen=True):
     answer: bytes | None = None
     answered_at: int | None = None
     grants: str = ""
-    """The hash that the answer allows for longer than once, if it does."""
+    """Hash that the answer allows permanently; empty for a single use."""
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """Tokens and cost, summed over the rows that share these names."""
+    """Tokens and cost, summed per day, session, agent and model."""
 
     day: str
     session: str
@@ -129,8 +138,160 @@ class UsageRow(msgspec.Struct, frozen=True):
     turns: int = 0
 
 
+class Chain(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Delegation chain of a turn: the agents that delegated to one another (first one first), the run at the root, and
+    the job this turn belongs to with its deadline and urgency."""
+
+    root: str = ""
+    agents: tuple[str, ...] = ()
+    job: str = ""
+    deadline: int | None = None
+    urgency: int = 1
+
+
+NO_CHAIN = Chain()
+"""The chain of a turn that a person started."""
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """A job: a task that an agent delegated, or that a schedule created. Each job runs in a session of its own, and its
+    outcome is reported to the asker once. The `asker_*` fields are empty if a schedule created it."""
+
+    id: str
+    kind: JobKind
+    agent_id: str
+    task: str
+    session: str
+    state: JobState = "queued"
+    priority: int = 1
+    parent: str = ""
+    """The job that delegated it, if any."""
+    root: str = ""
+    chain: tuple[str, ...] = ()
+    """The agents that wait for it, up to the asker."""
+    user: str = ""
+    asker_run: str = ""
+    asker_call: str = ""
+    asker_session: str = ""
+    asker_agent: str = ""
+    due_at: int = 0
+    deadline: int | None = None
+    attempts: int = 0
+    allowed: int = MAX_ATTEMPTS
+    """Attempts before it becomes `dead`."""
+    epoch: int = 0
+    result: str | None = None
+    error: str | None = None
+    notified: bool = False
+    """The asker has received the outcome, or there is no asker."""
+    created_at: int = 0
+    ended_at: int | None = None
+    seq: int = 0
+    """Position among all jobs of the tenant."""
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """A recurring task. Due times that were missed during downtime run `once` in total, or are skipped. `prefix` is
+    prepended to the keys of its sessions."""
+
+    name: str
+    cron: str
+    agent_id: str
+    task: str
+    zone: str = "UTC"
+    missed: Missed = "once"
+    priority: Priority = "normal"
+    paused: bool = False
+    user: str = ""
+    prefix: str = ""
+    created_at: int = 0
+    last: int = 0
+    """Due times up to this one have been handled."""
+
+
+class StoredRecord(msgspec.Struct, frozen=True):
+    """A small JSON value stored by kind and key, such as a schedule. `version` increases with every change."""
+
+    kind: RecordKind
+    key: str
+    body: bytes
+    version: int
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A searchable document: an ingested file, or one memory. It is split into passages, and a search finds passages.
+
+    `collection` is the category of a file or the owner of a memory; a search within one collection never sees another.
+    `hash` is that of the content, and empty until all passages are stored; `model` is the embedding model.
+    """
+
+    kind: DocumentKind
+    id: str
+    collection: str = ""
+    source: str = ""
+    title: str = ""
+    hash: str = ""
+    model: str = ""
+    about: bytes = b"{}"
+    """Further properties, as JSON."""
+    passages: int = 0
+    created_at: int = 0
+
+
+class Passage(msgspec.Struct, frozen=True):
+    """A part of a document, with the headings above it and its position. `vector` holds 16-bit floats or is empty."""
+
+    heading: str
+    text: str
+    position: str = ""
+    vector: bytes = b""
+
+
+class PassageRow(msgspec.Struct, frozen=True):
+    """A stored passage."""
+
+    id: int
+    document: str
+    collection: str
+    place: int
+    heading: str
+    text: str
+    position: str
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """A passage that matches a search. Higher scores are better; only scores of the same search are comparable."""
+
+    passage: int
+    score: float
+
+
+class Where(msgspec.Struct, frozen=True):
+    """Scope of a search: one collection, or all of them if it is None."""
+
+    kind: DocumentKind
+    collection: str | None = None
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What pruning removed: the number of runs that have no such rows left, the rows, and their size in bytes."""
+
+    runs: int = 0
+    rows: int = 0
+    size: int = 0
+
+    def __bool__(self) -> bool:
+        return self.runs > 0 or self.rows > 0
+
+    def __add__(self, more: "Pruned") -> "Pruned":
+        return Pruned(self.runs + more.runs, self.rows + more.rows, self.size + more.size)
+
+
+# Writes. Unless stated otherwise, the result is the changed row, and a row that does not exist raises `NotStored`.
+
+
 class PutSession(msgspec.Struct, frozen=True, tag=True):
-    """Make a session, or change one: what is None stays. The session is the result."""
+    """Create or change a session. Fields that are None keep their value."""
 
     key: str
     agent_id: str | None = None
@@ -140,20 +301,16 @@ class PutSession(msgspec.Struct, frozen=True, tag=True):
 
 
 class DropSession(msgspec.Struct, frozen=True, tag=True):
-    """Remove a session with its messages, runs, journals, events and approvals; the audit log and the usage stay.
+    """Delete a session with its messages, runs, journals, events and approvals. Audit log and usage stay.
 
-    `Conflict` while a run is open.
+    Raises `Conflict` while a run is open. No result.
     """
 
     key: str
 
 
 class AddMessage(msgspec.Struct, frozen=True, tag=True):
-    """Put a message at the end of a session; its row is the result.
-
-    Adding the same id to the same session again changes nothing, and the row is the first one. A session that is not
-    there is `NotStored`, here and below.
-    """
+    """Append a message to a session. Repeating an id changes nothing and returns the first row."""
 
     session: str
     id: str
@@ -162,11 +319,11 @@ class AddMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class AcceptRun(msgspec.Struct, frozen=True, tag=True):
-    """Accept a turn: running at once if its session is idle, else queued behind the others, or `SessionBusy` if it must
-    be `at_once`. Its row is the result.
+    """Accept a turn: it is running if its session is idle, queued otherwise. With `at_once` a busy session raises
+    `SessionBusy` instead.
 
-    With an idempotency key that the session has seen, nothing of the whole commit is written: the known run is the
-    result and None stands for every other write, unless its fingerprint was another: then `Conflict`.
+    If the session has seen the idempotency key, nothing of the commit is written: the result is the earlier run, and
+    None for every other write. A different fingerprint raises `Conflict`.
     """
 
     id: str
@@ -181,15 +338,17 @@ class AcceptRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClaimRun(msgspec.Struct, frozen=True, tag=True):
-    """Become the owner of an open run: its epoch rises by one and is the result. One that has ended is `Conflict`."""
+    """Become the owner of an open run. The result is its new epoch. Raises `Conflict` if the run has ended."""
 
     run_id: str
 
 
 class SetRun(msgspec.Struct, frozen=True, tag=True):
-    """Change an open run's status; only its owner may, who else tries is `Fenced`. Ending one starts the next queued
-    run of its session, whose id is the result. `Conflict` if it has ended, would go back into the queue, or would be
-    the second active one of its session."""
+    """Change the status of an open run. Raises `Fenced` for an outdated epoch, and `Conflict` if the run has ended,
+    would return to the queue, or would be the second active run of its session.
+
+    Ending a run starts the next queued run of its session, whose id is the result.
+    """
 
     run_id: str
     epoch: int
@@ -198,15 +357,15 @@ class SetRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopRun(msgspec.Struct, frozen=True, tag=True):
-    """Want an open run stopped; its row is the result. One that waits in the queue is cancelled by this alone, another
-    one by its owner. One that has ended is `Conflict`."""
+    """Request cancellation of an open run. A queued run is cancelled immediately, a running one by its owner. Raises
+    `Conflict` if the run has ended."""
 
     run_id: str
 
 
 class AddJournal(msgspec.Struct, frozen=True, tag=True):
-    """Append a step; only the owner may. Its row is the result. The same kind and key twice in a run is `Conflict`, and
-    so is a step after the end."""
+    """Append a step to the journal of a run. Raises `Fenced` for an outdated epoch, and `Conflict` if the run has ended
+    or has a step of this kind and key."""
 
     run_id: str
     epoch: int
@@ -216,15 +375,15 @@ class AddJournal(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddAudit(msgspec.Struct, frozen=True, tag=True):
-    """Append an entry to the tenant's chain; its row is the result."""
+    """Append an entry to the tenant's audit chain."""
 
     entry: bytes
 
 
 class Reserve(msgspec.Struct, frozen=True, tag=True):
-    """Count one more call of an agent on a day; the count is the result. Over the limit it is `LimitSpent`.
+    """Count one more call of an agent on a day. The result is the count; `LimitSpent` if it would exceed the limit.
 
-    Where a day or two later was counted already, the clock was put back, and that day goes on.
+    If the clock was set back by a day or two, counting continues on the later day.
     """
 
     agent_id: str
@@ -233,21 +392,21 @@ class Reserve(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Take back one that was reserved and not made; the count is the result, and never below zero."""
+    """Undo a reservation whose call was not made. The result is the count, never below zero."""
 
     agent_id: str
     day: str
 
 
 class PutApproval(msgspec.Struct, frozen=True, tag=True):
-    """Keep a question; its row is the result. Asked again about the same (run, call, binding) the row is the first one,
-    with its answer; about something else it is `Conflict`."""
+    """Store an approval request. Repeating it for the same run, call and binding returns the first row with its answer;
+    an id that is used for something else raises `Conflict`."""
 
     approval: ApprovalRow
 
 
 class AnswerApproval(msgspec.Struct, frozen=True, tag=True):
-    """Answer a question, once: a second answer is `Conflict`, an unknown one `NotStored`. Its row is the result."""
+    """Answer an approval request. A second answer raises `Conflict`."""
 
     id: str
     answer: bytes
@@ -255,10 +414,10 @@ class AnswerApproval(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReserveEvents(msgspec.Struct, frozen=True, tag=True):
-    """Reserve so many more numbers for a run's events, of an ended run as well; the last of them is the result.
+    """Reserve event numbers for a run, ended or not. The result is the last reserved number.
 
-    Who names an epoch must be the run's owner, or it is `Fenced`, here and below. With `takes` the epoch rises, of an
-    ended run as well: whoever owned it can say no more.
+    An epoch that is outdated raises `Fenced`. `takes` increases the epoch, even of an ended run, so that the previous
+    owner can add no more events.
     """
 
     run_id: str
@@ -268,7 +427,10 @@ class ReserveEvents(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddEvents(msgspec.Struct, frozen=True, tag=True):
-    """Keep events of a run under reserved numbers, `(seq, body)` each; one that is there already stays as it is."""
+    """Store events of a run as `(seq, body)` under reserved numbers; numbers that exist keep their event. No result.
+
+    An epoch that is outdated raises `Fenced`.
+    """
 
     run_id: str
     events: tuple[tuple[int, bytes], ...]
@@ -276,9 +438,109 @@ class AddEvents(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddUsage(msgspec.Struct, frozen=True, tag=True):
-    """Add to the sums."""
+    """Add to the usage sums. No result."""
 
     usage: UsageRow
+
+
+class AddJob(msgspec.Struct, frozen=True, tag=True):
+    """Store a new job. Repeating an id changes nothing and returns the first row. Raises `LimitSpent` if the root run
+    has `most` jobs already."""
+
+    job: JobRow
+    most: int | None = None
+
+
+class ClaimJob(msgspec.Struct, frozen=True, tag=True):
+    """Become the owner of an open job: its epoch increases and it is running. Claiming a queued job starts another
+    attempt. Raises `Conflict` if the job has ended."""
+
+    id: str
+
+
+class SetJob(msgspec.Struct, frozen=True, tag=True):
+    """Change an open job. Raises `Conflict` if it has ended, and `Fenced` for an outdated epoch. Without an epoch the
+    change always applies, and the current owner loses the job. A job that is queued again waits until `due_at`."""
+
+    id: str
+    state: JobState
+    epoch: int | None = None
+    result: str | None = None
+    error: str | None = None
+    due_at: int | None = None
+
+
+class RetryJob(msgspec.Struct, frozen=True, tag=True):
+    """Queue a job that ended without success for `more` attempts, and remove a deadline that has passed. Raises
+    `Conflict` if it is open or done."""
+
+    id: str
+    more: int = MAX_ATTEMPTS
+
+
+class MarkJobNotified(msgspec.Struct, frozen=True, tag=True):
+    """Record that the asker received the outcome of a job that ended after this many attempts. It has no effect on a
+    job that was retried since. No result."""
+
+    id: str
+    attempts: int
+
+
+class PutRecord(msgspec.Struct, frozen=True, tag=True):
+    """Create or replace a record. If `version` is given, it must match the stored one (0: none), otherwise
+    `Conflict`."""
+
+    kind: RecordKind
+    key: str
+    body: bytes
+    version: int | None = None
+
+
+class DropRecord(msgspec.Struct, frozen=True, tag=True):
+    """Delete a record. No result."""
+
+    kind: RecordKind
+    key: str
+
+
+class PutDocument(msgspec.Struct, frozen=True, tag=True):
+    """Store a document with its first passages, replacing one with the same id. An empty `hash` means that more
+    passages follow."""
+
+    document: Document
+    passages: tuple[Passage, ...] = ()
+
+
+class AddPassages(msgspec.Struct, frozen=True, tag=True):
+    """Append passages to a document. The last ones carry its hash. The result is the document."""
+
+    kind: DocumentKind
+    id: str
+    passages: tuple[Passage, ...]
+    hash: str = ""
+
+
+class DropDocument(msgspec.Struct, frozen=True, tag=True):
+    """Delete a document and its passages. If a collection is given, a document in another one raises `NotStored`. No
+    result."""
+
+    kind: DocumentKind
+    id: str
+    collection: str | None = None
+
+
+class Prune(msgspec.Struct, frozen=True, tag=True):
+    """Delete events or journals of runs that ended, and emitted their last event, before a time; oldest runs first.
+
+    Deletes at most `limit` rows of at most `runs` runs, so that other commits do not wait long. The result is a
+    `Pruned`, empty when nothing is left to delete. A run loses its last rows first: a reader that comes in between
+    finds no terminal event, and a new one is appended.
+    """
+
+    what: Prunable
+    before: int
+    limit: int = 1000
+    runs: int = 20
 
 
 Write: TypeAlias = (
@@ -305,30 +567,30 @@ Write: TypeAlias = (
     | ClaimJob
     | SetJob
     | RetryJob
-    | TellJob
+    | MarkJobNotified
     | PutRecord
     | DropRecord
-    | Forget
+    | Prune
 )
 
 
 class Store(Protocol):
-    """SQLite and Postgres behave alike behind this; so does memory."""
+    """Persistence port. SQLite, Postgres and the in-memory store behave alike behind it."""
 
     async def open(self) -> None:
-        """Connect and bring the schema up to date; StoreError in one clear line if that cannot be."""
+        """Connect and migrate the schema. Raises `StoreError` if that fails."""
         ...
 
     async def close(self) -> None: ...
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        """Write all of it or nothing; durable when this returns. The results stand in the order of the writes."""
+        """Apply all writes or none; durable when this returns. Results are in the order of the writes."""
         ...
 
     async def session(self, tenant: str, key: str) -> Session | None: ...
 
     async def sessions(self, tenant: str, *, limit: int = 100, before: int | None = None) -> list[Session]:
-        """The latest changed first; `before` is the `updated_at` to go on from: no two of a tenant share one."""
+        """Most recently updated first. To page, pass the last `updated_at` as `before`: it is unique per tenant."""
         ...
 
     async def messages(
@@ -341,17 +603,17 @@ class Store(Protocol):
         limit: int | None = None,
         last: bool = False,
     ) -> list[StoredMessage]:
-        """In order; of more than `limit` the first ones, or the `last`."""
+        """In order. `limit` keeps the first messages, or with `last` the last ones."""
         ...
 
     async def run(self, tenant: str, run_id: str) -> RunRow | None: ...
 
     async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
-        """All runs of a session, or those that have not ended, in the order they were accepted."""
+        """Runs of a session, in the order of acceptance."""
         ...
 
     async def open_runs(self) -> list[RunRow]:
-        """Every run of every tenant that has not ended: for the start after a stop of any kind."""
+        """Every open run of every tenant, for recovery at start."""
         ...
 
     async def journal(self, tenant: str, run_id: str) -> list[JournalRow]: ...
@@ -359,17 +621,17 @@ class Store(Protocol):
     async def audit(
         self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
     ) -> list[AuditRow]:
-        """In order; of more than `limit` the first ones, or the `last`."""
+        """In order. `limit` keeps the first rows, or with `last` the last ones."""
         ...
 
     async def approval(self, tenant: str, id: str) -> ApprovalRow | None: ...
 
     async def pending_approvals(self, tenant: str) -> list[ApprovalRow]:
-        """Questions of open runs that nobody has answered, the oldest first."""
+        """Unanswered approval requests of open runs, oldest first."""
         ...
 
     async def grants(self, tenant: str, binding: str) -> list[ApprovalRow]:
-        """Answered questions that allow this hash for longer than once."""
+        """Answered requests that allow this hash permanently."""
         ...
 
     async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]: ...
@@ -377,33 +639,34 @@ class Store(Protocol):
     async def counted(self, tenant: str, agent_id: str, day: str) -> int: ...
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
-        """The sums of the days from `since` up to, and without, `until`."""
+        """Sums of the days from `since` up to `until`, exclusive."""
         ...
 
-    async def document(self, tenant: str, kind: Kind, id: str) -> Document | None: ...
+    async def document(self, tenant: str, kind: DocumentKind, id: str) -> Document | None: ...
 
     async def documents(
         self, tenant: str, where: Where, *, after: str = "", limit: int | None = None
     ) -> list[Document]:
-        """In the order of their ids; `after` is the id to go on from."""
+        """Ordered by id; `after` is the id to continue from."""
         ...
 
     async def passages(self, tenant: str, ids: Sequence[int]) -> list[PassageRow]:
-        """Those that are there, in the order of the ids."""
+        """The passages that exist, in the order of the ids."""
         ...
 
     async def passages_of(
-        self, tenant: str, kind: Kind, document: str, *, after: int = -1, limit: int | None = None
+        self, tenant: str, kind: DocumentKind, document: str, *, after: int = -1, limit: int | None = None
     ) -> list[PassageRow]:
-        """Those of one document in their order; `after` is the place to go on from."""
+        """Passages of one document in order; `after` is the place to continue from."""
         ...
 
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
-        """Passages with any of the words, the best first: those with rarer words, more of them, and shorter."""
+        """Full-text search: passages with any of the words. Rare words, several words and short passages score
+        higher."""
         ...
 
     async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
-        """Passages whose vectors, made by this model, point nearest to where this one does; the score is the cosine."""
+        """Vector search among the vectors of this model; the score is the cosine similarity."""
         ...
 
     async def job(self, tenant: str, id: str) -> JobRow | None: ...
@@ -411,40 +674,39 @@ class Store(Protocol):
     async def jobs(
         self, tenant: str, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
     ) -> list[JobRow]:
-        """The latest first, in these states or in any; `before` is the `seq` to go on from."""
+        """Newest first, in the given states or in any. To page, pass the last `seq` as `before`."""
         ...
 
     async def jobs_under(self, tenant: str, parent: str) -> list[JobRow]:
-        """Those that were asked for in a job, in order."""
+        """Jobs that were delegated from within a job, in order."""
         ...
 
     async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
-        """All that there is to do: jobs that run, that have ended and are not told of, that are late, and that are due,
-        the most urgent ones first."""
+        """Jobs that need work: running, ended but not reported, past their deadline, or due. Most urgent first."""
         ...
 
-    async def record(self, tenant: str, kind: RecordKind, key: str) -> Record | None: ...
+    async def record(self, tenant: str, kind: RecordKind, key: str) -> StoredRecord | None: ...
 
-    async def records(self, tenant: str, kind: RecordKind) -> list[Record]:
-        """All of a kind, by key."""
+    async def records(self, tenant: str, kind: RecordKind) -> list[StoredRecord]:
+        """All records of a kind, ordered by key."""
         ...
 
     async def active(self, tenant: str) -> list[tuple[str, str, int]]:
-        """Agents and the users for whom they took turns, and when that was last."""
+        """(agent, user, time of the last turn) for every pair that has had a turn."""
         ...
 
     async def tokens(self, tenant: str, since: str, until: str) -> int:
-        """All tokens, in and out, of the days from `since` up to, and without, `until`."""
+        """Input and output tokens of the days from `since` up to `until`, exclusive."""
         ...
 
     async def stored(self, tenant: str) -> int:
-        """Bytes of messages, journals and events."""
+        """Total size of messages, journals and events in bytes."""
         ...
 
-    async def forgettable(self, tenant: str, what: Forgettable, before: int) -> Forgotten:
-        """How much `Forget` would remove in the end."""
+    async def prunable(self, tenant: str, what: Prunable, before: int) -> Pruned:
+        """How much repeated `Prune` writes would delete."""
         ...
 
     async def tenants(self) -> list[str]:
-        """Every tenant that has a record of itself."""
+        """Every tenant that has a tenant record."""
         ...

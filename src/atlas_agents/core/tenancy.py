@@ -1,15 +1,14 @@
 """Who belongs to a tenant, which plan it has, and how much of that is used."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from atlas_agents.core.clock import Clock, day_of
-from atlas_agents.core.errors import ConfigError, PlanSpent
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, day_of
+from atlas_agents.core.errors import ConfigError, QuotaExceeded
 from atlas_agents.core.json import encode
-from atlas_agents.core.records import DropRecord, PutRecord, RecordKind
-from atlas_agents.core.store import Store
+from atlas_agents.core.store import DropRecord, PutRecord, RecordKind, Store
 
 UserStatus: TypeAlias = Literal["active", "invited", "suspended"]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -77,7 +76,7 @@ class Tenancy:
         known = {each.name: each for each in await self._all("user", User)}
         plan = await self.plan()
         if user.name not in known and plan.seats is not None and len(known) >= plan.seats:
-            raise PlanSpent(f"the plan {plan.name} has {plan.seats} seats, and all are taken")
+            raise QuotaExceeded(f"the plan {plan.name} has {plan.seats} seats, and all are taken")
         created = known[user.name].created_at if user.name in known else int(self._clock.time() * 1000)
         kept = msgspec.structs.replace(user, created_at=created)
         await self._store.commit(self.tenant, [PutRecord("user", kept.name, encode(kept))])
@@ -128,16 +127,22 @@ class Tenancy:
         """May this agent take another turn? PlanSpent if the plan does not allow it."""
         plan = await self.plan()
         if plan.agents is not None and agent_id in agents[plan.agents :]:
-            raise PlanSpent(f"the plan {plan.name} has room for {plan.agents} agents, and {agent_id} is not among them")
+            raise QuotaExceeded(
+                f"the plan {plan.name} has room for {plan.agents} agents, and {agent_id} is not among them"
+            )
         if plan.storage is not None and await self._bytes() >= plan.storage:
-            raise PlanSpent(f"the {plan.storage:,} bytes of the plan {plan.name} are full: remove what is not needed")
+            raise QuotaExceeded(
+                f"the {plan.storage:,} bytes of the plan {plan.name} are full: remove what is not needed"
+            )
         await self.check_tokens()
 
     async def check_tokens(self) -> None:
         """Before a model is asked: PlanSpent if the month's tokens are used up."""
         plan = await self.plan()
         if plan.tokens is not None and (used := await self._tokens()) >= plan.tokens:
-            raise PlanSpent(f"the {plan.tokens:,} tokens of the plan {plan.name} are used up for this month ({used:,})")
+            raise QuotaExceeded(
+                f"the {plan.tokens:,} tokens of the plan {plan.name} are used up for this month ({used:,})"
+            )
 
     async def _tokens(self) -> int:
         month = day_of(self._clock.time())[:8]
@@ -154,3 +159,50 @@ class Tenancy:
             msgspec.json.decode(row.body, type=type) for row in await self._store.records(self.tenant, kind)
         ]
         return found
+
+
+class Delegation(msgspec.Struct, frozen=True):
+    """How far work may be handed on: so many agents deep, so many jobs that follow from one message of a user, so many
+    that are worked on at once. `pauses` are the seconds before a job is tried again."""
+
+    depth: int = 3
+    jobs: int = 50
+    at_once: int = 8
+    pauses: tuple[float, ...] = (5.0, 30.0, 120.0, 600.0)
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "jobs", "at_once"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Delegation({name}=…) must be at least 1, not {getattr(self, name)}")
+        if not self.pauses or min(self.pauses) < 0:
+            raise ConfigError("Delegation(pauses=…) needs seconds to wait, none of them negative")
+
+
+class AgentInfo(msgspec.Struct, frozen=True):
+    """An agent, as the others know it."""
+
+    id: str
+    name: str
+    role: str
+    description: str
+
+
+class TeamServices:
+    """One per house that keeps things."""
+
+    def __init__(
+        self, store: Store, tenant: str, delegation: Delegation | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.store = store
+        self.tenancy = Tenancy(store, tenant, clock)
+        self.users = self.tenancy.users
+        self.delegation = delegation or Delegation()
+        self.clock = clock
+        self.agents: Callable[[], Sequence[AgentInfo]] = tuple
+        """All that there are now."""
+        self.wake: Callable[[], None] = _nobody
+        """Called when there may be something to do."""
+
+
+def _nobody() -> None:
+    """Nobody works on jobs here."""

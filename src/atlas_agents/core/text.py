@@ -1,7 +1,16 @@
 """Text that any UTF-8 writer accepts: surrogate halves are joined where they meet and replaced where they don't. And
 which of its characters nobody sees."""
 
+import hashlib
+import json
+import re
 import unicodedata
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import msgspec
 
 _HARMLESS = frozenset("\t\n\r")
 _VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\U000110bd\U000110cd")
@@ -49,3 +58,120 @@ def is_hidden(char: str) -> bool:
         return True
     code = ord(char)
     return char in _BLANK or 0xE0000 <= code <= 0xE0FFF or 0xFE00 <= code <= 0xFE0D
+
+
+MOST = 100
+"""So many findings of a file are listed; one that hides more is no less suspect."""
+
+_JOINER, _EMOJI_STYLE = "\u200d", "\ufe0f"
+_BREAKS = frozenset("\x0b\x0c\x85\u2028\u2029")
+"""Hidden ends of lines."""
+
+
+class HiddenCharacters(msgspec.Struct, frozen=True):
+    """Where hidden characters begin, what the first one is, and how many follow each other."""
+
+    file: str
+    line: int
+    column: int
+    code_point: str
+    name: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        more = f" and {self.count - 1} more" if self.count > 1 else ""
+        return f"{self.file}:{self.line}:{self.column}: hidden character {self.code_point} {self.name}{more}"
+
+
+def hidden_characters(text: str, file: str) -> tuple[HiddenCharacters, ...]:
+    """All that is hidden in a text: control, format, tag and blank characters; neighbours are one finding."""
+    found = (_finding(run, text, file) for run in _runs(text))
+    return tuple(islice(found, MOST))
+
+
+def without_hidden(text: str) -> str:
+    """The text as a person sees it: nothing hidden is left in it, and a hidden end of a line has become a plain one."""
+    pieces: list[str] = []
+    end = 0
+    for run in _runs(text):
+        pieces += (text[end : run.start()], "\n" if _BREAKS.intersection(run[0]) else "")
+        end = run.end()
+    return "".join((*pieces, text[end:]))
+
+
+def _runs(text: str) -> Iterator[re.Match[str]]:
+    """Hidden characters that follow each other."""
+    suspects = "".join(sorted(char for char in set(text) if is_hidden(char)))
+    runs = re.finditer(f"[{re.escape(suspects)}]+", text) if suspects else iter(())
+    return (run for run in runs if not _joins_emoji(run, text))
+
+
+def _finding(run: re.Match[str], text: str, file: str) -> HiddenCharacters:
+    start = run.start()
+    line_start = text.rfind("\n", 0, start) + 1
+    first = text[start]
+    name = unicodedata.name(first, "CONTROL CHARACTER" if unicodedata.category(first) == "Cc" else "UNNAMED")
+    line = text.count("\n", 0, start) + 1
+    return HiddenCharacters(file, line, start - line_start + 1, f"U+{ord(first):04X}", name, len(run[0]))
+
+
+def _joins_emoji(run: re.Match[str], text: str) -> bool:
+    """Whether it is the one joiner between two pictures that are shown as one."""
+    if run[0] != _JOINER:
+        return False
+    before = text[max(0, run.start() - 2) : run.start()].removesuffix(_EMOJI_STYLE)[-1:]
+    after = text[run.end() : run.end() + 1]
+    return all(char and unicodedata.category(char) in ("So", "Sk") for char in (before, after))
+
+
+_NO_INK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+
+
+def escape_invisible(value: Any) -> str:
+    """A value as JSON in which every character that is not seen, or not seen as what it is, stands as its escape.
+
+    It is still JSON for the same value, so that it can be edited and read back.
+    """
+    return "".join(map(_seen, json.dumps(value, ensure_ascii=False, default=str)))
+
+
+def seen(text: str) -> str:
+    """Lines of text in which nothing can hide: all but tabs and ends of lines stand as what is seen, or escaped."""
+    return "".join(char if char in "\n\t" else _seen(char) for char in text)
+
+
+def _seen(char: str) -> str:
+    if char.isprintable() and char not in _NO_INK and not _varies(char):
+        return char
+    return "".join(f"\\u{unit:04x}" for unit in _units(char))
+
+
+def _varies(char: str) -> bool:
+    """Chooses another look for the character before it; a model reads it, a person does not see it."""
+    return 0xFE00 <= ord(char) <= 0xFE0F or 0xE0100 <= ord(char) <= 0xE01EF or unicodedata.category(char) == "Me"
+
+
+def _units(char: str) -> list[int]:
+    code = ord(char)
+    if code < 0x10000:
+        return [code]
+    return [0xD800 + ((code - 0x10000) >> 10), 0xDC00 + ((code - 0x10000) & 0x3FF)]
+
+
+_ALLOWED = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+
+
+@lru_cache(maxsize=4096)
+def wire_name(name: str) -> str:
+    """The name under which a model knows a tool: itself where allowed, `server__tool` for `server/tool`.
+
+    Whatever else is not allowed is replaced, and a hash of the whole keeps different names different.
+    """
+    if _ALLOWED.fullmatch(name):
+        return name
+    readable = name.replace("/", "__")
+    if _ALLOWED.fullmatch(readable):
+        return readable
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{_OTHER.sub('_', readable)[:55]}_{digest}"

@@ -6,28 +6,33 @@ of it, which Postgres tells when the commit is there, or Valkey, where there is 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
 import psycopg
 
-from atlas_agents.core.errors import NotStored, StoreError, StoreLost
+from atlas_agents.core.errors import NotFound, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
-from atlas_agents.dispatch.bus import LINE, Bus, place_of
-from atlas_agents.dispatch.lead import Lead
-from atlas_agents.dispatch.looking import lead_key, read_backlog
-from atlas_agents.dispatch.notices import Notice, from_json, notices_of, submitted_by, to_json
-from atlas_agents.dispatch.port import Hear, House, Turn
-from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue
-from atlas_agents.dispatch.reaching import reached
-from atlas_agents.dispatch.roster import Roster, Standing
-from atlas_agents.dispatch.status import Backlog
-from atlas_agents.dispatch.worker import Worker
+from atlas_agents.core.tasks import BackgroundTasks
+from atlas_agents.dispatch.base import Hear, RunExecutor, RunningTurn
+from atlas_agents.dispatch.locks import LeaderElection, reached
+from atlas_agents.dispatch.members import Backlog, MemberInfo, MemberRegistry, lead_key, read_backlog
+from atlas_agents.dispatch.notifications import (
+    LINE,
+    Notification,
+    PostgresSubscriber,
+    from_json,
+    notices_of,
+    place_of,
+    submitted_by,
+    to_json,
+)
+from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue, QueueWorker
 
 logger = logging.getLogger(__name__)
-Taken: TypeAlias = Callable[[Turn, RunRow], Awaitable[None]]
+Taken: TypeAlias = Callable[[RunningTurn, RunRow], Awaitable[None]]
 """Is called with a run that is taken on here, and its row as it was before."""
 Follow: TypeAlias = Callable[[RunRow, Hear], Awaitable[None]]
 """Tells what a run says that is run elsewhere, until it has said its last word."""
@@ -47,7 +52,7 @@ class Cluster:
     `valkey`, a client that is the cluster's from then on, the news go by it."""
 
     apart = True
-    _house: House
+    _house: RunExecutor
     _taken: Taken
 
     def __init__(
@@ -67,38 +72,38 @@ class Cluster:
         self._lead_key = lead_key(schema, tenant)
         self._at_once = at_once
         self._queue = Queue(url, schema, tenant, lost_after)
-        self._bus = Bus(url, self._channel, self._hear, self._renewed)
+        self._bus = PostgresSubscriber(url, self._channel, self._hear, self._renewed)
         self._valkey = None
         if valkey is not None:
-            from atlas_agents.dispatch.valkey_news import ValkeyNews
+            from atlas_agents.dispatch.valkey import ValkeySubscriber
 
-            self._valkey = ValkeyNews(valkey, self._hear_text, self._renewed, self._notify)
-        self._worker: Worker | None = None
-        self._lead: Lead | None = None
+            self._valkey = ValkeySubscriber(valkey, self._hear_text, self._renewed, self._notify)
+        self._worker: QueueWorker | None = None
+        self._lead: LeaderElection | None = None
         self._draining = False
-        self._roster = Roster(self._queue, tenant, lambda: self.standing)
+        self._roster = MemberRegistry(self._queue, tenant, lambda: self.standing)
         self.backlog: Backlog | None = None
         """What waits for a worker, of the whole cluster; only the leader knows."""
         self._ends: dict[str, list[asyncio.Future[None]]] = {}
-        self._beside: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("cluster", expected=StoreError)
         self._beats = 0
         self.follow: Follow = self._until_ended
         """How a run elsewhere is followed; a gateway has its own way, which also hears what is said."""
-        self.on_notice: Callable[[Notice], None] = lambda notice: None
+        self.on_notice: Callable[[Notification], None] = lambda notice: None
         self.on_renewed: Callable[[], None] = lambda: None
 
     @property
-    def worker(self) -> Worker | None:
+    def worker(self) -> QueueWorker | None:
         """That of this process, while it works."""
         return self._worker
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> MemberInfo:
         """How this process stands among the others."""
         worker, lead = self._worker, self._lead
         if worker is None:
-            return Standing(draining=self._draining)
-        return Standing(worker.id, self._at_once, lead.backend if lead else None, self._draining)
+            return MemberInfo(draining=self._draining)
+        return MemberInfo(worker.id, self._at_once, lead.backend if lead else None, self._draining)
 
     @property
     def leads(self) -> bool:
@@ -112,7 +117,7 @@ class Cluster:
         if self._worker is not None and self._worker.silent > self._queue.lost_after:
             raise StoreLost("Postgres cannot be told that this worker is well")
 
-    def serve(self, house: House) -> None:
+    def serve(self, house: RunExecutor) -> None:
         self._house = house
 
     async def beside(
@@ -136,7 +141,7 @@ class Cluster:
         while True:
             found = await self._house.run_row(row.id)
             if found is None:
-                raise NotStored(f"there is no run {row.id!r} any more")
+                raise NotFound(f"there is no run {row.id!r} any more")
             if found.status not in OPEN:
                 return found
             await self._until_ended(found, hear)
@@ -162,18 +167,19 @@ class Cluster:
         except BaseException:
             await self._queue.close()
             raise
-        works = (self._bus.run(), self._look_on(), self._roster.run(role, door))
-        tasks = [asyncio.create_task(work) for work in works]
+        services = BackgroundTasks("cluster member")
+        for work in (self._bus.run(), self._look_on(), self._roster.run(role, door)):
+            services.spawn(work)
         try:
             await reached(self._bus.ready.wait)
             await self._roster.seen()
             if self._valkey is not None:
                 await self._valkey.open(await place_of(self._url, self._schema))
-                tasks.append(asyncio.create_task(self._valkey.run()))
+                services.spawn(self._valkey.run())
             yield self
         finally:
-            await _end(*tasks)
-            await _end(*self._beside)
+            await services.close()
+            await self._tasks.close()
             await self._roster.leave()
             if self._valkey is not None:
                 await self._valkey.close()
@@ -184,16 +190,20 @@ class Cluster:
         """Run runs as long as the block lasts, and lead when nobody else does. Then `stop` is called, which ends or
         leaves the runs that are under way here; those that are left go to others."""
         self._taken = taken
-        self._worker = worker = Worker(self._queue, self._perform, self._at_once)
+        self._worker = worker = QueueWorker(self._queue, self._perform, self._at_once)
         worker.on_registered, worker.on_left = self._roster.tell, self._left
-        self._lead = lead = Lead(self._url, self._lead_key, self._begin_to_lead, self._lead_on, self._end_to_lead)
-        tasks = [asyncio.create_task(work) for work in (worker.run(), lead.run())]
+        self._lead = lead = LeaderElection(
+            self._url, self._lead_key, self._begin_to_lead, self._lead_on, self._end_to_lead
+        )
+        services = BackgroundTasks("cluster worker")
+        for work in (worker.run(), lead.run()):
+            services.spawn(work)
         try:
             yield
         finally:
             self._draining = True
             self._roster.tell()
-            await _end(*tasks)
+            await services.close()
             await stop()
             await worker.finish(2.0)
             self._worker = self._lead = None
@@ -217,7 +227,7 @@ class Cluster:
     async def _left(self, run_id: str) -> None:
         """A run is in the queue again: others need not wait until they look by themselves."""
         with suppress(ConnectorException):
-            told = to_json(Notice("begun", self._tenant, run_id))
+            told = to_json(Notification("begun", self._tenant, run_id))
             await self._queue.execute(_TELL_ONE, channel=self._channel, told=told)
 
     async def _begin_to_lead(self) -> None:
@@ -244,7 +254,7 @@ class Cluster:
         found = [*await self._queue.put_back_stalled(), *await self._queue.put_orphans(line)]
         if found:
             logger.warning("runs that nobody was at go on elsewhere: %s", ", ".join(found))
-            told = [to_json(Notice("begun", self._tenant, run_id)) for run_id in found]
+            told = [to_json(Notification("begun", self._tenant, run_id)) for run_id in found]
             await line.execute(_TELL, (self._channel, told))
         return found
 
@@ -265,7 +275,7 @@ class Cluster:
         if (notice := from_json(told)) is not None:
             self._hear(notice)
 
-    def _hear(self, notice: Notice) -> None:
+    def _hear(self, notice: Notification) -> None:
         if notice.tenant != self._tenant:
             return
         match notice.kind:
@@ -278,9 +288,9 @@ class Cluster:
             case "stop" if (turn := self._house.turn(notice.id)) is not None:
                 turn.cancel()
             case "answer":
-                self._spawn(self._house.answered(notice.id))
+                self._tasks.spawn(self._house.answered(notice.id))
             case "job":
-                self._spawn(self._house.job_changed(notice.id))
+                self._tasks.spawn(self._house.job_changed(notice.id))
             case _:
                 pass
         self.on_notice(notice)
@@ -294,7 +304,7 @@ class Cluster:
                 if not waiter.done():
                     waiter.set_result(None)
         self._ends.clear()
-        self._spawn(self._house.look_again())
+        self._tasks.spawn(self._house.look_again())
         self.on_renewed()
 
     async def _until_ended(self, row: RunRow, hear: Hear) -> None:
@@ -304,23 +314,3 @@ class Cluster:
         found = await self._house.run_row(row.id)
         if found is not None and found.status in OPEN:
             await waiter
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        async def done() -> None:
-            try:
-                await work
-            except StoreError as trouble:
-                logger.warning("what others have told could not be looked at: %s", trouble)
-
-        task = asyncio.create_task(done())
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
-        task.add_done_callback(lambda _: work.close())  # of one that was ended before it began
-
-
-async def _end(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with suppress(asyncio.CancelledError):
-            await task

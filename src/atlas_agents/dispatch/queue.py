@@ -5,19 +5,101 @@ not used: it ends with the first connection that is lost, waits for all its jobs
 no heartbeat meanwhile, so that after every restart of Postgres turns would be taken from processes that are well.
 """
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Generator
-from typing import Any, LiteralString
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from pathlib import Path
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from procrastinate import App, PsycopgConnector
 from procrastinate.exceptions import AlreadyEnqueued, ConnectorException
 from procrastinate.jobs import Job, Status
+from procrastinate.schema import SchemaManager
 from psycopg import sql
 
-from atlas_agents.dispatch.bus import LINE
-from atlas_agents.dispatch.queue_schema import bring_up_to_date, mark, packaged_steps
+from atlas_agents.core.tasks import BackgroundTasks
+from atlas_agents.dispatch.notifications import LINE
+
+_MAKING = 0x41544C51
+_FIRST = "03.04.00_50_post_add_retry_failed_job_procedure.sql"
+"""The last step that the tables have of which nobody wrote down how they were made."""
+_MARK = "atlas-queue "
+_ROOM = 36
+"""Letters of the schema that fit beside it into the 63 that Postgres keeps."""
+_KEEP = "CREATE TABLE IF NOT EXISTS queue_steps (name TEXT PRIMARY KEY)"
+_OTHERS = """
+SELECT application_name FROM pg_stat_activity WHERE datname = current_database()
+AND starts_with(application_name, %s)"""
+
+
+def packaged_steps(folder: Path | None = None) -> list[Path]:
+    """All steps that the installed version knows, in their order."""
+    return sorted((folder or Path(SchemaManager.get_migrations_path())).glob("*.sql"), key=lambda step: step.name)
+
+
+def mark(schema: str, steps: Sequence[Path]) -> str:
+    """How a process that is at the queue names its connections: by the newest step that its code knows."""
+    newest = max((_number(step.name) for step in steps), default="")
+    return f"{_MARK}{newest} {schema[:_ROOM]}"
+
+
+async def bring_up_to_date(url: str, schema: str, steps: Sequence[Path]) -> list[str]:
+    """Make the tables, or take the steps that they have not taken yet; which these were."""
+    async with await psycopg.AsyncConnection.connect(url, **LINE) as line:
+        await line.execute("SELECT pg_advisory_lock(%s)", (_MAKING,))  # over several transactions
+        await line.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
+        taken = await _taken(line, steps)
+        missing = [step for step in steps if step.name not in taken]
+        if missing and await _older_code_is_here(line, schema, steps):
+            missing = _without_last_posts(missing)
+        for step in missing:
+            async with line.transaction():
+                await line.execute(step.read_bytes())
+                await _write_down(line, [step.name])
+        await line.execute("SELECT pg_advisory_unlock(%s)", (_MAKING,))
+        return [step.name for step in missing]
+
+
+async def _taken(line: psycopg.AsyncConnection[Any], steps: Sequence[Path]) -> set[str]:
+    async with line.transaction():
+        await line.execute(_KEEP)
+        rows = await (await line.execute("SELECT name FROM queue_steps")).fetchall()
+        if rows:
+            return {row[0] for row in rows}
+        found = await (await line.execute("SELECT to_regclass('procrastinate_jobs')")).fetchone()
+        names = [step.name for step in steps]
+        if found is None or found[0] is None:
+            await line.execute(SchemaManager.get_schema())
+        else:
+            names = [name for name in names if name <= _FIRST]
+        await _write_down(line, names)
+        return set(names)
+
+
+async def _write_down(line: psycopg.AsyncConnection[Any], names: Sequence[str]) -> None:
+    await line.execute("INSERT INTO queue_steps SELECT unnest(%s::text[])", (list(names),))
+
+
+async def _older_code_is_here(line: psycopg.AsyncConnection[Any], schema: str, steps: Sequence[Path]) -> bool:
+    rows = await (await line.execute(_OTHERS, (_MARK,))).fetchall()
+    others = [row[0] for row in rows if row[0].endswith(f" {schema[:_ROOM]}")]
+    return any(other < mark(schema, steps) for other in others)
+
+
+def _without_last_posts(steps: list[Path]) -> list[Path]:
+    """What comes before a later `pre` has waited long enough: that one counts on it."""
+    while steps and "_post_" in steps[-1].name:
+        steps = steps[:-1]
+    return steps
+
+
+def _number(name: str) -> str:
+    """`03.04.00_50` of a step's name."""
+    return name[:11]
+
 
 logger = logging.getLogger(__name__)
 TASK = "atlas.run"
@@ -143,3 +225,140 @@ def _suppress_missing() -> Generator[None]:
 
 
 __all__ = ["STALLED", "AlreadyEnqueued", "ConnectorException", "Job", "Queue", "queue_of"]
+
+
+T = TypeVar("T")
+_BEATS = 4
+"""So many heartbeats are missed before a worker is taken for lost."""
+_LOOK = 5.0
+_PAUSE = 0.5
+_RECHECK = 30.0
+"""Seconds after a failed fetch during which this worker looks for jobs it was given without learning of it."""
+
+
+class QueueWorker:
+    """`perform` runs a run to its end; False if it is not over, and somebody else is to go on with it. A lost database
+    ends neither the worker nor its runs: both go on when it is back."""
+
+    def __init__(self, queue: Queue, perform: Callable[[str], Awaitable[bool]], at_once: int) -> None:
+        self._queue = queue
+        self._perform = perform
+        self._room = asyncio.Semaphore(at_once)
+        self.id: int | None = None
+        """Its number in the queue."""
+        self.on_registered: Callable[[], None] = lambda: None
+        self.on_left: Callable[[str], Awaitable[None]] = _nobody
+        """Called with a run that others may have now."""
+        self._news = asyncio.Event()
+        self._runs = BackgroundTasks("worker run")
+        self._heartbeat = BackgroundTasks("worker heartbeat")
+        self._held: set[int | None] = set()
+        self._recheck_until = 0.0
+        self._beaten = time.monotonic()
+        self.taken = 0
+        """Runs that were fetched, ever; so are the next two."""
+        self.finished = 0
+        self.given_back = 0
+
+    @property
+    def at_hand(self) -> int:
+        """Runs that are under way here."""
+        return len(self._runs)
+
+    @property
+    def silent(self) -> float:
+        """Seconds since this worker could last say that it is well."""
+        return time.monotonic() - self._beaten
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Until cancelled; runs that are under way are not touched by that."""
+        self.id = id = await _patiently(self._queue.register)
+        self._beaten = time.monotonic()
+        self._heartbeat.spawn(self._beat(id))  # until `finish`, because runs may outlast this method
+        self.on_registered()
+        while True:
+            await self._room.acquire()
+            job = await self._next(id)
+            self.taken += 1
+            self._held.add(job.id)
+            self._runs.spawn(self._do(job)).add_done_callback(lambda _: self._room.release())
+
+    async def finish(self, limit: float) -> None:
+        """After the end: what was not over is given to others, and the worker signs off."""
+        await self._runs.wait(limit)
+        if self.id is None:
+            return
+        await self._heartbeat.close()
+        try:
+            async with asyncio.timeout(limit):
+                await self._queue.unregister(self.id)
+        except (ConnectorException, TimeoutError) as trouble:
+            logger.warning("the worker could not sign off: %s", trouble)
+
+    async def _next(self, id: int) -> Job:
+        while True:
+            self._news.clear()
+            job = await _patiently(lambda: self._fetch(id))
+            if job is not None:
+                return job
+            try:
+                async with asyncio.timeout(_LOOK):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+
+    async def _fetch(self, id: int) -> Job | None:
+        """Fetch the next job. If the answer to a fetch was lost, the server may have assigned a job to this worker that
+        no one else would ever run: for a while, look for such jobs first."""
+        if time.monotonic() < self._recheck_until:
+            held = set(self._held)
+            for job in await self._queue.held_by(id):
+                if job.id not in held:
+                    return job
+        try:
+            return await self._queue.fetch(id)
+        except ConnectorException:
+            self._recheck_until = time.monotonic() + _RECHECK
+            raise
+
+    async def _do(self, job: Job) -> None:
+        run_id, over, broken = str(job.task_kwargs["run_id"]), False, False
+        try:
+            over = await self._perform(run_id)
+        except Exception:
+            broken = True
+            logger.exception("the run %s could not be run here", run_id)
+            await asyncio.sleep(_PAUSE)
+        await _patiently(lambda: self._queue.finish(job) if over else self._queue.put_back(job))
+        self._held.discard(job.id)
+        self.finished += over
+        self.given_back += not over
+        if not over and not broken:
+            await self.on_left(run_id)
+
+    async def _beat(self, id: int) -> None:
+        while True:
+            await asyncio.sleep(self._queue.lost_after / _BEATS)
+            try:
+                await self._queue.beat(id)
+                self._beaten = time.monotonic()
+            except ConnectorException as trouble:
+                logger.warning("this worker cannot say that it is well: %s", trouble.__cause__ or trouble)
+
+
+async def _nobody(run_id: str) -> None:
+    """Nobody is told."""
+
+
+async def _patiently(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Until the database is there."""
+    while True:
+        try:
+            return await work()
+        except ConnectorException as trouble:
+            logger.warning("the queue cannot be reached at the moment: %s", trouble.__cause__ or trouble)
+            await asyncio.sleep(_PAUSE)

@@ -4,20 +4,15 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, get_args
 
-from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
-from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.approvals import Answer, Decision, Question
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.events import EventName
-from atlas_agents.core.ids import new_id
-from atlas_agents.core.jobs import NOBODY, Chain
-from atlas_agents.core.messages import Message, ToolResult
-from atlas_agents.core.office import Colleague, Delegation
-from atlas_agents.core.questions import Answer, Decision, Question
-from atlas_agents.core.secret import Secret
-from atlas_agents.core.store import Store, UsageRow
-from atlas_agents.core.tenancy import Tenancy
-from atlas_agents.dispatch.inline import Inline
-from atlas_agents.dispatch.port import Dispatcher
+from atlas_agents.core.messages import Conversation, Message, ToolResult, new_id
+from atlas_agents.core.paths import Secret
+from atlas_agents.core.store import NO_CHAIN, Chain, Store, UsageRow
+from atlas_agents.core.tenancy import AgentInfo, Delegation, Tenancy
+from atlas_agents.dispatch.base import Dispatcher, Inline
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.direct import call_of, request_of, result_of, session_of
 from atlas_agents.engine.history import History
@@ -40,7 +35,7 @@ from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.limits import Limits
-from atlas_agents.tools.permissions import Actor, Policy, Verdict
+from atlas_agents.tools.policy import Actor, Policy, Verdict
 from atlas_agents.tools.tool import Tool
 
 _WARM = 64
@@ -98,10 +93,10 @@ class Atlas:
         self._shelf = Shelf(most=_WARM if store is not None else None)
         self._turns = Turns(self._house, self._roster, self._shelf, self._dispatcher)
         self.sessions = Sessions(store, tenant, self._shelf.drop)
-        office, limiter = self._house.governance.office, self._house.governance.limiter
+        office, limiter = self._house.governance.team_services, self._house.governance.limiter
         self._jobs = self._turns.jobs = Jobs(self, office, limiter.beat) if office is not None else None
         if office is not None:
-            office.agents = lambda: [Colleague(each.id, each.name, each.role, each.description) for each in self.agents]
+            office.agents = lambda: [AgentInfo(each.id, each.name, each.role, each.description) for each in self.agents]
 
     @property
     def agents(self) -> tuple[Agent, ...]:
@@ -152,9 +147,9 @@ class Atlas:
     @property
     def tenancy(self) -> Tenancy:
         """The users of its tenant, and its plan."""
-        if self._house.governance.office is None:
+        if self._house.governance.team_services is None:
             raise ConfigError("this Atlas keeps no users: give it a store, Atlas(store=…)")
-        return self._house.governance.office.tenancy
+        return self._house.governance.team_services.tenancy
 
     @property
     def tenant(self) -> str:
@@ -257,7 +252,7 @@ class Atlas:
         idempotency_key: str = "",
         asks: bool = True,
         wishes: Wishes | None = None,
-        chain: Chain = NOBODY,
+        chain: Chain = NO_CHAIN,
     ) -> AtlasStream:
         """Start one turn and give back its stream; `await stream.accepted()` tells when the message is taken in.
 

@@ -1,23 +1,63 @@
-"""A context: metadata, rules, tools and messages, with whatever its parents have."""
+"""Context: metadata, rules, tools and messages, inherited from parent contexts."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from atlas_agents.core.calling import call
-from atlas_agents.core.conversation import Conversation
+import msgspec
+
+from atlas_agents.core.aio import invoke
 from atlas_agents.core.errors import ContextCycle, DuplicateTool
-from atlas_agents.core.messages import Message
+from atlas_agents.core.messages import Conversation, Message
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.rules import Rule
-from atlas_agents.engine.explain import Explanation, RuleOrigin, origins
 from atlas_agents.tools.tool import Function, Tool, as_tool
 
 
-class Context:
-    """Making one copies nothing: what parents have is looked up when it is read, so their later changes are seen.
+class RuleOrigin(msgspec.Struct, frozen=True):
+    """A rule, the context that defines it, and whether its condition holds."""
 
-    Metadata: the child's value wins, then the first parent's that has one. Rules and messages: parents' first, then
-    the child's. Tools: by name, the child's replaces a parent's. An ancestor reached twice counts once.
+    text: str
+    source: str
+    applies: bool
+    conditional: bool
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """A tool or a metadata value, the context that defines it, and the contexts whose value it overrides."""
+
+    name: str
+    value: Any
+    source: str
+    hides: tuple[str, ...] = ()
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """The origin of every rule, tool and value of a context; `str()` formats it for reading."""
+
+    rules: tuple[RuleOrigin, ...]
+    tools: tuple[Origin, ...]
+    metadata: tuple[Origin, ...]
+
+    def __str__(self) -> str:
+        lines = ["rules:"]
+        for rule in self.rules:
+            state = "" if rule.applies else " (not applied: its `when` was false)"
+            lines.append(f"  {rule.text!r} from {rule.source}{state}")
+        for title, origins in (("tools", self.tools), ("metadata", self.metadata)):
+            lines.append(f"{title}:")
+            for origin in origins:
+                hidden = f", over {', '.join(origin.hides)}" if origin.hides else ""
+                shown = "" if title == "tools" else f" = {origin.value!r}"
+                lines.append(f"  {origin.name}{shown} from {origin.source}{hidden}")
+        return "\n".join(lines)
+
+
+class Context:
+    """A set of metadata, rules, tools and messages with live inheritance.
+
+    Creating a context copies nothing: parents are read on access, so their later changes are visible. Metadata: the
+    child's value wins, then that of the first parent that has one. Rules and messages: the parents' first, then the
+    child's. Tools: by name, the child's replaces a parent's. An ancestor reached twice counts once.
     """
 
     __slots__ = ("__weakref__", "_given", "_messages", "_metadata", "_parents", "_rules", "_tools", "name")
@@ -52,7 +92,7 @@ class Context:
         return self._parents
 
     def inherit(self, *parents: "Context") -> "Context":
-        """Add parents; ContextCycle if one of them already inherits from this one. Returns self."""
+        """Add parents and return self; raises ContextCycle if one of them already inherits from this context."""
         for parent in parents:
             if any(ancestor is self for ancestor in parent.lineage()):
                 raise ContextCycle(f"{self!r} cannot inherit from {parent!r}, which inherits from it")
@@ -61,10 +101,10 @@ class Context:
         return self
 
     def lineage(self) -> Iterator["Context"]:
-        """All ancestors, each once, parents before children, and last the context itself."""
+        """Yield all ancestors once, parents before children, and finally the context itself."""
         seen: set[int] = set()
         stack: list[tuple[Context, bool]] = [(self, False)]
-        while stack:  # not recursive: a line of ancestors may be longer than Python's stack
+        while stack:  # iterative, because the chain of ancestors may exceed the recursion limit
             context, ready = stack.pop()
             if ready:
                 yield context
@@ -75,7 +115,7 @@ class Context:
 
     @property
     def metadata(self) -> Metadata:
-        """One store for the context's whole life. Assigned plain values become its own; a Metadata stays live below."""
+        """The metadata object, which never changes. Assigning a mapping sets its values; a Metadata is read live."""
         return self._metadata
 
     @metadata.setter
@@ -87,7 +127,7 @@ class Context:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The parents' rules and then its own, conditions not yet asked."""
+        """The parents' rules and then its own, including those whose condition does not hold."""
         if not self._parents:
             return self._rules
         return tuple(rule for context in self.lineage() for rule in context._rules)
@@ -107,12 +147,12 @@ class Context:
         for item in tools:
             tool = as_tool(item)
             if tool.wire_name in found:
-                raise DuplicateTool(f"two tools are named {tool.name!r}; a model could not tell them apart")
+                raise DuplicateTool(f"duplicate tool name {tool.name!r}: tool names must be unique in a context")
             found[tool.wire_name] = tool
         self._tools = found
 
     def tool_map(self) -> Mapping[str, Tool]:
-        """All tools by the name under which a model knows them."""
+        """Return all tools by the name under which the model knows them."""
         if not self._parents:
             return self._tools
         found: dict[str, Tool] = {}
@@ -132,46 +172,46 @@ class Context:
         self._messages = list(messages)
 
     def as_conversation(self) -> tuple[Conversation, list[Message]]:
-        """Its own messages as a conversation that grows with them, and the parents' messages before it."""
+        """Return its own messages as a conversation that shares the list, and the messages of its ancestors."""
         conversation = Conversation()
         conversation.messages = self._messages
         inherited = [message for context in self.lineage() if context is not self for message in context._messages]
         return conversation, inherited
 
     async def applied_rules(self) -> list[Rule]:
-        """The rules whose condition holds for this context now."""
-        return [rule for rule in self.rules if rule.when is None or await call(rule.when, self)]
+        """Return the rules whose condition holds for this context now."""
+        return [rule for rule in self.rules if rule.when is None or await invoke(rule.when, self)]
 
     async def explain(self) -> Explanation:
-        """Which context gave each rule, tool and value, which it hides, and which rule's `when` is false now."""
-        line = list(self.lineage())
-        names = {id(context): self._label(context, place) for place, context in enumerate(line)}
+        """Return which context defines each rule, tool and value, what it overrides, and which rules do not apply."""
+        lineage = list(self.lineage())
+        names = {id(context): self._label(context, index) for index, context in enumerate(lineage)}
         rules = [
             RuleOrigin(
                 text=rule.text,
                 source=names[id(context)],
-                applies=rule.when is None or bool(await call(rule.when, self)),
+                applies=rule.when is None or bool(await invoke(rule.when, self)),
                 conditional=rule.when is not None,
             )
-            for context in line
+            for context in lineage
             for rule in context._rules
         ]
         order = self._by_precedence()
         sources = [names[id(context)] for context in order]
         return Explanation(
             tuple(rules),
-            origins(sources, [context._tools for context in order]),
-            origins(sources, [context._own_values() for context in order]),
+            _origins(sources, [context._tools for context in order]),
+            _origins(sources, [context._own_values() for context in order]),
         )
 
     def __repr__(self) -> str:
         return f"Context({self.name!r})" if self.name else "Context()"
 
-    def _label(self, context: "Context", place: int) -> str:
-        return context.name or ("this context" if context is self else f"context {place + 1}")
+    def _label(self, context: "Context", index: int) -> str:
+        return context.name or ("this context" if context is self else f"context {index + 1}")
 
     def _by_precedence(self) -> list["Context"]:
-        """The order in which a name is looked up: itself, then each parent's whole line in turn."""
+        """Return the contexts in lookup order: itself, then each parent with all of its ancestors."""
         seen: dict[int, Context] = {}
         stack: list[Context] = [self]
         while stack:
@@ -186,3 +226,15 @@ class Context:
 
     def _own_values(self) -> dict[str, Any]:
         return {name: value for given in self._given for name, value in given.all().items()} | self._metadata.local()
+
+
+def _origins(names: Sequence[str], definitions: Sequence[Mapping[str, Any]]) -> tuple[Origin, ...]:
+    """For each name, return the definition that wins and those it overrides; both sequences are in lookup order."""
+    definers: dict[str, list[int]] = {}
+    for index, defined in enumerate(definitions):
+        for name in defined:
+            definers.setdefault(name, []).append(index)
+    return tuple(
+        Origin(name, definitions[first][name], names[first], tuple(names[other] for other in rest))
+        for name, (first, *rest) in definers.items()
+    )

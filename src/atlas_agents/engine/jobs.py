@@ -1,94 +1,147 @@
-"""The jobs of a house: what is asked of agents by agents or by the clock, and who sees to it.
+"""Jobs: tasks that agents delegate to each other or that schedules create, and the worker that runs them.
 
-A job's turn goes through the same loop as any other, in a session of its own. All that a job comes to stands in its row
-first: a process that dies in between goes on from there.
+The turn of a job runs through the same loop as any other, in its own session. Every state change is committed to the
+job's row first, so another process can continue after a crash.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from datetime import UTC, datetime
+from typing import Any, Protocol, Self
 
-from atlas_agents.core.clock import Alarm
-from atlas_agents.core.errors import Conflict, NotStored, StoreError
-from atlas_agents.core.jobs import OPEN_JOB, AddJob, JobRow, JobState, RetryJob
-from atlas_agents.core.office import Office
-from atlas_agents.core.store import RunRow
-from atlas_agents.engine.job_work import Turns, Work
+from atlas_agents.core.aio import Alarm
+from atlas_agents.core.errors import (
+    AtlasError,
+    BadOutput,
+    BrokenHistory,
+    Cancelled,
+    ConfigError,
+    Conflict,
+    CrashLoop,
+    NotFound,
+    ProviderError,
+    QuotaExceeded,
+    Refused,
+    StaleOwner,
+    StoreError,
+)
+from atlas_agents.core.messages import Message, user
+from atlas_agents.core.store import (
+    OPEN,
+    OPEN_JOB,
+    AddJob,
+    Chain,
+    ClaimJob,
+    JobRow,
+    JobState,
+    MarkJobNotified,
+    PutSession,
+    RetryJob,
+    RunRow,
+    SetJob,
+)
+from atlas_agents.core.tenancy import TeamServices
+from atlas_agents.engine.options import TurnOptions, options_of
 from atlas_agents.engine.schedules import Schedules
 from atlas_agents.engine.stream import AtlasStream
-from atlas_agents.tools.beat import Beat
-from atlas_agents.tools.errand import errand_of
+from atlas_agents.tools.limits import Ticker
 
 logger = logging.getLogger(__name__)
+_MAX_LABEL = 60
+_MAX_RESULT = 20_000
+_MAX_TASK = 200
+_PAGE = 50
+_PERMANENT = (ConfigError, Refused, BadOutput, BrokenHistory, QuotaExceeded)
+"""Errors that another attempt would not change."""
+
+
+class TurnStarter(Protocol):
+    """The part of an Atlas that jobs need."""
+
+    @property
+    def tenant(self) -> str: ...
+
+    def hide(self, text: str) -> str: ...
+
+    async def cancel(self, run_id: str) -> bool: ...
+
+    def start_turn(
+        self, message: Message, options: TurnOptions, *, session: str, agent_id: str, user: str
+    ) -> AtlasStream: ...
 
 
 class Jobs:
-    """`async with atlas.jobs.at_work():` sees to them: at once when there is something new, and at every tick."""
+    """Job queue of an Atlas. `async with atlas.jobs.at_work():` runs jobs: when one is added, and at every tick."""
 
-    def __init__(self, turns: Turns, office: Office, beat: Beat) -> None:
+    def __init__(self, turns: TurnStarter, services: TeamServices, ticker: Ticker) -> None:
         self._turns = turns
-        self._office = office
-        self._store = office.store
-        self._beat = beat
-        self._work = Work(turns, office, self._tell, self.wake)
-        self._news: asyncio.Event | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._services = services
+        self._store = services.store
+        self._ticker = ticker
+        self._executor = JobExecutor(turns, services, self._publish, self.wake, self._publish_turn)
+        self._changed: asyncio.Event | None = None
+        self._loop_task: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[bool]] = {}
-        self._doing: set[str] = set()
-        self._alarms: dict[str, Alarm] = {}
-        self._seen: dict[str, JobState] = {}
-        self._waiting: dict[str, list[asyncio.Future[JobRow]]] = {}
-        self.schedules = Schedules(office.store, lambda: turns.tenant, office.clock, self.wake)
-        """Tasks that recur."""
-        self.on_change: Callable[[JobRow], object] = _nobody
-        """Called with a job that is new, begun, put back or over."""
+        self._active: set[str] = set()
+        self._deadlines: dict[str, Alarm] = {}
+        self._last_states: dict[str, JobState] = {}
+        self._waiters: dict[str, list[asyncio.Future[JobRow]]] = {}
+        self._on_change: list[Callable[[JobRow], object]] = []
+        self._on_turn: list[Callable[[AtlasStream, str], object]] = []
+        self.schedules = Schedules(services.store, lambda: turns.tenant, services.clock, self.wake)
+        """Recurring tasks."""
+        services.on_new_work(self.wake)
 
     async def list(
         self, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
     ) -> "list[JobRow]":
-        """The latest first, in these states or in any; `before` is the `seq` to go on from."""
+        """Return jobs, newest first, optionally only those in some states; `before` is a `seq` to continue from."""
         return await self._store.jobs(self._turns.tenant, states=states, limit=limit, before=before)
 
     async def get(self, id: str) -> JobRow:
-        """NotStored if there is none."""
+        """Return a job; raises NotStored if there is none."""
         job = await self._store.job(self._turns.tenant, id)
         if job is None:
-            raise NotStored(f"there is no job {id!r}")
+            raise NotFound(f"not found: job {id!r}")
         return job
 
     async def ended(self, id: str) -> JobRow:
-        """Wait until a job is over, however it ends; NotStored if there is none."""
+        """Wait until a job has ended and return it; raises NotStored if there is none."""
         waiter: asyncio.Future[JobRow] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(id, []).append(waiter)
+        self._waiters.setdefault(id, []).append(waiter)
         job = await self.get(id)
         return job if job.state not in OPEN_JOB else await waiter
 
     async def add(self, job: JobRow) -> JobRow:
-        """Have something done; a job of this id that is there already is not added again."""
+        """Add a job; if one with this id exists, return that one."""
         (added,) = await self._store.commit(self._turns.tenant, [AddJob(job)])
         self.wake()
         return added
 
     async def cancel(self, id: str, by: str = "") -> JobRow:
-        """End a job, and whatever was asked for in it; whoever asked is told. Conflict if it has ended."""
-        return await self._work.end(await self.get(id), "cancelled", f"by {by}" if by else "on request")
+        """Cancel a job and the jobs it delegated, and notify the asker; raises Conflict if it has ended."""
+        return await self._executor.end(await self.get(id), "cancelled", f"by {by}" if by else "on request")
 
     async def retry(self, id: str) -> JobRow:
-        """Have a job tried again that failed, expired or was cancelled. Conflict if it is open, or done."""
+        """Retry a job that failed, expired or was cancelled; raises Conflict if it is open or done."""
         (job,) = await self._store.commit(self._turns.tenant, [RetryJob(id)])
-        self._tell(job)
+        self._publish(job)
         self.wake()
         return job
 
-    def on_turn(self, listener: Callable[[AtlasStream, str], object]) -> None:
-        """Have this called with the stream of each turn that a job begins, and the agent that takes it."""
-        self._work.on_turn = listener
+    def on_turn(self, callback: Callable[[AtlasStream, str], object]) -> None:
+        """Call a function with the stream and the agent id of each turn that a job starts."""
+        self._on_turn.append(callback)
+
+    def on_change(self, callback: Callable[[JobRow], object]) -> None:
+        """Call a function with each job that was added, started, requeued or ended."""
+        self._on_change.append(callback)
 
     @asynccontextmanager
     async def at_work(self) -> AsyncGenerator[Self, None]:
-        """Jobs are worked on as long as the block lasts. Turns that were cut short are to be recovered before."""
+        """Run jobs for the duration of the block. Call `atlas.recover()` before it."""
         self.start()
         try:
             yield self
@@ -96,114 +149,336 @@ class Jobs:
             await self.close()
 
     def start(self) -> None:
-        """Begin to work on jobs, until `close`."""
-        if self._looking is None:
-            self._news = asyncio.Event()
-            self._office.wake = self.wake
-            self._looking = asyncio.create_task(self._look_on(self._news))
+        """Run jobs until `close`."""
+        if self._loop_task is None:
+            self._changed = asyncio.Event()
+            self._loop_task = asyncio.create_task(self._run_loop(self._changed))
 
     async def close(self) -> None:
-        """Leave all as it is; turns under way are not touched, and what they come to is seen at the next start."""
-        looking, self._looking = self._looking, None
-        if looking is None:
+        """Stop running jobs. Their turns are not touched; results are collected at the next start."""
+        loop_task, self._loop_task = self._loop_task, None
+        if loop_task is None:
             return
-        self._beat.leave(self._ring)
-        tasks: list[asyncio.Task[Any]] = [looking, *self._tasks.values()]
+        self._ticker.leave(self._tick)
+        tasks: list[asyncio.Task[Any]] = [loop_task, *self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        for alarm in self._alarms.values():
-            alarm.cancel()
-        self._alarms.clear()
+        for deadline in self._deadlines.values():
+            deadline.cancel()
+        self._deadlines.clear()
 
     def wake(self) -> None:
-        """There may be something to do."""
-        if self._news is not None:
-            self._news.set()
+        """Check for jobs to run now."""
+        if self._changed is not None:
+            self._changed.set()
 
-    async def changed(self, id: str) -> None:
-        """Another process may have changed a job: who listens here hears of it, and so does who waits for its end."""
+    async def refresh(self, id: str) -> None:
+        """Read a job that another process may have changed, and notify subscribers and waiters."""
         self.wake()
         job = await self._store.job(self._turns.tenant, id)
         if job is not None:
-            self._tell(job)
+            self._publish(job)
 
-    async def is_over(self, row: RunRow) -> bool:
-        """A run that goes on is that of a job which has ended meanwhile: it is to be stopped."""
-        id = errand_of(row).chain.job
+    async def is_obsolete(self, row: RunRow) -> bool:
+        """Return whether a run belongs to a job that has ended meanwhile."""
+        id = options_of(row).chain.job
         job = await self._store.job(row.tenant, id) if id else None
         return bool(id) and (job is None or job.state not in OPEN_JOB)
 
-    def _ring(self) -> None:
-        self._beat.next(self._ring)
+    def _tick(self) -> None:
+        self._ticker.next(self._tick)
         self.wake()
 
-    async def _look_on(self, news: asyncio.Event) -> None:
-        self._beat.next(self._ring)
+    async def _run_loop(self, changed: asyncio.Event) -> None:
+        self._ticker.next(self._tick)
         while True:
-            news.clear()
+            changed.clear()
             try:
-                await self.schedules.due()
-                await self._look()
-            except StoreError as trouble:
-                logger.warning("jobs wait until the store is back: %s", trouble)
-            await news.wait()
+                await self.schedules.add_due_jobs()
+                await self._start_pending()
+            except StoreError as error:
+                logger.warning("store unavailable, jobs are delayed: error=%s", error)
+            await changed.wait()
 
-    async def _look(self) -> None:
-        now = int(self._office.clock.time() * 1000)
+    async def _start_pending(self) -> None:
+        now = int(self._services.clock.time() * 1000)
         for job in await self._store.pending_jobs(self._turns.tenant, now):
             if job.state in OPEN_JOB and job.deadline is not None and job.deadline <= now:
                 await self._expire(job)
             elif job.id in self._tasks:
                 continue
             elif job.state not in OPEN_JOB:
-                self._begin(job, self._work.tell(job))
-            elif self._work.holds(job.id):
-                self._begin(job, self._work.do(job))
-            elif len(self._doing) < self._office.delegation.at_once:
-                self._doing.add(job.id)
-                self._begin(job, self._work.do(job))
+                self._spawn(job, self._executor.notify_asker(job))
+            elif self._executor.is_waiting(job.id):
+                self._spawn(job, self._executor.run(job))
+            elif len(self._active) < self._services.delegation.at_once:
+                self._active.add(job.id)
+                self._spawn(job, self._executor.run(job))
 
-    def _begin(self, job: JobRow, work: Coroutine[Any, Any, bool]) -> None:
+    def _spawn(self, job: JobRow, work: Coroutine[Any, Any, bool]) -> None:
         if job.state in OPEN_JOB:
-            self._tell(job)
+            self._publish(job)
         task = self._tasks[job.id] = asyncio.create_task(work)
-        task.add_done_callback(lambda task: self._ended(job, task))
-        if job.deadline is not None and job.id not in self._alarms:
-            left = job.deadline / 1000 - self._office.clock.time()
-            self._alarms[job.id] = self._office.clock.call_later(max(0.0, left), self.wake)
+        task.add_done_callback(lambda task: self._on_done(job, task))
+        if job.deadline is not None and job.id not in self._deadlines:
+            left = job.deadline / 1000 - self._services.clock.time()
+            self._deadlines[job.id] = self._services.clock.call_later(max(0.0, left), self.wake)
 
-    def _ended(self, job: JobRow, task: "asyncio.Task[bool]") -> None:
-        """What has got somewhere may have made room, or more to do; what has not waits for the next tick."""
+    def _on_done(self, job: JobRow, task: "asyncio.Task[bool]") -> None:
+        """Look for more work after progress; a job without progress waits for the next tick."""
         self._tasks.pop(job.id, None)
-        made_room = job.id in self._doing and self._work.holds(job.id)
-        self._doing.discard(job.id)
+        freed_slot = job.id in self._active and self._executor.is_waiting(job.id)
+        self._active.discard(job.id)
         if task.cancelled():
             return
-        if (bug := task.exception()) is not None:
-            logger.error("the job %s could not be seen to", job.id, exc_info=bug)
-        elif made_room or task.result():
+        if (error := task.exception()) is not None:
+            logger.error("job task failed: job=%s", job.id, exc_info=error)
+        elif freed_slot or task.result():
             self.wake()
-        if not self._work.holds(job.id) and (alarm := self._alarms.pop(job.id, None)) is not None:
-            alarm.cancel()
+        if not self._executor.is_waiting(job.id) and (deadline := self._deadlines.pop(job.id, None)) is not None:
+            deadline.cancel()
 
     async def _expire(self, job: JobRow) -> None:
         try:
-            await self._work.end(job, "expired", "its deadline has passed")
+            await self._executor.end(job, "expired", "its deadline has passed")
         except Conflict:
-            logger.debug("the job %s ended just in time", job.id)
+            logger.debug("job ended before its deadline: job=%s", job.id)
 
-    def _tell(self, job: JobRow) -> None:
-        """Tell of a change, once."""
-        if self._seen.get(job.id) != job.state:
-            self._seen[job.id] = job.state
-            self.on_change(job)
+    def _publish(self, job: JobRow) -> None:
+        """Notify subscribers of a state change, once, and waiters of the end."""
+        if self._last_states.get(job.id) != job.state:
+            self._last_states[job.id] = job.state
+            for callback in self._on_change:
+                callback(job)
         if job.state not in OPEN_JOB:
-            self._seen.pop(job.id, None)
-            for waiter in self._waiting.pop(job.id, ()):
+            self._last_states.pop(job.id, None)
+            for waiter in self._waiters.pop(job.id, ()):
                 if not waiter.done():
                     waiter.set_result(job)
 
+    def _publish_turn(self, stream: AtlasStream, agent_id: str) -> None:
+        for callback in self._on_turn:
+            callback(stream, agent_id)
 
-def _nobody(job: JobRow) -> None:
-    """Nobody listens."""
+
+class JobExecutor:
+    """Runs jobs and notifies their askers. Idempotency keys keep it from repeating what was already done."""
+
+    def __init__(
+        self,
+        turns: TurnStarter,
+        services: TeamServices,
+        on_change: Callable[[JobRow], None],
+        wake: Callable[[], None],
+        on_turn: Callable[[AtlasStream, str], None],
+    ) -> None:
+        self._turns = turns
+        self._store = services.store
+        self._clock = services.clock
+        self._backoff = services.delegation.pauses
+        self._on_change = on_change
+        self._wake = wake
+        self._on_turn = on_turn
+        self._waiting: dict[str, JobRow] = {}
+
+    @property
+    def _tenant(self) -> str:
+        return self._turns.tenant
+
+    def is_waiting(self, id: str) -> bool:
+        """Return whether a job waits for jobs that it delegated."""
+        return id in self._waiting
+
+    async def run(self, row: JobRow) -> bool:
+        """Advance a job: to its end, back to the queue, or to waiting for delegated jobs. False if nothing changed."""
+        try:
+            if await self._parent_ended(row):
+                await self.end(row, "cancelled", f"its parent job {row.parent} has ended")
+                return True
+            claimed, failure = self._waiting.pop(row.id, None), None
+            if claimed is None or claimed.epoch != row.epoch:
+                (claimed,) = await self._store.commit(self._tenant, [ClaimJob(row.id)])
+                self._on_change(claimed)
+                failure = await self._run_turn(claimed)
+            return await self._finish(claimed, failure)
+        except (StaleOwner, Conflict):
+            logger.info("job was ended or claimed by another process: job=%s", row.id)
+        except StoreError as error:
+            logger.warning("store unavailable, job is delayed: job=%s error=%s", row.id, error)
+        return False
+
+    async def notify_asker(self, job: JobRow) -> bool:
+        """Report the outcome of a job to its asker, once. Without an asker there is nothing to report."""
+        try:
+            stream = await self._report(job)
+            await self._store.commit(self._tenant, [MarkJobNotified(job.id, job.attempts)])
+            if stream is not None and job.parent:
+                await stream.over()
+        except StoreError as error:
+            logger.warning("store unavailable, the outcome is reported later: job=%s error=%s", job.id, error)
+            return False
+        return True
+
+    async def end(self, job: JobRow, state: JobState, reason: str) -> JobRow:
+        """End a job from outside, with its turns and the jobs it delegated; raises Conflict if it has ended."""
+        (ended,) = await self._store.commit(self._tenant, [SetJob(job.id, state, error=reason)])
+        self._on_change(ended)
+        await self._stop(ended)
+        self._wake()
+        return ended
+
+    async def _parent_ended(self, job: JobRow) -> bool:
+        parent = await self._store.job(self._tenant, job.parent) if job.parent else None
+        return parent is not None and parent.state not in OPEN_JOB
+
+    async def _run_turn(self, job: JobRow) -> Exception | None:
+        """Run the turn of a job, unless it ran before, and return its error.
+
+        Raises StoreError if the outcome is not known yet.
+        """
+        try:
+            label = _shorten(job.task, _MAX_LABEL)
+            await self._store.commit(
+                self._tenant, [PutSession(job.session, job.agent_id, label, metadata={"job": job.id})]
+            )
+            options = TurnOptions(
+                chain=Chain(job.root, job.chain, job.id, job.deadline, job.priority),
+                idempotency_key=f"job {job.id} {job.attempts}",
+            )
+            stream = self._turns.start_turn(
+                task_message(job), options, session=job.session, agent_id=job.agent_id, user=job.user
+            )
+            await self._publish_new_turn(stream, job.agent_id)
+            await stream.reply()
+        except StoreError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - whatever the turn raises ends this job, not the others
+            return failure
+        return None
+
+    async def _publish_new_turn(self, stream: AtlasStream, agent_id: str) -> None:
+        accepted = await stream.accepted()
+        if accepted.status in ("started", "queued"):
+            self._on_turn(stream, agent_id)
+
+    async def _finish(self, job: JobRow, failure: Exception | None) -> bool:
+        text = ""
+        if failure is None:
+            if await self._has_open_work(job):
+                self._waiting[job.id] = job
+                return False
+            failure, text = await self._read_outcome(job)
+        end = self._failed(job, failure) if failure else SetJob(job.id, "done", job.epoch, self._turns.hide(text))
+        (ended,) = await self._store.commit(self._tenant, [end])
+        self._on_change(ended)
+        if ended.state not in OPEN_JOB:
+            await self._stop(ended)
+        return True
+
+    async def _has_open_work(self, job: JobRow) -> bool:
+        """Return whether delegated jobs are open or not reported, or turns of its session are unfinished."""
+        children = await self._store.jobs_under(self._tenant, job.id)
+        if any(child.state in OPEN_JOB or not child.notified for child in children):
+            return True
+        return bool(await self._store.runs(self._tenant, job.session, open_only=True))
+
+    async def _read_outcome(self, job: JobRow) -> tuple[Exception | None, str]:
+        """Return the error of the last turn in the job's session, or its last reply."""
+        last = (await self._store.runs(self._tenant, job.session))[-1]
+        if last.status in OPEN or last.status == "failed":
+            return AtlasError(last.error or "the turn failed"), ""
+        if last.status == "cancelled":
+            return Cancelled("the turn was cancelled"), ""
+        rows = await self._store.messages(self._tenant, job.session, limit=_PAGE, last=True)
+        messages = [Message.from_json(row.body) for row in rows if row.run_id == last.id]
+        return None, next((each.text for each in reversed(messages) if each.role == "assistant"), "")
+
+    def _failed(self, job: JobRow, failure: Exception) -> SetJob:
+        """Return the next state of a failed job: requeued with backoff, if another attempt may help and is left."""
+        error = self._turns.hide(str(failure) or type(failure).__name__)
+        if isinstance(failure, Cancelled):
+            return SetJob(job.id, "cancelled", job.epoch, error="its turn was cancelled")
+        if isinstance(failure, _PERMANENT) or (isinstance(failure, ProviderError) and not failure.failover):
+            return SetJob(job.id, "failed", job.epoch, error=error)
+        if isinstance(failure, CrashLoop) or job.attempts >= job.allowed:
+            return SetJob(job.id, "dead", job.epoch, error=error)
+        pause = self._backoff[min(job.attempts, len(self._backoff)) - 1]
+        return SetJob(job.id, "queued", job.epoch, error=error, due_at=int((self._clock.time() + pause) * 1000))
+
+    async def _report(self, job: JobRow) -> AtlasStream | None:
+        """Start the turn that reports the outcome to the asker; None if there is no asker."""
+        parent = await self._store.job(self._tenant, job.parent) if job.parent else None
+        if parent is not None and parent.state not in OPEN_JOB:
+            return None
+        if await self._store.session(self._tenant, job.asker_session) is None:
+            return None
+        deadline = parent.deadline if parent else None
+        options = TurnOptions(
+            chain=Chain(job.root, job.chain[:-1], job.parent, deadline, job.priority),
+            idempotency_key=f"answer {job.id} {job.attempts}",
+        )
+        try:
+            stream = self._turns.start_turn(
+                outcome_message(job), options, session=job.asker_session, agent_id=job.asker_agent, user=job.user
+            )
+            await self._publish_new_turn(stream, job.asker_agent)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the agent is gone, or an interceptor refused the message
+            logger.warning("failed to report a job: job=%s asker=%s error=%s", job.id, job.asker_agent, error)
+            return None
+        return stream
+
+    async def _stop(self, job: JobRow) -> None:
+        """Cancel the turns of a job and the jobs it delegated."""
+        self._waiting.pop(job.id, None)
+        for run in await self._store.runs(self._tenant, job.session, open_only=True):
+            await self._turns.cancel(run.id)
+        for child in await self._store.jobs_under(self._tenant, job.id):
+            if child.state in OPEN_JOB:
+                await self.end(child, "cancelled", f"its parent job {job.id} has ended")
+
+
+def outcome_message(job: JobRow) -> Message:
+    """Build the message that reports a job to its asker. The same job always gives the same text."""
+    text = f"The job {job.id}, which you delegated to {job.agent_id}, {_describe_end(job)}"
+    return user(f"{text}\n\n(Task: {_shorten(job.task, _MAX_TASK)})", job=job.id, state=job.state, agent=job.agent_id)
+
+
+def task_message(job: JobRow) -> Message:
+    """Build the message with which the agent receives its task."""
+    metadata: dict[str, str] = {"job": job.id}
+    if job.asker_agent:
+        metadata["asked_by"] = job.asker_agent
+    return user(job.task, **metadata)
+
+
+def _describe_end(job: JobRow) -> str:
+    match job.state:
+        case "done":
+            return f"is done. The answer of {job.agent_id}:\n\n{_cut_result(job)}"
+        case "expired":
+            return f"missed its deadline, {_format_time(job.deadline)}, and was stopped."
+        case "cancelled":
+            return f"was cancelled: {job.error or 'no reason given'}."
+        case "dead":
+            return f"failed after {job.attempts} attempts: {job.error}"
+        case _:
+            return f"failed: {job.error}"
+
+
+def _cut_result(job: JobRow) -> str:
+    text = job.result or "(empty)"
+    if len(text) <= _MAX_RESULT:
+        return text
+    return f"{text[:_MAX_RESULT]}…\n(The answer was cut off; the full text is stored with the job.)"
+
+
+def _shorten(text: str, length: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
+def _format_time(milliseconds: int | None) -> str:
+    return datetime.fromtimestamp((milliseconds or 0) / 1000, UTC).isoformat(timespec="seconds")

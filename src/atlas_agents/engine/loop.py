@@ -1,60 +1,83 @@
-"""The only loop in the house.
+"""The agent loop, and the model call inside it.
 
-A turn is one user message and all that follows from it. It goes in rounds: the model speaks, the tools it asked for
-answer, and again, until it asks for none. Who listens stands behind `run.emit`, how the model is spoken to behind
-`run.provider`, how tools are governed behind `run.answer`; none of them changes what is written here.
+A turn is one user message and everything that follows from it. It runs in rounds: the model replies, the tools it
+called run, and the model replies again, until it calls none. Subscribers are behind `run.emit`, the model's wire format
+behind `run.provider`, and tool governance behind `run.run_tool_calls`; none of them changes the loop.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import TypeAlias, cast
 
-from atlas_agents.core.errors import BadOutput, kind_of
-from atlas_agents.core.events import ErrorRaised, MessageReceived, MessageSent, StreamEnd, StreamStart
-from atlas_agents.core.messages import Message, user
-from atlas_agents.engine.listen import listen
+from atlas_agents.core.aio import finish_despite_cancel
+from atlas_agents.core.errors import BadOutput, ProviderError, kind_of
+from atlas_agents.core.events import (
+    ErrorRaised,
+    MessageReceived,
+    MessageSent,
+    StreamChunk,
+    StreamEnd,
+    StreamReset,
+    StreamStart,
+    StreamThinking,
+    Usage,
+)
+from atlas_agents.core.messages import Message, Opaque, ToolCall, approximate_tokens, user
+from atlas_agents.engine.options import HandoffPlan
 from atlas_agents.engine.output import Output
-from atlas_agents.engine.run import Known, Run
-from atlas_agents.engine.stage import WHOLE_TURN, Stage
+from atlas_agents.engine.run import WHOLE_TURN, DuplicateRun, Run, TurnPhase
+from atlas_agents.providers.base import (
+    Chunk,
+    DoneChunk,
+    OpaqueChunk,
+    Request,
+    ResetChunk,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+)
 
-Mode: TypeAlias = Callable[[Run], Awaitable[Message]]
+TurnFunction: TypeAlias = Callable[[Run], Awaitable[Message]]
+"""How the rounds of a turn are organised: plain rounds, a plan, a chain of agents, or a single tool call."""
+_NO_HANDOFFS = HandoffPlan()
 
 
-class RoundsSpent(Exception):
-    """The model still wants tools, but its rounds are used up; `partial` is what it said last."""
+class RoundsExhausted(Exception):
+    """The round limit was reached while the model still called tools; `partial` is its last message."""
 
     def __init__(self, partial: Message) -> None:
         super().__init__("Max iterations reached")
         self.partial = partial
 
 
-async def rounds(run: Run) -> Message:
-    """Let the model and its tools take turns until the model has said its last word."""
+async def run_rounds(run: Run) -> Message:
+    """Alternate between the model and its tools until the model calls none."""
     reply = Message("assistant", ())
     for _ in range(run.max_rounds):
-        reply = run.add(await listen(run))
+        reply = run.add(await call_model(run))
         if reply.tool_calls:
-            await run.answer(reply.tool_calls)
-            if run.stage.enough():
+            await run.run_tool_calls(reply.tool_calls)
+            if run.phase.is_complete():
                 return reply
         elif reply.metadata.get("stop_reason") != "pause":
             return reply
-    raise RoundsSpent(reply)
+    raise RoundsExhausted(reply)
 
 
-async def run_turn(run: Run, message: Message | None, mode: Mode = rounds) -> Message:
-    """Take a user message to its answer, and say how it ended whatever happens."""
+async def run_turn(run: Run, message: Message | None, execute: TurnFunction = run_rounds) -> Message:
+    """Run a turn from the user message to the answer, and emit how it ended, whatever happens."""
     try:
-        reply = await _taken(run, await take_in(run, message), mode)
-    except Known:
+        reply = await _run_in_order(run, await accept_message(run, message), execute)
+    except DuplicateRun:
         raise
     except asyncio.CancelledError:
         await run.end("cancelled")
-        if not run.left:
+        if not run.detached:
             run.emit(StreamEnd(run.id, run.usage, cancelled=True))
         raise
-    except Exception as failure:  # told to all who listen, then to the caller
-        if not run.left:
+    except Exception as failure:
+        if not run.detached:
             run.emit(StreamEnd(run.id, run.usage, error=str(failure)))
             run.emit(ErrorRaised(run.id, str(failure), kind_of(failure)))
         raise
@@ -63,12 +86,20 @@ async def run_turn(run: Run, message: Message | None, mode: Mode = rounds) -> Me
     return reply
 
 
-async def _taken(run: Run, messages: Sequence[Message], mode: Mode) -> Message:
-    """Wait for its turn, and take it. The next one's comes when it is written down how this one ended."""
-    async with run.line.turn:
+async def accept_message(run: Run, message: Message | None) -> list[Message]:
+    """Accept the message in order of arrival. Nothing is awaited between the two session locks, which keeps the order."""
+    if run.resumed or message is None:
+        return []
+    async with run.lock.accept:
+        return await run.accept(message)
+
+
+async def _run_in_order(run: Run, messages: Sequence[Message], execute: TurnFunction) -> Message:
+    """Wait for earlier turns of the session, run this one, and record how it ended before the next one starts."""
+    async with run.lock.run:
         try:
-            await _open(run, messages)
-            reply = await _last_word(run, mode)
+            await _start(run, messages)
+            reply = await _final_reply(run, execute)
             await run.end("done")
         except asyncio.CancelledError:
             await run.end("cancelled")
@@ -79,54 +110,179 @@ async def _taken(run: Run, messages: Sequence[Message], mode: Mode) -> Message:
         return reply
 
 
-async def _last_word(run: Run, mode: Mode) -> Message:
-    """The answer, or what there is of one when the rounds are used up."""
-    try:
-        return await mode(run)
-    except RoundsSpent as spent:
-        run.rounds_spent = True
-        return spent.partial
-
-
-async def shaped(run: Run, mode: Mode = rounds) -> Message:
-    """The same, for an answer of a wanted shape: one that does not fit may be mended once."""
-    wanted = cast(Output, run.output)
-    reply = await mode(run)
-    try:
-        run.value = wanted.read(reply.text)
-    except BadOutput as problem:
-        run.say_instead(reply.text, "")
-        run.add_own(user(f"Your answer does not fit: {problem}\n{wanted.instruction}", synthetic=True))
-        reply = await rounds(run)
-        run.value = wanted.read(reply.text)
-    return reply
-
-
-async def chained(run: Run, mode: Mode = rounds) -> Message:
-    """One agent after the other, each with what was said before."""
-    *before, last = run.terms.team.then
-    run.stage = Stage()
-    reply = await mode(run)
-    for agent_id in (*before, last):
-        run.hand_over(agent_id)
-        run.stage = WHOLE_TURN if agent_id == last else Stage()
-        run.add_own(user("Go on from the answer above: do your part, and give the whole result.", synthetic=True))
-        reply = await rounds(run)
-    return reply
-
-
-async def take_in(run: Run, message: Message | None) -> list[Message]:
-    """In the order in which they came. Between the doors nothing is awaited, so that it stays the order."""
-    if run.goes_on or message is None:
-        return []
-    async with run.line.door:
-        return await run.take_in(message)
-
-
-async def _open(run: Run, messages: Sequence[Message]) -> None:
-    begun = await run.begin(messages)
-    if begun:
-        *_, run.question = [run.join(each) for each in begun]
-        if not run.goes_on:
-            run.emit(MessageSent(run.id, run.question))
+async def _start(run: Run, messages: Sequence[Message]) -> None:
+    first = await run.begin(messages)
+    if first:
+        *_, run.user_message = [run.append(each) for each in first]
+        if not run.resumed:
+            run.emit(MessageSent(run.id, run.user_message))
     run.emit(StreamStart(run.id, run.settings.id))
+
+
+async def _final_reply(run: Run, execute: TurnFunction) -> Message:
+    """Return the answer, or the last partial reply when the rounds are exhausted."""
+    try:
+        return await execute(run)
+    except RoundsExhausted as exhausted:
+        run.rounds_exhausted = True
+        return exhausted.partial
+
+
+async def run_with_output(run: Run, execute: TurnFunction = run_rounds) -> Message:
+    """Run a turn with structured output; an answer that does not match may be corrected once."""
+    wanted = cast(Output, run.output)
+    reply = await execute(run)
+    try:
+        run.output_value = wanted.parse(reply.text)
+    except BadOutput as problem:
+        run.replace_last_text(reply.text, "")
+        run.add_own(user(f"Your answer does not match: {problem}\n{wanted.instruction}", synthetic=True))
+        reply = await run_rounds(run)
+        run.output_value = wanted.parse(reply.text)
+    return reply
+
+
+async def run_chain(run: Run, execute: TurnFunction = run_rounds) -> Message:
+    """Run one agent after another, each with the answers of those before it."""
+    *_, last = run.options.team.then
+    run.phase = TurnPhase()
+    reply = await execute(run)
+    for agent_id in run.options.team.then:
+        run.hand_off(agent_id)
+        run.phase = WHOLE_TURN if agent_id == last else TurnPhase()
+        run.add_own(user("Continue from the answer above: do your part and return the full result.", synthetic=True))
+        reply = await run_rounds(run)
+    return reply
+
+
+async def call_model(run: Run) -> Message:
+    """Return the model's next message, replayed from the journal if an earlier process received it.
+
+    A new reply is recorded before anything acts on it.
+    """
+    journal = run.journal
+    if journal is not None and (recorded := journal.next_reply()) is not None:
+        run.texts.append(recorded.text)
+        return recorded
+    if journal is not None and (services := run.scope.governance.team_services) is not None:
+        await journal.read_with_retry(services.tenancy.check_tokens)
+    reply = await _intercept(run, await _request_reply(run))
+    if journal is not None:
+        await finish_despite_cancel(journal.record_reply(reply, run.settings.id, run.reply_usage))
+    return reply
+
+
+async def _request_reply(run: Run) -> Message:
+    """Stream a reply; if the history exceeds the context window, halve it and try once more."""
+    request = await _build_request(run)
+    try:
+        return await _stream_reply(run, request)
+    except ProviderError as error:
+        shorter = run.history.halved(run.messages)
+        if error.kind != "context_length" or len(shorter.select(run.messages)) == len(request.messages):
+            raise
+        run.history = shorter
+        return await _stream_reply(run, await _build_request(run))
+
+
+async def _build_request(run: Run) -> Request:
+    settings = run.settings
+    request = Request(
+        messages=tuple(run.history.select(run.messages)),
+        system=await _system_prompt(run),
+        tools=run.phase.offered(run.scope.visible_tools()),
+        tool_choice=run.phase.tool_choice or settings.tool_choice,
+        temperature=settings.temperature,
+        max_tokens=settings.max_tokens,
+        stop=settings.stop,
+        output=run.output.spec if run.output and run.phase.final else None,
+        metadata=run.context.metadata,
+    )
+    return await run.interceptors.request(request)
+
+
+async def _system_prompt(run: Run) -> str:
+    """Join the Atlas's prompt, the agent's, the rules that apply and the system messages of its context, in order."""
+    pieces = [run.system_prompt, run.settings.system_prompt]
+    if rules := await run.context.applied_rules():
+        pieces.append("Rules:\n" + "\n".join([f"- {rule.text}" for rule in rules]))
+    pieces += [message.text for message in run.inherited_messages if message.role == "system"]
+    if run.output and run.phase.final and not run.provider.capabilities.structured:
+        pieces.append(run.output.instruction)
+    return "\n\n".join([piece for piece in pieces if piece])
+
+
+async def _stream_reply(run: Run, request: Request) -> Message:
+    emit, id, draft = run.emit, run.id, run.draft
+    done: DoneChunk | None = None
+    async with aclosing(run.provider.stream(request)) as chunks:
+        async for chunk in chunks:
+            if type(chunk) is TextChunk:
+                draft.text_chunks.append(chunk.text)
+                emit(StreamChunk(id, chunk.text))
+            elif type(chunk) is DoneChunk:
+                done = chunk
+            else:
+                _handle_chunk(run, chunk)
+    if done is None:
+        raise ProviderError("the provider's stream ended before the message was complete", "incomplete")
+    usage = done.usage if done.usage.input_tokens else _estimate_usage(done.usage, request)
+    run.reply_usage = usage = run.meter.add(done.model or run.provider.id, usage)
+    return Message("assistant", run.finish_draft(), metadata=_reply_metadata(done, usage, run))
+
+
+def _handle_chunk(run: Run, chunk: Chunk) -> None:
+    """Handle the chunk types that are less frequent than text."""
+    if type(chunk) is ThinkingChunk:
+        run.draft.add_thinking(chunk.text, chunk.signature)
+        if chunk.text:
+            run.emit(StreamThinking(run.id, chunk.text))
+    elif type(chunk) is ToolCallChunk:
+        call = chunk.call
+        run.draft.add_part(ToolCall(run.unique_call_id(call.id), call.name, call.arguments, call.malformed))
+    elif type(chunk) is OpaqueChunk:
+        run.draft.add_part(Opaque(chunk.vendor, chunk.block))
+    elif type(chunk) is ResetChunk:
+        run.draft.clear()
+        run.emit(StreamReset(run.id, chunk.attempt))
+
+
+def _estimate_usage(usage: Usage, request: Request) -> Usage:
+    tokens = sum([approximate_tokens(message) for message in request.messages])
+    return Usage(tokens, usage.output_tokens, usage.cached_tokens, estimated=True)
+
+
+def _reply_metadata(done: DoneChunk, usage: Usage, run: Run) -> dict[str, object]:
+    metadata: dict[str, object] = {
+        "stop_reason": done.stop_reason,
+        "provider": run.provider.id,
+        "usage": {"input": usage.input_tokens, "output": usage.output_tokens, "cached": usage.cached_tokens},
+    }
+    if run.handoffs or run.options.team != _NO_HANDOFFS:
+        metadata["agent"] = run.settings.id
+    if usage.cost is not None:
+        metadata["cost"] = round(usage.cost, 8)
+    if usage.estimated:
+        metadata["estimated"] = True
+    if done.model:
+        metadata["model"] = done.model
+    if done.stop_reason == "length":
+        metadata["truncated"] = True
+    if done.stop_reason == "refusal":
+        metadata["refused"] = True
+    return metadata
+
+
+async def _intercept(run: Run, reply: Message) -> Message:
+    """Apply interceptors to the reply; text that they change is withdrawn from the stream and streamed again."""
+    if not run.interceptors.has_incoming:
+        return reply
+    try:
+        *before, changed = await run.interceptors.incoming(reply)
+    except Exception:  # refused, or the interceptor failed: either way the text is withdrawn
+        run.replace_last_text(reply.text, "")
+        raise
+    for message in before:
+        run.add(message)
+    run.replace_last_text(reply.text, changed.text)
+    return changed

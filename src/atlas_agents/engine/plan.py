@@ -1,8 +1,7 @@
-"""Plan-and-execute: stretches of the same rounds, one after another.
+"""Plan-and-execute mode: a plan is made, its steps run one after another, and the model answers at the end.
 
-The plan is a tool call. So it is typed and checked, a policy may have a person look at it before it starts, the yes may
-change it, it stands in the audit, and after a sudden end it is there again, all in the way of any other call. Which
-steps are done follows from the replies that the journal has.
+The plan is a tool call. It is therefore validated, subject to policy and approval (which may edit it), audited, and
+restored after a crash like any other call. Which steps are done follows from the replies in the journal.
 """
 
 import re
@@ -14,66 +13,72 @@ import msgspec
 
 from atlas_agents.core.events import PlanStep, PlanUpdated, StepStatus
 from atlas_agents.core.messages import Message, ToolCall, assistant, user
-from atlas_agents.engine.loop import RoundsSpent, rounds
-from atlas_agents.engine.run import Run
-from atlas_agents.engine.stage import Stage
+from atlas_agents.engine.loop import RoundsExhausted, run_rounds
+from atlas_agents.engine.run import Run, TurnPhase
 from atlas_agents.tools.tool import Tool
 
 MAKE_PLAN = "make_plan"
-_MOST_STEPS = 20
-_MOST_PLANS = 4
-_MOST_NAMED = 50
-_DRAW_UP = (
+_MAX_STEPS = 20
+_MAX_PLANS = 4
+_MAX_LISTED_TOOLS = 50
+_MAKE_PLAN_PROMPT = (
     f"Before you do anything, call {MAKE_PLAN} with the steps that lead to what I asked for: one short sentence each, "
     "in order, as few as possible. If no steps are needed, just answer."
 )
-_STEP = (
-    "Step {number} of {count}: {text}\nDo only this step, and say briefly what came of it. If it shows that the rest "
-    f"of the plan no longer fits, or this step cannot be done, call {MAKE_PLAN} with all steps still to be done."
+_STEP_PROMPT = (
+    "Step {number} of {count}: {text}\nDo only this step, and report the result briefly. If it shows that the rest "
+    f"of the plan no longer fits, or this step cannot be done, call {MAKE_PLAN} with all remaining steps."
 )
-_STUCK = (
-    "Step {number} was given up: it took too many rounds. Call {tool} with the steps that are still to be done, in "
-    "another way; or, if nothing more can be done, say so."
+_STUCK_PROMPT = (
+    "Step {number} was abandoned because it took too many rounds. Call {tool} with the remaining steps, using a "
+    "different approach; or, if nothing more can be done, say so."
 )
-_ANSWER = "The steps are done. Now answer what I asked for, from what they showed."
-_REFUSED = "The plan was not agreed to. Nothing of it has been done. Say so briefly, and ask what should be different."
+_ANSWER_PROMPT = "The steps are done. Now answer my request from their results."
+_REFUSED_PROMPT = (
+    "The plan was not approved. No part of it has been carried out. Say so briefly, and ask what should change."
+)
 _HEADING = re.compile(r"^\W*(?:the |my )?plan\b[^\n]*$", re.IGNORECASE | re.MULTILINE)
 _NUMBERED = re.compile(r"^\s*\d+[.)]\s*(\S.*)$", re.MULTILINE)
 
 
 async def make_plan(steps: list[str]) -> dict[str, list[str]]:
-    """Write down the steps that are still to be done. They are then carried out one by one."""
+    """Record the remaining steps. They are then carried out one by one."""
     return {"steps": [step.strip() for step in steps]}
 
 
-_STEPS: dict[str, Any] = {
+_STEPS_SCHEMA: dict[str, Any] = {
     "type": "array",
     "items": {"type": "string", "minLength": 1, "maxLength": 500, "pattern": r"\S"},
     "minItems": 1,
-    "maxItems": _MOST_STEPS,
+    "maxItems": _MAX_STEPS,
 }
 
 
 @cache
 def plan_tool() -> Tool:
-    """What every agent with the mode `plan` has; made when there is one."""
-    schema = {"type": "object", "properties": {"steps": _STEPS}, "required": ["steps"], "additionalProperties": False}
+    """Return the `make_plan` tool, which every agent in plan mode has."""
+    schema = {
+        "type": "object",
+        "properties": {"steps": _STEPS_SCHEMA},
+        "required": ["steps"],
+        "additionalProperties": False,
+    }
     return Tool(MAKE_PLAN, make_plan, effect="pure", parameters=schema)
 
 
-async def planned(run: Run) -> Message:
-    """Draw up a plan, carry out its steps, plan again where a step asks for it or gets stuck, then answer."""
-    work = _Work(run)
-    reply = await work.draw_up(_DRAW_UP + _at_hand(list(run.desk.tools.values())))
+async def run_plan(run: Run) -> Message:
+    """Make a plan, run its steps, make a new plan where a step asks for it or gets stuck, then answer."""
+    plan = _PlanExecution(run)
+    reply = await plan.make(_MAKE_PLAN_PROMPT + _list_tools(list(run.scope.tools.values())))
     if reply is not None:
         return reply
-    while (number := work.next_step()) is not None:
-        await work.carry_out(number)
-    return await work.say(_REFUSED if work.refused else _ANSWER)
+    while (number := plan.next_step()) is not None:
+        await plan.run_step(number)
+    return await plan.answer(_REFUSED_PROMPT if plan.refused else _ANSWER_PROMPT)
 
 
-class _Work:
-    """One turn's plan and how far it is."""
+class _PlanExecution:
+    """The plan of one turn and its progress."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -82,67 +87,67 @@ class _Work:
         self._plans = 0
         self.refused = False
 
-    async def draw_up(self, task: str) -> Message | None:
-        """A plan stands when it returns, or none was agreed to; where the model answered at once, its answer."""
-        self._enter(Stage((MAKE_PLAN,), enough=self._replanned), task)
-        reply = await self._rounds()
+    async def make(self, prompt: str) -> Message | None:
+        """Have the model make a plan; return its reply if it answered at once, None if a plan was made or refused."""
+        self._enter_phase(TurnPhase((MAKE_PLAN,), is_complete=self._plan_changed), prompt)
+        reply = await self._run_rounds()
         if self._plans or self.refused:
             return None
-        if reply is not None and (steps := _listed(reply.text)):
+        if reply is not None and (steps := _parse_plan(reply.text)):
             await self._propose(steps)
-            return None if self._replanned() or self.refused else reply
+            return None if self._plan_changed() or self.refused else reply
         return reply
 
-    async def carry_out(self, number: int) -> None:
-        """One step. The model may make a new plan meanwhile: then this step is over."""
+    async def run_step(self, number: int) -> None:
+        """Run one step. If the model makes a new plan meanwhile, the step ends."""
         step = self._steps[number]
-        self._mark(number, "running")
-        task = _STEP.format(number=number + 1, count=len(self._steps), text=step.text)
-        self._enter(Stage(enough=self._replanned), task)
+        self._set_status(number, "running")
+        prompt = _STEP_PROMPT.format(number=number + 1, count=len(self._steps), text=step.text)
+        self._enter_phase(TurnPhase(is_complete=self._plan_changed), prompt)
         plans = self._plans
-        reply = await self._rounds()
+        reply = await self._run_rounds()
         if self._plans != plans:
             return
-        self._mark(number, "failed" if reply is None else "done")
+        self._set_status(number, "failed" if reply is None else "done")
         if reply is None and self._may_plan():
-            await self.draw_up(_STUCK.format(number=number + 1, tool=MAKE_PLAN))
+            await self.make(_STUCK_PROMPT.format(number=number + 1, tool=MAKE_PLAN))
             if self._plans == plans:
-                self._drop_the_rest()
+                self._drop_pending()
 
-    async def say(self, task: str) -> Message:
-        """The last word."""
-        self._enter(Stage(tool_choice="none", last=True), task)
-        return await rounds(self._run)
+    async def answer(self, prompt: str) -> Message:
+        """Have the model write the final answer, without tools."""
+        self._enter_phase(TurnPhase(tool_choice="none", final=True), prompt)
+        return await run_rounds(self._run)
 
     def next_step(self) -> int | None:
-        """The first that is still to be done."""
-        return next((place for place, step in enumerate(self._steps) if step.status == "pending"), None)
+        """Return the index of the first pending step."""
+        return next((index for index, step in enumerate(self._steps) if step.status == "pending"), None)
 
-    async def _rounds(self) -> Message | None:
-        """The model's last word in this stretch, or None when its rounds were used up."""
+    async def _run_rounds(self) -> Message | None:
+        """Return the last reply of this phase, or None if its rounds are exhausted."""
         try:
-            return await rounds(self._run)
-        except RoundsSpent:
+            return await run_rounds(self._run)
+        except RoundsExhausted:
             return None
 
-    def _enter(self, stage: Stage, task: str) -> None:
+    def _enter_phase(self, phase: TurnPhase, prompt: str) -> None:
         if not self._may_plan():
-            others = [tool.name for tool in self._run.desk.tools.values() if tool.name != MAKE_PLAN]
-            stage = msgspec.structs.replace(stage, only=tuple(others))
-        self._run.stage = stage
-        self._run.add_own(user(task, synthetic=True, plan=msgspec.to_builtins(self._steps)))
+            others = [tool.name for tool in self._run.scope.tools.values() if tool.name != MAKE_PLAN]
+            phase = msgspec.structs.replace(phase, only=tuple(others))
+        self._run.phase = phase
+        self._run.add_own(user(prompt, synthetic=True, plan=msgspec.to_builtins(self._steps)))
 
     async def _propose(self, steps: list[str]) -> None:
-        """A plan that the model wrote as a list, put as the call that it should have been."""
-        call = ToolCall(self._run.unique_id(""), MAKE_PLAN, {"steps": steps[:_MOST_STEPS]})
+        """Turn a plan that the model wrote as a list into the tool call that it should have been."""
+        call = ToolCall(self._run.unique_call_id(""), MAKE_PLAN, {"steps": steps[:_MAX_STEPS]})
         self._run.add_own(assistant(call))
-        await self._run.answer([call])
+        await self._run.run_tool_calls([call])
 
     def _may_plan(self) -> bool:
-        return self._plans < _MOST_PLANS
+        return self._plans < _MAX_PLANS
 
-    def _replanned(self) -> bool:
-        """Look through what was added since: is there a new plan, or a no to one?"""
+    def _plan_changed(self) -> bool:
+        """Check the messages added since the last check for a new plan, or for a refused one."""
         added, self._seen = self._run.added[self._seen :], len(self._run.added)
         names = {call.id: call.name for message in added for call in message.tool_calls}
         changed = False
@@ -150,47 +155,47 @@ class _Work:
             if names.get(result.call_id) != MAKE_PLAN:
                 continue
             if result.status == "ok" and _steps_of(result.result):
-                self._take(_steps_of(result.result))
+                self._adopt(_steps_of(result.result))
                 changed = True
-            elif self._plans == 0 and _is_no(result.result):
+            elif self._plans == 0 and _is_refusal(result.result):
                 self.refused = changed = True
         return changed
 
-    def _take(self, texts: list[str]) -> None:
+    def _adopt(self, texts: list[str]) -> None:
         self._plans += 1
-        done = [step for step in self._steps if step.status in ("done", "failed")]
-        under_way = [PlanStep(step.text, "changed") for step in self._steps if step.status == "running"]
-        self._steps = [*done, *under_way, *[PlanStep(text) for text in texts]]
-        self._tell()
+        finished = [step for step in self._steps if step.status in ("done", "failed")]
+        running = [PlanStep(step.text, "changed") for step in self._steps if step.status == "running"]
+        self._steps = [*finished, *running, *[PlanStep(text) for text in texts]]
+        self._emit_plan()
 
-    def _mark(self, number: int, status: StepStatus) -> None:
+    def _set_status(self, number: int, status: StepStatus) -> None:
         self._steps[number] = PlanStep(self._steps[number].text, status)
-        self._tell()
+        self._emit_plan()
 
-    def _drop_the_rest(self) -> None:
+    def _drop_pending(self) -> None:
         self._steps = [PlanStep(each.text, "dropped") if each.status == "pending" else each for each in self._steps]
-        self._tell()
+        self._emit_plan()
 
-    def _tell(self) -> None:
+    def _emit_plan(self) -> None:
         self._run.plan = tuple(self._steps)
         self._run.emit(PlanUpdated(self._run.id, self._run.plan))
 
 
-def _at_hand(tools: Sequence[Tool]) -> str:
-    """What steps can be done with, in a line each: while it plans, the model is offered none of them."""
-    others = [tool for tool in tools if tool.name != MAKE_PLAN][:_MOST_NAMED]
+def _list_tools(tools: Sequence[Tool]) -> str:
+    """Describe the tools that steps can use, one per line: while it plans, the model is not offered them."""
+    others = [tool for tool in tools if tool.name != MAKE_PLAN][:_MAX_LISTED_TOOLS]
     lines = [f"- {tool.name}: {tool.description.strip().partition(chr(10))[0]}" for tool in others]
     return "\nThe steps can use these tools:\n" + "\n".join(lines) if lines else ""
 
 
-def _listed(text: str) -> list[str]:
-    """The steps of a reply that says `Plan:` and then numbers them; other lists are no plan."""
+def _parse_plan(text: str) -> list[str]:
+    """Return the numbered steps after a heading `Plan:`; a list without such a heading is not a plan."""
     heading = _HEADING.search(text)
     return _NUMBERED.findall(text, heading.end()) if heading else []
 
 
 def _steps_of(result: Any) -> list[str]:
-    """Of a plan that a person changed, the changed one's."""
+    """Return the steps of a plan; of one that a person edited, the edited steps."""
     if not isinstance(result, dict):
         return []
     found = cast(dict[str, Any], result)
@@ -198,5 +203,5 @@ def _steps_of(result: Any) -> list[str]:
     return cast(list[str], steps) if isinstance(steps, list) else []
 
 
-def _is_no(result: Any) -> bool:
+def _is_refusal(result: Any) -> bool:
     return isinstance(result, dict) and bool(cast(dict[str, Any], result).get("cancelled"))

@@ -1,333 +1,443 @@
-"""One turn in flight: what it reads, where it writes, whom it tells."""
+"""One turn in progress: its state, and the operations that the agent loop performs on it."""
 
 import asyncio
 import hashlib
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost, kind_of
 from atlas_agents.core.events import Event, HandedOver, PlanStep, StreamChunk, StreamReset, Usage
-from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message, Part, ToolCall, ToolResult, tool
-from atlas_agents.core.store import RunRow, RunStatus
-from atlas_agents.core.whole import whole
+from atlas_agents.core.messages import (
+    Conversation,
+    Message,
+    Opaque,
+    Part,
+    Status,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    tool,
+)
+from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
 from atlas_agents.engine.context import Context
-from atlas_agents.engine.draft import Draft
-from atlas_agents.engine.history import History, mended
-from atlas_agents.engine.interceptors import Interceptors
-from atlas_agents.engine.lineup import HAND_OFF, Lineup
-from atlas_agents.engine.order import Line
+from atlas_agents.engine.history import History, repair_history
+from atlas_agents.engine.hooks import Interceptors
+from atlas_agents.engine.options import AgentSettings, TurnOptions, encode_run_request
 from atlas_agents.engine.output import Output
-from atlas_agents.engine.result import Step
-from atlas_agents.engine.settings import Mode, Settings
-from atlas_agents.engine.stage import WHOLE_TURN, Stage
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.prices import Prices
-from atlas_agents.tools.desk import Desk
+from atlas_agents.tools.governance import ToolScope
+from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.pipeline import run_tools
+from atlas_agents.tools.tool import Tool
 
 logger = logging.getLogger(__name__)
-WhenBusy: TypeAlias = Literal["queue", "reject", "interrupt"]
-_LAST_WORDS = 2.0
-_MOST_REPAIRS = 2
+HAND_OFF = "hand_off"
+_END_TIMEOUT = 2.0
+_MAX_UNREADABLE_ROUNDS = 2
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """A message that was taken in: the run it belongs to, and how that stands. `in_flight` and `done` are those of a
-    run that was accepted before, under the same idempotency key."""
+    """Acknowledgement of a message: its run, and the run's status.
+
+    `in_flight` and `done` belong to a run that was accepted earlier under the same idempotency key.
+    """
 
     run_id: str
     status: Literal["started", "queued", "in_flight", "done"]
 
 
-class Wishes(msgspec.Struct, frozen=True):
-    """What a caller would like of the model. The agent's own settings come first: a temperature counts where it has
-    none, and a limit of tokens only where it is the lower one."""
-
-    temperature: float | None = None
-    max_tokens: int | None = None
-
-    def within(self, settings: Settings) -> Settings:
-        """The agent's settings with as much of the wishes as they leave room for."""
-        limits = [limit for limit in (settings.max_tokens, self.max_tokens) if limit is not None]
-        warmth = self.temperature if settings.temperature is None else settings.temperature
-        return msgspec.structs.replace(settings, temperature=warmth, max_tokens=min(limits) if limits else None)
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """How a turn is taken in: what to do when another one is under way, the name under which it is taken in only once,
-    the model that speaks in place of the agent's, another mode than the agent's, who else takes part, the row of one
-    that was taken in before and goes on, whether there is anybody to ask for a yes, who handed it on, of a turn without
-    a model the one call that it makes, and what the caller would like of the model."""
-
-    when_busy: WhenBusy = "queue"
-    idempotency_key: str = ""
-    model: str = ""
-    mode: Mode | None = None
-    team: Lineup = Lineup()
-    row: RunRow | None = None
-    asks: bool = True
-    chain: Chain = NOBODY
-    call: ToolCall | None = None
-    wishes: Wishes | None = None
-
-
-def _nobody(agent_id: str) -> None:
-    """There are no others."""
-
-
-class Known(Exception):
-    """The message was accepted before, as this run."""
+class DuplicateRun(Exception):
+    """The idempotency key of the message belongs to this earlier run."""
 
     def __init__(self, row: RunRow) -> None:
-        super().__init__(f"accepted before, as run {row.id}")
+        super().__init__(f"already accepted as run {row.id!r}")
         self.row = row
 
 
+class Step(msgspec.Struct, frozen=True):
+    """One tool call and its result; `timestamp` is in milliseconds since 1970."""
+
+    tool: str
+    input: dict[str, Any]
+    output: Any
+    status: Status
+    timestamp: int
+    type: Literal["tool_call"] = "tool_call"
+
+
+class RunResult(msgspec.Struct, frozen=True):
+    """Result of `Atlas.run`. When the round limit is reached, `success` is False and the rest is the partial result."""
+
+    success: bool
+    answer: str
+    error: str | None
+    steps: tuple[Step, ...]
+    usage: Usage
+    message: Message
+    intermediate: tuple[Message, ...]
+    output: Any = None
+    plan: tuple[PlanStep, ...] = ()
+
+
+class CallResult(NamedTuple):
+    """Result of `Agent.call`: `messages, success, error = await agent.call(…)`."""
+
+    messages: list[Message]
+    success: bool
+    error: str | None = None
+
+
+class MessageDraft:
+    """A model's message while it is streamed: chunks are collected into parts. `text_chunks` is not a part yet."""
+
+    __slots__ = ("_parts", "text_chunks")
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self.text_chunks: list[str] = []
+
+    def add_thinking(self, text: str, signature: str) -> None:
+        """Extend the current thinking part, or start one."""
+        last = self._parts[-1] if self._parts and not self.text_chunks else None
+        if isinstance(last, Thinking) and not last.signature:
+            self._parts[-1] = Thinking(last.text + text, signature)
+        else:
+            self.add_part(Thinking(text, signature))
+
+    def add_part(self, part: Thinking | ToolCall | Opaque) -> None:
+        """Append a part, after the text that precedes it."""
+        self._flush_text()
+        self._parts.append(part)
+
+    def clear(self) -> None:
+        self._parts.clear()
+        self.text_chunks.clear()
+
+    def parts(self) -> tuple[Part, ...]:
+        self._flush_text()
+        return tuple(self._parts)
+
+    def partial_parts(self) -> tuple[Text | Thinking, ...]:
+        """Return the parts of an incomplete message that are kept: text and thinking, but no tool calls."""
+        self._flush_text()
+        return tuple([part for part in self._parts if isinstance(part, Text | Thinking)])
+
+    @property
+    def text(self) -> str:
+        return "".join([part.text for part in self._parts if isinstance(part, Text)]) + "".join(self.text_chunks)
+
+    def _flush_text(self) -> None:
+        if self.text_chunks:
+            self._parts.append(Text("".join(self.text_chunks)))
+            self.text_chunks.clear()
+
+
+def _never() -> bool:
+    return False
+
+
+class TurnPhase(msgspec.Struct, frozen=True):
+    """Tool restrictions for a part of a turn.
+
+    `only` lists the offered tools, None offers all. The phase ends early when `is_complete` returns True after tool
+    results. `final` marks the phase whose reply is the answer of the turn.
+    """
+
+    only: tuple[str, ...] | None = None
+    tool_choice: str | None = None
+    final: bool = False
+    is_complete: Callable[[], bool] = _never
+
+    def offered(self, tools: Sequence[Tool]) -> tuple[ToolSpec, ...]:
+        return tuple([tool.spec for tool in tools if self.only is None or tool.name in self.only])
+
+
+WHOLE_TURN = TurnPhase(final=True)
+
+
+class SessionLock:
+    """Two locks that the turns of a session pass in order: one to be accepted, one to run."""
+
+    __slots__ = ("accept", "run")
+
+    def __init__(self) -> None:
+        self.accept = asyncio.Lock()
+        self.run = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        return self.run.locked()
+
+
+_locks: weakref.WeakKeyDictionary[object, tuple[asyncio.AbstractEventLoop, SessionLock]] = weakref.WeakKeyDictionary()
+
+
+def session_lock(owner: object) -> SessionLock:
+    """Return the lock of a conversation or context. Each event loop gets its own, as asyncio locks require."""
+    loop = asyncio.get_running_loop()
+    found = _locks.get(owner)
+    if found is None or found[0] is not loop:
+        found = _locks[owner] = (loop, SessionLock())
+    return found[1]
+
+
+class UsageMeter:
+    """Sums the tokens and the cost of a turn."""
+
+    __slots__ = ("_prices", "total")
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+        self.total = Usage()
+
+    def add(self, model: str, usage: Usage) -> Usage:
+        """Add the usage of one model call and return it with its cost."""
+        if (price := self._prices.of(model)) is not None:
+            usage = msgspec.structs.replace(usage, cost=price.of(usage))
+        self.total += usage
+        return usage
+
+
 class Run:
-    """All that a turn needs, in one place. The conversation outlives it; `messages` is what its model may be shown."""
+    """One turn. The conversation outlives it; `messages` are those that its model may be shown."""
 
     accepted: "asyncio.Future[Accepted] | None" = None
-    question: Message | None = None
-    value: Any = None
-    """Of an answer of a wanted shape."""
-    stage: Stage = WHOLE_TURN
+    user_message: Message | None = None
+    output_value: Any = None
+    phase: TurnPhase = WHOLE_TURN
     plan: tuple[PlanStep, ...] = ()
-    hand_overs = 0
-    rounds_spent = False
+    handoffs = 0
+    rounds_exhausted = False
 
     def __init__(
         self,
         *,
         id: str,
-        settings: Settings,
+        settings: AgentSettings,
         context: Context,
         conversation: Conversation,
-        line: Line,
-        prelude: Sequence[Message],
+        lock: SessionLock,
+        inherited_messages: Sequence[Message],
         provider: Provider,
-        desk: Desk,
+        scope: ToolScope,
         emit: Callable[[Event], None],
         interceptors: Interceptors,
         history: History,
         system_prompt: str,
         output: Output | None,
-        max_rounds: int,
-        prices: Prices,
-        terms: Terms,
+        meter: UsageMeter,
+        options: TurnOptions,
+        switch_agent: "Callable[[Run, str], None]",
+        resumed: bool = False,
     ) -> None:
         self.id = id
         self.settings = settings
         self.context = context
         self.conversation = conversation
-        self.line = line
-        self.prelude = prelude
+        self.lock = lock
+        self.inherited_messages = inherited_messages
         self.provider = provider
-        self.desk = desk
+        self.scope = scope
+        self.journal: Journal | None = scope.journal
         self.emit = emit
         self.interceptors = interceptors
         self.history = history
         self.system_prompt = system_prompt
         self.output = output
-        self.max_rounds = max_rounds
-        self.prices = prices
-        self.terms = terms
+        self.max_rounds = settings.max_rounds
+        self.meter = meter
+        self.options = options
+        self.resumed = resumed
+        """The run was accepted earlier, possibly by another process, and is being resumed."""
         self.messages, self.added = list[Message](), list[Message]()
         self.steps: list[Step] = []
-        self.usage = self.heard = Usage()
-        """All, and of the last reply alone."""
-        self.said: list[str] = []
-        self.draft = Draft()
-        self.let_speak: Callable[[str], None] = _nobody
-        """Has another agent speak from here on; whoever opened the run knows how."""
-        desk.count = self.count
+        self.reply_usage = Usage()
+        """Usage of the last reply."""
+        self.texts: list[str] = []
+        self.draft = MessageDraft()
+        self._switch_agent = switch_agent
         self._call_ids: set[str] = set()
-        self._unreadable = 0
+        self._unreadable_rounds = 0
 
-    def count(self, model: str, usage: Usage) -> Usage:
-        """Add what a model took to the turn, and give it back with its price."""
-        if (price := self.prices.of(model)) is not None:
-            usage = msgspec.structs.replace(usage, cost=price.of(usage))
-        self.usage += usage
-        return usage
+    @property
+    def usage(self) -> Usage:
+        return self.meter.total
 
-    async def take_in(self, message: Message) -> list[Message]:
-        """Take the user's message in, as interceptors leave it: from here on it is not lost."""
-        messages = await self.interceptors.outgoing(message, self.desk.actor)
-        busy, journal = self.line.busy, self.desk.journal
-        if busy and self.terms.when_busy == "reject":
-            raise SessionBusy(
-                "a turn of this session is under way; wait for it, or send this one with when_busy='queue'"
-            )
+    async def accept(self, message: Message) -> list[Message]:
+        """Accept the user's message, as changed by interceptors. With a journal it is durable when this returns."""
+        messages = await self.interceptors.outgoing(message, self.scope.actor)
+        busy, journal, when_busy = self.lock.busy, self.journal, self.options.when_busy
+        if busy and when_busy == "reject":
+            raise SessionBusy("a turn of this session is running; wait for it, or send with when_busy='queue'")
         if journal is not None:
-            await self._admitted()
-            accepting = journal.accept(
-                messages,
-                self.settings.id,
-                self.desk.actor.user,
-                wait=self.terms.when_busy != "reject",
-                idle=not busy,
-                key=self.terms.idempotency_key,
-                fingerprint=self._fingerprint(message) if self.terms.idempotency_key else "",
-                output=self.output.schema.encode() if self.output else None,
-                model=self.terms.model,
-                mode=self.terms.mode or "",
-                team=encode(self.terms.team),
-                asks=self.terms.asks,
-                chain=self.terms.chain,
-                call=self.terms.call,
-                wishes=encode(self.terms.wishes),
-            )
+            await self._check_quota()
+            request = self._accept_write(message, messages)
             try:
-                row = await whole(accepting)
-            except StoreLost:  # it may have been taken in: the next turn looks who is there
-                journal.forget(self.conversation)
+                row = await finish_despite_cancel(
+                    journal.accept(request, messages, wait=when_busy != "reject", idle=not busy)
+                )
+            except StoreLost:  # it may have been accepted: the next turn reloads the session
+                journal.invalidate(self.conversation)
                 raise
             if row.id != self.id:
-                raise Known(row)
+                raise DuplicateRun(row)
             busy = row.status == "queued"
         self._acknowledge(Accepted(self.id, "queued" if busy else "started"))
         return messages
 
-    async def _admitted(self) -> None:
-        """The plan allows another turn of this agent; one that was taken in before needs no leave again."""
-        office = self.desk.house.office
-        if office is not None:
-            await office.tenancy.admit(self.settings.id, [each.id for each in office.agents()])
+    async def _check_quota(self) -> None:
+        """Check that the tenant's quota allows another turn; a resumed run is not checked again."""
+        services = self.scope.governance.team_services
+        if services is not None:
+            await services.tenancy.admit(self.settings.id, [each.id for each in services.agents()])
 
-    async def begin(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """It is this run's turn: read the conversation as it is, mended where it was broken; a run that goes on gives
-        what it began with."""
-        journal = self.desk.journal
-        begun = await whole(journal.begin(self.conversation)) if journal is not None else messages
-        spoken = [message for message in self.prelude if message.role != "system"]
-        self.messages = mended([*spoken, *self.conversation.messages] if spoken else self.conversation.messages)
-        self._call_ids = {call.id for message in self.messages for call in message.tool_calls}
-        if self.terms.team.stays and (speaker := _last_speaker(self.conversation.messages)):
-            self.let_speak(speaker)
-        return begun
+    def _accept_write(self, message: Message, messages: Sequence[Message]) -> AcceptRun:
+        options, schema = self.options, self.output.schema if self.output else None
+        return AcceptRun(
+            self.id,
+            self.conversation.id,
+            self.settings.id,
+            self.scope.actor.user,
+            options.idempotency_key,
+            self._fingerprint(message, schema) if options.idempotency_key else "",
+            encode_run_request(messages, options, schema.encode() if schema else b"null"),
+            urgency=options.chain.urgency,
+        )
 
-    async def end(self, status: RunStatus, failure: Exception | None = None) -> None:
-        """Write down how it ended, before anybody hears of it."""
-        journal = self.desk.journal
-        if journal is None or not journal.owned or journal.left:
-            return
-        try:
-            async with asyncio.timeout(None if status == "done" else _LAST_WORDS):
-                error, kind = (str(failure), kind_of(failure)) if failure is not None else (None, "")
-                await asyncio.shield(journal.end(status, error, self.draft.spoken(), kind))
-        except (StoreError, TimeoutError) as trouble:
-            journal.leave()
-            journal.forget(self.conversation)
-            if status == "done":
-                raise
-            logger.error("how run %s ended could not be written down, it will be gone on with: %s", self.id, trouble)
+    def _fingerprint(self, message: Message, schema: str | None) -> str:
+        """Hash what a repeated idempotency key must match."""
+        mode = [self.options.mode] if self.options.mode else []
+        matched = [self.settings.id, message.role, message.parts, schema, self.options.model, *mode]
+        return hashlib.sha256(encode(matched)).hexdigest()
 
     def _acknowledge(self, accepted: Accepted) -> None:
         if self.accepted is not None and not self.accepted.done():
             self.accepted.set_result(accepted)
 
-    def _fingerprint(self, message: Message) -> str:
-        wanted = self.output.schema if self.output else None
-        mode = [self.terms.mode] if self.terms.mode else []
-        return hashlib.sha256(
-            encode([self.settings.id, message.role, message.parts, wanted, self.terms.model, *mode])
-        ).hexdigest()
+    async def begin(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Load and repair the conversation; return the messages the run starts with, from the journal if it has one."""
+        journal = self.journal
+        first = await finish_despite_cancel(journal.begin(self.conversation)) if journal is not None else messages
+        inherited = [message for message in self.inherited_messages if message.role != "system"]
+        self.messages = repair_history(
+            [*inherited, *self.conversation.messages] if inherited else self.conversation.messages
+        )
+        self._call_ids = {call.id for message in self.messages for call in message.tool_calls}
+        if self.options.team.stays and (speaker := _last_speaker(self.conversation.messages)):
+            self._switch_agent(self, speaker)
+        return first
 
-    def join(self, message: Message) -> Message:
-        """Put a message into the conversation."""
+    async def end(self, status: RunStatus, failure: Exception | None = None) -> None:
+        """Record how the turn ended, before any event reports it."""
+        journal = self.journal
+        if journal is None or journal.row is None or journal.detached:
+            return
+        try:
+            async with asyncio.timeout(None if status == "done" else _END_TIMEOUT):
+                error, kind = (str(failure), kind_of(failure)) if failure is not None else (None, "")
+                await asyncio.shield(journal.end(status, error, self.draft.partial_parts(), kind))
+        except (StoreError, TimeoutError) as failed:
+            journal.detach()
+            journal.invalidate(self.conversation)
+            if status == "done":
+                raise
+            logger.error("failed to record the end of a run, it will be resumed: run=%s error=%s", self.id, failed)
+
+    def append(self, message: Message) -> Message:
+        """Append a message to the conversation."""
         self.messages.append(message)
         self.conversation.messages.append(message)
         self.added.append(message)
         return message
 
     def add(self, message: Message) -> Message:
-        """Put a message into the conversation, and keep it."""
-        if self.desk.journal is not None:
-            self.desk.journal.add(message)
-            self._call_ids.update([call.id for call in message.tool_calls])  # of a reply that was heard before, too
-        return self.join(message)
+        """Append a message to the conversation and to the journal."""
+        if self.journal is not None:
+            self.journal.add(message)
+            self._call_ids.update([call.id for call in message.tool_calls])  # also those of a replayed reply
+        return self.append(message)
 
     def add_own(self, message: Message) -> Message:
-        """Add a message that the run itself made; its id follows from the run, so a run that goes on makes the same."""
+        """Add a message that the run itself made. Its id derives from the run, so a resumed run makes the same one."""
         return self.add(msgspec.structs.replace(message, id=f"{self.id}.{len(self.added)}"))
 
-    async def answer(self, calls: Sequence[ToolCall]) -> None:
-        """Run the tools and add their results; also when cancelled, no call is left without its result."""
+    async def run_tool_calls(self, calls: Sequence[ToolCall]) -> None:
+        """Run the tools and add their results; even when cancelled, every call gets a result."""
         results: list[ToolResult | None] = [None] * len(calls)
+        scope = self.scope
         try:
-            await run_tools(calls, self.desk, results, parallel=self.settings.parallel_tools)
+            await run_tools(calls, scope, results, parallel=self.settings.parallel_tools)
         finally:
-            given = [result for result in results if result is not None]
-            took = self.desk.took
-            self.add_own(tool(*given, durations={id: took[id] for each in given if (id := each.call_id) in took}))
+            done = [result for result in results if result is not None]
+            took = scope.durations
+            self.add_own(tool(*done, durations={id: took[id] for each in done if (id := each.call_id) in took}))
             now = int(time.time() * 1000)
             self.steps += [
-                Step(self.desk.shown_name(call), call.arguments, result.result, result.status, now)
-                for call, result in zip(calls, given, strict=True)
+                Step(scope.display_name(call), call.arguments, result.result, result.status, now)
+                for call, result in zip(calls, done, strict=True)
             ]
-        for call, result in zip(calls, given, strict=True):
+        for call, result in zip(calls, done, strict=True):
             if call.name == HAND_OFF and result.status == "ok":
-                self.hand_over(str(call.arguments.get("agent")))
-        self._unreadable = self._unreadable + 1 if all(call.malformed is not None for call in calls) else 0
-        if self._unreadable > _MOST_REPAIRS:
-            raise ProviderError("the model wrote calls that cannot be read, again after two repairs", "protocol")
+                self.hand_off(str(call.arguments.get("agent")))
+        unreadable = all(call.malformed is not None for call in calls)
+        self._unreadable_rounds = self._unreadable_rounds + 1 if unreadable else 0
+        if self._unreadable_rounds > _MAX_UNREADABLE_ROUNDS:
+            raise ProviderError("the model wrote malformed tool calls three times in a row", "protocol")
 
-    def hand_over(self, agent_id: str) -> None:
-        """Have another agent go on with this turn."""
+    def hand_off(self, agent_id: str) -> None:
+        """Continue this turn with another agent."""
         before = self.settings.id
-        self.let_speak(agent_id)
+        self._switch_agent(self, agent_id)
         if self.settings.id != before:
-            self.hand_overs += 1
+            self.handoffs += 1
             self.emit(HandedOver(self.id, before, self.settings.id))
 
     def finish_draft(self) -> tuple[Part, ...]:
-        """The parts of the message that is now complete."""
-        parts = self.draft.finish()
-        self.said.append(self.draft.text)
-        self.draft.withdraw()
+        """Return the parts of the completed message and start a new draft."""
+        parts = self.draft.parts()
+        self.texts.append(self.draft.text)
+        self.draft.clear()
         return parts
 
-    def say_instead(self, old: str, new: str) -> None:
-        """Take the words of the last message back and say others, so that all who listen hear what is kept."""
+    def replace_last_text(self, old: str, new: str) -> None:
+        """Withdraw the streamed text of the last message and stream another one, so that streams match the history."""
         if new != old:
-            self.said[-1] = new
+            self.texts[-1] = new
             self.emit(StreamReset(self.id, 0))
             if new:
                 self.emit(StreamChunk(self.id, new))
 
-    def unique_id(self, call_id: str) -> str:
-        """The id as it came, or one of our own where it is missing or was already used in this conversation."""
+    def unique_call_id(self, call_id: str) -> str:
+        """Return the id unchanged, or a new one if it is empty or already used in this conversation."""
         number = len(self._call_ids)
-        while not call_id or call_id in self._call_ids:  # of a run that goes on, numbers may be missing in between
+        while not call_id or call_id in self._call_ids:  # the numbers of a resumed run may have gaps
             number += 1
             call_id = f"call_{self.id}_{number}"
         self._call_ids.add(call_id)
         return call_id
 
     @property
-    def goes_on(self) -> bool:
-        """It was taken in before, in another life of this program."""
-        return self.terms.row is not None
-
-    @property
-    def left(self) -> bool:
-        """The program is closing: the turn has not ended, it goes on in the next life."""
-        return self.desk.journal is not None and self.desk.journal.left
+    def detached(self) -> bool:
+        """The process is shutting down: the turn has not ended and will be resumed."""
+        return self.journal is not None and self.journal.detached
 
     @property
     def text(self) -> str:
-        """All that the model said in this turn, in order; what was withdrawn is not in it."""
-        return "".join(self.said) + self.draft.text
+        """All text that the model produced in this turn, without what was withdrawn."""
+        return "".join(self.texts) + self.draft.text
 
 
 def _last_speaker(messages: Sequence[Message]) -> str:
-    """Who answered last, where that was said."""
+    """Return the agent that answered last, if its reply names one."""
     replies = [message for message in messages if message.role == "assistant"]
     return str(replies[-1].metadata.get("agent") or "") if replies else ""

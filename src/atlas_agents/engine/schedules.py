@@ -1,4 +1,4 @@
-"""When recurring tasks are due: each due time makes exactly one job, whatever the clock does."""
+"""Schedules: recurring tasks with cron expressions. Each due time creates exactly one job, even if the clock jumps."""
 
 import hashlib
 import logging
@@ -9,33 +9,40 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from atlas_agents.core.clock import Clock
-from atlas_agents.core.errors import ConfigError, Conflict, NotStored
-from atlas_agents.core.ids import new_id
-from atlas_agents.core.jobs import PRIORITIES, AddJob, JobRow
+from atlas_agents.core.aio import Clock
+from atlas_agents.core.errors import ConfigError, Conflict, NotFound
 from atlas_agents.core.json import encode
-from atlas_agents.core.records import DropRecord, PutRecord, Record
-from atlas_agents.core.schedules import Schedule
-from atlas_agents.core.store import Store, Write
+from atlas_agents.core.messages import new_id
+from atlas_agents.core.store import (
+    PRIORITIES,
+    AddJob,
+    DropRecord,
+    JobRow,
+    PutRecord,
+    Schedule,
+    Store,
+    StoredRecord,
+    Write,
+)
 
 logger = logging.getLogger(__name__)
 _schedules = msgspec.json.Decoder(Schedule)
 _NAME = re.compile(r"[\w.-]{1,64}")
-_SHORT = {
+_ALIASES = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
     "@weekly": "0 0 * * 0",
     "@monthly": "0 0 1 * *",
     "@yearly": "0 0 1 1 *",
 }
-_LATE = 60_000
-"""A time that passed longer ago than this, in milliseconds, was missed."""
-_WRONG = 86_400_000
-"""A clock that was further ahead than this was wrong, and what it said of a schedule does not count."""
+_MISSED_AFTER = 60_000
+"""A due time that is this many milliseconds in the past counts as missed."""
+_CLOCK_ERROR = 86_400_000
+"""If a schedule was last handled this many milliseconds in the future, the clock was wrong then."""
 
 
 class Schedules:
-    """All of a tenant's, in its store."""
+    """The schedules of a tenant, kept in its store."""
 
     def __init__(self, store: Store, tenant: Callable[[], str], clock: Clock, wake: Callable[[], None]) -> None:
         self._store = store
@@ -44,76 +51,77 @@ class Schedules:
         self._wake = wake
 
     async def add(self, schedule: Schedule) -> Schedule:
-        """Keep a new one; its first time is the next one from now. ConfigError if it cannot be, Conflict if there is
-        one of this name."""
+        """Add a schedule, first due at its next time from now.
+
+        Raises ConfigError if it is invalid, Conflict if the name is taken.
+        """
         check(schedule)
         now = self._now()
         new = msgspec.structs.replace(schedule, created_at=now, last=now)
         try:
             await self._store.commit(self._tenant(), [PutRecord("schedule", new.name, encode(new), 0)])
         except Conflict:
-            raise Conflict(f"there is a schedule {new.name!r} already") from None
+            raise Conflict(f"schedule {new.name!r} already exists") from None
         return new
 
     async def list(self) -> list[Schedule]:
-        """By name."""
+        """Return all schedules, sorted by name."""
         return [_schedules.decode(record.body) for record in await self._store.records(self._tenant(), "schedule")]
 
     async def get(self, name: str) -> Schedule:
         return _schedules.decode((await self._record(name)).body)
 
     async def remove(self, name: str) -> None:
-        """Its jobs stay as they are."""
+        """Remove a schedule; its existing jobs stay."""
         await self._store.commit(self._tenant(), [DropRecord("schedule", name)])
 
     async def pause(self, name: str, *, paused: bool = True) -> Schedule:
-        """Let it rest, or go on; times that pass while it rests are not made up for."""
+        """Pause or resume a schedule; due times during the pause are skipped."""
         record = await self._record(name)
         changed = msgspec.structs.replace(_schedules.decode(record.body), paused=paused, last=self._now())
         await self._store.commit(self._tenant(), [PutRecord("schedule", name, encode(changed), record.version)])
         return changed
 
     async def run(self, name: str) -> JobRow:
-        """Have its task done now, whatever its times say."""
+        """Add a job for the schedule now, independent of its due times."""
         (job,) = await self._store.commit(self._tenant(), [AddJob(self._job(await self.get(name), new_id()))])
         self._wake()
         return job
 
-    async def due(self) -> None:
-        """Make a job for each schedule whose time has come; the job and that it is dealt with are one commit."""
+    async def add_due_jobs(self) -> None:
+        """Add a job for each schedule that is due, and mark the due time as handled in the same transaction."""
         for record in await self._store.records(self._tenant(), "schedule"):
             schedule = _schedules.decode(record.body)
             if not schedule.paused:
-                await self._look(record, schedule)
+                await self._handle(record, schedule)
 
-    async def _look(self, record: Record, schedule: Schedule) -> None:
+    async def _handle(self, record: StoredRecord, schedule: Schedule) -> None:
         now = self._now()
-        wrong = schedule.last > now + _WRONG
-        latest = now if wrong else before(schedule, now)
-        if latest is None or (latest <= schedule.last and not wrong):
+        clock_was_wrong = schedule.last > now + _CLOCK_ERROR
+        latest = now if clock_was_wrong else before(schedule, now)
+        if latest is None or (latest <= schedule.last and not clock_was_wrong):
             return
-        missed = schedule.missed == "skip" and now - latest > _LATE
-        dealt = encode(msgspec.structs.replace(schedule, last=latest))
-        writes: list[Write] = [PutRecord("schedule", record.key, dealt, record.version)]
-        if wrong or missed:
-            logger.info(
-                "the schedule %s: %s", schedule.name, "its time was missed" if missed else "the clock was wrong"
-            )
+        missed = schedule.missed == "skip" and now - latest > _MISSED_AFTER
+        handled = encode(msgspec.structs.replace(schedule, last=latest))
+        writes: list[Write] = [PutRecord("schedule", record.key, handled, record.version)]
+        if clock_was_wrong or missed:
+            reason = "missed" if missed else "clock was wrong"
+            logger.info("skipped a due time: schedule=%s reason=%r", schedule.name, reason)
         else:
             writes.append(AddJob(self._job(schedule, str(latest))))
         try:
             await self._store.commit(self._tenant(), writes)
         except Conflict:
-            logger.info("the schedule %s was changed by somebody else: it is looked at again", schedule.name)
+            logger.info("schedule was changed meanwhile, it is checked again: schedule=%s", schedule.name)
 
-    async def _record(self, name: str) -> Record:
+    async def _record(self, name: str) -> StoredRecord:
         record = await self._store.record(self._tenant(), "schedule", name)
         if record is None:
-            raise NotStored(f"there is no schedule {name!r}")
+            raise NotFound(f"not found: schedule {name!r}")
         return record
 
     def _job(self, schedule: Schedule, slot: str) -> JobRow:
-        """The one job of this schedule for this time."""
+        """Build the job of a schedule for one due time. Its id derives from both, so it is added only once."""
         id = hashlib.sha256(f"{schedule.name}\n{schedule.created_at}\n{slot}".encode()).hexdigest()[:16]
         return JobRow(
             id,
@@ -132,53 +140,58 @@ class Schedules:
 
 
 def check(schedule: Schedule) -> None:
-    """ConfigError in one line, if it cannot work."""
+    """Validate a schedule; raises ConfigError with a one-line message."""
     if not _NAME.fullmatch(schedule.name):
-        raise ConfigError(f"{schedule.name!r} is no name for a schedule: letters, digits, . _ and -, 64 at most")
+        raise ConfigError(f"invalid schedule name {schedule.name!r}: expected 1 to 64 letters, digits, '.', '_' or '-'")
     if not schedule.task.strip():
-        raise ConfigError(f"the schedule {schedule.name!r} has no task")
+        raise ConfigError(f"schedule {schedule.name!r} requires a task that is not blank")
     zone_of(schedule)
     if after(schedule, 0) is None:
-        raise ConfigError(f"{schedule.cron!r} never comes")
+        raise ConfigError(f"cron expression {schedule.cron!r} matches no time")
 
 
 def zone_of(schedule: Schedule) -> ZoneInfo:
     try:
         return ZoneInfo(schedule.zone)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"there is no time zone {schedule.zone!r}: it is one like Europe/Berlin, or UTC") from error
+        raise ConfigError(f"unknown time zone {schedule.zone!r}: expected one like 'Europe/Berlin' or 'UTC'") from error
 
 
 def before(schedule: Schedule, now: int) -> int | None:
-    """The latest due time up to now; None if there was none in 50 years."""
+    """Return the latest due time up to now; None if there was none in 50 years."""
     return _next(schedule, now + 1000, reverse=True)
 
 
 def after(schedule: Schedule, now: int) -> int | None:
-    """The next due time after now."""
+    """Return the next due time after now."""
     return _next(schedule, now, reverse=False)
 
 
 def _next(schedule: Schedule, start: int, *, reverse: bool) -> int | None:
-    """By Debian's rules: a fixed time that the clock leaps over comes right after it, and one that comes twice comes
-    once; an expression with a wildcard in the hour just follows the clock."""
+    """Find the next due time with Debian's rules for daylight saving time.
+
+    A fixed time that the clock skips runs right after the change, and one that occurs twice runs once. An expression
+    with a wildcard in the hour follows the clock.
+    """
     from cronsim import CronSim, CronSimError
 
     moment = datetime.fromtimestamp(start / 1000, zone_of(schedule)).replace(microsecond=0)
-    written = _SHORT.get(schedule.cron, schedule.cron)
-    if len(written.split()) != 5:
-        raise ConfigError(f"{schedule.cron!r} is no cron expression: minute, hour, day, month, weekday, or @daily")
+    cron = _ALIASES.get(schedule.cron, schedule.cron)
+    if len(cron.split()) != 5:
+        raise ConfigError(
+            f"invalid cron expression {schedule.cron!r}: expected minute, hour, day, month and weekday, or e.g. @daily"
+        )
     try:
-        found = next(CronSim(written, moment, reverse=reverse))
+        found = next(CronSim(cron, moment, reverse=reverse))
     except StopIteration:
         return None
     except CronSimError as error:
-        raise ConfigError(f"{schedule.cron!r} is no cron expression: {error}") from error
+        raise ConfigError(f"invalid cron expression {schedule.cron!r}: {error}") from error
     return int(found.timestamp() * 1000)
 
 
 def upcoming(schedule: Schedule, now: int, count: int) -> list[int]:
-    """The next due times."""
+    """Return the next due times."""
     times: list[int] = []
     while len(times) < count and (found := after(schedule, times[-1] if times else now)) is not None:
         times.append(found)

@@ -1,4 +1,4 @@
-"""A turn being listened to: iterate for its events, await its reply, cancel it."""
+"""AtlasStream: the handle of a running turn. Iterate it for events, await its reply, or cancel it."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -11,54 +11,56 @@ from atlas_agents.engine.run import Accepted, Run
 
 
 class AtlasStream:
-    """Starts at once, iterated or not; every iteration gets all events from the first on."""
+    """A turn that runs whether or not it is iterated; every iteration yields all events from the first one."""
 
     def __init__(self, stream_id: str) -> None:
         self.stream_id = stream_id
         self._events: list[Event] = []
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] = []
         self._ended = False
         self._reply: Message | None = None
         self._failure: BaseException | None = None
         self._run: Run | None = None
         self._task: asyncio.Task[None] | None = None
         self._accepted: asyncio.Future[Accepted] | None = None
-        self._echoes: AtlasStream | None = None
+        self._mirrored: AtlasStream | None = None
         self._followers: list[Callable[[Event], None]] = []
 
     def start(self, run: Run, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
-        """Set the turn going; its events come in through `push`."""
+        """Start the turn in a task; its events arrive through `push`."""
         self._run = run
         self._accepted = run.accepted = asyncio.get_running_loop().create_future()
-        self._accepted.add_done_callback(lambda _: self._tell())
-        if run.goes_on:
+        self._accepted.add_done_callback(lambda _: self._wake())
+        if run.resumed:
             self._accepted.set_result(Accepted(run.id, "in_flight"))
-        self._task = asyncio.create_task(self._follow(turn))
+        self._task = asyncio.create_task(self._follow_turn(turn))
         return self._task
 
-    def listen(self, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
-        """Hear a turn that was taken in before, and elsewhere."""
+    def attach(self, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
+        """Follow a turn that was accepted earlier and runs in another process."""
         self._accepted = asyncio.get_running_loop().create_future()
         self._accepted.set_result(Accepted(self.stream_id, "in_flight"))
-        self._task = asyncio.create_task(self._follow(turn))
+        self._task = asyncio.create_task(self._follow_turn(turn))
         return self._task
 
     def push(self, event: Event) -> None:
         self._events.append(event)
         for follower in self._followers:
             follower(event)
-        if self._waiting:
-            self._tell()
+        if self._waiters:
+            self._wake()
 
     def follow(self, follower: Callable[[Event], None]) -> None:
-        """Have a plain function called with every event, those of the past first: where a task per listener is too
-        much. It must not raise, nor wait for anything."""
+        """Call a plain function with every event, starting with past ones, without a task of its own.
+
+        The function must neither raise nor block.
+        """
         for event in self._events:
             follower(event)
         self._followers.append(follower)
 
     async def accepted(self) -> Accepted:
-        """How the message was taken in, once it was: with a store, it is on the disk then. Raises what kept it out."""
+        """Wait until the message is accepted; with a store, it is durable then. Raises the error that prevented it."""
         while not self._ended and not (self._accepted is not None and self._accepted.done()):
             await self._wait()
         if self._accepted is not None and self._accepted.done():
@@ -70,14 +72,14 @@ class AtlasStream:
         """The session that the turn belongs to."""
         return self._run.conversation.id if self._run else ""
 
-    def known_as(self, accepted: Accepted) -> None:
-        """The message was accepted before, as another run."""
+    def resolve_duplicate(self, accepted: Accepted) -> None:
+        """Take the id of the earlier run that the idempotency key belongs to."""
         self.stream_id = accepted.run_id
         if self._accepted is not None and not self._accepted.done():
             self._accepted.set_result(accepted)
 
     def interrupt(self, others: "Sequence[AtlasStream]") -> None:
-        """Cancel these once the message is taken in; one that was accepted before interrupts nobody again."""
+        """Cancel other turns once this message is accepted; a duplicate message cancels nothing."""
 
         def cancel(accepted: "asyncio.Future[Accepted]") -> None:
             if not accepted.cancelled() and accepted.result().status in ("started", "queued"):
@@ -87,9 +89,9 @@ class AtlasStream:
         if self._accepted is not None:
             self._accepted.add_done_callback(cancel)
 
-    async def echo(self, other: "AtlasStream") -> Message:
-        """Say what another stream says, and has said; cancelling this one cancels that turn."""
-        self._run, self._echoes = other._run, other
+    async def mirror(self, other: "AtlasStream") -> Message:
+        """Repeat the past and future events of another stream; cancelling this stream cancels that turn."""
+        self._run, self._mirrored = other._run, other
         async for event in other:
             self.push(event)
         return await other.reply()
@@ -101,104 +103,107 @@ class AtlasStream:
 
     @property
     def output(self) -> Any:
-        """The value of an answer that was asked for with `output=`."""
-        return self._run.value if self._run else None
+        """The value of an answer that was requested with `output=`."""
+        return self._run.output_value if self._run else None
 
     async def partials(self) -> AsyncGenerator[Any, None]:
-        """The value of an answer that was asked for with `output=`, as far as it is written, each time there is more.
+        """Yield the value of an answer requested with `output=` as it grows, and finally the complete, checked value.
 
-        Of a type with fields, a dict of those that are there, each of its type; the last one given is the whole value,
-        checked. What is withdrawn is simply replaced.
+        For a type with fields, a partial value is a dict of the fields received so far, each of its own type. Text
+        that the model withdraws is replaced.
         """
-        told: Any = None
-        words = ""
+        last: Any = None
+        text = ""
         async for event in self:
             match event:
-                case StreamChunk(_, text):
-                    words += text
+                case StreamChunk(_, chunk):
+                    text += chunk
                 case StreamReset() | ToolCalled():
-                    words = ""
+                    text = ""
                     continue
                 case _:
                     continue
             output = self._run.output if self._run else None
-            value = output.partly(words) if output else None
-            if value is not None and value != told:
-                told = value
+            value = output.parse_partial(text) if output else None
+            if value is not None and value != last:
+                last = value
                 yield value
         await self.reply()
         if self.output is not None:
             yield self.output
 
     def cancel(self) -> None:
-        """Stop the turn. It is let to begin first, so that it can say how it ended."""
-        if self._echoes is not None:
-            self._echoes.cancel()
+        """Cancel the turn. It is cancelled in the next iteration of the event loop, so that it can emit how it ended."""
+        if self._mirrored is not None:
+            self._mirrored.cancel()
             return
         over = self._ended or any(event.type == "stream:end" for event in self._events[-2:])
         if self._task is not None and not over:
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
     async def begun(self) -> None:
-        """Wait until the turn belongs to this process, or is over."""
+        """Wait until this process owns the turn, or the turn has ended."""
         while not self._ended and self.epoch is None:
             await self._wait()
 
     async def over(self) -> None:
-        """Wait until the turn is over, however it ends."""
+        """Wait until the turn has ended, however it ends."""
         while not self._ended:
             await self._wait()
 
     @property
     def epoch(self) -> int | None:
-        """Of the owner that writes the turn down, if it is written down."""
-        journal = self._run.desk.journal if self._run else None
+        """Fencing token under which this process owns the turn; None without a journal or before it started."""
+        journal = self._run.journal if self._run else None
         return (journal.epoch or None) if journal is not None else None
 
     async def reply(self) -> Message:
-        """The answer, or what the turn raised; `Cancelled` after `cancel`. Giving up waiting does not stop the turn."""
+        """Return the answer or raise what the turn raised; `Cancelled` after `cancel`.
+
+        Cancelling the wait does not cancel the turn.
+        """
         await self.over()
         if self._failure is not None:
             raise self._failure
         return cast(Message, self._reply)
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        place, events = 0, self._events
+        index, events = 0, self._events
         while True:
-            while place < len(events):
-                yield events[place]
-                place += 1
+            while index < len(events):
+                yield events[index]
+                index += 1
             if self._ended:
                 return
             await self._wait()
 
-    async def _follow(self, turn: Coroutine[Any, Any, Message]) -> None:
+    async def _follow_turn(self, turn: Coroutine[Any, Any, Message]) -> None:
         try:
             self._reply = await turn
         except asyncio.CancelledError:
             self._failure = Cancelled("the turn was cancelled")
-        except Exception as failure:  # noqa: BLE001 - kept for whoever awaits the reply
+        except Exception as failure:  # noqa: BLE001 - raised again in `reply`
             self._failure = failure
         finally:
             self._ended = True
-            self._tell()
+            self._wake()
 
     async def _wait(self) -> None:
-        """Until something is new. Each waiter has a future of its own: one that gives up takes nothing from others."""
-        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(news)
-        await news
+        """Wait for a change. Each waiter has its own future, so that a cancelled one does not affect the others."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
 
-    def _tell(self) -> None:
-        for news in self._waiting:
-            if not news.done():
-                news.set_result(None)
-        self._waiting.clear()
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
 
 
 def _text_of(events: Sequence[Event]) -> str:
-    """What is said elsewhere, as far as it was heard; what was withdrawn is not in it."""
-    kept: list[str] = []
+    """Return the text of a turn of another process from its events, without what was withdrawn."""
+    complete: list[str] = []
     draft: list[str] = []
     for event in events:
         match event:
@@ -207,7 +212,7 @@ def _text_of(events: Sequence[Event]) -> str:
             case StreamReset():
                 draft.clear()
             case MessageKept() | ToolCalled():
-                kept, draft = [*kept, *draft], []
+                complete, draft = [*complete, *draft], []
             case _:
                 pass
-    return "".join([*kept, *draft])
+    return "".join([*complete, *draft])

@@ -7,30 +7,38 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from atlas_agents.gateway.channel import Channel
+from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.dispatch import Bound, id_of
+from atlas_agents.gateway.events import Channel
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.link import Link
-from atlas_agents.gateway.logs import shown
-from atlas_agents.gateway.protocol.faults import BAD_FIRST_FRAME, BAD_TOKEN, Fault
-from atlas_agents.gateway.protocol.frames import PROTOCOL, Auth, Request, Unwelcome, Welcome
-from atlas_agents.gateway.tokens import Grant
+from atlas_agents.gateway.protocol.frames import (
+    BAD_FIRST_FRAME,
+    BAD_TOKEN,
+    PROTOCOL,
+    AuthErrorFrame,
+    AuthFrame,
+    ProtocolError,
+    RequestFrame,
+    WelcomeFrame,
+)
+from atlas_agents.gateway.telemetry import shown
+from atlas_agents.gateway.websocket import WebSocketTransport
 
 logger = logging.getLogger(__name__)
 Receive: TypeAlias = Callable[[], Awaitable[Any]]
 _MOST_WAITING = 64
-_first = msgspec.json.Decoder(Auth)
+_first = msgspec.json.Decoder(AuthFrame)
 _encoder = msgspec.json.Encoder()
 
 
-class Connection:
+class ClientConnection:
     """A client that has shown a right token, or has yet to."""
 
     __slots__ = (
         *("_link", "_waiting", "address", "full", "grant", "hub", "incoming", "jobs", "lists", "on_close", "sessions"),
     )
 
-    def __init__(self, hub: Hub, link: Link, address: str) -> None:
+    def __init__(self, hub: Hub, link: WebSocketTransport, address: str) -> None:
         self.hub = hub
         self.address = address
         self.full = False
@@ -95,7 +103,7 @@ class Connection:
     def who(self) -> Grant:
         """The owner of the token that was shown."""
         if self.grant is None:
-            raise Fault("FORBIDDEN", "no token was shown")
+            raise ProtocolError("FORBIDDEN", "no token was shown")
         return self.grant
 
     async def _welcome(self, receive: Receive) -> bool:
@@ -114,7 +122,7 @@ class Connection:
         wait, self.grant = self.hub.porch.admit(self.address, auth.token)
         if self.grant is None:
             words = f"too many wrong tokens; wait {wait:.0f} s" if wait else "invalid token"
-            self._link.put(_encoder.encode(Unwelcome("auth", False, words)))
+            self._link.put(_encoder.encode(AuthErrorFrame("auth", False, words)))
             return self._refuse(BAD_TOKEN, "unauthorized")
         self.full = auth.protocol >= PROTOCOL
         self._link.trust(self.hub.settings.max_frame, self.hub.settings.max_queued)
@@ -124,11 +132,11 @@ class Connection:
         self._link.put(_encoder.encode(self._greeting()))
         return True
 
-    def _greeting(self) -> Welcome:
+    def _greeting(self) -> WelcomeFrame:
         if not self.full:
-            return Welcome("auth", True)
+            return WelcomeFrame("auth", True)
         hub = self.hub
-        return Welcome("auth", True, PROTOCOL, hub.server, self.who.principal, hub.features, hub.policy)
+        return WelcomeFrame("auth", True, PROTOCOL, hub.server, self.who.principal, hub.features, hub.policy)
 
     def _refuse(self, code: int, reason: str) -> bool:
         self.hub.metrics.refused.labels(reason).inc()
@@ -143,17 +151,17 @@ class Connection:
             request = dispatch.read(frame)
             id = request.id
             bound = dispatch.find(request, self.who)
-        except Fault as fault:
+        except ProtocolError as fault:
             self.put(dispatch.failed(id_of(frame) if id is None else id, fault))
             return
         if not bound.method.waits:
             self.put(await dispatch.answer(request, bound, self))
         elif len(self._waiting) >= _MOST_WAITING:
-            self.put(dispatch.failed(id, Fault("LIMIT_EXCEEDED", "too many requests wait on this socket")))
+            self.put(dispatch.failed(id, ProtocolError("LIMIT_EXCEEDED", "too many requests wait on this socket")))
         else:
             self.spawn(self._answer_later(request, bound))
 
-    async def _answer_later(self, request: Request, bound: Bound) -> None:
+    async def _answer_later(self, request: RequestFrame, bound: Bound) -> None:
         self.put(await self.hub.dispatch.answer(request, bound, self))
 
     def _leave(self) -> None:

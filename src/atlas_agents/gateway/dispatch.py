@@ -11,26 +11,25 @@ import msgspec
 from atlas_agents.core.errors import (
     ConfigError,
     Conflict,
-    NotStored,
-    PlanSpent,
+    NotFound,
+    QuotaExceeded,
     Refused,
     SessionBusy,
     StoreError,
     StoreFull,
     ToolFault,
 )
-from atlas_agents.gateway.metrics import Metrics
-from atlas_agents.gateway.protocol.faults import Fault
-from atlas_agents.gateway.protocol.frames import Answer, Failure, Request
+from atlas_agents.gateway.auth import Grant
+from atlas_agents.gateway.protocol.frames import ErrorFrame, ProtocolError, RequestFrame, ResponseFrame
 from atlas_agents.gateway.protocol.methods import METHODS, Method
-from atlas_agents.gateway.protocol.shapes import Wire
-from atlas_agents.gateway.tokens import Grant
+from atlas_agents.gateway.protocol.types import WireStruct
+from atlas_agents.gateway.telemetry import Metrics
 
 logger = logging.getLogger(__name__)
-P = TypeVar("P", bound=Wire)
-Call: TypeAlias = Callable[[Any, Any], Awaitable[Wire]]
+P = TypeVar("P", bound=WireStruct)
+Call: TypeAlias = Callable[[Any, Any], Awaitable[WireStruct]]
 _encoder = msgspec.json.Encoder()
-_requests = msgspec.json.Decoder(Request)
+_requests = msgspec.json.Decoder(RequestFrame)
 _RETRY_AFTER_MS = 1000
 
 
@@ -73,31 +72,31 @@ class Dispatch:
         self.methods = methods
         self._metrics = metrics
 
-    def read(self, frame: str | bytes) -> Request:
+    def read(self, frame: str | bytes) -> RequestFrame:
         """The request in a frame; Fault if there is none."""
         try:
             return _requests.decode(frame)
         except msgspec.ValidationError as error:
-            raise Fault("BAD_FRAME", f"no request: {error}") from None
+            raise ProtocolError("BAD_FRAME", f"no request: {error}") from None
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            raise Fault("PARSE_ERROR", "no JSON") from None
+            raise ProtocolError("PARSE_ERROR", "no JSON") from None
 
-    def find(self, request: Request, grant: Grant) -> Bound:
+    def find(self, request: RequestFrame, grant: Grant) -> Bound:
         """The method that is asked for, if whoever asks may use it."""
         bound = self.methods.find(request.method)
         if bound is None:
-            raise Fault("METHOD_NOT_FOUND", "there is no such method")
+            raise ProtocolError("METHOD_NOT_FOUND", "there is no such method")
         if not grant.may(bound.method.scope):
-            raise Fault("FORBIDDEN", f"{request.method} needs the scope {bound.method.scope}")
+            raise ProtocolError("FORBIDDEN", f"{request.method} needs the scope {bound.method.scope}")
         return bound
 
-    async def answer(self, request: Request, bound: Bound, caller: Any) -> bytes:
+    async def answer(self, request: RequestFrame, bound: Bound, caller: Any) -> bytes:
         """The answer as a frame, whatever comes of the call."""
         begun = time.perf_counter()
         try:
             result = await bound.call(caller, _params(request, bound))
-            frame = _encoder.encode(Answer(request.id, result))
-        except Fault as fault:
+            frame = _encoder.encode(ResponseFrame(request.id, result))
+        except ProtocolError as fault:
             return self.failed(request.id, fault)
         except asyncio.CancelledError:
             raise
@@ -107,17 +106,17 @@ class Dispatch:
             self._metrics.requests.labels(request.method).observe(time.perf_counter() - begun)
         return frame
 
-    def failed(self, id: str | int | float | None, fault: Fault) -> bytes:
+    def failed(self, id: str | int | float | None, fault: ProtocolError) -> bytes:
         self._metrics.faults.labels(fault.kind).inc()
-        return _encoder.encode(Failure(id, fault.shape()))
+        return _encoder.encode(ErrorFrame(id, fault.shape()))
 
 
-def _params(request: Request, bound: Bound) -> Any:
+def _params(request: RequestFrame, bound: Bound) -> Any:
     raw = bytes(request.params)
     try:
         return bound.params.decode(b"{}" if raw == b"null" else raw)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise Fault("INVALID_PARAMS", f"{request.method}: {error}") from None
+        raise ProtocolError("INVALID_PARAMS", f"{request.method}: {error}") from None
 
 
 def id_of(frame: str | bytes) -> str | int | float | None:
@@ -130,26 +129,28 @@ def id_of(frame: str | bytes) -> str | int | float | None:
     return id if isinstance(id, str | int | float) and not isinstance(id, bool) else None
 
 
-def fault_of(error: Exception) -> Fault:
+def fault_of(error: Exception) -> ProtocolError:
     """What a client is told about an error from below; the log has the rest."""
     match error:
         case SessionBusy():
-            return Fault("BUSY", "the session has a turn under way", retry_after_ms=_RETRY_AFTER_MS)
+            return ProtocolError("BUSY", "the session has a turn under way", retry_after_ms=_RETRY_AFTER_MS)
         case Conflict():
-            return Fault("CONFLICT", "the same key was used before, for something else")
-        case NotStored():
-            return Fault("INVALID_PARAMS", "there is no such thing")
+            return ProtocolError("CONFLICT", "the same key was used before, for something else")
+        case NotFound():
+            return ProtocolError("INVALID_PARAMS", "there is no such thing")
         case StoreFull():
-            return Fault("UNAVAILABLE", "the store is full: nothing more can be kept", retry_after_ms=_RETRY_AFTER_MS)
+            return ProtocolError(
+                "UNAVAILABLE", "the store is full: nothing more can be kept", retry_after_ms=_RETRY_AFTER_MS
+            )
         case StoreError():
             logger.error("the store could not be used: %s", error)
-            return Fault("UNAVAILABLE", "nothing can be kept at the moment", retry_after_ms=_RETRY_AFTER_MS)
-        case PlanSpent():
-            return Fault("LIMIT_EXCEEDED", str(error))
+            return ProtocolError("UNAVAILABLE", "nothing can be kept at the moment", retry_after_ms=_RETRY_AFTER_MS)
+        case QuotaExceeded():
+            return ProtocolError("LIMIT_EXCEEDED", str(error))
         case ConfigError() | ToolFault():
-            return Fault("INVALID_PARAMS", str(error))
+            return ProtocolError("INVALID_PARAMS", str(error))
         case Refused():
-            return Fault("FORBIDDEN", f"refused: {error}")
+            return ProtocolError("FORBIDDEN", f"refused: {error}")
         case _:
             logger.error("a method failed", exc_info=error)
-            return Fault("INTERNAL", "something went wrong here; it is in the server's log")
+            return ProtocolError("INTERNAL", "something went wrong here; it is in the server's log")

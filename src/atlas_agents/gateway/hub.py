@@ -1,29 +1,208 @@
 """What all connections of a gateway share: tokens, methods, counters, and who is connected."""
 
 import asyncio
+import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
-from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.store import Session, Store
+import msgspec
+
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, day_of
+from atlas_agents.core.errors import ConfigError, StoreError
+from atlas_agents.core.store import AuditRow, Session, Store
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.atlas import Atlas
-from atlas_agents.gateway.assignments import Assignments
-from atlas_agents.gateway.audit import AuditTail
+from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.dispatch import Dispatch, Methods
-from atlas_agents.gateway.metrics import Metrics
-from atlas_agents.gateway.porch import Porch
-from atlas_agents.gateway.protocol.calls import ForeignServers
-from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, RUN_EVENTS, HouseEvent, body_of
-from atlas_agents.gateway.protocol.faults import BAD_TOKEN
-from atlas_agents.gateway.protocol.shapes import Features, PolicyShape, ServerShape
-from atlas_agents.gateway.runs import Runs
+from atlas_agents.gateway.events import Listener
+from atlas_agents.gateway.protocol.admin import AuditList, AuditPage, AuditShape, AuditVerified, ForeignServers, ToolUse
+from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, RUN_EVENTS, AuditAdded, HouseEvent, body_of
+from atlas_agents.gateway.protocol.frames import BAD_TOKEN, ProtocolError
+from atlas_agents.gateway.protocol.types import Features, PolicyShape, ServerShape
+from atlas_agents.gateway.runs import RunRegistry
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.gateway.tokens import Grant
-from atlas_agents.knowledge.study import Study
+from atlas_agents.gateway.telemetry import Metrics
+from atlas_agents.knowledge.knowledge_base import KnowledgeBase
+from atlas_agents.stores.hash_chain import START, audit_row
+
+_MOST = 4096
+
+
+class Assignments:
+    """Read once per session; whoever changes one says so."""
+
+    def __init__(self, store: Store, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._agents: OrderedDict[str, str] = OrderedDict()
+
+    async def agent_of(self, session: str) -> str:
+        """The agent's id, or nothing if none was chosen."""
+        found = self._agents.get(session)
+        if found is None:
+            row = await self._store.session(self._tenant, session)
+            found = row.agent_id if row else ""
+            self.put(session, found)
+        return found
+
+    def put(self, session: str, agent_id: str) -> None:
+        self._agents[session] = agent_id
+        self._agents.move_to_end(session)
+        if len(self._agents) > _MOST:
+            self._agents.popitem(last=False)
+
+    def forget_all(self) -> None:
+        """Others may have changed any of them."""
+        self._agents.clear()
+
+    def forget(self, session: str) -> None:
+        self._agents.pop(session, None)
+
+
+logger = logging.getLogger(__name__)
+_STEP = 500
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    duration_ms: float | None = None
+
+
+class _AuditedCall(msgspec.Struct, frozen=True):
+    """What is counted of a line; its names are the log's."""
+
+    timestamp: int
+    entityId: str = ""
+    success: bool = True
+    meta: _Meta = _Meta()
+
+
+class AuditTail:
+    """Lines are numbered without gaps; the store reads forward, so the last number is found first."""
+
+    def __init__(self, store: Store, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._last = 0
+        self._listeners: set[Listener] = set()
+        self._told = 0
+        self._telling: asyncio.Task[None] | None = None
+        self._again = False
+
+    async def page(self, params: AuditList) -> AuditPage:
+        """The latest lines that fit the filters, or those before a cursor."""
+        before = await self._newest() + 1 if params.cursor is None else _number(params.cursor)
+        found: list[AuditShape] = []
+        while before > 1 and len(found) < params.limit:
+            first = max(0, before - 1 - _STEP)
+            rows = await self._store.audit(self._tenant, after=first, limit=before - 1 - first)
+            for row in reversed(rows):
+                before = row.seq
+                shape = _shape(row)
+                if _fits(shape.entry, params):
+                    found.append(shape)
+                    if len(found) == params.limit:
+                        break
+            if not rows:
+                break
+        return AuditPage(tuple(found), str(before) if before > 1 else None)
+
+    async def verify(self) -> AuditVerified:
+        """Read the whole chain, page by page; the first line that does not follow ends it."""
+        seq, previous = 0, START
+        while rows := await self._store.audit(self._tenant, after=seq, limit=_STEP):
+            for row in rows:
+                seq += 1
+                if row != audit_row(seq, previous, row.entry):
+                    return AuditVerified(await self._newest(), seq, _problem(row, seq, previous))
+                previous = row.hash
+        return AuditVerified(seq)
+
+    async def used(self, since: str, until: str) -> tuple[ToolUse, ...]:
+        """Calls by tool and day, up to and with the last one."""
+        sums: dict[tuple[str, str], list[float]] = {}
+        seq = 0
+        while rows := await self._store.audit(self._tenant, after=seq, limit=_STEP):
+            seq = rows[-1].seq
+            for entry in [msgspec.json.decode(row.entry, type=_AuditedCall) for row in rows]:
+                day = day_of(entry.timestamp / 1000)
+                if since <= day <= until:
+                    sum = sums.setdefault((entry.entityId, day), [0, 0, 0.0])
+                    sum[0] += 1
+                    sum[1] += not entry.success
+                    sum[2] += entry.meta.duration_ms or 0.0
+        return tuple([ToolUse(name, day, int(n), int(bad), round(ms, 3)) for (name, day), (n, bad, ms) in sums.items()])
+
+    async def listen(self, listener: Listener) -> None:
+        """Hear new lines from now on."""
+        if not self._listeners:
+            self._told = await self._newest()
+        self._listeners.add(listener)
+
+    def leave(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+
+    def look(self) -> None:
+        """There may be new lines: tell them, if somebody listens."""
+        self._again = True
+        if self._listeners and (self._telling is None or self._telling.done()):
+            self._telling = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        while self._again and self._listeners:
+            self._again = False
+            try:
+                rows = await self._store.audit(self._tenant, after=self._told)
+            except StoreError as error:
+                logger.warning("the audit log could not be read: %s", error)
+                return
+            for row in rows:
+                self._told = row.seq
+                frame = body_of(AuditAdded(_shape(row)))
+                for listener in list(self._listeners):
+                    listener.put(frame)
+
+    async def _newest(self) -> int:
+        """The last number, in ever larger steps from the last one known, then in ever smaller ones."""
+        step = 1
+        while await self._store.audit(self._tenant, after=self._last + step - 1, limit=1):
+            self._last, step = self._last + step, step * 2
+        while step > 1:
+            step //= 2
+            if await self._store.audit(self._tenant, after=self._last + step - 1, limit=1):
+                self._last += step
+        return self._last
+
+
+def _problem(row: AuditRow, seq: int, previous: str) -> str:
+    if row.seq != seq:
+        return f"row {seq} is missing: row {row.seq} stands in its place"
+    if row.previous != previous:
+        return f"row {seq} does not follow the row before it: one of them was replaced"
+    return f"row {seq} was changed after it was written"
+
+
+def _shape(row: AuditRow) -> AuditShape:
+    return AuditShape(row.seq, msgspec.json.decode(row.entry), row.previous, row.hash)
+
+
+def _fits(entry: dict[str, Any], params: AuditList) -> bool:
+    wanted = (
+        (params.agent_id, entry.get("actorExternalId")),
+        (params.tool, entry.get("entityId")),
+        (params.level, entry.get("level")),
+        (params.run_id, entry.get("meta", {}).get("run_id")),
+    )
+    return all(wish is None or wish == value for wish, value in wanted)
+
+
+def _number(cursor: str) -> int:
+    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 20:
+        raise ProtocolError("INVALID_PARAMS", "this cursor is not from here")
+    return int(cursor)
+
 
 LOOK_AGAIN = 0.5
 """Seconds between two looks at the token files, for the sockets that are open."""
@@ -46,7 +225,7 @@ class Peer(Protocol):
     def close(self, code: int, reason: str) -> None: ...
 
 
-class News(Protocol):
+class UpdateSink(Protocol):
     """Tells who may know that a session has changed."""
 
     def changed(self, session: str) -> None: ...
@@ -59,7 +238,7 @@ class News(Protocol):
 class Hub:
     """One per gateway."""
 
-    study: Study | None = None
+    study: KnowledgeBase | None = None
     """What agents know and remember, where they do."""
     stopping = False
     hurry: asyncio.Event
@@ -72,15 +251,15 @@ class Hub:
         self.store: Store = atlas.store
         self.settings = settings
         self.hurry = asyncio.Event()
-        self.porch = Porch(settings, clock)
+        self.porch = Authenticator(settings, clock)
         self.tokens = self.porch.tokens
         self.metrics = Metrics()
         self.dispatch = Dispatch(methods, self.metrics)
-        self.runs = Runs(self.store, atlas.tenant, self.metrics, clock)
+        self.runs = RunRegistry(self.store, atlas.tenant, self.metrics, clock)
         self.runs.hide = atlas.hide
         self.assignments = Assignments(self.store, atlas.tenant)
         self.audit = AuditTail(self.store, atlas.tenant)
-        self.news: News
+        self.news: UpdateSink
         self.more_settings: dict[str, Any] = {}
         """What else `config.get` shows."""
         self.foreign: Callable[[], ForeignServers] = ForeignServers

@@ -3,37 +3,118 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
-from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
-from atlas_agents.core.errors import StoreError
-from atlas_agents.core.events import Event
-from atlas_agents.core.store import OPEN, EventRow, RunRow, Store
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.errors import StaleOwner, StoreError
+from atlas_agents.core.events import Event, Usage
+from atlas_agents.core.messages import Message, Text
+from atlas_agents.core.store import OPEN, AddEvents, EventRow, ReserveEvents, RunRow, Store
 from atlas_agents.engine.stream import AtlasStream
-from atlas_agents.gateway.channel import Channel, Listener
-from atlas_agents.gateway.healing import heal
-from atlas_agents.gateway.metrics import Metrics
+from atlas_agents.gateway.convert import Translator, message_shape, usage_shape
+from atlas_agents.gateway.events import PAUSE, Channel, Listener, LogWriter, Replay, RunLog
+from atlas_agents.gateway.protocol.chat import RunOutcome
 from atlas_agents.gateway.protocol.events import (
     LAST_WORDS,
     ApprovalRequested,
     ApprovalResolved,
+    ChatDelta,
+    ChatError,
     ChatFinal,
+    ChatReasoning,
     ChatReset,
     RunEvent,
     ToolSettled,
+    body_of,
+    name_of,
 )
-from atlas_agents.gateway.replay import Replay
-from atlas_agents.gateway.runlog import RunLog
-from atlas_agents.gateway.translate import Translator
-from atlas_agents.gateway.writer import PAUSE, LogWriter
+from atlas_agents.gateway.protocol.types import TextPart, ThinkingPart
+from atlas_agents.gateway.telemetry import Metrics
+from atlas_agents.tools.journal import read_end_record
+
+
+async def outcomes_of(
+    store: Store, turns: Sequence[RunRow], shown: Collection[str], hide: Callable[[str], str]
+) -> tuple[RunOutcome, ...]:
+    """Those of the turns that are `shown`, by their ids."""
+    return tuple(
+        [
+            RunOutcome(row.id, row.status, hide(row.error) if row.error else None, await said_by(store, row))
+            for row in turns
+            if row.id in shown and (row.status == "failed" or row.status == "cancelled")
+        ]
+    )
+
+
+async def said_by(store: Store, row: RunRow) -> tuple[TextPart | ThinkingPart, ...]:
+    """The words of a message that was never completed."""
+    ended = await read_end_record(store, row)
+    said = ended.said if ended is not None else ()
+    return tuple([TextPart(part.text) if isinstance(part, Text) else ThinkingPart(part.text) for part in said])
+
+
+_ROOM = 8
+
+
+async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str] = str) -> int:
+    """The number of the run's last event, which is its last word if it has ended."""
+    rows = await store.events(tenant, row.id, after=max(0, row.events - 2 * 512))
+    if rows and name_of(rows[-1].body) in LAST_WORDS:
+        return rows[-1].seq
+    if row.status in OPEN:
+        return rows[-1].seq if rows else 0
+    try:
+        (last,) = await store.commit(tenant, [ReserveEvents(row.id, _ROOM, row.epoch, takes=True)])
+        first = last - _ROOM + 1
+        words = await _last_words(store, tenant, row, hide)
+        said = [(first + place, body_of(event)) for place, event in enumerate(words)]
+        await store.commit(tenant, [AddEvents(row.id, tuple(said), row.epoch + 1)])
+    except StaleOwner:  # another process does the same, or the owner was not gone
+        found = await store.run(tenant, row.id)
+        return await finalize_run(store, tenant, found, hide) if found is not None else 0
+    return said[-1][0]
+
+
+async def _last_words(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str]) -> list[RunEvent]:
+    """What it said last is withdrawn and said anew, whole; then how it ended."""
+    begun: list[RunEvent] = [ChatReset(row.id, row.epoch)] if row.events else []
+    if row.status == "failed":
+        error = ChatError(row.id, hide(row.error or "the turn failed"), "failed")
+        return [*begun, *await _broken_off(store, row), error]
+    kept = await store.messages(tenant, row.session)
+    replies = [Message.from_json(each.body) for each in kept if each.run_id == row.id]
+    replies = [message for message in replies if message.role == "assistant"]
+    usage = usage_shape(sum([_usage(message) for message in replies], Usage()))
+    if row.status == "cancelled":
+        return [*begun, *await _broken_off(store, row), ChatFinal(row.id, usage, cancelled=True)]
+    if not replies:
+        return [*begun, ChatFinal(row.id, usage)]
+    reply = replies[-1]
+    words: list[RunEvent] = [ChatDelta(row.id, reply.text)] if reply.text else []
+    return [*begun, *words, ChatFinal(row.id, usage, message_shape(reply, row.id))]
+
+
+async def _broken_off(store: Store, row: RunRow) -> list[RunEvent]:
+    """The words that were said last and never became a message."""
+    said = await said_by(store, row)
+    return [
+        ChatDelta(row.id, part.text) if isinstance(part, TextPart) else ChatReasoning(row.id, part.text)
+        for part in said
+    ]
+
+
+def _usage(message: Message) -> Usage:
+    counted: dict[str, int] = message.metadata.get("usage") or {}
+    return Usage(counted.get("input", 0), counted.get("output", 0), counted.get("cached", 0))
+
 
 logger = logging.getLogger(__name__)
 
 
-class Far(Protocol):
+class RemoteRunSource(Protocol):
     """Hears of runs that other processes run."""
 
     def attend(self, run_id: str, session: str) -> RunLog: ...
@@ -45,7 +126,7 @@ class Far(Protocol):
     def runs_in(self, session: str) -> bool: ...
 
 
-class Runs:
+class RunRegistry:
     """All of them, and the channels on which they are heard."""
 
     def __init__(
@@ -58,7 +139,7 @@ class Runs:
         joins: bool = False,
     ) -> None:
         self.writer = LogWriter(store, tenant, self._wrote, clock, pause)
-        self.far: Far | None = None
+        self.far: RemoteRunSource | None = None
         """Where runs are run by other processes: how they are heard of."""
         self.on_change: Callable[[str], None] = lambda session: None
         """Called with a session whose runs have begun or ended."""
@@ -189,7 +270,7 @@ class Runs:
             async with lock:
                 if self.far is not None and row.status not in OPEN:
                     await self.far.last_words(row)
-                return await heal(self._store, self._tenant, row, self.hide)
+                return await finalize_run(self._store, self._tenant, row, self.hide)
         finally:
             if not lock.locked():
                 self._healing.pop(row.id, None)

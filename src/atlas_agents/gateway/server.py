@@ -2,34 +2,171 @@
 
 import asyncio
 import logging
+import signal
+import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
+import uvicorn
 from starlette.routing import BaseRoute
 
+from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.store import RunRow
 from atlas_agents.engine.atlas import Atlas
-from atlas_agents.gateway.agui.routes import agui_routes
-from atlas_agents.gateway.app import App
-from atlas_agents.gateway.families import all_methods
-from atlas_agents.gateway.http import site
+from atlas_agents.gateway.agui.run import agui_routes
+from atlas_agents.gateway.asgi import App, Readiness, site
+from atlas_agents.gateway.convert import model_of
+from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.job_methods import follow_jobs
-from atlas_agents.gateway.leaving import close_within, told_to_stop
-from atlas_agents.gateway.listen import Server, listeners, server_of
-from atlas_agents.gateway.mcp.door import Door
-from atlas_agents.gateway.models import model_of
-from atlas_agents.gateway.news import SessionNews
-from atlas_agents.gateway.openai.routes import openai_routes
+from atlas_agents.gateway.mcp.mount import McpMount
+from atlas_agents.gateway.methods.admin import (
+    add_call_methods,
+    add_record_methods,
+    add_system_methods,
+    add_tenant_methods,
+    look_who_may_not,
+)
+from atlas_agents.gateway.methods.chat import add_approval_methods, add_chat_methods, add_run_methods
+from atlas_agents.gateway.methods.jobs import add_job_methods, add_schedule_methods, follow_jobs
+from atlas_agents.gateway.methods.knowledge import add_knowledge_methods
+from atlas_agents.gateway.methods.sessions import add_carrying_methods, add_search_methods, add_session_methods
+from atlas_agents.gateway.openai.api import openai_routes
 from atlas_agents.gateway.protocol.events import ServerShutdown
-from atlas_agents.gateway.protocol.faults import RESTART
-from atlas_agents.gateway.ready import Readiness
+from atlas_agents.gateway.protocol.frames import RESTART
+from atlas_agents.gateway.session_updates import SessionUpdates
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.gateway.tenant_methods import look_who_may_not
+from atlas_agents.gateway.websocket import HttpProtocol, WebSocketTransport
 
 logger = logging.getLogger(__name__)
+_BACKLOG = 2048
+
+
+def listeners(settings: GatewaySettings) -> list[socket.socket]:
+    """Bound sockets; ConfigError if the address is taken or is not ours."""
+    if settings.exposed:
+        return [_bind(settings.host, settings.port)]
+    first = _bind("127.0.0.1", settings.port)
+    try:
+        return [first, _bind("::1", first.getsockname()[1])]
+    except ConfigError as error:
+        if not _has_v6():
+            logger.info("there is no ::1 here; listening on 127.0.0.1 only")
+            return [first]
+        first.close()
+        raise error
+
+
+class GatewayServer(uvicorn.Server):
+    """Leaves signals to the process, which ends turns before sockets."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def server_of(app: Any, settings: GatewaySettings) -> GatewayServer:
+    """`await server.serve(sockets)` until `server.should_exit`."""
+    return GatewayServer(
+        uvicorn.Config(
+            app,
+            http=HttpProtocol,
+            ws=WebSocketTransport,
+            ws_max_size=settings.first_frame,
+            ws_ping_interval=settings.ping,
+            ws_ping_timeout=settings.ping,
+            ws_per_message_deflate=False,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=2,
+        )
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _has_v6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def told_to_stop(stop: Callable[[], None]) -> Generator[None, None, None]:
+    """`stop` is called with every SIGTERM and SIGINT as long as the block lasts."""
+    loop = asyncio.get_running_loop()
+    for each in _SIGNALS:
+        loop.add_signal_handler(each, stop)
+    try:
+        yield
+    finally:
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+
+
+async def close_within(atlas: Atlas, grace: float, hurry: asyncio.Event) -> None:
+    """Turns have so many seconds to end, or until somebody is in a `hurry`; those that have not are left to others."""
+    closing, hurried = asyncio.create_task(atlas.close(grace)), asyncio.create_task(hurry.wait())
+    try:
+        await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
+        if not closing.done():
+            await atlas.close()
+        await closing
+    finally:
+        hurried.cancel()
+        closing.cancel()
+
+
+_FAMILIES = (
+    add_chat_methods,
+    add_session_methods,
+    add_search_methods,
+    add_carrying_methods,
+    add_run_methods,
+    add_job_methods,
+    add_schedule_methods,
+    add_approval_methods,
+    add_record_methods,
+    add_knowledge_methods,
+    add_call_methods,
+    add_system_methods,
+    add_tenant_methods,
+)
+
+
+def all_methods() -> Methods:
+    """The table with a function behind every method."""
+    methods = Methods()
+    for add in _FAMILIES:
+        add(methods)
+    return methods
+
+
 _LAST_WORDS = 1.0
 
 
@@ -63,13 +200,13 @@ class Gateway:
         self.atlas = atlas
         self.settings = settings
         self.hub = hub = Hub(atlas, settings, all_methods())
-        hub.news = SessionNews(hub)
+        hub.news = SessionUpdates(hub)
         hub.runs.on_change = hub.news.changed
         hub.runs.on_call = hub.audit.look
         hub.runs.on_question = hub.news.asked
         follow_jobs(hub)
         self.readiness = Readiness(self._look)
-        self.mcp = Door(hub)
+        self.mcp = McpMount(hub)
         families = [*openai_routes(hub), *agui_routes(hub), *self.mcp.routes()]
         self._app = App(hub.porch, hub.metrics, site(hub, self.readiness, [*routes, *families]), hub)
         self._membership = membership
@@ -144,7 +281,7 @@ class Gateway:
         rows = await self.hub.store.messages(self.atlas.tenant, row.session)
         return {each.id for each in rows if each.run_id == row.id}
 
-    async def _end(self, server: Server, member: AsyncExitStack) -> None:
+    async def _end(self, server: GatewayServer, member: AsyncExitStack) -> None:
         """No new turns; those under way end, or are left for the next start; then everybody is told, and let go."""
         hub, expected = self.hub, self.settings.restart_expected
         hub.stopping = hub.runs.stopping = self.readiness.stopping = True

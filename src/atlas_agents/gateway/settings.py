@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.core.secret import Secret
+from atlas_agents.core.paths import Secret
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - addresses to listen on, and no names to be reached by

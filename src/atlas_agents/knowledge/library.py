@@ -9,14 +9,13 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from atlas_agents.core.errors import ConfigError, NotStored, ToolFault
+from atlas_agents.core.errors import ConfigError, NotFound, ToolFault
 from atlas_agents.core.json import encode
-from atlas_agents.core.shelves import AddPassages, Document, DropDocument, Passage, PutDocument, Where
-from atlas_agents.core.store import Store
-from atlas_agents.knowledge.chunks import Chunk, chunks
+from atlas_agents.core.store import AddPassages, Document, DropDocument, Passage, PutDocument, Store, Where
+from atlas_agents.knowledge.chunking import TextPassage, chunks
 from atlas_agents.knowledge.embedding import Embedder
-from atlas_agents.knowledge.search import Found, Searcher
-from atlas_agents.knowledge.sources import Item, Raw, Readable, Sources, is_url
+from atlas_agents.knowledge.loaders import Item, LoadedDocument, Raw, Sources, is_url
+from atlas_agents.knowledge.search import Searcher, SearchResult
 
 CATEGORY = "general"
 _VERSION = "1"
@@ -81,7 +80,7 @@ class Knowledge:
 
     async def search(
         self, tenant: str, question: str, *, category: str | None = None, max_results: int = 5
-    ) -> list[Found]:
+    ) -> list[SearchResult]:
         """The passages that fit best, the best first."""
         return await self._searcher.search(tenant, Where("knowledge", category), question, max_results)
 
@@ -106,9 +105,9 @@ class Knowledge:
         async for document in self._all(tenant):
             about = about_of(document)
             if source is None or about.root == source:
-                roots.setdefault(about.root, (document.shelf, about.user))
+                roots.setdefault(about.root, (document.collection, about.user))
         if source is not None and not roots:
-            raise NotStored(f"nothing was added with {source!r}")
+            raise NotFound(f"nothing was added with {source!r}")
         total = Report()
         for root, (category, user) in roots.items():
             try:
@@ -133,7 +132,7 @@ class Knowledge:
         the beginning, which says so."""
         document = await self._store.document(tenant, "knowledge", id)
         if document is None or not document.hash:
-            raise NotStored(f"there is no document {id[:80]!r}")
+            raise NotFound(f"there is no document {id[:80]!r}")
         lines, size, heading, after = [f"# {document.title}"], 0, document.title, -1
         while rows := await self._store.passages_of(tenant, "knowledge", id, after=after, limit=_PAGE):
             after = rows[-1].place
@@ -152,7 +151,7 @@ class Knowledge:
                 if which in (document.id, document.source, about_of(document).root):
                     await self._drop(tenant, document, report)
         if not report.removed:
-            raise NotStored(f"there is no document {which!r}")
+            raise NotFound(f"there is no document {which!r}")
         return report.removed
 
     async def close(self) -> None:
@@ -169,7 +168,7 @@ class Knowledge:
             try:
                 raw = await self._sources.fetch(item)
                 hash = self._hash(raw)
-                if known is not None and (known.hash, known.shelf) == (hash, category):
+                if known is not None and (known.hash, known.collection) == (hash, category):
                     report.unchanged += 1
                 elif hashes.get(hash, item.source) != item.source:
                     report.duplicates += 1
@@ -187,7 +186,7 @@ class Knowledge:
         return report
 
     async def _keep(
-        self, tenant: str, item: Item, category: str, about: About, readable: Readable, hash: str, report: Report
+        self, tenant: str, item: Item, category: str, about: About, readable: LoadedDocument, hash: str, report: Report
     ) -> None:
         """In slices, so that nobody else who writes waits for long; the hash comes with the last one."""
         cut = chunks(readable.text, plain=readable.plain)
@@ -205,7 +204,7 @@ class Knowledge:
             await self._store.commit(tenant, [write])
             report.passages += len(passages)
 
-    async def _passages(self, part: Sequence[Chunk], title: str, readable: Readable) -> tuple[Passage, ...]:
+    async def _passages(self, part: Sequence[TextPassage], title: str, readable: LoadedDocument) -> tuple[Passage, ...]:
         headings = [chunk.heading or title for chunk in part]
         vectors = [b""] * len(part)
         if self._embedder is not None:
@@ -248,7 +247,7 @@ def about_of(document: Document) -> About:
     return msgspec.json.decode(document.about, type=About)
 
 
-def _position(chunk: Chunk, readable: Readable) -> str:
+def _position(chunk: TextPassage, readable: LoadedDocument) -> str:
     if chunk.page:
         return f"page {chunk.page}"
     return f"line {chunk.line}" if readable.lines else ""

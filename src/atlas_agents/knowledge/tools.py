@@ -5,10 +5,9 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
-from atlas_agents.core.errors import ConfigError, NotStored, ToolFailed
+from atlas_agents.core.errors import ConfigError, NotFound, ToolFailed
 from atlas_agents.knowledge.library import Knowledge, about_of
-from atlas_agents.knowledge.memories import Memories, Origin, Whose
-from atlas_agents.knowledge.recollection import SOURCES, Recollections, Source
+from atlas_agents.knowledge.memories import SOURCES, Memories, MemoryOrigin, Recall, Source, Whose
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool, tool
 
@@ -41,7 +40,7 @@ def knowledge_tool(knowledge: Knowledge) -> Tool:
                 "title": each.document.title,
                 "heading": each.passage.heading,
                 "position": each.passage.position,
-                "category": each.document.shelf,
+                "category": each.document.collection,
             }
             for each in found
         ]
@@ -50,7 +49,7 @@ def knowledge_tool(knowledge: Knowledge) -> Tool:
     return search_atlasux_knowledge
 
 
-def memory_tools(memories: Memories, recollections: Recollections) -> list[Tool]:
+def memory_tools(memories: Memories, recollections: Recall) -> list[Tool]:
     """The tools that look back, note something, and forget it."""
 
     @tool(name="search_my_memories", effect="pure")
@@ -80,7 +79,7 @@ def memory_tools(memories: Memories, recollections: Recollections) -> list[Tool]
             text: What to remember, in a sentence that can be understood alone.
             tags: Words to find it by.
         """
-        origin = Origin(context.idempotency_key, context.run_id, context.conversation.id, context.call_id)
+        origin = MemoryOrigin(context.idempotency_key, context.run_id, context.conversation.id, context.call_id)
         try:
             memory = await memories.remember(_whose(context), text, tags or (), origin)
         except ConfigError as error:
@@ -96,7 +95,7 @@ def memory_tools(memories: Memories, recollections: Recollections) -> list[Tool]
         """
         try:
             await memories.forget(_whose(context), id)
-        except NotStored:
+        except NotFound:
             raise ToolFailed(f"there is no memory {id!r}, or not any more") from None
         return {"forgotten": id}
 

@@ -6,9 +6,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ModelUnavailable
-from atlas_agents.core.places import home
+from atlas_agents.core.paths import Environment, home
 
 DEFAULT = "smollm2-135m"
 

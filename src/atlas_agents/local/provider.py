@@ -9,25 +9,19 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.core.calling import in_thread
-from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
-from atlas_agents.core.environment import Environment
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, in_thread
 from atlas_agents.core.errors import ModelUnavailable
-from atlas_agents.core.names import wire_name
-from atlas_agents.core.places import home
-from atlas_agents.local.calls import CallFinder
-from atlas_agents.local.fetch import Progress, obtain
-from atlas_agents.local.guide import Form, first_word, fitted, form_of, guidance, offered
+from atlas_agents.core.paths import Environment, home
+from atlas_agents.core.text import wire_name
+from atlas_agents.local.download import Progress, obtain
 from atlas_agents.local.models import DEFAULT, LocalModel, Manner, given_file, is_path, known, state_of
-from atlas_agents.local.plain import plain
+from atlas_agents.local.prompting import CallFinder, Form, first_word, fitted, form_of, guidance, offered, plain
 from atlas_agents.local.server import Endpoint, Setup, let_go, server_for
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ToolCallChunk
-from atlas_agents.providers.http import Clocks, HttpClient
-from atlas_agents.providers.openai_reader import OpenAIReader
-from atlas_agents.providers.openai_request import encode_request
-from atlas_agents.providers.wire import exchange, header_value
+from atlas_agents.providers.http import HttpClient, Timeouts, exchange, header_value
+from atlas_agents.providers.openai import OpenAIReader, encode_request
 
-_PATIENT = Clocks(first_byte=300, idle=120, total=1800)  # a long prompt is read at some hundred tokens a second
+_PATIENT = Timeouts(first_byte=300, idle=120, total=1800)  # a long prompt is read at some hundred tokens a second
 _log = logging.getLogger("atlas_agents.local")
 
 
@@ -45,7 +39,7 @@ class LocalProvider:
         context: int = 8192,
         download: bool | None = None,
         progress: Progress | None = None,
-        clocks: Clocks | None = None,
+        clocks: Timeouts | None = None,
         clock: Clock = SYSTEM_CLOCK,
         environment: Environment | None = None,
     ) -> None:

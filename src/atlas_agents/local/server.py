@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from atlas_agents.core.errors import ModelUnavailable
-from atlas_agents.core.secret import Secret
+from atlas_agents.core.paths import Secret
 
 _CHILD = Path(__file__).with_name("child.py")
 _LOADING = 120.0

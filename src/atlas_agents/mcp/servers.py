@@ -9,25 +9,33 @@ from typing import Any, Protocol
 import msgspec
 
 from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
-from atlas_agents.mcp.entries import NAME, Lookup, Server, read_servers
-from atlas_agents.mcp.found import Found
-from atlas_agents.mcp.pins import Approval, Pins, Stamp, stamp_of
-from atlas_agents.mcp.underway import Caller
+from atlas_agents.mcp.callbacks import Caller
+from atlas_agents.mcp.config import (
+    NAME,
+    Approval,
+    ApprovedServers,
+    DiscoveredTool,
+    ServerConfig,
+    Stamp,
+    VariableLookup,
+    read_servers,
+    stamp_of,
+)
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Effect, Tool
 
 logger = logging.getLogger(__name__)
-_CONNECTION = "atlas_agents.mcp.connection"
+_CLIENT_MODULE = "atlas_agents.mcp.client"
 
 
-class Reaching(Protocol):
+class ServerConnection(Protocol):
     """A connection, as far as this file knows one: the protocol's library is loaded with the first that is made."""
 
     trouble: str
 
-    async def tools(self) -> tuple[Found, ...]: ...
+    async def tools(self) -> tuple[DiscoveredTool, ...]: ...
 
-    async def call(self, tool: Found, arguments: dict[str, Any], caller: Caller) -> Any: ...
+    async def call(self, tool: DiscoveredTool, arguments: dict[str, Any], caller: Caller) -> Any: ...
 
     async def close(self) -> None: ...
 
@@ -43,16 +51,16 @@ class Servers:
     """What `mcp.json` of a workspace says, as far as it was approved in a home folder. Nothing is started before the
     first call."""
 
-    def __init__(self, workspace: Path, home: Path, environment: Lookup, speak: Any = None) -> None:
+    def __init__(self, workspace: Path, home: Path, environment: VariableLookup, speak: Any = None) -> None:
         self.workspace = workspace
-        self.pins = Pins(home)
-        self.known: dict[str, Server] = {}
+        self.pins = ApprovedServers(home)
+        self.known: dict[str, ServerConfig] = {}
         self.approvals: dict[str, Approval] = {}
         self.trouble = ""
         """Why what is written down cannot be used; then nothing of it is."""
         self._environment = environment
         self._speak = speak
-        self._connections: dict[str, tuple[Server, Reaching]] = {}
+        self._connections: dict[str, tuple[ServerConfig, ServerConnection]] = {}
         self._loading = asyncio.Lock()
         self.load()
 
@@ -77,7 +85,7 @@ class Servers:
             return "not approved"
         return "approved" if approval.fits(server) else "changed since it was approved"
 
-    def check(self, server: Server) -> None:
+    def check(self, server: ServerConfig) -> None:
         """The last look before a call: an agent may still hold a tool whose server was edited or taken out."""
         known = self.known.get(server.name) == server
         if not known or self.state(server.name) != "approved":
@@ -98,7 +106,7 @@ class Servers:
                 ]
         return found
 
-    async def reach(self, server: Server) -> Reaching:
+    async def reach(self, server: ServerConfig) -> ServerConnection:
         """The connection to a server, whether it was approved or not; one that was edited is made anew."""
         async with self._loading:
             old = self._connections.get(server.name)
@@ -107,10 +115,12 @@ class Servers:
             if old is not None:
                 await old[1].close()
             try:
-                module = await asyncio.to_thread(import_module, _CONNECTION)
+                module = await asyncio.to_thread(import_module, _CLIENT_MODULE)
             except ModuleNotFoundError as error:
                 raise ConfigError("MCP servers need an extra: pip install 'atlas-agents[mcp]'") from error
-            made: Reaching = module.Connection(server, self._environment, self.pins.folder, speak=self._speak)
+            made: ServerConnection = module.McpConnection(
+                server, self._environment, self.pins.folder, speak=self._speak
+            )
             self._connections[server.name] = server, made
             return made
 
@@ -126,7 +136,7 @@ class Servers:
         self._connections.clear()
         await asyncio.gather(*(connection.close() for connection in open_ones))
 
-    def _tool(self, server: Server, found: Found) -> Tool | None:
+    def _tool(self, server: ServerConfig, found: DiscoveredTool) -> Tool | None:
         try:
             return as_tool(server, found, self)
         except BadTool as error:
@@ -134,7 +144,7 @@ class Servers:
             return None
 
 
-def as_tool(server: Server, found: Found, servers: Servers) -> Tool:
+def as_tool(server: ServerConfig, found: DiscoveredTool, servers: Servers) -> Tool:
     """A tool under the rules of the house: unsafe, and asked about, unless the owner has written otherwise. What the
     server says of its effects is not read."""
 

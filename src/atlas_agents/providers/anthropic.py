@@ -1,16 +1,404 @@
 """Anthropic's Messages."""
 
+import json
 from collections.abc import AsyncGenerator
+from typing import Any
 
-from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
-from atlas_agents.core.environment import Environment
+import msgspec
+
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import MissingKey, ProviderError
-from atlas_agents.core.secret import Secret
-from atlas_agents.providers.anthropic_reader import AnthropicReader
-from atlas_agents.providers.anthropic_request import encode_request
-from atlas_agents.providers.base import Capabilities, Chunk, Request
-from atlas_agents.providers.http import Clocks, HttpClient
-from atlas_agents.providers.wire import exchange, header_value
+from atlas_agents.core.events import Usage
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import (
+    File,
+    Image,
+    Message,
+    Opaque,
+    Part,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    memo,
+)
+from atlas_agents.core.paths import Environment, Secret
+from atlas_agents.core.text import Joiner, clean, wire_name
+from atlas_agents.providers.base import (
+    LEFT_OUT,
+    Capabilities,
+    Chunk,
+    DoneChunk,
+    OpaqueChunk,
+    Request,
+    StopReason,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    as_written,
+    encoded,
+    fault_of_event,
+    finished_call,
+    may_be_fetched,
+    seen,
+)
+from atlas_agents.providers.http import (
+    EventSplitter,
+    HttpClient,
+    Timeouts,
+    exchange,
+    header_value,
+    read_event,
+    read_plain,
+)
+
+_STOP: dict[str, StopReason] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "refusal",
+    "pause_turn": "pause",
+}
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _Delta(msgspec.Struct):
+    type: str = ""
+    text: str = ""
+    partial_json: str = ""
+    thinking: str = ""
+    signature: str = ""
+    stop_reason: str | None = None
+
+
+class _Start(msgspec.Struct):
+    model: str = ""
+    usage: _Usage | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    index: int = 0
+    message: _Start | None = None
+    content_block: dict[str, Any] | None = None
+    delta: _Delta | None = None
+    usage: _Usage | None = None
+
+
+class _MessageResponse(msgspec.Struct):
+    """An answer in one piece."""
+
+    content: list[dict[str, Any]] = []
+    error: Any = None
+    stop_reason: str | None = None
+    model: str = ""
+    usage: _Usage | None = None
+
+
+_KNOWN = frozenset(
+    (
+        b"message_start",
+        b"content_block_start",
+        b"content_block_delta",
+        b"content_block_stop",
+        b"message_delta",
+        b"message_stop",
+    )
+)
+"""Events that count. Others (pings, and whatever comes next year) are not even read."""
+_decoder = msgspec.json.Decoder(_Event)
+_answer_decoder = msgspec.json.Decoder(_MessageResponse)
+
+
+class _Block:
+    """A block that is still being written."""
+
+    __slots__ = ("content", "joiner", "kind", "pieces")
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        self.kind = str(content.get("type", ""))
+        self.pieces: list[str] = []
+        self.joiner = Joiner()
+
+
+class AnthropicReader:
+    """Reads one answer."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self.complete = False
+        self.closed = False
+        self._events = EventSplitter()
+        self._started = False
+        self._open: dict[int, _Block] = {}
+        self._calls: list[ToolCall] = []
+        self._stop = ""
+        self._model = ""
+        self._said = 0
+        self._input = self._output = self._cached = self._written = 0
+        self._counted = False
+
+    def feed(self, piece: bytes) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for name, data in self._events.feed(piece):
+            if self.closed:
+                break
+            if name in _KNOWN:
+                self._take(read_event(_decoder, data), chunks)
+            elif name == b"error":
+                raise fault_of_event(read_plain(data))
+        return chunks
+
+    def whole(self, body: bytes) -> list[Chunk]:
+        answer = read_event(_answer_decoder, body)
+        if answer.error is not None:
+            raise fault_of_event({"error": answer.error})
+        chunks: list[Chunk] = []
+        self._begin(_Event(message=_Start(answer.model, answer.usage)))
+        for index, block in enumerate(answer.content):
+            self._open_block(_Event(index=index, content_block=block), chunks)
+            self._close_block(_Event(index=index), chunks)
+        self._end(_Event(delta=_Delta(stop_reason=answer.stop_reason), usage=answer.usage))
+        return chunks + self.finish()
+
+    def finish(self) -> list[Chunk]:
+        if self.heard == 0:
+            raise ProviderError("the answer was empty: not one event of a message came", "empty_response")
+        if not self.complete:
+            raise ProviderError("the stream ended before its stop_reason", "incomplete")
+        if self._open:
+            raise ProviderError("the stream ended inside a block", "incomplete")
+        stop = _STOP.get(self._stop, "other")
+        calls = self._calls if stop in ("stop", "tool_calls", "length") else []
+        if not calls and not self._said and stop in ("stop", "tool_calls"):
+            raise ProviderError("the answer was empty: it ended without a word or a call", "empty_response")
+        if stop == "length":  # whatever was cut, and we cannot tell which call was whole
+            calls = [finished_call(call.id, call.name, _written(call), cut=True) for call in calls]
+        output = self._output if self._counted else round(self._said / 3.6)
+        read = self._input + self._cached + self._written  # they count only what no cache had part in
+        usage = Usage(read, output, self._cached, estimated=not self._counted)
+        return [*(ToolCallChunk(call) for call in calls), DoneChunk(usage, stop, self._model)]
+
+    def _take(self, event: _Event, chunks: list[Chunk]) -> None:
+        match event.type:
+            case "content_block_delta":
+                self._add(event, chunks)
+            case "message_start":
+                self._begin(event)
+            case "content_block_start":
+                self._open_block(event, chunks)
+            case "content_block_stop":
+                self._close_block(event, chunks)
+            case "message_delta":
+                self._end(event)
+            case "message_stop":
+                self._require(self._started, "message_stop before message_start")
+                self.closed = self.complete
+            case _:
+                return
+        self.heard += 1
+
+    def _begin(self, event: _Event) -> None:
+        self._require(not self._started, "a second message_start")
+        self._started = True
+        self.heard += 1
+        if event.message:
+            self._model = clean(event.message.model)
+            self._count(event.message.usage, final=False)
+
+    def _open_block(self, event: _Event, chunks: list[Chunk]) -> None:
+        self._require(self._started and not self.complete and event.index not in self._open, "a block out of order")
+        block = self._open[event.index] = _Block(event.content_block or {})
+        text, thought = block.content.get("text"), block.content.get("thinking")
+        if block.kind == "text" and text:
+            self._say(block, str(text), chunks)
+        elif block.kind == "thinking" and thought:
+            chunks.append(ThinkingChunk(block.joiner.add(str(thought))))
+
+    def _add(self, event: _Event, chunks: list[Chunk]) -> None:
+        block, delta = self._open.get(event.index), event.delta
+        if block is None or delta is None:
+            raise ProviderError(f"out of order: a delta for block {event.index}, which is not open", "protocol")
+        if delta.text:
+            self._say(block, delta.text, chunks)
+        elif delta.thinking:
+            chunks.append(ThinkingChunk(block.joiner.add(delta.thinking)))
+        elif delta.signature:
+            block.content["signature"] = delta.signature
+        elif delta.partial_json:
+            block.pieces.append(delta.partial_json)
+
+    def _say(self, block: _Block, text: str, chunks: list[Chunk]) -> None:
+        self._said += len(text)
+        if text := block.joiner.add(text):
+            chunks.append(TextChunk(text))
+
+    def _close_block(self, event: _Event, chunks: list[Chunk]) -> None:
+        block = self._open.pop(event.index, None)
+        if block is None:
+            raise ProviderError(f"out of order: block {event.index} ended but was not open", "protocol")
+        content = block.content
+        match block.kind:
+            case "text":
+                if rest := block.joiner.rest():
+                    chunks.append(TextChunk(rest))
+            case "thinking":
+                chunks.append(ThinkingChunk(block.joiner.rest(), clean(str(content.get("signature") or ""))))
+            case "tool_use":
+                written = "".join(block.pieces) or as_written(content.get("input") or {})
+                name, id = clean(str(content.get("name") or "")), clean(str(content.get("id") or ""))
+                self._calls.append(finished_call(id, name, written, cut=False))
+            case _:
+                if block.pieces:
+                    content = {**content, "input": read_plain(clean("".join(block.pieces)).encode())}
+                chunks.append(OpaqueChunk("anthropic", _keepable(content)))
+
+    def _end(self, event: _Event) -> None:
+        self._require(self._started, "message_delta before message_start")
+        self._count(event.usage, final=True)
+        if event.delta and event.delta.stop_reason and not self.complete:
+            self.complete, self._stop = True, event.delta.stop_reason
+
+    def _count(self, usage: _Usage | None, *, final: bool) -> None:
+        """Counts are running totals: the last one said is right, and what the start says of the output is none."""
+        if usage is None:
+            return
+        self._input = usage.input_tokens if usage.input_tokens is not None else self._input
+        self._cached = usage.cache_read_input_tokens or self._cached
+        self._written = usage.cache_creation_input_tokens or self._written
+        if final and usage.output_tokens is not None:
+            self._output, self._counted = usage.output_tokens, True
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise ProviderError(f"the stream is out of order: {otherwise}", "protocol")
+
+
+def _keepable(block: dict[str, Any]) -> dict[str, Any]:
+    """The block as it can be sent again: half a surrogate pair is replaced, a number that JSON lacks is an error."""
+    try:
+        written = encode(block)
+    except UnicodeEncodeError:
+        block = json.loads(clean(json.dumps(block, ensure_ascii=False)))
+        written = encode(block)
+    if json.loads(written) != block:
+        raise ProviderError("a block of the answer is no JSON that could be sent again", "protocol")
+    return block
+
+
+def _written(call: ToolCall) -> str:
+    return call.malformed if call.malformed is not None else encode(call.arguments).decode()
+
+
+_CACHE = "anthropic_bytes"
+_MAX_TOKENS = 8192
+
+
+def encode_request(request: Request, model: str) -> bytes:
+    """The body. Refuses (BrokenHistory) a history in which a call and its result are apart."""
+    messages = encoded(request.messages, _CACHE, _encode)
+    parts = [
+        b'{"model":',
+        encode(model),
+        b',"stream":true,"messages":[',
+        b",".join(messages),
+        b"],",
+        encode(_settings(request))[1:-1],
+    ]
+    if request.tools:
+        parts += [b',"tools":[', b",".join([_cached_tool(tool) for tool in request.tools]), b"]"]
+    parts.append(b"}")
+    return b"".join(parts)
+
+
+def _settings(request: Request) -> dict[str, Any]:
+    found: dict[str, Any] = {"max_tokens": request.max_tokens or _MAX_TOKENS}
+    if request.system:
+        found["system"] = request.system
+    if request.temperature is not None:
+        found["temperature"] = request.temperature
+    if request.stop:
+        found["stop_sequences"] = list(request.stop)
+    if request.tools and request.tool_choice != "auto":
+        found["tool_choice"] = _choice(request.tool_choice)
+    if request.output:
+        found["output_config"] = {"format": {"type": "json_schema", "schema": request.output.schema}}
+    return found
+
+
+def _choice(choice: str) -> dict[str, str]:
+    match choice:
+        case "none":
+            return {"type": "none"}
+        case "required":
+            return {"type": "any"}
+        case name:
+            return {"type": "tool", "name": wire_name(name)}
+
+
+def _cached_tool(tool: ToolSpec) -> bytes:
+    found: bytes | None = getattr(tool, _CACHE, None)
+    if found is None:
+        shape = {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+        found = memo(tool)[_CACHE] = encode(shape)
+    return found
+
+
+def _encode(message: Message) -> bytes:
+    blocks = [block for part in message.parts if (block := _block(part)) is not None]
+    if message.role == "system":  # in mid-conversation they know no system message
+        blocks = [{"type": "text", "text": f"<system>\n{message.text}\n</system>"}]
+    role = "assistant" if message.role == "assistant" else "user"
+    return encode({"role": role, "content": blocks}) if blocks else b""
+
+
+def _block(part: Part) -> dict[str, Any] | None:
+    """One part as a block; None for what this vendor must not see (again)."""
+    match part:
+        case Text(text):
+            return {"type": "text", "text": text} if text.strip() else None
+        case ToolCall(id, name, arguments, malformed):
+            written = arguments if malformed is None else {"malformed": malformed}
+            return {"type": "tool_use", "id": wire_name(id), "name": wire_name(name), "input": written}
+        case ToolResult(call_id, status, _):
+            block: dict[str, Any] = {"type": "tool_result", "tool_use_id": wire_name(call_id), "content": _told(part)}
+            return block if status == "ok" else {**block, "is_error": True}
+        case Thinking(text, signature):  # an unsigned thought would be refused
+            return {"type": "thinking", "thinking": text, "signature": signature} if signature else None
+        case Image(url=url) | File(url=url) if url and not may_be_fetched(url):
+            return {"type": "text", "text": LEFT_OUT}
+        case Image(media_type, data, url):
+            source = {"type": "url", "url": url} if url else _base64(media_type, data)
+            return {"type": "image", "source": source}
+        case File(name, media_type, data, url):
+            source = {"type": "url", "url": url} if url else _base64(media_type, data)
+            return {"type": "document", "source": source, "title": name}
+        case Opaque(vendor, block):
+            return block if vendor == "anthropic" else None
+
+
+def _told(result: ToolResult) -> str | list[dict[str, Any]]:
+    """What a tool gave back: words, and pictures after them."""
+    words, pictures = seen(result)
+    if not pictures:
+        return words
+    looks = [{"type": "image", "source": _base64(picture.media_type, picture.data)} for picture in pictures]
+    return [{"type": "text", "text": words}, *looks]
+
+
+def _base64(media_type: str, data: str) -> dict[str, str]:
+    return {"type": "base64", "media_type": media_type, "data": data}
+
 
 OFFICIAL = "https://api.anthropic.com"
 _VERSION = "2023-06-01"
@@ -28,7 +416,7 @@ class AnthropicProvider:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        clocks: Clocks | None = None,
+        clocks: Timeouts | None = None,
         clock: Clock = SYSTEM_CLOCK,
         environment: Environment | None = None,
         id: str = "anthropic",

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk
 

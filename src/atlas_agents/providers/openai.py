@@ -1,18 +1,340 @@
 """OpenAI's chat completions, and every server that speaks them."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from typing import Any, cast
 
-from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
-from atlas_agents.core.environment import Environment
+import msgspec
+
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import MissingKey, ProviderError
-from atlas_agents.core.secret import Secret
-from atlas_agents.providers.base import Capabilities, Chunk, Request
-from atlas_agents.providers.faults import fault_of_status
-from atlas_agents.providers.http import Clocks, HttpClient, read_error
-from atlas_agents.providers.openai_reader import OpenAIReader, first_model
-from atlas_agents.providers.openai_request import encode_request
-from atlas_agents.providers.wire import exchange, header_value
+from atlas_agents.core.events import Usage
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import File, Image, Message, Text, ToolCall, ToolSpec, memo
+from atlas_agents.core.paths import Environment, Secret
+from atlas_agents.core.text import Joiner, clean, wire_name
+from atlas_agents.providers.base import (
+    LEFT_OUT,
+    Capabilities,
+    Chunk,
+    DoneChunk,
+    Request,
+    StopReason,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    as_written,
+    encoded,
+    fault_of_event,
+    fault_of_status,
+    finished_call,
+    may_be_fetched,
+    spoken,
+)
+from atlas_agents.providers.http import (
+    EventSplitter,
+    HttpClient,
+    Timeouts,
+    exchange,
+    header_value,
+    read_error,
+    read_event,
+    read_plain,
+)
+
+_STOP: dict[str, StopReason] = {
+    "stop": "stop",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "length": "length",
+    "content_filter": "refusal",
+}
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: Any = None
+
+
+class _CallDelta(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _ChoiceDelta(msgspec.Struct):
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_CallDelta] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _ChoiceDelta | None = None
+    message: _ChoiceDelta | None = None
+    finish_reason: str | None = None
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _CompletionUsage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Cached | None = None
+
+
+class _CompletionEvent(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _CompletionUsage | None = None
+    model: str | None = None
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(_CompletionEvent)
+
+
+class _Open:
+    """A call that is still being written."""
+
+    __slots__ = ("id", "index", "name", "pieces")
+
+    def __init__(self, index: int | None) -> None:
+        self.index = index
+        self.id = ""
+        self.name = ""
+        self.pieces: list[str] = []
+
+
+class OpenAIReader:
+    """Reads one answer. Choice 0 only; what comes after its finish reason is not heard, its usage apart."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self.complete = False
+        self.closed = False
+        self._events = EventSplitter()
+        self._joiner = Joiner()
+        self._thoughts = Joiner()
+        self._stop = ""
+        self._refused = False
+        self._calls: list[_Open] = []
+        self._usage: _CompletionUsage | None = None
+        self._model = ""
+        self._said = 0
+
+    def feed(self, piece: bytes) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for name, data in self._events.feed(piece):
+            if data == b"[DONE]":
+                self.closed = self.complete
+            elif data and not self.closed:
+                self._take(name, data, chunks)
+        return chunks
+
+    def whole(self, body: bytes) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        self._take(b"", body, chunks)
+        return chunks + self.finish()
+
+    def finish(self) -> list[Chunk]:
+        if not self.complete:
+            if self.heard == 0:
+                raise ProviderError("the answer was empty: not one event of a chat completion came", "empty_response")
+            raise ProviderError("the stream ended before its finish_reason", "incomplete")
+        stop = "refusal" if self._refused else _STOP.get(self._stop, "other")
+        chunks: list[Chunk] = []
+        if rest := self._joiner.rest():
+            chunks.append(TextChunk(rest))
+        calls = self._finished_calls(cut=stop == "length") if stop in ("stop", "tool_calls", "length") else []
+        chunks += [ToolCallChunk(call) for call in calls]
+        if not calls and not self._said and stop in ("stop", "tool_calls"):
+            raise ProviderError("the answer was empty: it ended without a word or a call", "empty_response")
+        chunks.append(DoneChunk(_count(self._usage, self._said), stop, self._model))
+        return chunks
+
+    def _take(self, name: bytes, data: bytes, chunks: list[Chunk]) -> None:
+        if name == b"error":
+            raise fault_of_event(read_plain(data))
+        event = read_event(_decoder, data)
+        if event.error is not None:
+            raise fault_of_event({"error": event.error})
+        if event.usage is not None:
+            self._usage = event.usage
+        if event.model and not self._model:
+            self._model = clean(event.model)
+        if not event.choices or self.complete:
+            return
+        for choice in event.choices:
+            if choice.index == 0:
+                self._choose(choice, chunks)
+
+    def _choose(self, choice: _Choice, chunks: list[Chunk]) -> None:
+        delta = choice.delta or choice.message
+        if delta is not None:
+            self.heard += 1
+            self._say(delta, chunks)
+            for place, part in enumerate(delta.tool_calls or ()):
+                if choice.message is not None:  # each entry of a whole answer is a call, whatever id it has
+                    part.index = place
+                self._write(part)
+        if choice.finish_reason:
+            self.heard += 1
+            self.complete, self._stop = True, choice.finish_reason
+
+    def _say(self, delta: _ChoiceDelta, chunks: list[Chunk]) -> None:
+        if delta.refusal:
+            self._refused = True
+        if content := delta.content or delta.refusal:
+            self._said += len(content)
+            if text := self._joiner.add(content):
+                chunks.append(TextChunk(text))
+        if (thought := delta.reasoning_content or delta.reasoning) and (text := self._thoughts.add(thought)):
+            chunks.append(ThinkingChunk(text))
+
+    def _write(self, part: _CallDelta) -> None:
+        """Add to the call that this piece belongs to; a new id means a new call, whatever the index says."""
+        call = self._call_of(part)
+        call.id = call.id or clean(part.id or "")
+        if part.function is None:
+            return
+        call.name = call.name or clean(part.function.name or "")
+        arguments = part.function.arguments
+        if isinstance(arguments, str):
+            call.pieces.append(arguments)
+        elif arguments is not None:
+            call.pieces.append(as_written(arguments))
+
+    def _call_of(self, part: _CallDelta) -> _Open:
+        for call in reversed(self._calls):
+            same_place = part.index is None or part.index == call.index
+            if same_place and (not part.id or not call.id or clean(part.id) == call.id):
+                if part.index is None and part.function and part.function.name and call.name and not part.id:
+                    break  # neither index nor id, but a name of its own: a new call
+                return call
+        self._calls.append(_Open(part.index))
+        return self._calls[-1]
+
+    def _finished_calls(self, *, cut: bool) -> list[ToolCall]:
+        return [finished_call(call.id, call.name, "".join(call.pieces), cut=cut) for call in self._calls]
+
+
+def _count(usage: _CompletionUsage | None, said: int) -> Usage:
+    if usage is None or usage.completion_tokens is None:
+        return Usage(output_tokens=round(said / 3.6), estimated=True)
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+    return Usage(usage.prompt_tokens or 0, usage.completion_tokens, cached or 0)
+
+
+def first_model(body: object) -> str | None:
+    """The id of the first model in an answer of `/models`."""
+    listed = cast(dict[str, Any], body).get("data") if isinstance(body, dict) else None
+    for entry in cast(list[Any], listed) if isinstance(listed, list) else []:
+        if isinstance(entry, dict) and isinstance(name := cast(dict[str, Any], entry).get("id"), str):
+            return name
+    return None
+
+
+_CACHE = "openai_bytes"
+
+
+def encode_request(request: Request, model: str, *, official: bool, extra: Mapping[str, Any] | None = None) -> bytes:
+    """The body. Refuses (BrokenHistory) a history in which a call and its result are apart.
+
+    `extra` is for a server that takes more than OpenAI does; what the request says goes before it.
+    """
+    messages = encoded(request.messages, _CACHE, _encode)
+    if request.system:
+        messages.insert(0, encode({"role": "system", "content": request.system}))
+    parts = [
+        b'{"model":',
+        encode(model),
+        b',"stream":true,"stream_options":{"include_usage":true},"messages":[',
+        b",".join(messages),
+        b"]",
+    ]
+    if request.tools:
+        parts += [b',"tools":[', b",".join([_cached_tool(tool) for tool in request.tools]), b"]"]
+    if settings := {**(extra or {}), **_settings(request, official)}:
+        parts += [b",", encode(settings)[1:-1]]
+    parts.append(b"}")
+    return b"".join(parts)
+
+
+def _settings(request: Request, official: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if request.temperature is not None:
+        found["temperature"] = request.temperature
+    if request.max_tokens is not None:
+        found["max_completion_tokens" if official else "max_tokens"] = request.max_tokens
+    if request.stop:
+        found["stop"] = list(request.stop)
+    if request.tools and request.tool_choice != "auto":
+        named = {"type": "function", "function": {"name": wire_name(request.tool_choice)}}
+        found["tool_choice"] = request.tool_choice if request.tool_choice in ("none", "required") else named
+    if request.output:
+        schema = {"name": request.output.name, "schema": request.output.schema}
+        found["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return found
+
+
+def _cached_tool(tool: ToolSpec) -> bytes:
+    found: bytes | None = getattr(tool, _CACHE, None)
+    if found is None:
+        function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        found = memo(tool)[_CACHE] = encode({"type": "function", "function": function})
+    return found
+
+
+def _encode(message: Message) -> bytes:
+    return b",".join([encode(shape) for shape in _shapes(message)])
+
+
+def _shapes(message: Message) -> list[dict[str, Any]]:
+    """One message of ours as none, one or (tool results) several of theirs."""
+    match message.role:
+        case "tool":
+            return [
+                {"role": "tool", "tool_call_id": wire_name(result.call_id), "content": spoken(result)}
+                for result in message.tool_results
+            ]
+        case "assistant":
+            shape: dict[str, Any] = {"role": "assistant", "content": message.text or None}
+            if message.tool_calls:
+                shape["tool_calls"] = [_call(call) for call in message.tool_calls]
+            return [shape] if message.text or message.tool_calls else []
+        case role:
+            return [{"role": role, "content": _content(message)}]
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    written = {"malformed": call.malformed} if call.malformed is not None else call.arguments
+    function = {"name": wire_name(call.name), "arguments": encode(written).decode()}
+    return {"id": wire_name(call.id), "type": "function", "function": function}
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    if all(isinstance(part, Text) for part in message.parts):
+        return message.text
+    found: list[dict[str, Any]] = []
+    for part in message.parts:
+        match part:
+            case Text(text):
+                found.append({"type": "text", "text": text})
+            case Image(url=url) if url and not may_be_fetched(url):
+                found.append({"type": "text", "text": LEFT_OUT})
+            case Image(media_type, data, url):
+                found.append({"type": "image_url", "image_url": {"url": url or f"data:{media_type};base64,{data}"}})
+            case File(name, media_type, data, _):
+                file = {"filename": name, "file_data": f"data:{media_type};base64,{data}"}
+                found.append({"type": "file", "file": file})
+            case _:
+                pass
+    return found
+
 
 OFFICIAL = "https://api.openai.com/v1"
 
@@ -30,7 +352,7 @@ class OpenAIProvider:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        clocks: Clocks | None = None,
+        clocks: Timeouts | None = None,
         clock: Clock = SYSTEM_CLOCK,
         environment: Environment | None = None,
         id: str = "openai",

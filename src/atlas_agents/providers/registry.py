@@ -1,24 +1,189 @@
 """From a model ref to the provider behind it: one exists when its key is set."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from atlas_agents.core.environment import Environment
-from atlas_agents.core.errors import BadModelRef, ConfigError, MissingKey
+from atlas_agents.core.aio import invoke
+from atlas_agents.core.errors import AtlasError, BadModelRef, ConfigError, MissingKey, ProviderError
+from atlas_agents.core.json import encode
+from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.providers.anthropic import AnthropicProvider
-from atlas_agents.providers.balanced import Balanced
-from atlas_agents.providers.base import Provider, Request, keys_of
+from atlas_agents.providers.balancing import Balanced
+from atlas_agents.providers.base import Capabilities, Chunk, Provider, Request, fault_of_status, keys_of
 from atlas_agents.providers.failover import Route
-from atlas_agents.providers.function import FunctionProvider
-from atlas_agents.providers.nearby import NEARBY, NearbyProvider
-from atlas_agents.providers.openai import OpenAIProvider
-from atlas_agents.providers.pace import NO_LIMIT, Ledger, Pace
-from atlas_agents.providers.several import each_by_itself
+from atlas_agents.providers.http import Timeouts
+from atlas_agents.providers.openai import OpenAIProvider, OpenAIReader
+from atlas_agents.providers.rate_limits import NO_LIMIT, RateLimit, RateLimiter
+
+_OWN = {"http": "OPENAI"}
+
+
+def each_by_itself(id: str, environment: Environment) -> list[Environment]:
+    """`OPENAI_API_KEY=one,two` are two. As many addresses go with them pair by pair, a single one with all."""
+    prefix = _OWN.get(id, id.upper())
+    key, url = f"{prefix}_API_KEY", f"{prefix}_BASE_URL"
+    keys, urls = _split(environment.secret(key)), _split(environment.get(url))
+    count = max(len(keys), len(urls))
+    if count < 2:
+        return [environment]
+    if len(keys) > 1 and len(urls) > 1 and len(keys) != len(urls):
+        raise ConfigError(
+            f"{key} has {len(keys)} keys and {url} {len(urls)} addresses: give one of either, or as many of both"
+        )
+    pairs = zip(_filled(key, keys, count), _filled(url, urls, count), strict=True)
+    return [environment.replaced(one | other) for one, other in pairs]
+
+
+def _split(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _filled(name: str, values: list[str], count: int) -> list[dict[str, str]]:
+    return [{name: value} for value in values * (count if len(values) == 1 else 1)] or [{} for _ in range(count)]
+
+
+class FunctionProvider:
+    """Wraps `provider(request)`, sync or async. A sync one runs in a thread and never blocks the loop."""
+
+    def __init__(self, function: Callable[[Request], Any]) -> None:
+        self._function = function
+        self.id = str(getattr(function, "__name__", type(function).__name__))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(streaming=False)
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        try:
+            completion = await invoke(self._function, request)
+        except AtlasError:
+            raise
+        except Exception as error:  # the border to a user's code: whatever it raises is this provider's failure
+            raise _fault(error) from error
+        for chunk in OpenAIReader().whole(_as_json(completion, self.id)):
+            yield chunk
+
+    def __repr__(self) -> str:
+        return f"FunctionProvider({self.id})"
+
+
+def _as_json(completion: Any, name: str) -> bytes:
+    """A dict as it is; an SDK's object through its own `model_dump`; any other by its attributes."""
+    if callable(dump := getattr(completion, "model_dump", None)):
+        completion = dump(mode="json")
+    try:
+        data = encode(_plain(completion))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProviderError(f"{name} returned what is no chat completion: {error}", "protocol") from error
+    if not data.startswith(b"{"):
+        raise ProviderError(f"{name} must return a chat completion, not {type(completion).__name__}", "protocol")
+    return data
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in cast(dict[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in cast(list[Any], value)]
+    if isinstance(value, msgspec.Struct) or not hasattr(value, "__dict__"):
+        return value
+    fields = cast(dict[str, Any], vars(value))
+    return {key: _plain(item) for key, item in fields.items() if not key.startswith("_")}
+
+
+def _fault(error: Exception) -> ProviderError:
+    """SDK errors carry their HTTP status; anything else may be worth another try."""
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int) and status >= 400:
+        headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", None) or {}
+        return fault_of_status(status, getattr(error, "body", None) or str(error), headers)
+    return ProviderError(f"{type(error).__name__}: {error}", "unknown")
+
+
+_PATIENT = Timeouts(first_byte=180, idle=60, total=900)  # a model on one's own machine is loaded first
+
+
+class SelfHosted(msgspec.Struct, frozen=True):
+    """A kind of server: where it usually listens, and how it is started."""
+
+    id: str
+    title: str
+    address: str
+    start: str
+
+    @property
+    def variable(self) -> str:
+        """The setting with another address."""
+        return f"{self.id.upper()}_BASE_URL"
+
+
+NEARBY = {
+    each.id: each
+    for each in (
+        SelfHosted("ollama", "Ollama", "http://localhost:11434/v1", "`ollama serve`"),
+        SelfHosted("vllm", "vLLM", "http://localhost:8000/v1", "`vllm serve MODEL`"),
+        SelfHosted("llamacpp", "llama.cpp", "http://localhost:8080/v1", "`llama-server --jinja -m MODEL.gguf`"),
+    )
+}
+
+
+class SelfHostedProvider:
+    """Chat completions of a server nearby. When nobody listens there, it says what to start."""
+
+    def __init__(self, server: SelfHosted, environment: Environment) -> None:
+        address = environment.get(server.variable) or server.address
+        if not address.strip().startswith(("http://", "https://")):
+            raise ConfigError(
+                f"{server.variable}: an address begins with http:// or https://, and {address!r} does not"
+            )
+        self.id = server.id
+        self._server = server
+        self._provider = OpenAIProvider(
+            base_url=address.strip(),
+            api_key=environment.secret(f"{server.id.upper()}_API_KEY"),
+            clocks=_PATIENT,
+            environment=Environment({}, dotenv=None),  # OpenAI's key is not for other people's servers
+            id=server.id,
+        )
+
+    @property
+    def base_url(self) -> str:
+        return self._provider.base_url
+
+    @property
+    def key(self) -> Secret | None:
+        return self._provider.key
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._provider.capabilities
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        try:
+            async with aclosing(self._provider.stream(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except ProviderError as error:
+            if not hasattr(error.__cause__, "os_error"):  # only a connection that was never made has it
+                raise
+            raise ProviderError(
+                f"{self._server.title} does not answer at {self.base_url}: start it with {self._server.start}, "
+                f"or say with {self._server.variable} where it is",
+                error.kind,
+            ) from error
+
+    async def close(self) -> None:
+        await self._provider.close()
+
+    def __repr__(self) -> str:
+        return f"NearbyProvider({self.id!r}, base_url={self.base_url!r})"
+
 
 Model: TypeAlias = str | Provider | Route | Callable[[Request], Any]
 """What an agent can be given as its model: a ref, a provider (with a model), or a callable that answers like one."""
@@ -52,8 +217,8 @@ class Registry:
         self,
         environment: Environment | None = None,
         *,
-        paces: Mapping[str, Pace] | None = None,
-        ledger: Ledger | None = None,
+        paces: Mapping[str, RateLimit] | None = None,
+        ledger: RateLimiter | None = None,
     ) -> None:
         """`paces` says by the ids of providers how fast one key may be used; a shared `ledger` has it hold for all
         processes together."""
@@ -150,5 +315,5 @@ _MAKERS: dict[str, Maker] = {
     "anthropic": lambda environment: AnthropicProvider(environment=environment),
     "http": _http,
     "local": _local,
-    **{id: partial(NearbyProvider, server) for id, server in NEARBY.items()},
+    **{id: partial(SelfHostedProvider, server) for id, server in NEARBY.items()},
 }

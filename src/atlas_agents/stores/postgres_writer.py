@@ -16,18 +16,18 @@ from typing import Any, TypeAlias, TypeVar
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from atlas_agents.core.clock import Clock
+from atlas_agents.core.aio import Clock
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import Write
-from atlas_agents.stores.lane import Ticket
-from atlas_agents.stores.postgres_line import Connection
-from atlas_agents.stores.postgres_session import Cursor, fault, is_lost, rows_of
-from atlas_agents.stores.query import Place, Steps
-from atlas_agents.stores.writes import carry_out
+from atlas_agents.core.tasks import BackgroundTasks
+from atlas_agents.stores.batch_thread import Job
+from atlas_agents.stores.postgres_connection import Connection, Cursor, execute, is_lost, translate_error
+from atlas_agents.stores.sql.query import Steps, WriteContext
+from atlas_agents.stores.sql.writes import apply_writes
 
 T = TypeVar("T")
 Pool: TypeAlias = AsyncConnectionPool[Connection]
-Commit: TypeAlias = Ticket[tuple[Write, ...]]
+Commit: TypeAlias = Job[tuple[Write, ...]]
 Afterwards: TypeAlias = Callable[[], None]
 Beside: TypeAlias = Callable[
     [psycopg.AsyncConnection[Any], str, Sequence[Write], Sequence[Any]], Awaitable[Afterwards | None]
@@ -71,34 +71,33 @@ class _Refused(Exception):
 class Writer:
     """One queue per tenant that has something to write, and one task that empties it."""
 
-    def __init__(self, pool: Pool, schema: str, clock: Clock, patience: float, beside: Beside | None = None) -> None:
+    def __init__(
+        self, pool: Pool, schema: str, clock: Clock, retry_timeout: float, beside: Beside | None = None
+    ) -> None:
         self.transactions = 0
         self._pool = pool
         self._schema = schema
         self._clock = clock
-        self._patience = patience
+        self._retry_timeout = retry_timeout
         self._beside = beside
         self._id = secrets.token_bytes(16)
         self._tokens = itertools.count(1)
         self._waiting: dict[str, deque[Commit]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("Postgres writer")
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         """Wait for the turn of these writes. Cancelling stops the waiting; they may still be written."""
-        ticket = Ticket(tuple(writes), asyncio.get_running_loop())
+        job = Job(tuple(writes), asyncio.get_running_loop())
         if tenant in self._waiting:
-            self._waiting[tenant].append(ticket)
+            self._waiting[tenant].append(job)
         else:
-            self._waiting[tenant] = deque((ticket,))
-            task = asyncio.create_task(self._empty(tenant))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return await ticket.future
+            self._waiting[tenant] = deque((job,))
+            self._tasks.spawn(self._empty(tenant))
+        return await job.future
 
     async def finish(self) -> None:
         """Wait until all that was asked is settled."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._tasks.wait()
 
     async def _empty(self, tenant: str) -> None:
         waiting = self._waiting[tenant]
@@ -110,13 +109,13 @@ class Writer:
                 _fail(
                     group, error if isinstance(error, Exception) else StoreLost("the store was stopped", unclear=True)
                 )
-            for ticket in group:
-                ticket.settle()
+            for job in group:
+                job.settle()
         del self._waiting[tenant]
 
     async def _group(self, tenant: str, group: Sequence[Commit]) -> None:
-        """Try until it is written, refused, or patience ends."""
-        end = self._clock.monotonic() + self._patience
+        """Try until it is written, refused, or retry_timeout ends."""
+        end = self._clock.monotonic() + self._retry_timeout
         while True:
             try:
                 _call(await self._transaction(tenant, group))
@@ -127,7 +126,7 @@ class Writer:
                     return
                 problem: StoreError = StoreLost("Postgres was lost while committing; nothing was written, try again")
             except psycopg.Error as error:
-                problem = fault(error)
+                problem = translate_error(error)
                 if not is_lost(error):
                     await self._apart(tenant, group, problem)
                     return
@@ -141,13 +140,13 @@ class Writer:
         if len(group) == 1 or isinstance(problem, StoreBusy):
             _fail(group, problem)
             return
-        for ticket in group:
-            await self._group(tenant, [ticket])
+        for job in group:
+            await self._group(tenant, [job])
 
     async def _transaction(self, tenant: str, group: Sequence[Commit]) -> Sequence[Afterwards | None]:
         """What is to be called now that it is committed."""
-        for ticket in group:
-            ticket.result = ticket.error = None
+        for job in group:
+            job.result = job.error = None
         token = next(self._tokens)
         async with self._pool.connection(timeout=1.0) as connection:
             cursor = connection.cursor()
@@ -156,7 +155,7 @@ class Writer:
                 if len(group) == 1:
                     afterwards = [await self._carry_out(cursor, tenant, group[0])]
                 else:
-                    afterwards = [await self._savepoint(cursor, tenant, ticket) for ticket in group]
+                    afterwards = [await self._savepoint(cursor, tenant, job) for job in group]
             except _Refused as refusal:
                 group[0].error = refusal.error
                 await _roll_back(connection)
@@ -173,28 +172,28 @@ class Writer:
             self.transactions += 1
             return afterwards
 
-    async def _savepoint(self, cursor: Cursor, tenant: str, ticket: Commit) -> Afterwards | None:
+    async def _savepoint(self, cursor: Cursor, tenant: str, job: Commit) -> Afterwards | None:
         """One commit of several, all of it or nothing."""
         await cursor.execute("SAVEPOINT one")
         try:
-            return await self._carry_out(cursor, tenant, ticket)
+            return await self._carry_out(cursor, tenant, job)
         except _Refused as refusal:
             await cursor.execute("ROLLBACK TO one")
-            ticket.error = refusal.error
+            job.error = refusal.error
             return None
 
-    async def _carry_out(self, cursor: Cursor, tenant: str, ticket: Commit) -> Afterwards | None:
+    async def _carry_out(self, cursor: Cursor, tenant: str, job: Commit) -> Afterwards | None:
         """Its failure is its own, unless the session is lost."""
         try:
-            place = Place(tenant, int(self._clock.time() * 1000))
-            ticket.result = results = await _drive(cursor, carry_out(place, ticket.job))
+            context = WriteContext(tenant, int(self._clock.time() * 1000))
+            job.result = results = await _drive(cursor, apply_writes(context, job.request))
             if self._beside is not None:
-                return await self._beside(cursor.connection, tenant, ticket.job, results)
+                return await self._beside(cursor.connection, tenant, job.request, results)
             return None
         except Exception as error:
             if isinstance(error, psycopg.Error) and is_lost(error):
                 raise
-            raise _Refused(fault(error) if isinstance(error, psycopg.Error) else error) from None
+            raise _Refused(translate_error(error) if isinstance(error, psycopg.Error) else error) from None
 
     async def _was_committed(self, tenant: str, token: int, end: float) -> bool:
         """Look for the token of a transaction whose COMMIT was not answered. Raises an unclear `StoreLost` on failure.
@@ -208,7 +207,7 @@ class Writer:
                     cursor.nextset()
                     return await cursor.fetchone() is not None
             except psycopg.Error as error:
-                busy = isinstance(fault(error), StoreBusy)  # the transaction in question has not ended yet
+                busy = isinstance(translate_error(error), StoreBusy)  # the transaction in question has not ended yet
                 if not (busy or is_lost(error)) or self._clock.monotonic() >= end:
                     raise StoreLost(_UNCLEAR, unclear=True) from error
             await self._clock.sleep(_PAUSE)
@@ -235,7 +234,7 @@ async def _drive(cursor: Cursor, steps: Steps[T]) -> T:
     try:
         query = next(steps)
         while True:
-            query = steps.send(await rows_of(cursor, query))
+            query = steps.send(await execute(cursor, query))
     except StopIteration as end:
         return end.value
 
@@ -247,8 +246,8 @@ def _call(afterwards: Sequence[Afterwards | None]) -> None:
 
 
 def _fail(group: Sequence[Commit], error: Exception) -> None:
-    for ticket in group:
-        ticket.error = error
+    for job in group:
+        job.error = error
 
 
 def lock_of(schema: str, tenant: str) -> int:

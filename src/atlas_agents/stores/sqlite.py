@@ -1,28 +1,31 @@
-"""The store on SQLite: one file, no server, one thread that writes, one that reads and one that searches.
+"""SQLite store: one file, no server; a writer thread and two reader threads.
 
-Commits that arrive while another is on its way to the disk are written together in one transaction (group commit),
-each in its own savepoint, so that one that fails harms no other. A caller hears of success only after the transaction
-that carries its commit is on the disk.
+Group commit: commits that arrive while another one is being written share the next transaction, each in a savepoint of
+its own, so that one that fails does not affect the others. A commit returns after its transaction is on disk.
 """
 
-from collections.abc import Sequence
+import contextlib
+import sqlite3
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from atlas_agents.core.clock import SYSTEM_CLOCK, Clock
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
-from atlas_agents.core.shelves import Hit, Where
-from atlas_agents.core.store import Write
-from atlas_agents.stores.matching import sqlite_matching
-from atlas_agents.stores.query import Query, Row
-from atlas_agents.stores.reads import SqlReads
-from atlas_agents.stores.sqlite_file import Opening
-from atlas_agents.stores.sqlite_threads import Commit, Reader, Writer
+from atlas_agents.core.store import Hit, Where, Write
+from atlas_agents.stores.batch_thread import BatchThread, Job
+from atlas_agents.stores.sql.query import Query, Row, Steps, WriteContext
+from atlas_agents.stores.sql.reads import SqlReads
+from atlas_agents.stores.sql.text_search import sqlite_matching
+from atlas_agents.stores.sql.writes import apply_writes
+from atlas_agents.stores.sqlite_files import OpenOptions, file_identity, open_reader, open_writer, translate_error
+
+T = TypeVar("T")
 
 
 class SqliteStore(SqlReads):
-    """`must_exist` refuses to make a new database: for a place where there has been one before. `max_pages` (4 KB each)
-    keeps the file from filling the disk."""
+    """With `must_exist` a missing file is an error instead of a new database. `max_pages` (4 KB each) limits the size
+    of the file."""
 
     def __init__(
         self,
@@ -35,49 +38,209 @@ class SqliteStore(SqlReads):
     ) -> None:
         super().__init__()
         self.path = Path(path)
-        self._how = Opening(self.path, must_exist, max_pages, busy_timeout)
+        self._options = OpenOptions(self.path, must_exist, max_pages, busy_timeout)
         self._clock = clock
-        self._threads: tuple[Writer, Reader, Reader] | None = None
+        self._threads: tuple[_Writer, _Reader, _Reader] | None = None
 
     @property
     def transactions(self) -> int:
-        """How often the writer has committed; fewer than the commits it carried, when they came together."""
+        """Transactions committed so far; fewer than the commits if some shared one."""
         return self._open_threads()[0].transactions
 
     async def open(self) -> None:
         if self._threads is not None:
-            raise StoreError(f"the database {self.path} is open already")
-        writer, *readers = Writer(self._how, self._clock), Reader(self._how), Reader(self._how, large=True)
+            raise StoreError(f"database {self.path} is open already")
+        writer, reader, searcher = (
+            _Writer(self._options, self._clock),
+            _Reader(self._options),
+            _Reader(self._options, large_cache=True),
+        )
         try:
-            for each in (writer, *readers):
-                await each.lane.do("open")
+            for each in (writer, reader, searcher):
+                await each.thread.run("open")
         except BaseException:
-            for each in (*readers, writer):
-                await each.lane.close("close")
+            for each in (reader, searcher, writer):
+                await each.thread.close("close")
             raise
-        self._threads = writer, readers[0], readers[1]
+        self._threads = writer, reader, searcher
 
     async def close(self) -> None:
-        """Finish what was asked, then let go of the file."""
+        """Finish all commits and reads that were submitted, then close the file."""
         if self._threads is not None:
             threads, self._threads = self._threads, None
             for each in reversed(threads):
-                await each.lane.close("close")
+                await each.thread.close("close")
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        return await self._open_threads()[0].lane.do(Commit(tenant, tuple(writes)))
+        writer, _, _ = self._open_threads()
+        return await writer.thread.run(_Commit(tenant, tuple(writes)))
 
     async def fetch(self, query: Query) -> list[Row]:
-        return await self._open_threads()[1].lane.do(query)
+        _, reader, _ = self._open_threads()
+        return await reader.thread.run(query)
 
     async def search(self, query: Query) -> list[Row]:
-        """On a thread of its own, so that no other read waits for it."""
-        return await self._open_threads()[2].lane.do(query)
+        """Runs on a thread of its own, so that short reads do not wait for it."""
+        _, _, searcher = self._open_threads()
+        return await searcher.thread.run(query)
 
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await sqlite_matching(self.search, tenant, where, words, limit)
 
-    def _open_threads(self) -> tuple[Writer, Reader, Reader]:
+    def _open_threads(self) -> "tuple[_Writer, _Reader, _Reader]":
         if self._threads is None:
-            raise StoreError(f"the database {self.path} is not open")
+            raise StoreError(f"database {self.path} is not open")
         return self._threads
+
+
+class _Commit(NamedTuple):
+    tenant: str
+    writes: tuple[Write, ...]
+
+
+_WriteRequest: TypeAlias = _Commit | Literal["open", "close"]
+_ReadRequest: TypeAlias = Query | Literal["open", "close"]
+_WriteJob: TypeAlias = Job[_WriteRequest]
+
+
+class _Writer:
+    """Owns the only connection that writes, and uses it on its thread only."""
+
+    def __init__(self, options: OpenOptions, clock: Clock) -> None:
+        self.transactions = 0
+        self._options = options
+        self._path = options.path
+        self._clock = clock
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        self.thread: BatchThread[_WriteRequest] = BatchThread("atlas-sqlite-writer", self._work)
+
+    def _work(self, jobs: Sequence[_WriteJob]) -> None:
+        commits: list[tuple[_WriteJob, _Commit]] = []
+        for job in jobs:
+            if isinstance(job.request, _Commit):
+                commits.append((job, job.request))
+                continue
+            self._commit_group(commits)
+            commits = []
+            with _capture_error(job, self._path):
+                self._open() if job.request == "open" else self._close()
+        self._commit_group(commits)
+
+    def _open(self) -> None:
+        self._connection = open_writer(self._options)
+        self._identity = file_identity(self._path)
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _commit_group(self, commits: Sequence[tuple[_WriteJob, _Commit]]) -> None:
+        """Write all commits in one transaction. If the database rejects it as a whole, give each its own."""
+        if not commits:
+            return
+        try:
+            self._transaction(commits)
+        except sqlite3.Error as error:
+            if len(commits) == 1 or _is_busy(error):
+                for job, _ in commits:
+                    job.error = translate_error(error, self._path)
+                return
+            for job, commit in commits:
+                job.error = None
+                self._commit_group([(job, commit)])
+        except StoreError as error:
+            for job, _ in commits:
+                job.error = error
+
+    def _transaction(self, commits: Sequence[tuple[_WriteJob, _Commit]]) -> None:
+        """Set the result or error of each job. Raises `sqlite3.Error` if nothing at all was written."""
+        connection = self._connected()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for job, commit in commits:
+                self._savepoint(connection, job, commit)
+            connection.execute("COMMIT")
+        except BaseException:
+            roll_back(connection)
+            raise
+        self.transactions += 1
+
+    def _savepoint(self, connection: sqlite3.Connection, job: _WriteJob, commit: _Commit) -> None:
+        """Apply one commit or nothing of it. Its failure is its own, unless it ended the transaction."""
+        connection.execute("SAVEPOINT one")
+        try:
+            context = WriteContext(commit.tenant, int(self._clock.time() * 1000))
+            job.result = drive(connection, apply_writes(context, commit.writes))
+        except Exception as error:
+            if not connection.in_transaction:
+                raise
+            connection.execute("ROLLBACK TO one")
+            job.error = translate_error(error, self._path) if isinstance(error, sqlite3.Error) else error
+        connection.execute("RELEASE one")
+
+    def _connected(self) -> sqlite3.Connection:
+        """Check that the file is still in its place: commits to a file that was moved away would be lost unnoticed."""
+        if self._connection is None:
+            raise StoreError(f"database {self._path} is not open")
+        if file_identity(self._path) != self._identity:
+            raise StoreError(f"database {self._path} was moved or removed while in use; writing has stopped")
+        return self._connection
+
+
+class _Reader:
+    """Owns a read-only connection. It sees every commit that has returned."""
+
+    def __init__(self, options: OpenOptions, *, large_cache: bool = False) -> None:
+        self._options = options
+        self._large_cache = large_cache
+        self._path = options.path
+        self._connection: sqlite3.Connection | None = None
+        self.thread: BatchThread[_ReadRequest] = BatchThread("atlas-sqlite-reader", self._work)
+
+    def _work(self, jobs: Sequence[Job[_ReadRequest]]) -> None:
+        for job in jobs:
+            with _capture_error(job, self._path):
+                job.result = self._execute(job.request)
+
+    def _execute(self, request: _ReadRequest) -> Any:
+        if request == "open":
+            self._connection = open_reader(self._options, large_cache=self._large_cache)
+            return None
+        if request == "close":
+            connection, self._connection = self._connection, None
+            return None if connection is None else connection.close()
+        if self._connection is None:
+            raise StoreError(f"database {self._path} is not open")
+        return self._connection.execute(request.sql, request.values).fetchall()
+
+
+def drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
+    """Execute the queries that a generator of steps yields, and return its result."""
+    try:
+        query = next(steps)
+        while True:
+            query = steps.send(connection.execute(query.sql, query.values).fetchall())
+    except StopIteration as end:
+        return end.value
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
+def _capture_error(job: Job[Any], path: Path) -> Generator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        job.error = translate_error(error, path)
+    except StoreError as error:
+        job.error = error
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY

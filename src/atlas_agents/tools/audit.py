@@ -6,8 +6,10 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from atlas_agents.core.errors import DailyLimitExceeded
 from atlas_agents.core.json import encode
-from atlas_agents.tools.permissions import Actor, Policy
+from atlas_agents.core.store import AddAudit, AuditRow, Release, Reserve, Store
+from atlas_agents.tools.policy import Actor, Policy
 
 FIRST = ""
 """The hash before the first row."""
@@ -15,7 +17,7 @@ MAX_RESULT = 1000
 MAX_NOTES, MAX_NOTE = 20, 200
 
 
-class Entry(msgspec.Struct, frozen=True, rename="camel"):
+class AuditEntry(msgspec.Struct, frozen=True, rename="camel"):
     """What is to be written down about one call."""
 
     tenant_id: str
@@ -31,11 +33,11 @@ class Entry(msgspec.Struct, frozen=True, rename="camel"):
     entity_type: str = "tool"
 
 
-class Record(msgspec.Struct, frozen=True, rename="camel"):
+class AuditRecord(msgspec.Struct, frozen=True, rename="camel"):
     """An entry in its place: `hash` covers the entry, its number and the hash before it."""
 
     seq: int
-    entry: Entry
+    entry: AuditEntry
     previous: str
     hash: str
 
@@ -47,36 +49,36 @@ class AuditLog(Protocol):
         """Raise if nothing could be written now."""
         ...
 
-    async def append(self, entry: Entry) -> Record: ...
+    async def append(self, entry: AuditEntry) -> AuditRecord: ...
 
-    async def records(self, tenant: str) -> Sequence[Record]: ...
+    async def records(self, tenant: str) -> Sequence[AuditRecord]: ...
 
 
 class MemoryAudit:
     """An audit log in memory, a chain for each tenant."""
 
     def __init__(self) -> None:
-        self._chains: dict[str, list[Record]] = {}
+        self._chains: dict[str, list[AuditRecord]] = {}
 
     async def ready(self) -> None:
         return
 
-    async def append(self, entry: Entry) -> Record:
+    async def append(self, entry: AuditEntry) -> AuditRecord:
         chain = self._chains.setdefault(entry.tenant_id, [])
         previous = chain[-1].hash if chain else FIRST
-        record = Record(len(chain) + 1, entry, previous, digest(len(chain) + 1, entry, previous))
+        record = AuditRecord(len(chain) + 1, entry, previous, digest(len(chain) + 1, entry, previous))
         chain.append(record)
         return record
 
-    async def records(self, tenant: str = "default") -> Sequence[Record]:
+    async def records(self, tenant: str = "default") -> Sequence[AuditRecord]:
         return tuple(self._chains.get(tenant, ()))
 
 
-def digest(seq: int, entry: Entry, previous: str) -> str:
+def digest(seq: int, entry: AuditEntry, previous: str) -> str:
     return hashlib.sha256(f"{previous}\n{seq}\n".encode() + encode(entry)).hexdigest()
 
 
-def verify(records: Iterable[Record]) -> str | None:
+def verify(records: Iterable[AuditRecord]) -> str | None:
     """None if the chain is whole; else a sentence that names the first row that was changed or is missing."""
     previous, expected = FIRST, 1
     for record in records:
@@ -90,7 +92,7 @@ def verify(records: Iterable[Record]) -> str | None:
     return None
 
 
-class Change(msgspec.Struct, frozen=True):
+class PolicyChange(msgspec.Struct, frozen=True):
     """A recorded call that another policy would have judged otherwise."""
 
     seq: int
@@ -101,9 +103,9 @@ class Change(msgspec.Struct, frozen=True):
     rule: str
 
 
-def what_if(records: Iterable[Record], policy: Policy) -> list[Change]:
+def what_if(records: Iterable[AuditRecord], policy: Policy) -> list[PolicyChange]:
     """Run another matrix over what was recorded, and list the calls whose verdict would change."""
-    changes: list[Change] = []
+    changes: list[PolicyChange] = []
     for record in records:
         entry, meta = record.entry, record.entry.meta
         if meta.get("verdict") is None:  # it never came to a verdict: unknown, or cancelled before
@@ -112,5 +114,46 @@ def what_if(records: Iterable[Record], policy: Policy) -> list[Change]:
         after = policy.verdict(entry.entity_id, actor, needs=meta.get("needs", ()), acts=meta.get("acts", True))
         before = str(meta["verdict"])
         if after.cell != before:
-            changes.append(Change(record.seq, entry.entity_id, actor.agent_id, before, after.cell, after.rule))
+            changes.append(PolicyChange(record.seq, entry.entity_id, actor.agent_id, before, after.cell, after.rule))
     return changes
+
+
+_entries = msgspec.json.Decoder(AuditEntry)
+
+
+class StoreAudit:
+    """Rows of a store, chained by it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def ready(self) -> None:
+        return
+
+    async def append(self, entry: AuditEntry) -> AuditRecord:
+        (row,) = await self._store.commit(entry.tenant_id, [AddAudit(encode(entry))])
+        return _record(row)
+
+    async def records(self, tenant: str = "default") -> Sequence[AuditRecord]:
+        return [_record(row) for row in await self._store.audit(tenant)]
+
+
+class StoreCounter:
+    """A day's calls, exact over processes and restarts."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def reserve(self, tenant: str, agent_id: str, day: str, limit: int) -> bool:
+        try:
+            await self._store.commit(tenant, [Reserve(agent_id, day, limit)])
+        except DailyLimitExceeded:
+            return False
+        return True
+
+    async def release(self, tenant: str, agent_id: str, day: str) -> None:
+        await self._store.commit(tenant, [Release(agent_id, day)])
+
+
+def _record(row: AuditRow) -> AuditRecord:
+    return AuditRecord(row.seq, _entries.decode(row.entry), row.previous, row.hash)

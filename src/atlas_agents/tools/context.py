@@ -3,15 +3,14 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from atlas_agents.core.conversation import Conversation
+from atlas_agents.core.approvals import Filled, Form
 from atlas_agents.core.errors import BadTool, ToolFailed
 from atlas_agents.core.events import Usage
-from atlas_agents.core.forms import Filled, Form
-from atlas_agents.core.jobs import NOBODY, Chain
+from atlas_agents.core.messages import Conversation
 from atlas_agents.core.metadata import Metadata
-from atlas_agents.core.office import Office
-from atlas_agents.core.store import Write
-from atlas_agents.tools.workers import report
+from atlas_agents.core.store import NO_CHAIN, Chain, Write
+from atlas_agents.core.tenancy import TeamServices
+from atlas_agents.tools.worker_pool import report
 
 
 def _silent(message: str) -> None:
@@ -58,8 +57,8 @@ class ToolContext:
         note: Callable[[str, Any], object] = _unheard,
         ask: Callable[[Form], Awaitable[Filled]] = _unasked,
         spend: Callable[[str, Usage], Awaitable[None]] = _uncounted,
-        chain: Chain = NOBODY,
-        office: Office | None = None,
+        chain: Chain = NO_CHAIN,
+        office: TeamServices | None = None,
         writes: list[Write] | None = None,
     ) -> None:
         self.conversation = conversation

@@ -1,31 +1,45 @@
-"""What a run remembers of itself, so that after a sudden end it goes on where it was.
+"""Run journal: the write-ahead log from which a run resumes after a crash.
 
-Intent before, outcome after: a call that has its outcome is not made again, one that has only its intent is made again
-if its effect allows, and else its outcome is unknown, and said to be.
+An intent is recorded before a tool acts and its outcome afterwards. On resume, a call with an outcome is not repeated.
+A call with only an intent is repeated if its effect allows it; otherwise its outcome is reported as unknown.
 """
 
+import logging
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from itertools import chain, repeat
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from atlas_agents.core.clock import SYSTEM_CLOCK, Clock, day_of
-from atlas_agents.core.conversation import Conversation
-from atlas_agents.core.errors import PoisonedRun, SessionBusy, StoreLost
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, day_of
+from atlas_agents.core.approvals import Answer, Question
+from atlas_agents.core.errors import (
+    Conflict,
+    CrashLoop,
+    NotFound,
+    SessionBusy,
+    StaleOwner,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreLost,
+)
 from atlas_agents.core.events import Usage
-from atlas_agents.core.jobs import NOBODY, Chain
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message, Text, Thinking, ToolCall, ToolResult
+from atlas_agents.core.messages import Conversation, Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
     AddJournal,
     AddMessage,
     AddUsage,
+    AnswerApproval,
+    ApprovalRow,
     ClaimRun,
     JournalKind,
     JournalRow,
+    PutApproval,
     PutSession,
     Reserve,
     RunRow,
@@ -36,28 +50,206 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
-from atlas_agents.tools.audit import Entry
-from atlas_agents.tools.ending import Ended
-from atlas_agents.tools.errand import Errand, errand_of
-from atlas_agents.tools.kept_questions import KeptQuestions
-from atlas_agents.tools.patience import Patience
+from atlas_agents.tools.audit import AuditEntry
 
-_read: "weakref.WeakSet[Conversation]" = weakref.WeakSet()
-"""Conversations that are in step with the store: this process has read them and keeps them."""
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
+MAX_RESUMES_WITHOUT_PROGRESS = 5
+"""A run that crashed the process this many times without recording a step is failed instead of resumed again."""
+_BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
+_MAX_BACKOFF = 2.0
 _results = msgspec.json.Decoder(ToolResult)
-MOST_LIVES = 5
-"""So often a run may begin anew without getting a step further; then it is what ends the process."""
+_questions = msgspec.json.Decoder(Question)
+_answers = msgspec.json.Decoder(Answer)
+_loaded: "weakref.WeakSet[Conversation]" = weakref.WeakSet()
+"""Conversations whose messages in memory equal those in the store."""
 
 
-def in_step(conversation: Conversation) -> bool:
-    """This process has read it, and all its turns since."""
-    return conversation in _read
+def is_loaded(conversation: Conversation) -> bool:
+    """Return whether the messages in memory equal those in the store."""
+    return conversation in _loaded
+
+
+class EndRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a turn ended; the payload of the last step of its journal.
+
+    `partial` is the content of a message that was never completed, `kind` the kind of the error.
+    """
+
+    status: RunStatus
+    error: str | None
+    partial: tuple[Text | Thinking, ...] = msgspec.field(default=(), name="said")
+    kind: str = ""
+
+
+async def read_end_record(store: Store, row: RunRow) -> EndRecord | None:
+    """Return how a turn ended; None if it has not ended or its journal was deleted by retention."""
+    steps = await store.journal(row.tenant, row.id)
+    if not steps or steps[-1].kind != "ended":
+        return None
+    return msgspec.json.decode(steps[-1].payload, type=EndRecord)
+
+
+class _FirstMessages(msgspec.Struct, frozen=True):
+    messages: tuple[msgspec.Raw, ...] = ()
+
+
+def first_messages(row: RunRow) -> list[Message]:
+    """Return the messages that a run was accepted with. The first stored format was a single message."""
+    found = msgspec.json.decode(row.request, type=_FirstMessages).messages or (row.request,)
+    return [Message.from_json(bytes(each)) for each in found]
+
+
+class ShuttingDown(StoreError):
+    """The process is shutting down: nothing more is written, and the run resumes in another process."""
+
+
+class RetryingCommitter:
+    """Store writer that retries with backoff while the store is busy, full or unreachable, until `stop` is called."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    async def commit(self, tenant: str, writes: Sequence[Write], step: AddJournal | None = None) -> list[Any]:
+        """Commit writes and return their results.
+
+        If a connection broke during a commit, `step` tells whether that commit was applied. The results of a commit
+        that turns out to have been applied are unknown and returned as None.
+        """
+        unclear = False
+        for attempt, pause in enumerate(chain(_BACKOFF, repeat(_MAX_BACKOFF))):
+            if self.stopped:
+                raise ShuttingDown("the process is shutting down; the turn resumes at the next start")
+            try:
+                return await self._store.commit(tenant, writes)
+            except (StoreBusy, StoreFull, StoreLost) as error:
+                unclear = unclear or (isinstance(error, StoreLost) and error.unclear)
+                if attempt % 15 == 0:
+                    logger.warning("store unavailable, retrying commit: attempt=%d error=%s", attempt + 1, error)
+            except (Conflict, StaleOwner) as refused:
+                if unclear and step is not None and await self._was_written(tenant, step):
+                    return [None] * len(writes)
+                self.stopped = self.stopped or isinstance(refused, StaleOwner)  # another process owns the run now
+                raise
+            await self._clock.sleep(pause)
+        raise AssertionError("unreachable")
+
+    async def read(self, query: Callable[[], Awaitable[T]]) -> T:
+        """Run a query, retrying while the store is busy or unreachable."""
+        for pause in chain(_BACKOFF, repeat(_MAX_BACKOFF)):
+            if self.stopped:
+                raise ShuttingDown("the process is shutting down; the turn resumes at the next start")
+            try:
+                return await query()
+            except (StoreBusy, StoreLost) as error:
+                logger.warning("store unavailable, retrying read: error=%s", error)
+            await self._clock.sleep(pause)
+        raise AssertionError("unreachable")
+
+    async def _was_written(self, tenant: str, step: AddJournal) -> bool:
+        rows = await self.read(lambda: self._store.journal(tenant, step.run_id))
+        return any((row.kind, row.key, row.payload) == (step.kind, step.key, step.payload) for row in rows)
+
+
+class WriteStep(Protocol):
+    """Commit a journal step, the run's new status and related writes in one transaction."""
+
+    async def __call__(
+        self, kind: JournalKind, key: str, payload: bytes, status: RunStatus, *writes: Write
+    ) -> None: ...
+
+
+class JournaledApprovals:
+    """Approval store of one run: each question is asked once, and its answer is persisted before it takes effect."""
+
+    def __init__(
+        self,
+        store: Store,
+        tenant: str,
+        run_id: str,
+        session: str,
+        *,
+        write_step: WriteStep,
+        committer: RetryingCommitter,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._run_id = run_id
+        self._session = session
+        self._write_step = write_step
+        self._committer = committer
+        self._clock = clock
+        self._asked: set[str] = set()
+        self._answered: set[str] = set()
+
+    def restore(self, row: JournalRow) -> None:
+        """Restore a question or an answer from the journal of a resumed run."""
+        if row.kind == "asked":
+            self._asked.add(row.key)
+        elif row.kind == "answered":
+            self._answered.add(row.key)
+
+    async def ask(self, question: Question) -> tuple[Question, Answer | None]:
+        """Persist a question. If it was asked before, return it as it was then, with its answer if there is one."""
+        if question.id not in self._asked:
+            self._asked.add(question.id)
+            asked = self._row_for(question)
+            await self._write_step("asked", question.id, asked.question, "waiting", PutApproval(asked))
+            return question, None
+        row = await self._approval(question)
+        if row is None:
+            raise NotFound(f"not found: approval {question.id!r}")
+        answer = _answers.decode(row.answer) if row.answer is not None else None
+        return _questions.decode(row.question), answer
+
+    async def answered(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
+        """Persist an answer and return the one that counts: the first. An answer that is not `new` is stored already."""
+        if question.id in self._answered:
+            return answer
+        writes = (AnswerApproval(question.id, encode(answer), grants),) if new else ()
+        try:
+            await self._write_step("answered", question.id, encode(answer), "running", *writes)
+        except Conflict:
+            row = await self._approval(question)
+            if row is None or row.answer is None:
+                raise
+            first = _answers.decode(row.answer)
+            return first if not new else await self.answered(question, first, grants, new=False)
+        return answer
+
+    async def granted(self, binding: str) -> list[tuple[Question, Answer]]:
+        """Return the standing approvals (for a session, or always) of exactly this call."""
+        rows = await self._committer.read(lambda: self._store.grants(self._tenant, binding))
+        return [(_questions.decode(row.question), _answers.decode(row.answer or b"")) for row in rows]
+
+    async def _approval(self, question: Question) -> ApprovalRow | None:
+        return await self._committer.read(lambda: self._store.approval(self._tenant, question.id))
+
+    def _row_for(self, question: Question) -> ApprovalRow:
+        return ApprovalRow(
+            question.id,
+            self._run_id,
+            self._session,
+            question.call_id,
+            question.binding,
+            encode(question),
+            int(question.expires_at * 1000),
+            int(self._clock.time() * 1000),
+        )
 
 
 class Journal:
-    """One run's journal in a store. What was read at the start answers from memory; what is added is on the disk when
-    the call returns, however long the store takes to come back."""
+    """The journal of one run.
+
+    Steps of an earlier process are read once, at the start, and then served from memory. A step that is written is
+    durable when the call returns; writes are retried for as long as the store is unavailable.
+    """
 
     def __init__(
         self,
@@ -67,7 +259,7 @@ class Journal:
         session: str,
         *,
         row: RunRow | None = None,
-        kept: Callable[[Message], None] | None = None,
+        on_stored: Callable[[Message], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         shared: bool = False,
     ) -> None:
@@ -76,262 +268,247 @@ class Journal:
         self._run_id = run_id
         self._session = session
         self._row = row
-        self._kept = kept
+        self._on_stored = on_stored
         self._clock = clock
         self._shared = shared
-        """Other processes write to the same sessions, and begin what this one takes in."""
-        self._patience = patience = Patience(store, clock)
-        self.questions = KeptQuestions(
-            store, tenant, run_id, session, step=self._change, patience=patience, clock=clock
+        """Other processes write to the same sessions and start the runs that this one accepts."""
+        self._committer = committer = RetryingCommitter(store, clock)
+        self.approvals = JournaledApprovals(
+            store, tenant, run_id, session, write_step=self._write_status_step, committer=committer, clock=clock
         )
-        """What this run asks a person."""
         self._epoch = 0
-        self._waiting: list[Message] = []
-        self._began_with: list[Message] = []
+        self._pending: list[Message] = []
+        self._first_messages: list[Message] = []
         self._replies: list[Message] = []
-        self._heard = 0
+        self._reply_count = 0
         self._intents: set[str] = set()
         self._outcomes: dict[str, ToolResult] = {}
         self._intended_at: dict[str, int] = {}
-        self._took: dict[str, int] = {}
+        self._durations: dict[str, int] = {}
         self._stored: set[str] = set()
         self._ended = False
-        self.given_up = False
-        """It ended too many lives: it does nothing new, so that what it did so far can be told to its end."""
+        self.crash_looping = False
+        """The run crashed the process too often: it makes no new calls, and only recorded steps are replayed."""
 
     async def accept(
-        self,
-        messages: Sequence[Message],
-        agent_id: str,
-        user: str,
-        *,
-        wait: bool = True,
-        idle: bool = True,
-        key: str = "",
-        fingerprint: str = "",
-        output: bytes | None = None,
-        model: str = "",
-        mode: str = "",
-        team: bytes = b"{}",
-        asks: bool = True,
-        chain: Chain = NOBODY,
-        call: ToolCall | None = None,
-        wishes: bytes = b"null",
+        self, run: AcceptRun, messages: Sequence[Message], *, wait: bool = True, idle: bool = True
     ) -> RunRow:
-        """Take the user's message in, the last of these: acknowledged when this returns, and begun if the session is
-        idle. With `wait` it queues behind others; else SessionBusy. A key that was seen gives the known run."""
-        began_with = tuple(msgspec.Raw(each.to_json()) for each in messages)
-        wanted, line_up, made = msgspec.Raw(output or b"null"), msgspec.Raw(team), call or msgspec.UNSET
-        errand = Errand(began_with, wanted, model, asks, mode, line_up, chain, made, msgspec.Raw(wishes))
-        accepted = AcceptRun(
-            self._run_id, self._session, agent_id, user, key, fingerprint, encode(errand), True, chain.urgency
-        )
-        self._began_with = list(messages)
+        """Persist an accepted run with its first messages, the last of which is the user's, and return its row.
+
+        The run starts at once if the session is idle. Otherwise it is queued, or SessionBusy is raised without `wait`.
+        For an idempotency key that was used before, the row of the earlier run is returned.
+        """
+        self._first_messages = list(messages)
         if self._shared:
-            return await self._accept(msgspec.structs.replace(accepted, at_once=not wait), [])
+            return await self._accept(msgspec.structs.replace(run, at_once=not wait), [])
         if idle or not wait:
-            begun = [ClaimRun(self._run_id), *self._adding(self._began_with), self._first_step(1)]
+            start = [ClaimRun(self._run_id), *self._message_writes(self._first_messages), self._accepted_step(1)]
             try:
-                return await self._accept(accepted, begun)
+                return await self._accept(msgspec.structs.replace(run, at_once=True), start)
             except SessionBusy:
                 if not wait:
                     raise
-        return await self._accept(msgspec.structs.replace(accepted, at_once=False), [])
+        return await self._accept(msgspec.structs.replace(run, at_once=False), [])
 
-    async def _accept(self, accepted: AcceptRun, begun: list[Write]) -> RunRow:
+    async def _accept(self, run: AcceptRun, start: list[Write]) -> RunRow:
         try:
-            _, row, *more = await self._store.commit(self._tenant, [PutSession(self._session), accepted, *begun])
+            _, row, *more = await self._store.commit(self._tenant, [PutSession(self._session), run, *start])
         except StoreLost as lost:
             found = await self._store.run(self._tenant, self._run_id) if lost.unclear else None
             if found is None:
                 raise
-            row, more = found, [found.epoch] if begun else []
+            row, more = found, [found.epoch] if start else []
         if row.id == self._run_id:
             self._row, self._epoch = row, more[0] if more else 0
-            if begun:
-                self._tell(self._began_with)
+            if start:
+                self._notify_stored(self._first_messages)
         return row
 
-    def _first_step(self, epoch: int) -> AddJournal:
-        """The run begins: its messages join the session."""
-        return AddJournal(self._run_id, epoch, "accepted", "", encode([message.id for message in self._began_with]))
+    def _accepted_step(self, epoch: int) -> AddJournal:
+        """Build the first step of a run, committed together with its first messages."""
+        return AddJournal(self._run_id, epoch, "accepted", "", encode([message.id for message in self._first_messages]))
 
     async def begin(self, conversation: Conversation) -> list[Message]:
-        """It is this run's turn. Read the session as it was before it, become the owner, and give back the messages it
-        begins with; of a run that was cut short, remember what it had done."""
-        if self._shared or conversation not in _read:
-            rows = await self._messages()
-            conversation.messages[:] = [Message.from_json(row.body) for row in rows if row.run_id != self._run_id]
-            _read.add(conversation)
-        if self._epoch == 0 and self._row is not None:
-            await self._begin_anew(self._row)
-        return self._began_with
+        """Load the session, claim ownership of the run, and return the messages that the run starts with.
 
-    async def _begin_anew(self, row: RunRow) -> None:
-        past = await self._patience.read(lambda: self._store.journal(self._tenant, self._run_id)) if row.epoch else []
+        For a run that was interrupted, the recorded steps are restored.
+        """
+        if self._shared or conversation not in _loaded:
+            rows = await self._read_messages()
+            conversation.messages[:] = [Message.from_json(row.body) for row in rows if row.run_id != self._run_id]
+            _loaded.add(conversation)
+        if self._epoch == 0 and self._row is not None:
+            await self._resume(self._row)
+        return self._first_messages
+
+    async def _resume(self, row: RunRow) -> None:
+        past = await self._committer.read(lambda: self._store.journal(self._tenant, self._run_id)) if row.epoch else []
         epoch, first = row.epoch + 1, not past
-        self._began_with = errand_of(row).began_with()
+        self._first_messages = first_messages(row)
         writes: list[Write] = [ClaimRun(self._run_id), SetRun(self._run_id, epoch, "running")]
         if first:
-            writes += self._adding(self._began_with)
-            step = self._first_step(epoch)
+            writes += self._message_writes(self._first_messages)
+            step = self._accepted_step(epoch)
         else:
-            self._began_with = await self._messages_before(past)
+            self._first_messages = await self._stored_first_messages(past)
             step = AddJournal(self._run_id, epoch, "resumed", str(epoch), b"{}")
-        await self._patience.commit(self._tenant, [*writes, step], step)
+        await self._committer.commit(self._tenant, [*writes, step], step)
         self._epoch = epoch
         if first:
-            self._tell(self._began_with)
+            self._notify_stored(self._first_messages)
         for each in past:
-            self._remember(each)
-        self.given_up = len(past) >= MOST_LIVES and all(each.kind == "resumed" for each in past[-MOST_LIVES:])
+            self._restore(each)
+        recent = past[-MAX_RESUMES_WITHOUT_PROGRESS:]
+        self.crash_looping = len(recent) == MAX_RESUMES_WITHOUT_PROGRESS and all(
+            each.kind == "resumed" for each in recent
+        )
 
-    async def _messages_before(self, past: Sequence[JournalRow]) -> list[Message]:
-        """What the run began with, as it stands in the session."""
-        rows = await self._messages()
-        mine = [Message.from_json(row.body) for row in rows if row.run_id == self._run_id]
-        self._stored = {message.id for message in mine}
+    async def _stored_first_messages(self, past: Sequence[JournalRow]) -> list[Message]:
+        """Return the first messages of the run as they are stored in the session."""
+        rows = await self._read_messages()
+        own = [Message.from_json(row.body) for row in rows if row.run_id == self._run_id]
+        self._stored = {message.id for message in own}
         ids: Any = msgspec.json.decode(past[0].payload)
         if isinstance(ids, list):
-            return [message for message in mine if message.id in ids]
-        spoken = next((place for place, message in enumerate(mine) if message.role == "assistant"), len(mine))
-        return mine[:spoken]
+            return [message for message in own if message.id in ids]
+        reply = next((index for index, message in enumerate(own) if message.role == "assistant"), len(own))
+        return own[:reply]
 
-    async def _messages(self) -> list[StoredMessage]:
-        return await self._patience.read(lambda: self._store.messages(self._tenant, self._session))
+    async def _read_messages(self) -> list[StoredMessage]:
+        return await self._committer.read(lambda: self._store.messages(self._tenant, self._session))
 
-    async def when_read(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What a read of the same store gives, when the store is there again if it is away."""
-        return await self._patience.read(read)
+    async def read_with_retry(self, query: Callable[[], Awaitable[T]]) -> T:
+        """Run a query of the same store, retrying while the store is unavailable."""
+        return await self._committer.read(query)
 
     @property
     def row(self) -> RunRow | None:
-        """The run as it was accepted."""
+        """The run as it was accepted; None before that."""
         return self._row
 
     @property
     def epoch(self) -> int:
-        """Rises with every owner; 0 before it has begun."""
+        """Fencing token of this owner; 0 before the run has started."""
         return self._epoch
 
-    @property
-    def owned(self) -> bool:
-        """The run is accepted, and ours."""
-        return self._row is not None
-
-    def leave(self) -> None:
-        """Write nothing more: the run stays open, and goes on in another life of this program."""
-        self._patience.end()
+    def detach(self) -> None:
+        """Write nothing more: the run stays open and resumes in another process."""
+        self._committer.stop()
 
     @property
-    def left(self) -> bool:
-        return self._patience.ended
+    def detached(self) -> bool:
+        return self._committer.stopped
 
-    def forget(self, conversation: Conversation) -> None:
-        """What is in memory may be ahead of the store: the next turn reads it again."""
-        _read.discard(conversation)
+    def invalidate(self, conversation: Conversation) -> None:
+        """Have the next turn reload the conversation, because memory may be ahead of the store."""
+        _loaded.discard(conversation)
 
-    def settled_before(self, call: ToolCall, *, repeatable: bool) -> bool:
-        """Nothing is left to ask about this call: it has its outcome, or may have and must not be made again."""
+    def is_settled(self, call: ToolCall, *, repeatable: bool) -> bool:
+        """Return whether a call has an outcome, or an intent and must not be repeated."""
         return call.id in self._outcomes or (call.id in self._intents and not repeatable)
 
     def next_reply(self) -> Message | None:
-        """The reply that was heard in this place before, if one was. PoisonedRun if there was none, and is to be none
-        any more."""
-        if self._heard < len(self._replies):
-            self._heard += 1
-            return self._replies[self._heard - 1]
-        if self.given_up:
-            raise PoisonedRun(f"the process ended {MOST_LIVES} times while it went on with this turn; it is given up")
+        """Return the next recorded reply of the model; None once all of them were replayed.
+
+        Raises PoisonedRun instead of None for a run that keeps crashing the process.
+        """
+        if self._reply_count < len(self._replies):
+            self._reply_count += 1
+            return self._replies[self._reply_count - 1]
+        if self.crash_looping:
+            raise CrashLoop(
+                f"the process crashed {MAX_RESUMES_WITHOUT_PROGRESS} times while resuming this turn; it was not resumed"
+            )
         return None
 
     def outcome(self, call: ToolCall) -> ToolResult | None:
         return self._outcomes.get(call.id)
 
-    def took(self, call: ToolCall) -> int | None:
-        """How many milliseconds a call of an earlier life took; None if that is not known."""
-        return self._took.get(call.id)
+    def duration(self, call: ToolCall) -> int | None:
+        """Return the milliseconds that a call took in an earlier process; None if unknown."""
+        return self._durations.get(call.id)
 
-    def intended(self, call: ToolCall) -> bool:
-        """It was about to act, or acted, when everything stopped."""
+    def has_intent(self, call: ToolCall) -> bool:
+        """Return whether a call was about to act, or acted, when the process crashed."""
         return call.id in self._intents
 
     def add(self, message: Message) -> None:
-        """Keep a message with the next step; adding it again changes nothing."""
+        """Store a message with the next step; adding it twice has no effect."""
         if message.id not in self._stored:
             self._stored.add(message.id)
-            self._waiting.append(message)
+            self._pending.append(message)
 
-    async def reply(self, message: Message, agent_id: str, usage: Usage) -> None:
-        """The model has spoken: kept, and counted, before anything comes of it."""
-        self._heard += 1
+    async def record_reply(self, message: Message, agent_id: str, usage: Usage) -> None:
+        """Record a model reply and its usage, before anything acts on it."""
+        self._reply_count += 1
         self.add(message)
         model = str(message.metadata.get("model") or message.metadata.get("provider") or "")
-        used = self._used(agent_id, model, usage, turns=int(self._heard == 1))
-        await self._step("reply", str(self._heard), message.to_json(), used)
+        used = self._usage_write(agent_id, model, usage, turns=int(self._reply_count == 1))
+        await self._write_step("reply", str(self._reply_count), message.to_json(), used)
 
-    async def spend(self, agent_id: str, model: str, usage: Usage) -> None:
-        """A tool had a model speak: counted at once, for it was paid for whatever becomes of the call."""
-        await self._patience.commit(self._tenant, [self._used(agent_id, model, usage)])
+    async def record_usage(self, agent_id: str, model: str, usage: Usage) -> None:
+        """Record the usage of a model that a tool called, whether or not the call succeeds."""
+        await self._committer.commit(self._tenant, [self._usage_write(agent_id, model, usage)])
 
-    def _used(self, agent_id: str, model: str, usage: Usage, turns: int = 0) -> AddUsage:
+    def _usage_write(self, agent_id: str, model: str, usage: Usage, turns: int = 0) -> AddUsage:
         cost = round((usage.cost or 0) * 100_000_000)
         tokens = (usage.input_tokens, usage.output_tokens, usage.cached_tokens)
         return AddUsage(UsageRow(day_of(self._clock.time()), self._session, agent_id, model, *tokens, cost, turns))
 
-    async def intend(self, call: ToolCall, reserve: Reserve | None = None) -> None:
-        """About to act; counted against the day in the same step. LimitSpent when the day is."""
+    async def record_intent(self, call: ToolCall, reserve: Reserve | None = None) -> None:
+        """Record that a call is about to act, and count it against the daily limit in the same transaction."""
         if call.id not in self._intents:
-            await self._step("intent", call.id, encode(call), *([reserve] if reserve else ()))
+            await self._write_step("intent", call.id, encode(call), *([reserve] if reserve else ()))
 
-    async def settle(self, call: ToolCall, result: ToolResult, entry: Entry, *more: Write) -> None:
-        """It has an outcome: the outcome, its audit row and what else belongs to it, all or nothing."""
-        await self._step("outcome", call.id, encode(result), AddAudit(encode(entry)), *more)
+    async def record_outcome(self, call: ToolCall, result: ToolResult, entry: AuditEntry, *more: Write) -> None:
+        """Record a call's result, its audit row and further writes in one transaction."""
+        await self._write_step("outcome", call.id, encode(result), AddAudit(encode(entry)), *more)
 
     async def end(
-        self, status: RunStatus, error: str | None = None, said: Sequence[Text | Thinking] = (), kind: str = ""
+        self, status: RunStatus, error: str | None = None, partial: Sequence[Text | Thinking] = (), kind: str = ""
     ) -> None:
-        """The turn is over, by an error of this kind; what it added last is kept with that, and so is what was `said`
-        of a message that never was completed. One that never began just leaves the queue; one that began in an earlier
-        life, and could not go on in this one, is left as it was."""
+        """Record the end of the turn together with its last messages and the content of an incomplete reply.
+
+        A run that never started just leaves the queue. A run that an earlier process started and this one could not
+        resume stays open.
+        """
         if self._ended:
             return
         if self._epoch:
             ended = SetRun(self._run_id, self._epoch, status, error)
-            await self._step("ended", "", encode(Ended(status, error, tuple(said), kind)), ended)
+            await self._write_step("ended", "", encode(EndRecord(status, error, tuple(partial), kind)), ended)
         elif self._row is not None and self._row.epoch:
-            self.leave()
+            self.detach()
         elif self._row is not None:
             epoch = self._row.epoch + 1
-            leaving = [ClaimRun(self._run_id), SetRun(self._run_id, epoch, status, error)]
-            await self._patience.commit(self._tenant, leaving)
+            dequeue = [ClaimRun(self._run_id), SetRun(self._run_id, epoch, status, error)]
+            await self._committer.commit(self._tenant, dequeue)
         self._ended = True
 
-    async def _step(self, kind: JournalKind, key: str, payload: bytes, *more: Write) -> list[Any]:
-        """What `more` came to."""
-        waiting, self._waiting = self._waiting, []  # what is added meanwhile waits for the next step
+    async def _write_step(self, kind: JournalKind, key: str, payload: bytes, *more: Write) -> None:
+        pending, self._pending = self._pending, []  # messages added during the commit go with the next step
         step = AddJournal(self._run_id, self._epoch, kind, key, payload)
         try:
-            results = await self._patience.commit(self._tenant, [*self._adding(waiting), step, *more], step)
+            await self._committer.commit(self._tenant, [*self._message_writes(pending), step, *more], step)
         except BaseException:
-            self._waiting[:0] = waiting
+            self._pending[:0] = pending
             raise
-        self._tell(waiting)
-        return results[len(waiting) + 1 :]
+        self._notify_stored(pending)
 
-    async def _change(self, kind: JournalKind, key: str, payload: bytes, status: RunStatus, *writes: Write) -> None:
-        """A step that changes how the run stands."""
-        await self._step(kind, key, payload, *writes, SetRun(self._run_id, self._epoch, status))
+    async def _write_status_step(
+        self, kind: JournalKind, key: str, payload: bytes, status: RunStatus, *writes: Write
+    ) -> None:
+        await self._write_step(kind, key, payload, *writes, SetRun(self._run_id, self._epoch, status))
 
-    def _adding(self, messages: Sequence[Message]) -> list[Write]:
+    def _message_writes(self, messages: Sequence[Message]) -> list[Write]:
         return [AddMessage(self._session, message.id, message.to_json(), self._run_id) for message in messages]
 
-    def _tell(self, messages: Sequence[Message]) -> None:
-        if self._kept is not None:
+    def _notify_stored(self, messages: Sequence[Message]) -> None:
+        if self._on_stored is not None:
             for message in messages:
-                self._kept(message)
+                self._on_stored(message)
 
-    def _remember(self, row: JournalRow) -> None:
+    def _restore(self, row: JournalRow) -> None:
         if row.kind == "reply":
             self._replies.append(Message.from_json(row.payload))
         elif row.kind == "intent":
@@ -340,6 +517,6 @@ class Journal:
         elif row.kind == "outcome":
             self._outcomes[row.key] = _results.decode(row.payload)
             if row.key in self._intended_at:
-                self._took[row.key] = row.at - self._intended_at[row.key]
+                self._durations[row.key] = row.at - self._intended_at[row.key]
         else:
-            self.questions.remember(row)
+            self.approvals.restore(row)

@@ -7,14 +7,47 @@ keep it exact over restarts.
 import asyncio
 import weakref
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import msgspec
 
-from atlas_agents.core.clock import Clock, day_of
-from atlas_agents.core.environment import Environment
-from atlas_agents.core.errors import ConfigError, LimitReached
-from atlas_agents.tools.beat import Beat
+from atlas_agents.core.aio import Clock, day_of
+from atlas_agents.core.errors import ConfigError, LimitExceeded
+from atlas_agents.core.paths import Environment
+
+Ring: TypeAlias = Callable[[], object]
+
+
+class Ticker:
+    """Rings every so many seconds, as long as somebody waits; between two waits it rests."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._waiting: list[Ring] = []
+        self._ringing: asyncio.AbstractEventLoop | None = None
+
+    def next(self, ring: Ring) -> None:
+        """Have this called at the next beat, once."""
+        if self._ringing is not None and self._ringing.is_closed():
+            self._ringing = None  # its alarm will not ring any more, and nobody waits there
+            self._waiting.clear()
+        self._waiting.append(ring)
+        if self._ringing is None:
+            self._ringing = asyncio.get_running_loop()
+            self._clock.call_later(self._seconds, self._ring)
+
+    def leave(self, ring: Ring) -> None:
+        """Do not call this any more."""
+        if ring in self._waiting:
+            self._waiting.remove(ring)
+
+    def _ring(self) -> None:
+        waiting, self._waiting, self._ringing = self._waiting, [], None
+        for ring in waiting:
+            ring()
+
 
 PROCESS_CAP = 64
 
@@ -131,7 +164,7 @@ class MemoryCounter:
 class Ticks:
     """Lets through so many calls of an agent per tick; the rest wait for the next ones, in order."""
 
-    def __init__(self, beat: Beat, per_tick: int) -> None:
+    def __init__(self, beat: Ticker, per_tick: int) -> None:
         self._beat = beat
         self._per_tick = per_tick
         self._left: dict[str, int] = {}
@@ -208,7 +241,7 @@ class Repeats:
         self._count = self._count + 1 if fingerprint == self._last else 1
         self._last = fingerprint
         if self._count > self._most:
-            raise LimitReached(f"The same call was made {self._most} times in a row. Do something else, or answer.")
+            raise LimitExceeded(f"The same call was made {self._most} times in a row. Do something else, or answer.")
 
 
 class Limiter:
@@ -219,7 +252,7 @@ class Limiter:
         self._clock = clock
         self._zero = clock.time() - clock.monotonic()
         self.days = MemoryCounter() if days is None else days
-        self.beat = Beat(clock, limits.tick)
+        self.beat = Ticker(clock, limits.tick)
         self.ticks = Ticks(self.beat, limits.per_tick) if limits.per_tick is not None else None
         self._sessions: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
 
@@ -249,5 +282,5 @@ class Limiter:
         """Days pass by the stop-watch: setting the wall clock neither gives a new day nor takes this one away."""
         return day_of(self._zero + self._clock.monotonic())
 
-    def spent(self) -> LimitReached:
-        return LimitReached(f"All {self.limits.per_day or 0} calls of today are used. Nothing was run; try tomorrow.")
+    def spent(self) -> LimitExceeded:
+        return LimitExceeded(f"All {self.limits.per_day or 0} calls of today are used. Nothing was run; try tomorrow.")

@@ -1,64 +1,467 @@
-"""The way of every tool call: find → permit → validate → confirm → limit → run → audit → result.
+"""Pipeline of every tool call: find, permit, validate, confirm, limit, run, audit, result.
 
-`clear` asks every question and has no effect; `Settling` has the effect. They are apart so that all calls of a round
-are cleared, one by one and in the model's order, before the first of them acts.
+All calls of a round are checked one after another, in the model's order, before the first of them acts.
 """
 
 import asyncio
-from collections.abc import Sequence
+import inspect
+import logging
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias
 
-from atlas_agents.core.events import ToolCalled
+import msgspec
+
+from atlas_agents.core.aio import finish_despite_cancel
+from atlas_agents.core.aio import invoke as call_user
+from atlas_agents.core.approvals import Filled, Form
+from atlas_agents.core.errors import DailyLimitExceeded, Declined, ToolFault, ToolTimeout
+from atlas_agents.core.events import ToolAnswered, ToolCalled, ToolProgress, Usage
 from atlas_agents.core.messages import ToolCall, ToolResult
-from atlas_agents.tools.clear import Denied, clear
-from atlas_agents.tools.desk import Cleared, Desk
-from atlas_agents.tools.execute import GRACE
-from atlas_agents.tools.reconcile import NotHappened, as_result, find_out
-from atlas_agents.tools.settle import Settling
+from atlas_agents.core.store import Write
+from atlas_agents.core.text import clean
+from atlas_agents.tools.audit import MAX_NOTE, MAX_NOTES, MAX_RESULT, AuditEntry
+from atlas_agents.tools.checks import Rejected, check_call
+from atlas_agents.tools.context import ToolContext
+from atlas_agents.tools.elicitation import Elicitation
+from atlas_agents.tools.execute import GRACE, MAX_WORDS, Attempt, fault_words, json_value
+from atlas_agents.tools.governance import Approved, ToolScope
+from atlas_agents.tools.journal import ShuttingDown
+from atlas_agents.tools.redact import secrets_in
+from atlas_agents.tools.tool import Tool
+
+logger = logging.getLogger(__name__)
+NEUTRAL = "Tool execution failed. The error has been logged for investigation."
+_CRASHED = "This call was interrupted when the process ended; it may have happened. It was not retried."
 
 
-async def run_tools(calls: Sequence[ToolCall], desk: Desk, results: list[ToolResult | None], *, parallel: bool) -> None:
-    """Answer every call into `results`, in the order the model made them; cancelled or not, none stays unanswered."""
-    underway: list[Settling] = []
+async def run_tools(
+    calls: Sequence[ToolCall], scope: ToolScope, results: list[ToolResult | None], *, parallel: bool
+) -> None:
+    """Execute calls and fill `results` in the model's order; even when cancelled, every call gets a result."""
+    executions: list[ToolCallExecution] = []
     for call in calls:
-        desk.emit(ToolCalled(desk.run_id, desk.shown_name(call), call.arguments, call.id))
+        scope.emit(ToolCalled(scope.run_id, scope.display_name(call), call.arguments, call.id))
     try:
-        tickets = [await _ticket(call, desk) for call in calls]
-        underway = [Settling(ticket, desk) for ticket in tickets]
-        for settling in underway:
-            await settling.begin()
+        decisions = [await _decide(call, scope) for call in calls]
+        executions = [ToolCallExecution(decision, scope) for decision in decisions]
+        for execution in executions:
+            await execution.start()
             if not parallel:
-                await settling.wait()
-        for settling in underway:  # each is written down and told when it is there, not when it is its turn here
-            await settling.wait()
+                await execution.wait()
+        for execution in executions:  # each is recorded when it completes, not when it is awaited here
+            await execution.wait()
     finally:
-        underway = underway or [Settling(Denied(call), desk) for call in calls]  # cancelled while a person was asked
+        executions = executions or [
+            ToolCallExecution(Rejected(call), scope) for call in calls
+        ]  # cancelled while asking
         try:
-            if any(settling.result is None for settling in underway):
-                await _stop(underway)
-        finally:  # also when it is cancelled once more
-            results[:] = [settling.given() for settling in underway]
+            if any(execution.result is None for execution in executions):
+                await _stop(executions)
+        finally:  # also when cancelled a second time
+            results[:] = [execution.final_result() for execution in executions]
 
 
-async def _stop(underway: Sequence[Settling]) -> None:
-    """End what has not ended; neither a tool nor a log that hangs is waited for long."""
-    for settling in underway:
-        settling.halt()
+async def _stop(executions: "Sequence[ToolCallExecution]") -> None:
+    """Stop executions that have not ended, and wait a short time for those that hang."""
+    for execution in executions:
+        execution.stop()
     with suppress(TimeoutError):
         async with asyncio.timeout(2 * GRACE):
-            for settling in underway:
-                await settling.over()
+            for execution in executions:
+                await execution.done()
 
 
-async def _ticket(call: ToolCall, desk: Desk) -> Cleared | Denied:
-    """Clear a call, unless a run that was cut short had settled it, or had begun it and nobody knows its end."""
-    tool, journal = desk.tools.get(call.name), desk.journal
+async def _decide(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
+    """Check a call, unless an earlier process settled it, or started it without recording an outcome."""
+    tool, journal = scope.tools.get(call.name), scope.journal
     repeatable = tool is not None and tool.effect != "unsafe"
-    if journal is not None and journal.given_up:
-        return Denied(call, tool=tool)
-    if journal is None or not journal.settled_before(call, repeatable=repeatable):
-        return await clear(call, desk)
-    found = await find_out(tool, call, desk) if tool is not None and journal.outcome(call) is None else None
-    if isinstance(found, NotHappened):
-        return await clear(call, desk)
-    return Denied(call, tool=tool, known=as_result(found, call, desk))
+    if journal is not None and journal.crash_looping:
+        return Rejected(call, tool=tool)
+    if journal is None or not journal.is_settled(call, repeatable=repeatable):
+        return await check_call(call, scope)
+    finding = await query_outcome(tool, call, scope) if tool is not None and journal.outcome(call) is None else None
+    if isinstance(finding, NotHappened):
+        return await check_call(call, scope)
+    return Rejected(call, tool=tool, known_result=_as_result(finding, call, scope))
+
+
+class Happened(msgspec.Struct, frozen=True):
+    """The call took effect; `result` is what the tool would have returned."""
+
+    result: Any = None
+
+
+class NotHappened(msgspec.Struct, frozen=True):
+    """The call did not take effect and no longer can, so it may be repeated."""
+
+
+Finding: TypeAlias = Happened | NotHappened | None
+"""Result of a tool's `reconcile`; None, or any other value, means that the outcome stays unknown."""
+
+
+async def query_outcome(tool: Tool, call: ToolCall, scope: ToolScope) -> Finding:
+    """Query the outcome of an interrupted call with the tool's `reconcile(key)` or `reconcile(key, arguments)`."""
+    if tool.reconcile is None:
+        return None
+    key = f"{scope.run_id}:{call.id}"
+    arguments = (key, call.arguments) if _takes_two(tool.reconcile) else (key,)
+    try:
+        async with asyncio.timeout(tool.timeout):
+            finding = await call_user(tool.reconcile, *arguments)
+        if isinstance(finding, Happened):
+            return Happened(json_value(finding.result))
+    except Exception as error:  # noqa: BLE001 - a user's function; the outcome stays unknown
+        trace = scope.governance.redactor.trace(error)
+        logger.error("reconcile failed: tool=%s run=%s\n%s", tool.name, scope.run_id, trace)
+        return None
+    return finding if isinstance(finding, NotHappened) else None
+
+
+def _as_result(finding: Finding, call: ToolCall, scope: ToolScope) -> ToolResult | None:
+    if isinstance(finding, Happened):
+        return ToolResult(call.id, "ok", scope.governance.redactor.known_in(finding.result))
+    if isinstance(finding, NotHappened):
+        text = "The call was interrupted before it took effect: nothing was done. Call again if it is still needed."
+        return ToolResult(call.id, "error", text, "failed")
+    return None
+
+
+def _takes_two(reconcile: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(reconcile).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in positional for each in parameters) > 1
+
+
+class ToolCallExecution:
+    """Execution of one call: it gets exactly one result and one audit row, whatever happens.
+
+    The result is recorded in the task of the attempt, or in a background task, never in the task of the turn: a turn
+    that is cancelled meanwhile neither loses the row nor writes it twice.
+    """
+
+    __slots__ = (
+        *("_attempt", "_cancelled", "_decision", "_done", "_duration", "_elicitation", "_error", "_failure", "_notes"),
+        *("_recorded", "_refused", "_scope", "_started", "_untouched", "_usage", "_waiter", "_writes", "result"),
+    )
+
+    def __init__(self, decision: Approved | Rejected, scope: ToolScope) -> None:
+        self._decision = decision
+        self._scope = scope
+        self._started = scope.governance.clock.monotonic()
+        self._attempt: Attempt | None = None
+        self._elicitation: Elicitation | None = None
+        self._usage: list[dict[str, Any]] = []
+        self._error: Exception | None = (
+            decision.error if isinstance(decision, Rejected) else self._check_repeats(decision)
+        )
+        self._refused = self._cancelled = self._untouched = self._done = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._recorded = scope.journal.outcome(decision.call) if scope.journal is not None else None
+        self._writes: list[Write] | None = None if scope.journal is None else []
+        self._failure: Exception | None = None
+        self._duration: float | None = None
+        self._notes: dict[str, Any] = {}
+        self.result: ToolResult | None = None
+
+    async def start(self) -> None:
+        """Start the call, unless it was rejected or an earlier process recorded its outcome.
+
+        A tool that acts is not started while the audit log cannot be written.
+        """
+        if self._recorded is not None:
+            self.result, self._done = self._emit_result(self._recorded), True
+        elif self._error is not None or not isinstance(self._decision, Approved):
+            self._refuse()
+        else:
+            if self._decision.tool.effect != "pure":
+                await self._scope.governance.audit.ready()
+            self._attempt = Attempt(self._decision, self._tool_context(self._decision), self._scope, self._finish)
+
+    async def wait(self) -> None:
+        """Wait until the result is recorded and emitted; raises the error if recording it failed."""
+        await self.done()
+        if self._failure is not None:
+            raise self._failure
+
+    async def done(self) -> None:
+        """Wait for the end. A cancelled wait cancels only its own future, which does not count as the end."""
+        if not self._done:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def stop(self) -> None:
+        """Cancel the call if it has not ended."""
+        if self._recorded is not None:
+            self._done = True
+        elif self._attempt is None:
+            self._cancelled = True
+            self._refuse()
+        elif not self._attempt.ended:
+            self._cancelled, self._untouched = True, self._attempt.resting
+            if self._elicitation is not None:
+                self._elicitation.abandoned = True
+            self._attempt.halt()
+
+    def final_result(self) -> ToolResult:
+        """Return the result; for a call that could not be recorded or stopped in time, that it was interrupted."""
+        if self.result is None:
+            unknown = _interrupted(self._decision) if self._attempt else self._not_started()
+            self.result = self._recorded or unknown
+            if self._recorded is not None or self._scope.journal is None or not self._scope.journal.detached:
+                self._emit_result(self.result)
+            if not self._done:
+                self._scope.governance.spawn(self.done())
+        return self.result
+
+    def pause(self) -> None:
+        """Pause the timeout of the call while a person is asked."""
+        if self._attempt is not None:
+            self._attempt.pause()
+
+    def resume(self) -> None:
+        if self._attempt is not None:
+            self._attempt.go_on()
+
+    def _check_repeats(self, approved: Approved) -> Exception | None:
+        if self._scope.repeats is None:
+            return None
+        try:
+            self._scope.repeats.see(
+                msgspec.json.encode((approved.tool.name, approved.call.arguments), order="deterministic")
+            )
+        except Exception as error:  # noqa: BLE001 - one repeat too many, or arguments that are not JSON
+            return error
+        return None
+
+    def _refuse(self) -> None:
+        """Finish without an attempt."""
+        if not self._refused:
+            self._refused = True
+            self._scope.governance.spawn(self._finish(None, self._error))
+
+    async def _finish(self, value: Any, error: Exception | None) -> None:
+        """Record the result, then emit it. After `stop`, `final_result` emits results in the model's order instead."""
+        try:
+            if self._elicitation is not None:
+                await self._elicitation.close()
+            result = self.result or await self._query_unknown(self._to_result(value, error))
+            self._recorded = result = await self._record(result)
+            if not self._cancelled and self.result is None:
+                self.result = self._emit_result(result)
+        except ShuttingDown as failure:
+            self._failure = failure
+        except Exception as failure:  # noqa: BLE001 - raised again in `wait`
+            self._failure = failure
+            kind = type(failure).__name__
+            logger.error("failed to record a tool call: tool=%s run=%s error=%s", self._name, self._scope.run_id, kind)
+        finally:
+            self._done = True
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+    def _to_result(self, value: Any, error: Exception | None) -> ToolResult:
+        call = self._decision.call
+        if self._cancelled and self._attempt is not None:
+            return self._not_started() if self._untouched else _interrupted(self._decision)
+        if error is not None:
+            return self._error_result(error)
+        if self._attempt is None:
+            return self._not_started()
+        if isinstance(self._decision, Approved) and self._decision.edited:
+            value = {"edited_arguments": call.arguments, "result": value}
+        return ToolResult(call.id, "ok", self._scope.governance.redactor.known_in(value))
+
+    async def _query_unknown(self, result: ToolResult) -> ToolResult:
+        """Replace an unknown outcome by what the tool's `reconcile` finds out."""
+        decision = self._decision
+        if result.status != "unknown" or self._cancelled:
+            return result
+        if not isinstance(decision, Approved) or not decision.tool.reconcile:
+            return result
+        finding = await query_outcome(decision.tool, decision.call, self._scope)
+        return _as_result(finding, decision.call, self._scope) or result
+
+    async def _record(self, result: ToolResult) -> ToolResult:
+        """Record the outcome, its audit row and the writes of the tool in one transaction.
+
+        If the transaction is refused by a limit, nothing was written, and the refusal is the result.
+        """
+        journal, call = self._scope.journal, self._decision.call
+        governance = self._scope.governance
+        if journal is None:
+            await governance.audit.append(self._audit_entry(result))
+            return result
+        more = self._writes if self._writes and result.status == "ok" else ()
+        try:
+            await journal.record_outcome(call, result, self._audit_entry(result), *more)
+        except DailyLimitExceeded as spent:
+            result = ToolResult(call.id, "error", str(spent), "limit")
+            await journal.record_outcome(call, result, self._audit_entry(result))
+        if more and governance.team_services is not None:
+            governance.team_services.wake()
+        return result
+
+    def _not_started(self) -> ToolResult:
+        """Result of a call that this process did not start: nothing happened, unless an earlier process started it."""
+        journal, call = self._scope.journal, self._decision.call
+        if isinstance(self._decision, Rejected) and self._decision.known_result is not None:
+            return self._decision.known_result
+        if journal is not None and journal.has_intent(call):
+            return ToolResult(call.id, "unknown", _CRASHED, "unknown")
+        return ToolResult(
+            call.id, "error", "The turn was cancelled before this call ran; nothing happened.", "declined"
+        )
+
+    def _error_result(self, error: Exception) -> ToolResult:
+        """Return what the model reads: the redacted message of an expected error; for a bug only that there was one."""
+        call, redactor = self._decision.call, self._scope.governance.redactor
+        if isinstance(error, Declined) and self._scope.asks:
+            return ToolResult(call.id, "error", {"cancelled": True, **self._decline_reason(error)}, error.kind)
+        if not isinstance(error, ToolFault):
+            trace = redactor.trace(error, secrets_in(call.arguments))
+            logger.error("tool failed: tool=%s run=%s\n%s", self._name, self._scope.run_id, trace)
+            return ToolResult(call.id, "error", NEUTRAL, "internal")
+        pure = isinstance(self._decision, Approved) and self._decision.tool.effect == "pure"
+        uncertain = error.kind == "unknown" or (isinstance(error, ToolTimeout) and not pure)
+        text = redactor.text(fault_words(error), secrets_in(call.arguments))
+        if uncertain and "may have happened" not in text:
+            text += "; it may have happened"
+        return ToolResult(call.id, "unknown" if uncertain else "error", text, error.kind)
+
+    def _decline_reason(self, error: Declined) -> dict[str, str]:
+        redactor, secrets = self._scope.governance.redactor, secrets_in(self._decision.call.arguments)
+        reason = redactor.text(clean(error.reason.strip())[:MAX_WORDS], secrets)
+        return {"reason": reason} if reason else {}
+
+    def _emit_result(self, result: ToolResult) -> ToolResult:
+        call, scope = self._decision.call, self._scope
+        duration = scope.durations[call.id] = round(self._milliseconds())
+        scope.emit(
+            ToolAnswered(
+                scope.run_id, self._name, call.arguments, call.id, result.status, result.error, result.result, duration
+            )
+        )
+        return result
+
+    def _milliseconds(self) -> float:
+        """Return how long the call took, without the time a person took to answer; computed once.
+
+        For a call of an earlier process, the duration comes from the journal.
+        """
+        if self._duration is None:
+            journal, call = self._scope.journal, self._decision.call
+            recorded = journal.duration(call) if journal is not None else None
+            now = self._scope.governance.clock.monotonic()
+            waited = self._elicitation.seconds_waited if self._elicitation is not None else 0.0
+            self._duration = (now - self._started - waited) * 1000 if recorded is None else recorded
+        return self._duration
+
+    @property
+    def _name(self) -> str:
+        return self._scope.display_name(self._decision.call)
+
+    def _audit_entry(self, result: ToolResult) -> AuditEntry:
+        decision, scope, governance = self._decision, self._scope, self._scope.governance
+        redactor = governance.redactor
+        ok = result.status == "ok"
+        tool, verdict = decision.tool, decision.verdict
+        arguments = redactor.value(decision.call.arguments)
+        secrets = secrets_in(decision.call.arguments) if arguments != decision.call.arguments else ()
+        meta: dict[str, Any] = {
+            "arguments": arguments,
+            "result": redactor.head(result.result, MAX_RESULT, secrets),
+            "duration_ms": round(self._milliseconds(), 3),
+            "error": result.error,
+            "retry_count": max(0, self._attempt.tries - 1) if self._attempt else 0,
+            "status": result.status,
+            "run_id": scope.run_id,
+            "call_id": decision.call.id,
+            "verdict": verdict.cell if verdict else None,
+            "rule": verdict.rule if verdict else None,
+            "policy": governance.policy_version,
+            "role": scope.actor.role,
+            "user": scope.actor.user,
+            "needs": list(tool.permissions) if tool else [],
+            "acts": tool is None or tool.effect != "pure",
+        }
+        if self._notes:
+            meta["notes"] = {key: redactor.head(value, MAX_NOTE, secrets) for key, value in self._notes.items()}
+        if self._elicitation is not None and self._elicitation.log:
+            meta["asked"] = redactor.value(self._elicitation.log)
+        if self._usage:
+            meta["models"] = self._usage
+        if isinstance(self._error, Declined):
+            meta["declined"] = redactor.text(fault_words(self._error))
+        if isinstance(decision, Approved) and decision.binding:
+            meta |= {"approved_by": decision.approved_by, "approval": decision.binding, "edited": decision.edited}
+        agent, name = scope.actor.agent_id, tool.name if tool else redactor.head(self._name, 200)
+        return AuditEntry(
+            tenant_id=scope.actor.tenant,
+            actor_external_id=agent,
+            entity_id=name,
+            level="info" if ok else "error",
+            message=f"Agent {agent} called {name}: {'success' if ok else 'failed'}",
+            success=ok,
+            meta=meta,
+            timestamp=int(governance.clock.time() * 1000),
+        )
+
+    def _tool_context(self, approved: Approved) -> ToolContext:
+        scope, tool = self._scope, approved.tool
+        in_thread = tool.in_process and not tool.is_async
+        loop = asyncio.get_running_loop()
+        return ToolContext(
+            conversation=scope.conversation,
+            agent=scope.agent,
+            run_id=scope.run_id,
+            call_id=approved.call.id,
+            tenant_id=scope.actor.tenant,
+            metadata=scope.metadata,
+            report=partial(loop.call_soon_threadsafe, self._report_progress) if in_thread else self._report_progress,
+            approved=bool(approved.binding),
+            note=self._add_note,
+            ask=self._ask,
+            spend=self._add_usage,
+            user=scope.actor.user,
+            chain=scope.chain,
+            office=scope.governance.team_services,
+            writes=self._writes,
+        )
+
+    def _add_note(self, key: str, value: Any) -> None:
+        if len(self._notes) < MAX_NOTES or key in self._notes:
+            self._notes[key[:MAX_NOTE]] = value
+
+    async def _ask(self, form: Form) -> Filled:
+        if self._elicitation is None:
+            self._elicitation = Elicitation(self._decision.call, self._scope, self)
+        return await self._elicitation.ask(form)
+
+    async def _add_usage(self, model: str, usage: Usage) -> None:
+        """Count the tokens of a model that the tool called, whether or not the call succeeds."""
+        scope = self._scope
+        usage = scope.count_usage(model, usage)
+        cost = {"cost": round(usage.cost, 8)} if usage.cost is not None else {}
+        self._usage.append({"model": model, "input": usage.input_tokens, "output": usage.output_tokens, **cost})
+        if scope.journal is not None:
+            await finish_despite_cancel(scope.journal.record_usage(scope.actor.agent_id, model, usage))
+
+    def _report_progress(self, message: str) -> None:
+        """Emit progress; a tool that was abandoned is ignored."""
+        if self.result is None:
+            scope, call = self._scope, self._decision.call
+            text = scope.governance.redactor.head(message, MAX_WORDS)
+            scope.emit(ToolProgress(scope.run_id, self._name, call.id, text))
+
+
+def _interrupted(decision: Approved | Rejected) -> ToolResult:
+    """Result of a call that was stopped while it ran: only a pure tool is known to have had no effect."""
+    if isinstance(decision, Approved) and decision.tool.effect == "pure":
+        return ToolResult(decision.call.id, "error", "The turn was cancelled while this call ran.", "declined")
+    text = "The turn was cancelled while this call ran; it may have happened. It was not retried."
+    return ToolResult(decision.call.id, "unknown", text, "unknown")

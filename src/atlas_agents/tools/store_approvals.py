@@ -2,13 +2,13 @@
 
 import msgspec
 
-from atlas_agents.core.clock import Clock
-from atlas_agents.core.errors import Conflict, NotStored, StoreLost
+from atlas_agents.core.aio import Clock
+from atlas_agents.core.approvals import Answer, Question
+from atlas_agents.core.errors import Conflict, NotFound, StoreLost
 from atlas_agents.core.json import encode
-from atlas_agents.core.questions import Answer, Question
 from atlas_agents.core.store import OPEN, AnswerApproval, Store
 from atlas_agents.tools.approvals import Approvals, granted_by
-from atlas_agents.tools.asking import check_answer
+from atlas_agents.tools.elicitation import check_answer
 
 _questions = msgspec.json.Decoder(Question)
 _answers = msgspec.json.Decoder(Answer)
@@ -21,7 +21,7 @@ async def answer_kept(
     BadArguments for values that do not fit a form: it waits on."""
     row = await store.approval(tenant, approval_id)
     if row is None:
-        raise NotStored(f"there is no question {approval_id!r}")
+        raise NotFound(f"there is no question {approval_id!r}")
     run = await store.run(tenant, row.run_id)
     if run is None or run.status not in OPEN:
         raise Conflict(f"the turn that asked {approval_id!r} has ended")

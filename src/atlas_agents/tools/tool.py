@@ -8,10 +8,10 @@ from functools import cached_property, partial
 from types import FunctionType
 from typing import Any, Literal, TypeAlias, cast, overload
 
-from atlas_agents.core.calling import is_async
+from atlas_agents.core.aio import is_async
 from atlas_agents.core.errors import BadTool
-from atlas_agents.core.names import wire_name
-from atlas_agents.core.specs import ToolSpec
+from atlas_agents.core.messages import ToolSpec
+from atlas_agents.core.text import wire_name
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.schema import Check, Convert, compile_check, describe, is_context, read_docstring
 

@@ -92,7 +92,7 @@ class _Inbox(io.BytesIO):
         return super().read(size)
 
 
-class _Plain(pickle.Pickler):
+class _PlainPickler(pickle.Pickler):
     """Pickles built-in types and nothing else: a class of `__main__` has a name that means nothing to a worker."""
 
     def reducer_override(self, obj: Any, /) -> NoReturn:
@@ -113,8 +113,8 @@ def pack_at_once(function: Callable[..., Any], values: Values, foreign: Abstract
     if reference is not None:
         out = _Outbox(SMALL)
         with suppress(Exception):
-            _Plain(out, 5).dump(reference)
-            _Plain(out, 5).dump(values)
+            _PlainPickler(out, 5).dump(reference)
+            _PlainPickler(out, 5).dump(values)
             return out.pieces
     return None
 
@@ -127,7 +127,7 @@ def pack(function: Callable[..., Any], values: Values, foreign: AbstractSet[str]
         if reference is None:
             _add_or_say(out, function, f"{name_of(function)} cannot be sent to a worker")
         try:
-            out.add(values, _Plain)
+            out.add(values, _PlainPickler)
         except BaseException:
             for name, value in [*enumerate(values[0], 1), *values[1].items()]:
                 _add_or_say(out, value, f"argument {name!r} of {name_of(function)} cannot be sent to a worker")
@@ -137,7 +137,7 @@ def pack(function: Callable[..., Any], values: Values, foreign: AbstractSet[str]
 
 def _add_or_say(out: _Outbox, value: Any, complaint: str) -> None:
     try:
-        out.add(value, _Plain)
+        out.add(value, _PlainPickler)
     except BaseException as error:
         raise TypeError(f"{complaint}: {words_of(error)}") from error
 

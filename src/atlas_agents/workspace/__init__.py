@@ -3,17 +3,15 @@
 `AGENTS.md` names the agents, `SOUL.md` and `TOOLS.md` are for the models. All three together are the system prompt.
 """
 
-from atlas_agents.core.hidden import Finding, hidden_characters
-from atlas_agents.workspace.agents import AgentSpec, parse_agents
-from atlas_agents.workspace.build import Built, build_agent, build_agents
-from atlas_agents.workspace.models import LOCAL_MODEL, resolve_models
-from atlas_agents.workspace.workspace import Workspace, WorkspaceState
+from atlas_agents.core.text import HiddenCharacters, hidden_characters
+from atlas_agents.workspace.build import LOCAL_MODEL, Built, build_agent, build_agents, resolve_models
+from atlas_agents.workspace.workspace import AgentSpec, Workspace, WorkspaceState, parse_agents
 
 __all__ = [
     "LOCAL_MODEL",
     "AgentSpec",
     "Built",
-    "Finding",
+    "HiddenCharacters",
     "Workspace",
     "WorkspaceState",
     "build_agent",

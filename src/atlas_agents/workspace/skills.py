@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 
 from atlas_agents.core.errors import ConfigError, ToolFailed
-from atlas_agents.core.hidden import Finding, hidden_characters
-from atlas_agents.core.places import is_secret
+from atlas_agents.core.paths import is_secret
+from atlas_agents.core.text import HiddenCharacters, hidden_characters
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.workspace.files import LARGEST, read
 
-FOLDER, FILE = "skills", "SKILL.md"
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+SKILLS_FOLDER, FILE = "skills", "SKILL.md"
+_SKILL_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _ENTRY = re.compile(r"([A-Za-z][\w-]*):(?:[ \t]+(.*))?")
 _MOST_FILES = 200
 _LONGEST = 1024
@@ -37,12 +37,12 @@ class Skill(msgspec.Struct, frozen=True):
     folder: Path
 
 
-def read_skills(workspace: Path) -> tuple[tuple[Skill, ...], list[Finding]]:
+def read_skills(workspace: Path) -> tuple[tuple[Skill, ...], list[HiddenCharacters]]:
     """All skills of a workspace by name, and hidden characters in them; ConfigError names the file that is wrong."""
     skills: list[Skill] = []
-    findings: list[Finding] = []
+    findings: list[HiddenCharacters] = []
     for folder in _folders(workspace):
-        path = f"{FOLDER}/{folder.name}/{FILE}"
+        path = f"{SKILLS_FOLDER}/{folder.name}/{FILE}"
         text = read(workspace, path)
         if text is None:
             continue
@@ -53,7 +53,7 @@ def read_skills(workspace: Path) -> tuple[tuple[Skill, ...], list[Finding]]:
 
 def skill_files(workspace: Path) -> list[str]:
     """The paths of all `SKILL.md` files, relative to the workspace."""
-    return [f"{FOLDER}/{folder.name}/{FILE}" for folder in _folders(workspace)]
+    return [f"{SKILLS_FOLDER}/{folder.name}/{FILE}" for folder in _folders(workspace)]
 
 
 def skills_prompt(skills: tuple[Skill, ...]) -> str:
@@ -80,7 +80,7 @@ def skill_tool(workspace: Path) -> Tool:
         files = list(_files(skill.folder))
         if file not in files:
             raise ToolFailed(f"The skill {name!r} has no file {file!r}. It has: {', '.join(files)}.")
-        text = read(workspace, f"{FOLDER}/{skill.folder.name}/{file}")
+        text = read(workspace, f"{SKILLS_FOLDER}/{skill.folder.name}/{file}")
         if file != FILE or text is None:
             return text or ""
         others = [each for each in files if each != FILE]
@@ -93,7 +93,9 @@ def skill_tool(workspace: Path) -> Tool:
 def _folders(workspace: Path) -> list[Path]:
     """Those that have a `SKILL.md`; links are not followed."""
     try:
-        found = [Path(each.path) for each in os.scandir(workspace / FOLDER) if each.is_dir(follow_symlinks=False)]
+        found = [
+            Path(each.path) for each in os.scandir(workspace / SKILLS_FOLDER) if each.is_dir(follow_symlinks=False)
+        ]
     except OSError:
         return []
     return sorted(folder for folder in found if os.path.lexists(folder / FILE))
@@ -117,7 +119,7 @@ def _files(folder: Path) -> Iterator[str]:
 def _skill(text: str, folder: Path, file: str) -> Skill:
     entries = dict(_entries(text, file))
     name, description = entries.get("name", ""), entries.get("description", "")
-    if not _NAME.fullmatch(name):
+    if not _SKILL_NAME.fullmatch(name):
         raise ConfigError(
             f"{file}: name: {name[:80]!r} is no name for a skill; write small letters, digits and hyphens"
         )
@@ -159,3 +161,46 @@ def _value(words: list[str]) -> str:
 def _body(text: str) -> str:
     """What stands below the keys."""
     return text.replace("\r\n", "\n").split("\n---", 1)[1].partition("\n")[2].strip()
+
+
+PROMPTS_FOLDER = "prompts"
+_PROMPT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_BLANK = re.compile(r"\{([a-z][a-z0-9_]{0,63})\}")
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A text with blanks; its first line, if it is a heading, says what it is for."""
+
+    name: str
+    text: str
+    description: str = ""
+
+    @property
+    def blanks(self) -> tuple[str, ...]:
+        """The names of its blanks, in their order."""
+        return tuple(dict.fromkeys(_BLANK.findall(self.text)))
+
+    def filled(self, values: dict[str, str]) -> str:
+        """The text with every blank filled in, once; what is filled in is not looked into."""
+        missing = [blank for blank in self.blanks if blank not in values]
+        if missing:
+            raise ConfigError(f"the prompt {self.name} needs {', '.join(missing)}")
+        return _BLANK.sub(lambda found: values[found[1]], self.text)
+
+
+def read_prompts(workspace: Path) -> tuple[Prompt, ...]:
+    """All prompts of a workspace, by name; ConfigError names the file that cannot be used."""
+    folder = workspace / PROMPTS_FOLDER
+    if not folder.is_dir():
+        return ()
+    return tuple(_prompt(folder, path) for path in sorted(folder.glob("*.md")) if not path.name.startswith("."))
+
+
+def _prompt(folder: Path, path: Path) -> Prompt:
+    if not _PROMPT_NAME.fullmatch(path.stem):
+        raise ConfigError(f"{path}: {path.stem!r} is no name for a prompt; write letters, digits, _ or -")
+    text = (read(folder, path.name) or "").strip()
+    first, _, rest = text.partition("\n")
+    if first.startswith("# ") and rest.strip():
+        return Prompt(path.stem, rest.strip(), first[2:].strip())
+    return Prompt(path.stem, text)

@@ -6,24 +6,23 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from atlas_agents.engine.job_work import Work
+from atlas_agents.tools.kept_questions import KeptQuestions
 
 from atlas_agents import Answer, Atlas, Message, Question, ToolCall, ToolResult
-from atlas_agents.core.errors import Conflict, NotStored, StoreError
-from atlas_agents.core.ids import new_id
-from atlas_agents.core.jobs import JobRow, TellJob
+from atlas_agents.core.errors import Conflict, NotFound, StoreError
 from atlas_agents.core.json import encode
-from atlas_agents.core.store import AddAudit, AnswerApproval, Reserve, RunStatus, Store, Write
+from atlas_agents.core.messages import new_id
+from atlas_agents.core.store import AddAudit, AnswerApproval, JobRow, MarkJobNotified, Reserve, RunStatus, Store, Write
 from atlas_agents.engine import house
 from atlas_agents.engine.history import History
-from atlas_agents.engine.job_work import Work
 from atlas_agents.engine.run import Accepted, Run
 from atlas_agents.stores import migrations, run_writes, statements, writes
 from atlas_agents.tools.approvals import Approvals
-from atlas_agents.tools.audit import Entry
+from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.execute import Attempt
 from atlas_agents.tools.journal import Journal
-from atlas_agents.tools.kept_questions import KeptQuestions
 
 
 class Bug(msgspec.Struct, frozen=True):
@@ -42,7 +41,7 @@ def run_then_record() -> None:
     async def intend(self: Journal, call: ToolCall, reserve: Reserve | None = None) -> None:
         held[call.id] = (reserve,) if reserve else ()
 
-    async def late(self: Journal, call: ToolCall, result: ToolResult, entry: Entry) -> None:
+    async def late(self: Journal, call: ToolCall, result: ToolResult, entry: AuditEntry) -> None:
         if call.id in held:
             await _step(self)("intent", call.id, encode(call), *held[call.id])
         await settle(self, call, result, entry)
@@ -101,7 +100,7 @@ def write_a_step_twice() -> None:
 
 
 def swallow_audit_errors() -> None:
-    async def settle(self: Any, call: ToolCall, result: ToolResult, entry: Entry) -> None:
+    async def settle(self: Any, call: ToolCall, result: ToolResult, entry: AuditEntry) -> None:
         await _step(self)("outcome", call.id, encode(result))
         with suppress(StoreError):
             await self._store.commit(self._tenant, [AddAudit(encode(entry))])
@@ -115,7 +114,7 @@ def accept_a_stale_yes() -> None:
     async def answer(store: Store, tenant: str, approvals: Approvals, id: str, answer: Answer, _: object) -> Question:
         row = await store.approval(tenant, id)
         if row is None:
-            raise NotStored(id)
+            raise NotFound(id)
         await store.commit(tenant, [AnswerApproval(id, encode(answer))])
         approvals.give(id, answer)
         return msgspec.json.decode(row.question, type=Question)
@@ -209,7 +208,7 @@ def keep_a_job_apart() -> None:
     """A job is written when its call has its outcome, and not with it."""
     settle = Journal.settle
 
-    async def apart(self: Any, call: ToolCall, result: ToolResult, entry: Entry, *more: Write) -> None:
+    async def apart(self: Any, call: ToolCall, result: ToolResult, entry: AuditEntry, *more: Write) -> None:
         await settle(self, call, result, entry)
         if more:
             await self._store.commit(self._tenant, more)
@@ -222,7 +221,7 @@ def tell_before_telling() -> None:
     tell = Work.tell
 
     async def early(self: Any, job: JobRow) -> bool:
-        await self._store.commit(self._tenant, [TellJob(job.id, job.attempts)])
+        await self._store.commit(self._tenant, [MarkJobNotified(job.id, job.attempts)])
         return await tell(self, job)
 
     _set(Work, tell=early)

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from atlas_agents import Happened, Message, NotHappened, ProviderError, ToolContext, ToolFailed, Transient, tool
+from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.providers.base import Capabilities, Chunk, Request, TextChunk, ToolCallChunk
 from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
-from atlas_agents.toolbox.team import delegate_task
 from crash.points import in_model
 from crash.stage import STAGE
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from atlas_agents.core.clock import SystemClock
+from atlas_agents.core.aio import SystemClock
 from crash.points import Points
 from crash.world import World
 

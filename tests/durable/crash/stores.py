@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from atlas_agents.core.clock import Clock
+from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import AuditRow, JournalKind, JournalRow, RunStatus, Store
 from atlas_agents.stores.sqlite import SqliteStore
 from crash.seams import PointedStore

@@ -12,20 +12,86 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from atlas_agents.channels.telegram.asking import NOT_YOURS
-from atlas_agents.channels.telegram.commands import COMMANDS, parsed
-from atlas_agents.channels.telegram.guest import Guest
-from atlas_agents.channels.telegram.notes import Notebook
-from atlas_agents.channels.telegram.pace import PACE, Pace
-from atlas_agents.channels.telegram.pairing import Pair, Pairing
-from atlas_agents.channels.telegram.question import YES, read
-from atlas_agents.channels.telegram.shapes import Place, Press, Said, Update, User
-from atlas_agents.client.client import Address, GatewayClient
-from atlas_agents.core.calling import in_thread
+from atlas_agents.builtin_tools.telegram_api import BotApi, BotRefused, BotUnreachable, send
+from atlas_agents.builtin_tools.telegram_format import Styled, code_block, joined
+from atlas_agents.channels.telegram.approvals import NOT_YOURS, YES, read
+from atlas_agents.channels.telegram.state import Pair, Pairing, StateFile
+from atlas_agents.channels.telegram.types import (
+    PACE,
+    Press,
+    TelegramMessage,
+    TelegramTiming,
+    TelegramUser,
+    Update,
+    UpdateId,
+)
+from atlas_agents.channels.telegram.user_session import UserSession
+from atlas_agents.client.client import GatewayAddress, GatewayClient
+from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ConfigError, GatewayError
-from atlas_agents.toolbox.telegram.api import BotApi, BotRefused, BotUnreachable
-from atlas_agents.toolbox.telegram.markdown import Styled, code_block, joined
-from atlas_agents.toolbox.telegram.writing import send
+
+Command: TypeAlias = Callable[[UserSession, str, int], Awaitable[str]]
+HELP = (
+    "Write to me, and an agent answers.\n\n"
+    "/stop ends what is under way\n"
+    "/new begins a new session\n"
+    "/agents lists the agents, /agent NAME chooses one"
+)
+
+
+async def _help(guest: UserSession, rest: str, update_id: int) -> str:
+    return HELP
+
+
+async def _stop(guest: UserSession, rest: str, update_id: int) -> str:
+    return "Stopping." if await guest.stop() else "There is nothing to stop."
+
+
+async def _new(guest: UserSession, rest: str, update_id: int) -> str:
+    await guest.begin_anew(update_id)
+    return "This is a new session."
+
+
+async def _agents(guest: UserSession, rest: str, update_id: int) -> str:
+    chosen = guest.visit.agent
+    lines = [
+        f"{'→' if (agent.id == chosen if chosen else agent.default) else '•'} {agent.id}"
+        + (f": {agent.description}" if agent.description else "")
+        for agent in await guest.agents()
+    ]
+    return "\n".join(lines) or "There are no agents."
+
+
+async def _agent(guest: UserSession, rest: str, update_id: int) -> str:
+    known = {agent.id.casefold(): agent.id for agent in await guest.agents()}
+    found = known.get(rest.casefold())
+    if found is None:
+        return f"Choose one of them: {', '.join(known.values())}"
+    guest.visit.agent = found
+    return f"{found} answers from now on."
+
+
+COMMANDS: dict[str, tuple[str, Command]] = {
+    "help": ("What can be said here", _help),
+    "start": ("What can be said here", _help),
+    "stop": ("End what is under way", _stop),
+    "new": ("Begin a new session", _new),
+    "agents": ("List the agents", _agents),
+    "agent": ("Choose who answers", _agent),
+}
+
+
+def parsed(text: str, bot_name: str) -> tuple[Command, str] | None:
+    """The command and what follows it; None if it is none, and for an agent to read."""
+    if not text.startswith("/"):
+        return None
+    word, _, rest = text[1:].partition(" ")
+    name, _, bot = word.partition("@")
+    if bot and bot.casefold() != bot_name.casefold():
+        return None
+    found = COMMANDS.get(name.casefold())
+    return (found[1], rest.strip()) if found else None
+
 
 logger = logging.getLogger(__name__)
 After: TypeAlias = Callable[[], Awaitable[None]] | None
@@ -38,10 +104,10 @@ _PATIENCE = 30.0
 _WANTED = ["message", "callback_query"]
 
 
-class Door(Protocol):
+class UserAccess(Protocol):
     """Where guests come in: an address and a token for each, and an end to it."""
 
-    async def let_in(self, user: int) -> Address: ...
+    async def let_in(self, user: int) -> GatewayAddress: ...
 
     def send_away(self, user: int) -> None: ...
 
@@ -49,13 +115,15 @@ class Door(Protocol):
 class TelegramChannel:
     """`await channel.run()` until it is cancelled. One per bot: Telegram tells two that they are too many."""
 
-    def __init__(self, api: BotApi, pairing: Pairing, notebook: Notebook, door: Door, pace: Pace = PACE) -> None:
+    def __init__(
+        self, api: BotApi, pairing: Pairing, notebook: StateFile, door: UserAccess, pace: TelegramTiming = PACE
+    ) -> None:
         self._api = api
         self._pairing = pairing
         self._notebook = notebook
         self._door = door
         self._pace = pace
-        self._guests: dict[int, Guest] = {}
+        self._guests: dict[int, UserSession] = {}
         self._paired: dict[int, Pair] = {}
         self._told: dict[int, float] = {}
         self._bot_name = ""
@@ -78,7 +146,7 @@ class TelegramChannel:
             await self._api.close()
 
     async def _introduce(self) -> None:
-        me = msgspec.convert(await self._api.call("getMe"), User)
+        me = msgspec.convert(await self._api.call("getMe"), TelegramUser)
         self._bot_name = me.username
         shown = [{"command": name, "description": about} for name, (about, _) in COMMANDS.items() if name != "start"]
         await self._api.call("setMyCommands", commands=shown)
@@ -156,7 +224,7 @@ class TelegramChannel:
             return await self._said(update.message, update.update_id)
         return await self._pressed(update.callback_query) if update.callback_query is not None else None
 
-    async def _said(self, said: Said, update_id: int) -> After:
+    async def _said(self, said: TelegramMessage, update_id: int) -> After:
         """Only in private: what somebody may do alone with the bot, nobody may do in a group."""
         sender = said.sender
         if sender is None or sender.is_bot or said.chat.type != "private" or said.chat.id != sender.id:
@@ -172,7 +240,7 @@ class TelegramChannel:
         await guest.say(said.text, update_id)
         return None
 
-    async def _stranger(self, sender: User) -> After:
+    async def _stranger(self, sender: TelegramUser) -> After:
         """A code, now and then, and nothing else."""
         now = time.monotonic()
         self._told = {user: at for user, at in self._told.items() if now - at < _QUIET}
@@ -219,10 +287,10 @@ class TelegramChannel:
             logger.error("nobody is let in: %s", error)
             return {}
 
-    def _guest(self, user: int) -> Guest:
+    def _guest(self, user: int) -> UserSession:
         if user not in self._guests:
             client = GatewayClient(find=lambda: self._door.let_in(user), name="telegram")
-            self._guests[user] = Guest(user, client, self._api, self._notebook, self._pace)
+            self._guests[user] = UserSession(user, client, self._api, self._notebook, self._pace)
         return self._guests[user]
 
     async def _tell(self, user: int, words: Styled) -> None:
@@ -239,7 +307,7 @@ def _read(found: Any) -> Update:
     try:
         return msgspec.convert(found, Update)
     except msgspec.ValidationError:  # of a kind that is not known here
-        return Update(msgspec.convert(found, Place).update_id)
+        return Update(msgspec.convert(found, UpdateId).update_id)
 
 
 def _in_the_way(refused: BotRefused) -> str:

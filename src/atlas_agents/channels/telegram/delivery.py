@@ -10,14 +10,67 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from atlas_agents.channels.telegram.notes import Notebook, Owed
-from atlas_agents.channels.telegram.pace import Pace
-from atlas_agents.channels.telegram.words import Words
-from atlas_agents.client.feed import SessionEvent
-from atlas_agents.toolbox.telegram.api import BotApi, BotRefused, BotUnreachable
-from atlas_agents.toolbox.telegram.markdown import Styled, joined, styled
-from atlas_agents.toolbox.telegram.pieces import MOST, pieces
-from atlas_agents.toolbox.telegram.writing import send, write
+from atlas_agents.builtin_tools.telegram_api import BotApi, BotRefused, BotUnreachable, send, write
+from atlas_agents.builtin_tools.telegram_format import MOST, Styled, joined, pieces, styled
+from atlas_agents.channels.telegram.state import PendingDelivery, StateFile
+from atlas_agents.channels.telegram.types import TelegramTiming
+from atlas_agents.client.client import SessionEvent
+from atlas_agents.gateway.protocol.events import ChatDelta, ChatError, ChatFinal, ChatMessage, ChatReset
+from atlas_agents.gateway.protocol.sessions import RunPosition
+from atlas_agents.gateway.protocol.types import MessageShape, Part, TextPart, ToolCallPart
+
+
+class MessageBuffer:
+    """Messages that are complete, and the one under way. `over` when nothing more comes."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._complete: dict[str, str] = {}
+        self._now = ""
+        self._remark = ""
+
+    @property
+    def text(self) -> str:
+        pieces = [*self._complete.values(), self._now, self._remark]
+        return "\n\n".join(piece for piece in map(str.strip, pieces) if piece)
+
+    def hear(self, event: SessionEvent) -> None:
+        match event:
+            case ChatDelta(text=text):
+                self._now += text
+            case ChatReset():
+                self._now = ""
+            case RunPosition(parts=parts):
+                self._now = _text(parts or ())
+            case ChatMessage(message=message):
+                self._add(message)
+            case ChatFinal():
+                self._end(event)
+            case ChatError(message=words):
+                self.over, self._remark = True, f"(It failed: {words})"
+            case _:
+                pass
+
+    def _add(self, message: MessageShape) -> None:
+        if message.role == "assistant":
+            self._complete[message.id] = _text(message.parts)
+            self._now = ""
+
+    def _end(self, last: ChatFinal) -> None:
+        self.over = True
+        if last.message is not None:
+            self._add(last.message)
+            if any(isinstance(part, ToolCallPart) for part in last.message.parts):
+                self._remark = "(It stopped here: all its rounds are spent.)"
+        if last.cancelled:
+            self._remark = "(Stopped.)"
+        elif not self.text:
+            self._remark = "(There is no answer.)"
+
+
+def _text(parts: tuple[Part, ...]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, TextPart))
+
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,7 +82,9 @@ _MOST_PARTS = 40
 class Delivery:
     """Hears a run, and keeps the messages of its answer as they should be."""
 
-    def __init__(self, run_id: str, owed: Owed, api: BotApi, notebook: Notebook, pace: Pace) -> None:
+    def __init__(
+        self, run_id: str, owed: PendingDelivery, api: BotApi, notebook: StateFile, pace: TelegramTiming
+    ) -> None:
         self.run_id = run_id
         self.owed = owed
         self.waits = False
@@ -37,7 +92,7 @@ class Delivery:
         self._api = api
         self._notebook = notebook
         self._pace = pace
-        self._words = Words()
+        self._words = MessageBuffer()
         self._news = asyncio.Event()
         self._over = asyncio.Event()
         self._shown: dict[int, Styled] = {}

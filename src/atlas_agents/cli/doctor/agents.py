@@ -4,20 +4,18 @@ import importlib.util
 import os
 from collections.abc import Iterator
 
+from atlas_agents.app.tools import known_tools
 from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
 from atlas_agents.cli.plugins import installed
-from atlas_agents.config.opening import open_policy
+from atlas_agents.config.open import open_policy
 from atlas_agents.config.settings import Settings
-from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ConfigError, MissingKey
+from atlas_agents.core.paths import Environment
 from atlas_agents.local.models import is_path, known, models_folder, state_of
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.registry import Registry, parse_model_ref
-from atlas_agents.service.builtin import known_tools
-from atlas_agents.workspace.agents import AgentSpec
-from atlas_agents.workspace.build import build_agent
-from atlas_agents.workspace.models import resolve_models
-from atlas_agents.workspace.workspace import Workspace
+from atlas_agents.workspace.build import build_agent, resolve_models
+from atlas_agents.workspace.workspace import AgentSpec, Workspace
 
 _KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
-from atlas_agents.config.opening import open_store
-from atlas_agents.config.settings import Settings
-from atlas_agents.config.urls import redacted, scheme
+from atlas_agents.config.open import open_store
+from atlas_agents.config.settings import Settings, redacted, scheme
 from atlas_agents.core.errors import AtlasError
 from atlas_agents.stores.migrations import STEPS
 

@@ -4,13 +4,13 @@ import socket
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 
+from atlas_agents.app.app import RunningGateway, running
 from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
 from atlas_agents.cli.options import token_of
 from atlas_agents.client.client import GatewayClient
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError, GatewayError
 from atlas_agents.gateway.settings import LOOPBACK
-from atlas_agents.service.place import Running, running
 
 
 async def look_at_gateway(settings: Settings) -> AsyncIterator[Finding]:
@@ -26,7 +26,7 @@ async def look_at_gateway(settings: Settings) -> AsyncIterator[Finding]:
         yield notice("gateway", words, "put a proxy with TLS before it, and name it in allowed_hosts")
 
 
-async def _healthy(settings: Settings, here: Running) -> Finding:
+async def _healthy(settings: Settings, here: RunningGateway) -> Finding:
     try:
         async with GatewayClient(here.url, token_of(settings), patience=2.0, name="atlas doctor") as client:
             info = await client.call("system.info")

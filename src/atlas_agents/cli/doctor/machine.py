@@ -12,8 +12,8 @@ from pathlib import Path
 from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.gateway.auth import STRONG, TokenFile, strength
 from atlas_agents.gateway.settings import LOOPBACK
-from atlas_agents.gateway.tokens import STRONG, Tokens, strength
 
 _OLDEST = (3, 11)
 _LITTLE, _TOO_LITTLE = 1_000_000_000, 100_000_000
@@ -82,14 +82,14 @@ def look_at_token(settings: Settings) -> Iterator[Finding]:
         yield notice("token", "there is none yet", "one is made at the first start")
         return
     try:
-        tokens = Tokens(settings.home, settings.token)
+        tokens = TokenFile(settings.home, settings.token)
     except ConfigError as error:
         yield broken("token", str(error), "say atlas token rotate, or mend the file")
         return
     yield _strong(settings, tokens)
 
 
-def _strong(settings: Settings, tokens: Tokens) -> Finding:
+def _strong(settings: Settings, tokens: TokenFile) -> Finding:
     weak = strength(tokens.main.reveal()) < STRONG
     source = settings.origins.get("token", str(tokens.path))
     if weak and settings.host not in LOOPBACK:

@@ -2,14 +2,13 @@
 
 from collections.abc import AsyncIterator, Iterator
 
-from atlas_agents.channels.telegram.notes import trouble_of
-from atlas_agents.channels.telegram.pairing import Pairing
+from atlas_agents.app.app import running
+from atlas_agents.app.serve import is_on
+from atlas_agents.builtin_tools.telegram_api import BotApi, BotRefused, BotUnreachable
+from atlas_agents.channels.telegram.state import Pairing, trouble_of
 from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.service.place import running
-from atlas_agents.service.telegram import is_on
-from atlas_agents.toolbox.telegram.api import BotApi, BotRefused, BotUnreachable
 
 _PATIENCE = 8.0
 

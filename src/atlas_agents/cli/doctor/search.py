@@ -2,12 +2,11 @@
 
 from collections.abc import AsyncIterator
 
+from atlas_agents.builtin_tools.web.search import NONE, SearXNG, choose
 from atlas_agents.cli.doctor.finding import Finding, broken, ok
 from atlas_agents.config.settings import Settings
-from atlas_agents.core.environment import Environment
 from atlas_agents.core.errors import ToolFailed
-from atlas_agents.toolbox.web.backends import SearXNG
-from atlas_agents.toolbox.web.choice import NONE, choose
+from atlas_agents.core.paths import Environment
 
 
 async def look_at_search(settings: Settings) -> AsyncIterator[Finding]:

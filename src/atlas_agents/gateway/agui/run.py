@@ -1,28 +1,304 @@
 """One run of a page: a turn that it starts, or the rest of one that had a question."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing
+from datetime import UTC, datetime
+from typing import Any
 
+import msgspec
 from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
 
-from atlas_agents.core.events import ApprovalAnswered, Event, StreamEnd
+from atlas_agents.core.approvals import Answer, Question
+from atlas_agents.core.errors import Conflict, NotFound
+from atlas_agents.core.events import (
+    ApprovalAnswered,
+    ApprovalAsked,
+    ErrorRaised,
+    Event,
+    HandedOver,
+    MessageKept,
+    PlanUpdated,
+    StreamChunk,
+    StreamEnd,
+    StreamReset,
+    StreamThinking,
+    ToolAnswered,
+    ToolCalled,
+    ToolProgress,
+    Usage,
+)
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message
-from atlas_agents.core.store import OPEN
+from atlas_agents.core.messages import Message, ToolResult
+from atlas_agents.core.store import OPEN, ApprovalRow
 from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.run import WhenBusy
+from atlas_agents.engine.options import WhenBusy
 from atlas_agents.engine.stream import AtlasStream
-from atlas_agents.gateway.agui.answers import answer, open_questions
-from atlas_agents.gateway.agui.asked import RunInput, last_message, snapshot_of
-from atlas_agents.gateway.agui.events import AgUiEvent
-from atlas_agents.gateway.agui.words import Words
-from atlas_agents.gateway.asking import when_busy
+from atlas_agents.gateway.agui import events as agui
+from atlas_agents.gateway.agui.events import (
+    PAYLOAD_SCHEMA,
+    AgUiEvent,
+    Resume,
+    RunInput,
+    last_message,
+    payload_of,
+    snapshot_of,
+)
+from atlas_agents.gateway.auth import Grant
+from atlas_agents.gateway.convert import asked as wire_question
+from atlas_agents.gateway.convert import model_of
+from atlas_agents.gateway.http_api import (
+    ConcurrencyLimiter,
+    EventStream,
+    answered,
+    body_of,
+    data,
+    on_disconnect,
+    when_busy,
+    who_asks,
+)
+from atlas_agents.gateway.http_errors import Hide, HTTPError, of_failure
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.models import model_of
-from atlas_agents.gateway.sse import data
-from atlas_agents.gateway.tokens import Grant
-from atlas_agents.gateway.trouble import Trouble, of_failure
-from atlas_agents.gateway.turns import take_in
+from atlas_agents.gateway.protocol.frames import ProtocolError
+from atlas_agents.gateway.submit import take_in
+from atlas_agents.providers.base import spoken
+
+_questions = msgspec.json.Decoder(Question)
+_answers = msgspec.json.Decoder(Answer)
+
+
+async def open_questions(hub: Hub, session: str) -> tuple[Question, ...]:
+    """What somebody has yet to answer in a session."""
+    return tuple([each for each in await hub.atlas.pending() if each.session == session])
+
+
+async def answer(hub: Hub, who: Grant, session: str, entries: list[Resume]) -> Question:
+    """Give the answers, and the last question, whose turn goes on. The same answer again is no other answer."""
+    rows = [await _row(hub, session, entry) for entry in entries]
+    answers = [_answer(entry, who) for entry in entries]
+    answered = {entry.interrupt_id for entry in entries}
+    missing = [each.id for each in await open_questions(hub, session) if each.id not in answered]
+    if missing:
+        raise HTTPError(409, "interrupt_pending", f"these questions need an answer, too: {', '.join(missing)}")
+    for entry, row, given in zip(entries, rows, answers, strict=True):
+        await _give(hub, entry, row, given)
+    return _questions.decode(rows[-1].question)
+
+
+async def _row(hub: Hub, session: str, entry: Resume) -> ApprovalRow:
+    """The same words whether the question never was or belongs to somebody else."""
+    row = await hub.store.approval(hub.atlas.tenant, entry.interrupt_id)
+    if row is None or row.session != session:
+        raise HTTPError(404, "interrupt_not_found", "there is no such question in this thread")
+    return row
+
+
+async def _give(hub: Hub, entry: Resume, row: ApprovalRow, given: Answer) -> None:
+    if row.answer is not None and _same(_answers.decode(row.answer), given):
+        return
+    try:
+        await hub.atlas.answer(row.id, given)
+    except (Conflict, NotFound) as late:
+        if entry.status != "cancelled":  # who gives up on a question only wants to go on
+            raise HTTPError(409, "interrupt_over", f"{late}; cancel it to go on") from None
+
+
+def _answer(entry: Resume, who: Grant) -> Answer:
+    by = who.principal.id
+    if entry.status == "cancelled":
+        return Answer("dismiss", by=by, reason="it was given up")
+    payload = payload_of(entry)
+    if not payload.approved:
+        return Answer("no", by=by, reason=payload.reason)
+    return Answer(payload.remember, payload.edited_args, by, payload.reason)
+
+
+def _same(before: Answer, now: Answer) -> bool:
+    return (before.decision, before.arguments) == (now.decision, now.arguments)
+
+
+class _Draft:
+    """A message of the page that is still being told."""
+
+    __slots__ = ("calls", "id", "words")
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.words: list[str] = []
+        self.calls: list[agui.CallShape] = []
+
+    def shape(self) -> agui.AssistantShape:
+        return agui.AssistantShape(self.id, "assistant", "".join(self.words), tuple(self.calls))
+
+
+class AgUiEncoder:
+    """One run of a page. `over` once it has said its last word. `page` are the messages that the page has; those of
+    this run join them, so that one can be taken back."""
+
+    def __init__(self, thread_id: str, run_id: str, model: str, page: list[Any], hide: Hide = str) -> None:
+        self.over = False
+        self._thread_id = thread_id
+        self._run_id = run_id
+        self._model = model
+        self._page = page
+        self._hide = hide
+        self._numbers = 0
+        self._text_id = ""
+        self._thought_id = ""
+        self._drafts: list[_Draft] = []
+        """What the model has said since its last message was complete."""
+
+    def start(self) -> list[agui.AgUiEvent]:
+        return [agui.RunStarted(self._thread_id, self._run_id, agui.VERSION)]
+
+    def of(self, event: Event) -> list[agui.AgUiEvent]:
+        """AG-UI's words for an event of a turn; none where it has no word for it."""
+        match event:
+            case StreamChunk(_, text):
+                return self._say(text) if text else []
+            case StreamThinking(_, text):
+                return self._think(text) if text else []
+            case StreamReset():
+                return self._take_back()
+            case ToolCalled(_, name, arguments, call_id):
+                return self._call(call_id, name, arguments)
+            case ToolProgress(_, name, call_id, message):
+                value = {"toolCallId": call_id, "name": name, "message": message}
+                return [agui.Custom("tool.progress", value)]
+            case PlanUpdated(_, steps):
+                return [agui.Custom("plan.updated", {"steps": msgspec.to_builtins(steps)})]
+            case HandedOver(_, before, now):
+                return [agui.Custom("run.handoff", {"from": before, "to": now})]
+            case ToolAnswered(call_id=call_id, status=status, result=result, error=error):
+                return self._result(ToolResult(call_id, status, result, error))
+            case MessageKept(_, message) if message.role == "assistant" and not message.tool_calls:
+                return self._complete()
+            case _:
+                return self._end(event)
+
+    def replay(self, message: Message) -> list[agui.AgUiEvent]:
+        """What a message of the past would have said."""
+        said = self._complete()
+        if message.role == "assistant" and message.text:
+            said += self._say(message.text)
+        for call in message.tool_calls:
+            said += self._call(call.id, call.name, call.arguments)
+        for result in message.tool_results:
+            said += self._result(result)
+        return said
+
+    def ask(self, questions: tuple[Question, ...]) -> list[agui.AgUiEvent]:
+        """The run ends here for the page; the turn waits for the answer."""
+        outcome = agui.RunOutcomeShape("interrupt", tuple([_interrupt(each) for each in questions]))
+        return self._finish(outcome)
+
+    def done(self, usage: Usage | None = None, *, cancelled: bool = False) -> list[agui.AgUiEvent]:
+        return self._finish(agui.RunOutcomeShape("cancelled" if cancelled else "success"), usage)
+
+    def fail(self, message: str, code: str) -> list[agui.AgUiEvent]:
+        closed = self._close()
+        self.over = True
+        return [*closed, agui.RunError(message, code)]
+
+    def _end(self, event: Event) -> list[agui.AgUiEvent]:
+        match event:
+            case StreamEnd(_, usage, cancelled, None):
+                return self.done(usage, cancelled=cancelled)
+            case ApprovalAsked(_, question):
+                return self.ask((question,))
+            case ErrorRaised(_, message, kind):
+                return self.fail(self._hide(message), kind)
+            case _:
+                return []
+
+    def _finish(self, outcome: agui.RunOutcomeShape, usage: Usage | None = None) -> list[agui.AgUiEvent]:
+        closed = self._close()
+        self.over = True
+        counted = (_usage(usage, self._model),) if usage is not None else ()
+        return [*closed, agui.RunFinished(self._thread_id, self._run_id, outcome, counted)]
+
+    def _say(self, text: str) -> list[agui.AgUiEvent]:
+        opened: list[agui.AgUiEvent] = []
+        if not self._text_id:
+            opened = self._close()
+            self._text_id = self._draft().id
+            opened.append(agui.TextMessageStart(self._text_id, "assistant"))
+        self._drafts[-1].words.append(text)
+        return [*opened, agui.TextMessageContent(self._text_id, text)]
+
+    def _think(self, text: str) -> list[agui.AgUiEvent]:
+        opened: list[agui.AgUiEvent] = []
+        if not self._thought_id:
+            opened = self._close()
+            id = self._thought_id = self._new_id()
+            opened += [agui.ReasoningStart(id), agui.ReasoningMessageStart(id, "reasoning")]
+        return [*opened, agui.ReasoningMessageContent(self._thought_id, text)]
+
+    def _call(self, id: str, name: str, arguments: dict[str, Any]) -> list[agui.AgUiEvent]:
+        closed, written = self._close(), encode(arguments).decode()
+        parent = self._drafts[-1] if self._drafts else self._draft()
+        parent.calls.append(agui.CallShape(id, "function", agui.FunctionShape(name, written)))
+        start = agui.ToolCallStart(id, name, parent.id)
+        return [*closed, start, agui.ToolCallArgs(id, written), agui.ToolCallEnd(id)]
+
+    def _result(self, result: ToolResult) -> list[agui.AgUiEvent]:
+        closed = self._complete()
+        id, content = self._new_id(), spoken(result)
+        self._page.append(agui.AgUiToolMessage(id, "tool", content, result.call_id))
+        return [*closed, agui.ToolCallResult(id, result.call_id, content, "tool")]
+
+    def _take_back(self) -> list[agui.AgUiEvent]:
+        """The message under way was withdrawn: the page is told what it should have, which is all but that."""
+        seen, closed = bool(self._drafts), self._close()
+        self._drafts.clear()
+        return [*closed, agui.MessagesSnapshot(tuple(self._page))] if seen else closed
+
+    def _close(self) -> list[agui.AgUiEvent]:
+        """End what is open."""
+        closed: list[agui.AgUiEvent] = []
+        if self._text_id:
+            closed.append(agui.TextMessageEnd(self._text_id))
+        if self._thought_id:
+            closed += [agui.ReasoningMessageEnd(self._thought_id), agui.ReasoningEnd(self._thought_id)]
+        self._text_id = self._thought_id = ""
+        return closed
+
+    def _complete(self) -> list[agui.AgUiEvent]:
+        """The model's message is complete: it stands."""
+        closed = self._close()
+        self._page += [draft.shape() for draft in self._drafts]
+        self._drafts.clear()
+        return closed
+
+    def _draft(self) -> "_Draft":
+        self._drafts.append(_Draft(self._new_id()))
+        return self._drafts[-1]
+
+    def _new_id(self) -> str:
+        self._numbers += 1
+        return f"{self._run_id}-{self._numbers}"
+
+
+def _interrupt(question: Question) -> agui.Interrupt:
+    shown = wire_question(question)
+    expires = datetime.fromtimestamp(question.expires_at, UTC).isoformat(timespec="milliseconds")
+    metadata = {
+        "toolName": shown.tool_name,
+        "arguments": shown.details,
+        "workingDir": shown.working_dir,
+        "risk": shown.risk,
+    }
+    if shown.form is not None:
+        metadata["form"] = msgspec.to_builtins(shown.form)
+    message = f"{shown.summary}: {shown.command}"
+    return agui.Interrupt(
+        question.id, "tool_call", message, question.call_id, PAYLOAD_SCHEMA, expires.replace("+00:00", "Z"), metadata
+    )
+
+
+def _usage(usage: Usage, model: str) -> agui.TokenUsage:
+    total = usage.input_tokens + usage.output_tokens
+    return agui.TokenUsage(usage.input_tokens, usage.output_tokens, total, usage.cached_tokens, model)
 
 
 class PageRun:
@@ -37,7 +313,7 @@ class PageRun:
         self._busy: WhenBusy = when_busy(request)
         self._message = None if asked.resume else last_message(asked)
         model = model_of(agent, hub.atlas.registry)
-        self._words = Words(asked.thread_id, asked.run_id, model, snapshot_of(asked), hub.atlas.hide)
+        self._words = AgUiEncoder(asked.thread_id, asked.run_id, model, snapshot_of(asked), hub.atlas.hide)
         self._stream: AtlasStream | None = None
 
     def stop(self) -> None:
@@ -56,7 +332,7 @@ class PageRun:
                         yield _lines(said)
                     if words.over:
                         return
-            raise Trouble(503, "unavailable", "the gateway stops")
+            raise HTTPError(503, "unavailable", "the gateway stops")
         except Exception as failure:  # noqa: BLE001 - the border: the status is told already
             trouble = of_failure(failure, self._hub.atlas.hide)
             yield _lines(words.fail(trouble.message, trouble.code))
@@ -65,7 +341,7 @@ class PageRun:
         """A new turn. The page's id of the run makes it the same one when the request comes twice."""
         if pending := await open_questions(self._hub, self._session):
             ids = ", ".join([each.id for each in pending])
-            raise Trouble(409, "interrupt_pending", f"a question of this thread needs an answer first: {ids}")
+            raise HTTPError(409, "interrupt_pending", f"a question of this thread needs an answer first: {ids}")
         accepted, self._stream = await take_in(
             self._hub,
             self._agent,
@@ -101,7 +377,7 @@ class PageRun:
         store, tenant = self._hub.store, self._hub.atlas.tenant
         row = await store.run(tenant, run_id)
         if row is None or row.status in OPEN:
-            raise Trouble(503, "unavailable", "this turn goes on in another process; ask again in a moment")
+            raise HTTPError(503, "unavailable", "this turn goes on in another process; ask again in a moment")
         rows = [each for each in await store.messages(tenant, self._session) if each.run_id == run_id]
         messages = [Message.from_json(each.body) for each in rows]
         calls = [place for place, each in enumerate(messages) if call_id in [call.id for call in each.tool_calls]]
@@ -124,3 +400,28 @@ async def _after(stream: AtlasStream, question_id: str) -> AsyncGenerator[Event,
 
 def _lines(events: list[AgUiEvent]) -> bytes:
     return b"".join([data(encode(event)) for event in events])
+
+
+def agui_routes(hub: Hub) -> Sequence[BaseRoute]:
+    """The family's routes."""
+    seats = ConcurrencyLimiter(hub)
+
+    async def run(request: Request) -> Any:
+        """Start a run. Who answers a question needs the right to approve."""
+        who = who_asks(request, "read", "write")
+        with ExitStack() as stack:
+            seat = stack.enter_context(seats.taken(request, who))
+            asked = await body_of(request, RunInput, hub.settings.max_frame)
+            if asked.resume:
+                who_asks(request, "approve")
+            agent = hub.agent(request.path_params["agent_id"])
+            if agent is None:
+                raise HTTPError(404, "agent_not_found", "there is no such agent here")
+            if hub.stopping:
+                raise ProtocolError("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
+            page = PageRun(hub, who, request, asked, agent)
+            if on_disconnect(request) == "cancel":
+                stack.callback(page.stop)
+            return EventStream(seat, page.lines(), hub.settings.ping, stack.pop_all().close)
+
+    return (Route("/ag-ui/{agent_id:path}", answered(run, hub.atlas.hide), methods=["POST"]),)

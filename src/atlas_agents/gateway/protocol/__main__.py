@@ -4,9 +4,7 @@ import sys
 
 import msgspec
 
-from atlas_agents.gateway.protocol.asyncapi import asyncapi
-from atlas_agents.gateway.protocol.schema import json_schema
-from atlas_agents.gateway.protocol.typescript import typescript
+from atlas_agents.gateway.protocol.documents import asyncapi, json_schema, typescript
 
 FORMS = ("schema", "asyncapi", "typescript")
 

@@ -4,7 +4,16 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from atlas_agents.gateway.protocol.shapes import FilePart, ImagePart, InputPart, MessageShape, Part, RunState, Wire
+from atlas_agents.gateway.protocol.types import (
+    FilePart,
+    ImagePart,
+    InputPart,
+    MessageShape,
+    Part,
+    RunState,
+    UsageShape,
+    WireStruct,
+)
 
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """The name of a session: any text of one line that is not too long."""
@@ -12,7 +21,7 @@ RunId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Page: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 
 
-class ChatSend(Wire, frozen=True):
+class ChatSend(WireStruct, frozen=True):
     """Say something in a session, which is begun if there is none of that name."""
 
     session_key: Key
@@ -26,27 +35,27 @@ class ChatSend(Wire, frozen=True):
     on_disconnect: Literal["continue", "cancel"] | None = None
 
 
-class Sent(Wire, frozen=True):
+class Sent(WireStruct, frozen=True):
     """The run that answers; in the plain profile without `status`."""
 
     run_id: str
     status: Literal["started", "queued", "in_flight", "done"] | None = None
 
 
-class ChatAbort(Wire, frozen=True):
+class ChatAbort(WireStruct, frozen=True):
     """Stop a run, or all runs of a session."""
 
     run_id: RunId | None = None
     session_key: Key | None = None
 
 
-class Aborted(Wire, frozen=True):
+class Aborted(WireStruct, frozen=True):
     """The runs that were stopped."""
 
     aborted: tuple[str, ...]
 
 
-class ChatHistory(Wire, frozen=True):
+class ChatHistory(WireStruct, frozen=True):
     """The last messages of a session, or those before one of them, given by its `seq` or its id."""
 
     session_key: Key
@@ -54,7 +63,7 @@ class ChatHistory(Wire, frozen=True):
     before: int | str | None = None
 
 
-class RunOutcome(Wire, frozen=True):
+class RunOutcome(WireStruct, frozen=True):
     """A turn that gave no answer, and why; `parts` is what it had said of one."""
 
     run_id: str
@@ -63,7 +72,7 @@ class RunOutcome(Wire, frozen=True):
     parts: tuple[Part, ...] = ()
 
 
-class History(Wire, frozen=True):
+class ChatHistoryPage(WireStruct, frozen=True):
     """Messages in order, and whether there are older ones; `outcomes` are those of turns without an answer."""
 
     messages: tuple[MessageShape, ...]
@@ -71,16 +80,73 @@ class History(Wire, frozen=True):
     outcomes: tuple[RunOutcome, ...] = ()
 
 
-class ChatWait(Wire, frozen=True):
+class ChatWait(WireStruct, frozen=True):
     """Wait until a run has ended, for so long at most."""
 
     run_id: RunId
     timeout_ms: Annotated[int, Meta(ge=0, le=600_000)] = 30_000
 
 
-class Waited(Wire, frozen=True):
+class Waited(WireStruct, frozen=True):
     """How a run stands; its answer if it is done."""
 
     status: RunState
     message: MessageShape | None = None
     error: str | None = None
+
+
+StepKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome", "asked", "answered", "ended"]
+
+
+class RunShape(WireStruct, frozen=True):
+    """A turn, and how it stands."""
+
+    run_id: str
+    session_key: str
+    agent_id: str
+    status: RunState
+    created_at: int
+    ended_at: int | None = None
+    error: str | None = None
+    user: str = ""
+
+
+class RunStep(WireStruct, frozen=True):
+    """One step of a turn, as its journal has it: `key` names what it is about, a call's id or a question's; `name` is
+    the tool's or the model's, `status` what came of it, `by` who answered, and for what `reason`."""
+
+    seq: int
+    kind: StepKind
+    key: str
+    at: int
+    name: str = ""
+    call_id: str = ""
+    status: str = ""
+    error: str | None = None
+    by: str = ""
+    reason: str = ""
+    usage: UsageShape | None = None
+
+
+class RunsList(WireStruct, frozen=True):
+    """The latest turns of a session, or of all."""
+
+    session_key: Key | None = None
+    limit: Page = 50
+
+
+class RunsFound(WireStruct, frozen=True):
+    runs: tuple[RunShape, ...]
+
+
+class OneRun(WireStruct, frozen=True):
+    """Name a turn."""
+
+    run_id: RunId
+
+
+class RunFound(WireStruct, frozen=True):
+    """A turn with its steps, in order."""
+
+    run: RunShape
+    steps: tuple[RunStep, ...]

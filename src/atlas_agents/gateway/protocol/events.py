@@ -5,22 +5,22 @@ from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
 import msgspec
 
 from atlas_agents.core.text import clean
+from atlas_agents.gateway.protocol.admin import AuditShape
 from atlas_agents.gateway.protocol.jobs import JobShape
-from atlas_agents.gateway.protocol.records import AuditShape
-from atlas_agents.gateway.protocol.shapes import (
+from atlas_agents.gateway.protocol.types import (
     Decision,
     FormShape,
     MessageShape,
     PlanStepShape,
     SessionShape,
     UsageShape,
-    Wire,
+    WireStruct,
 )
 
 E = TypeVar("E")
 
 
-class ChatStarted(Wire, frozen=True):
+class ChatStarted(WireStruct, frozen=True):
     """A turn begins; `model` is the one that will speak, `notice` says why it is another than the agent names."""
 
     event: ClassVar[str] = "chat.started"
@@ -30,7 +30,7 @@ class ChatStarted(Wire, frozen=True):
     notice: str = ""
 
 
-class ChatDelta(Wire, frozen=True, gc=False):
+class ChatDelta(WireStruct, frozen=True, gc=False):
     """A few more words of the answer."""
 
     event: ClassVar[str] = "chat.delta"
@@ -38,7 +38,7 @@ class ChatDelta(Wire, frozen=True, gc=False):
     text: str
 
 
-class ChatReasoning(Wire, frozen=True, gc=False):
+class ChatReasoning(WireStruct, frozen=True, gc=False):
     """A few more words of the model's reasoning."""
 
     event: ClassVar[str] = "chat.reasoning"
@@ -46,7 +46,7 @@ class ChatReasoning(Wire, frozen=True, gc=False):
     text: str
 
 
-class ChatReset(Wire, frozen=True, gc=False):
+class ChatReset(WireStruct, frozen=True, gc=False):
     """The words of the message under way are withdrawn: drop them."""
 
     event: ClassVar[str] = "chat.reset"
@@ -54,7 +54,7 @@ class ChatReset(Wire, frozen=True, gc=False):
     attempt: int
 
 
-class ToolCalling(Wire, frozen=True):
+class ToolCalling(WireStruct, frozen=True):
     """The model has asked for a tool."""
 
     event: ClassVar[str] = "tool.call"
@@ -64,7 +64,7 @@ class ToolCalling(Wire, frozen=True):
     arguments: dict[str, Any]
 
 
-class ToolProgressing(Wire, frozen=True):
+class ToolProgressing(WireStruct, frozen=True):
     """A tool says how far it is."""
 
     event: ClassVar[str] = "tool.progress"
@@ -73,7 +73,7 @@ class ToolProgressing(Wire, frozen=True):
     message: str
 
 
-class PlanChanged(Wire, frozen=True):
+class PlanChanged(WireStruct, frozen=True):
     """The plan of a turn as it now stands; each takes the place of the one before."""
 
     event: ClassVar[str] = "plan.updated"
@@ -81,7 +81,7 @@ class PlanChanged(Wire, frozen=True):
     steps: tuple[PlanStepShape, ...]
 
 
-class RunHandoff(Wire, frozen=True):
+class RunHandoff(WireStruct, frozen=True):
     """From here on another agent speaks in this turn."""
 
     event: ClassVar[str] = "run.handoff"
@@ -90,7 +90,7 @@ class RunHandoff(Wire, frozen=True):
     to: str
 
 
-class ToolSettled(Wire, frozen=True):
+class ToolSettled(WireStruct, frozen=True):
     """A call has its result."""
 
     event: ClassVar[str] = "tool.result"
@@ -103,7 +103,7 @@ class ToolSettled(Wire, frozen=True):
     error: str | None = None
 
 
-class ApprovalRequested(Wire, frozen=True):
+class ApprovalRequested(WireStruct, frozen=True):
     """A person is asked, about exactly these arguments; with a `form`, for values that a tool at work wants."""
 
     event: ClassVar[str] = "exec.approval_request"
@@ -122,7 +122,7 @@ class ApprovalRequested(Wire, frozen=True):
     form: FormShape | None = None
 
 
-class ApprovalResolved(Wire, frozen=True):
+class ApprovalResolved(WireStruct, frozen=True):
     """A question has its answer."""
 
     event: ClassVar[str] = "approval.resolved"
@@ -132,7 +132,7 @@ class ApprovalResolved(Wire, frozen=True):
     by: str
 
 
-class ChatMessage(Wire, frozen=True):
+class ChatMessage(WireStruct, frozen=True):
     """A message has joined the conversation and is kept."""
 
     event: ClassVar[str] = "chat.message"
@@ -140,7 +140,7 @@ class ChatMessage(Wire, frozen=True):
     message: MessageShape
 
 
-class ChatFinal(Wire, frozen=True):
+class ChatFinal(WireStruct, frozen=True):
     """The turn is over, by itself or because it was stopped."""
 
     event: ClassVar[str] = "chat.final"
@@ -150,7 +150,7 @@ class ChatFinal(Wire, frozen=True):
     cancelled: bool = False
 
 
-class ChatError(Wire, frozen=True):
+class ChatError(WireStruct, frozen=True):
     """The turn failed."""
 
     event: ClassVar[str] = "chat.error"
@@ -177,7 +177,7 @@ RunEvent: TypeAlias = (
 )
 
 
-class SessionUpdated(Wire, frozen=True):
+class SessionUpdated(WireStruct, frozen=True):
     """A session was made, changed or removed; for those who hear it, or have asked for the list."""
 
     event: ClassVar[str] = "session.updated"
@@ -185,35 +185,35 @@ class SessionUpdated(Wire, frozen=True):
     deleted: bool = False
 
 
-class AuditAdded(Wire, frozen=True):
+class AuditAdded(WireStruct, frozen=True):
     """The audit log has a new line; for those who asked to hear."""
 
     event: ClassVar[str] = "audit.entry"
     entry: AuditShape
 
 
-class ApprovalsUpdated(Wire, frozen=True):
+class ApprovalsUpdated(WireStruct, frozen=True):
     """A question was put or answered in a session: `approvals.list` has those that are open now."""
 
     event: ClassVar[str] = "approvals.updated"
     session_key: str
 
 
-class JobUpdated(Wire, frozen=True):
+class JobUpdated(WireStruct, frozen=True):
     """A job is new, begun, put back or over; for those who have asked for the list."""
 
     event: ClassVar[str] = "job.updated"
     job: JobShape
 
 
-class ServerShutdown(Wire, frozen=True):
+class ServerShutdown(WireStruct, frozen=True):
     """The server stops; with a figure, it expects to be back."""
 
     event: ClassVar[str] = "server.shutdown"
     restart_expected_ms: int | None = None
 
 
-class KnowledgeProgress(Wire, frozen=True):
+class KnowledgeProgress(WireStruct, frozen=True):
     """Documents are being read, for who asked for it: so many of all are done, `current` is the one at hand."""
 
     event: ClassVar[str] = "knowledge.progress"

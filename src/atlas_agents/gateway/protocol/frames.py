@@ -1,24 +1,106 @@
 """The frames themselves: the first one, requests, answers, events."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from atlas_agents.gateway.protocol.faults import FaultShape
-from atlas_agents.gateway.protocol.shapes import Features, PolicyShape, Principal, ServerShape, Wire
+from atlas_agents.gateway.protocol.types import Features, PolicyShape, Principal, ServerShape, WireStruct
+
+Kind: TypeAlias = Literal[
+    "PARSE_ERROR",
+    "BAD_FRAME",
+    "METHOD_NOT_FOUND",
+    "INVALID_PARAMS",
+    "SESSION_NOT_FOUND",
+    "RUN_NOT_FOUND",
+    "APPROVAL_NOT_FOUND",
+    "AGENT_NOT_FOUND",
+    "JOB_NOT_FOUND",
+    "INTERNAL",
+    "FORBIDDEN",
+    "BUSY",
+    "LIMIT_EXCEEDED",
+    "UNAVAILABLE",
+    "CONFLICT",
+]
+CODES: dict[Kind, int] = {
+    "PARSE_ERROR": -32700,
+    "BAD_FRAME": -32600,
+    "METHOD_NOT_FOUND": -32601,
+    "INVALID_PARAMS": -32602,
+    "SESSION_NOT_FOUND": -32602,
+    "RUN_NOT_FOUND": -32602,
+    "APPROVAL_NOT_FOUND": -32602,
+    "AGENT_NOT_FOUND": -32602,
+    "JOB_NOT_FOUND": -32602,
+    "INTERNAL": -32603,
+    "FORBIDDEN": -32001,
+    "BUSY": -32002,
+    "LIMIT_EXCEEDED": -32003,
+    "UNAVAILABLE": -32004,
+    "CONFLICT": -32005,
+}
+_AGAIN: frozenset[Kind] = frozenset(("BUSY", "LIMIT_EXCEEDED", "UNAVAILABLE"))
+
+BAD_FIRST_FRAME = 4400
+BAD_TOKEN = 4401
+SLOW_CONSUMER = 4008
+RESTART = 1012
+
+
+class ErrorDetails(WireStruct, frozen=True):
+    """For programs: the kind, and whether the same request may succeed later."""
+
+    kind: Kind
+    retryable: bool
+    retry_after_ms: int | None = None
+
+
+class ErrorPayload(WireStruct, frozen=True):
+    """For people and programs."""
+
+    code: int
+    message: str
+    data: ErrorDetails
+
+
+class ProtocolError(Exception):
+    """Raise it in a method: the client is told so."""
+
+    def __init__(self, kind: Kind, message: str, *, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.kind: Kind = kind
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+
+    def shape(self) -> ErrorPayload:
+        detail = ErrorDetails(self.kind, self.kind in _AGAIN, self.retry_after_ms)
+        return ErrorPayload(CODES[self.kind], self.message, detail)
+
+
+def not_found(what: Literal["SESSION", "RUN", "APPROVAL", "JOB"]) -> ProtocolError:
+    """The same words whether it never was or belongs to somebody else."""
+    kinds: dict[str, Any] = {
+        "SESSION": ("SESSION_NOT_FOUND", "there is no such session"),
+        "RUN": ("RUN_NOT_FOUND", "there is no such run"),
+        "APPROVAL": ("APPROVAL_NOT_FOUND", "there is no such open question"),
+        "JOB": ("JOB_NOT_FOUND", "there is no such job"),
+    }
+    return ProtocolError(*kinds[what])
+
 
 PROTOCOL = 1
 """The version that a client names to get more than the plain profile."""
 
 
-class Client(Wire, frozen=True):
+class Client(WireStruct, frozen=True):
     """What a client says of itself; for the log only."""
 
     name: str = ""
     version: str = ""
 
 
-class Auth(Wire, frozen=True):
+class AuthFrame(WireStruct, frozen=True):
     """The first frame of a client. With `protocol` it gets the full profile, without it the plain one."""
 
     type: Literal["auth"]
@@ -27,7 +109,7 @@ class Auth(Wire, frozen=True):
     client: Client | None = None
 
 
-class Welcome(Wire, frozen=True):
+class WelcomeFrame(WireStruct, frozen=True):
     """The answer to a right token. A plain client sees only the first two."""
 
     type: Literal["auth"]
@@ -39,7 +121,7 @@ class Welcome(Wire, frozen=True):
     policy: PolicyShape | None = None
 
 
-class Unwelcome(Wire, frozen=True):
+class AuthErrorFrame(WireStruct, frozen=True):
     """The answer to a wrong token, just before the socket is closed."""
 
     type: Literal["auth"]
@@ -47,7 +129,7 @@ class Unwelcome(Wire, frozen=True):
     error: str
 
 
-class Request(Wire, frozen=True):
+class RequestFrame(WireStruct, frozen=True):
     """A client asks for a method; `id` comes back with the answer."""
 
     id: str | int | float
@@ -55,15 +137,15 @@ class Request(Wire, frozen=True):
     params: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class Answer(Wire, frozen=True):
+class ResponseFrame(WireStruct, frozen=True):
     """A request has its result."""
 
     id: str | int | float
     result: Any
 
 
-class Failure(Wire, frozen=True):
+class ErrorFrame(WireStruct, frozen=True):
     """A request has none. `id` is null where the frame had none that could be read."""
 
     id: str | int | float | None
-    error: FaultShape
+    error: ErrorPayload

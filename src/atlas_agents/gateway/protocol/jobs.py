@@ -5,13 +5,13 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from atlas_agents.gateway.protocol.chat import Page
-from atlas_agents.gateway.protocol.shapes import Wire
+from atlas_agents.gateway.protocol.types import WireStruct
 
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "expired", "cancelled", "dead"]
 JobId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
-class JobShape(Wire, frozen=True):
+class JobShape(WireStruct, frozen=True):
     """A job, and how it stands; it is done in the session `sessionKey`. `askedBy` is the agent that asked, in the
     session `askerSession`; `parent` the job in which it did."""
 
@@ -35,7 +35,7 @@ class JobShape(Wire, frozen=True):
     ended_at: int | None = None
 
 
-class JobsList(Wire, frozen=True):
+class JobsList(WireStruct, frozen=True):
     """The latest first; in these states, or in any."""
 
     states: tuple[JobState, ...] = ()
@@ -43,16 +43,69 @@ class JobsList(Wire, frozen=True):
     cursor: Annotated[str, Meta(pattern=r"^\d{1,18}$")] | None = None
 
 
-class JobPage(Wire, frozen=True):
+class JobPage(WireStruct, frozen=True):
     jobs: tuple[JobShape, ...]
     next_cursor: str | None = None
 
 
-class OneJob(Wire, frozen=True):
+class OneJob(WireStruct, frozen=True):
     """Name a job."""
 
     job_id: JobId
 
 
-class JobFound(Wire, frozen=True):
+class JobFound(WireStruct, frozen=True):
     job: JobShape
+
+
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+Words = Annotated[str, Meta(min_length=1, max_length=20_000)]
+
+
+class ScheduleShape(WireStruct, frozen=True):
+    """A task that recurs; `nextAt` is when it is due next, in milliseconds since 1970, unless it is paused."""
+
+    name: str
+    cron: str
+    zone: str
+    agent_id: str
+    task: str
+    missed: Literal["once", "skip"]
+    priority: Literal["low", "normal", "high", "urgent"]
+    paused: bool
+    created_at: int
+    user: str = ""
+    next_at: int | None = None
+
+
+class SchedulesAdd(WireStruct, frozen=True):
+    """A cron expression of five fields, or `@daily` and its kin, in a time zone like `Europe/Berlin`."""
+
+    name: Name
+    cron: Annotated[str, Meta(max_length=200)]
+    task: Words
+    agent_id: str | None = None
+    zone: Annotated[str, Meta(max_length=64)] = "UTC"
+    missed: Literal["once", "skip"] = "once"
+    priority: Literal["low", "normal", "high", "urgent"] = "normal"
+
+
+class OneSchedule(WireStruct, frozen=True):
+    """Name a schedule."""
+
+    name: Name
+
+
+class SchedulesPause(WireStruct, frozen=True):
+    """Let it rest, or with `paused: false` go on."""
+
+    name: Name
+    paused: bool = True
+
+
+class ScheduleFound(WireStruct, frozen=True):
+    schedule: ScheduleShape
+
+
+class SchedulesFound(WireStruct, frozen=True):
+    schedules: tuple[ScheduleShape, ...]

@@ -4,20 +4,20 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from atlas_agents.gateway.protocol.shapes import Wire
+from atlas_agents.gateway.protocol.types import WireStruct
 
 Source = Annotated[str, Meta(min_length=1, max_length=4096)]
 Category = Annotated[str, Meta(min_length=1, max_length=100)]
 Words = Annotated[str, Meta(min_length=1, max_length=2000)]
 
 
-class KnowledgeList(Wire, frozen=True):
+class KnowledgeList(WireStruct, frozen=True):
     """All documents, or those of a category."""
 
     category: Category | None = None
 
 
-class DocumentShape(Wire, frozen=True):
+class DocumentShape(WireStruct, frozen=True):
     """A document: where it comes from, how it is cited, and of how many passages it is. `complete` unless reading it
     was cut short; `model` is what made its vectors."""
 
@@ -35,11 +35,11 @@ class DocumentShape(Wire, frozen=True):
     complete: bool = True
 
 
-class DocumentsFound(Wire, frozen=True):
+class DocumentsFound(WireStruct, frozen=True):
     documents: tuple[DocumentShape, ...]
 
 
-class KnowledgeSearch(Wire, frozen=True):
+class KnowledgeSearch(WireStruct, frozen=True):
     """A question or key words."""
 
     query: Words
@@ -47,7 +47,7 @@ class KnowledgeSearch(Wire, frozen=True):
     max_results: Annotated[int, Meta(ge=1, le=50)] = 5
 
 
-class PassageShape(Wire, frozen=True):
+class PassageShape(WireStruct, frozen=True):
     """A passage that fits: `heading` are those above it, `position` is its line or page."""
 
     text: str
@@ -60,31 +60,31 @@ class PassageShape(Wire, frozen=True):
     category: str
 
 
-class PassagesFound(Wire, frozen=True):
+class PassagesFound(WireStruct, frozen=True):
     results: tuple[PassageShape, ...]
 
 
-class KnowledgeAdd(Wire, frozen=True):
+class KnowledgeAdd(WireStruct, frozen=True):
     """A folder, a file or an address; paths are those of the gateway's machine."""
 
     source: Source
     category: Category = "general"
 
 
-class KnowledgeRefresh(Wire, frozen=True):
+class KnowledgeRefresh(WireStruct, frozen=True):
     """What was added with this source, or everything."""
 
     source: Source | None = None
 
 
-class Skipped(Wire, frozen=True):
+class Skipped(WireStruct, frozen=True):
     """A document that was not read, and why."""
 
     source: str
     reason: str
 
 
-class Ingested(Wire, frozen=True):
+class Ingested(WireStruct, frozen=True):
     """What has become of documents; `duplicates` say the same as another one."""
 
     added: int
@@ -96,17 +96,17 @@ class Ingested(Wire, frozen=True):
     skipped: tuple[Skipped, ...] = ()
 
 
-class KnowledgeRemove(Wire, frozen=True):
+class KnowledgeRemove(WireStruct, frozen=True):
     """A document's id or source, or what several were added with."""
 
     source: Source
 
 
-class Removed(Wire, frozen=True):
+class Removed(WireStruct, frozen=True):
     removed: int
 
 
-class MemoriesList(Wire, frozen=True):
+class MemoriesList(WireStruct, frozen=True):
     """Those of one agent about whoever asks; with `query` the ones that fit, the best first, else the latest first."""
 
     agent_id: str
@@ -114,7 +114,7 @@ class MemoriesList(Wire, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
 
 
-class MemoryShape(Wire, frozen=True):
+class MemoryShape(WireStruct, frozen=True):
     """A memory, and in which turn it was noted."""
 
     id: str
@@ -125,11 +125,11 @@ class MemoryShape(Wire, frozen=True):
     session_key: str = ""
 
 
-class MemoriesFound(Wire, frozen=True):
+class MemoriesFound(WireStruct, frozen=True):
     memories: tuple[MemoryShape, ...]
 
 
-class MemoriesForget(Wire, frozen=True):
+class MemoriesForget(WireStruct, frozen=True):
     """One memory of an agent about whoever asks."""
 
     agent_id: str

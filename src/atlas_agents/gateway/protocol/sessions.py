@@ -5,20 +5,20 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from atlas_agents.gateway.protocol.chat import Key, Page, RunOutcome
-from atlas_agents.gateway.protocol.shapes import (
+from atlas_agents.gateway.protocol.types import (
     ApprovalShape,
     Decision,
     MessageShape,
     Part,
     PlanStepShape,
     SessionShape,
-    Wire,
+    WireStruct,
 )
 
 Label = Annotated[str, Meta(max_length=200)]
 
 
-class SessionsCreate(Wire, frozen=True):
+class SessionsCreate(WireStruct, frozen=True):
     """Begin a session under a new name."""
 
     agent_id: str | None = None
@@ -26,11 +26,11 @@ class SessionsCreate(Wire, frozen=True):
     metadata: dict[str, Any] | None = None
 
 
-class Created(Wire, frozen=True):
+class Created(WireStruct, frozen=True):
     session_key: str
 
 
-class SessionsList(Wire, frozen=True):
+class SessionsList(WireStruct, frozen=True):
     """Sessions, the latest changed first."""
 
     limit: Page = 100
@@ -38,27 +38,27 @@ class SessionsList(Wire, frozen=True):
     archived: bool = False
 
 
-class SessionPage(Wire, frozen=True):
+class SessionPage(WireStruct, frozen=True):
     """Some sessions, and where to go on."""
 
     sessions: tuple[SessionShape, ...]
     next_cursor: str | None = None
 
 
-class OneSession(Wire, frozen=True):
+class OneSession(WireStruct, frozen=True):
     """Name a session."""
 
     session_key: Key
 
 
-class SessionFound(Wire, frozen=True):
+class SessionFound(WireStruct, frozen=True):
     """A session and its last messages."""
 
     session: SessionShape
     messages: tuple[MessageShape, ...]
 
 
-class SessionsUpdate(Wire, frozen=True):
+class SessionsUpdate(WireStruct, frozen=True):
     """Change a session; what is left out stays."""
 
     session_key: Key
@@ -68,11 +68,11 @@ class SessionsUpdate(Wire, frozen=True):
     metadata: dict[str, Any] | None = None
 
 
-class SessionChanged(Wire, frozen=True):
+class SessionChanged(WireStruct, frozen=True):
     session: SessionShape
 
 
-class SessionsFork(Wire, frozen=True):
+class SessionsFork(WireStruct, frozen=True):
     """Begin a session with the messages of another, up to and with one of them; without one, all."""
 
     session_key: Key
@@ -81,21 +81,21 @@ class SessionsFork(Wire, frozen=True):
     agent_id: str | None = None
 
 
-class SessionsExport(Wire, frozen=True):
+class SessionsExport(WireStruct, frozen=True):
     """Ask for a session as text, from its first line on, or after one of them."""
 
     session_key: Key
     after: Annotated[int, Meta(ge=0)] = 0
 
 
-class Exported(Wire, frozen=True):
+class Exported(WireStruct, frozen=True):
     """Lines of JSON: one that says what it is, then a message each; `next` is what to go on after, if there is more."""
 
     lines: tuple[str, ...]
     next: int | None = None
 
 
-class SessionsImport(Wire, frozen=True):
+class SessionsImport(WireStruct, frozen=True):
     """Make a session of exported lines, under its own key or another. A long one comes in pieces, cut anywhere: each
     but the last says that there is `more`."""
 
@@ -105,20 +105,20 @@ class SessionsImport(Wire, frozen=True):
     more: bool = False
 
 
-class Imported(Wire, frozen=True):
+class Imported(WireStruct, frozen=True):
     """The session's key, once it is there."""
 
     session_key: str | None = None
 
 
-class SessionsSearch(Wire, frozen=True):
+class SessionsSearch(WireStruct, frozen=True):
     """Look for words in names and messages; of a session, the latest place counts."""
 
     query: Annotated[str, Meta(min_length=1, max_length=200)]
     limit: Page = 30
 
 
-class Hit(Wire, frozen=True):
+class SessionHit(WireStruct, frozen=True):
     """A session, and the words around the place; without a message, it is the name that fits."""
 
     session: SessionShape
@@ -126,14 +126,14 @@ class Hit(Wire, frozen=True):
     message_id: str = ""
 
 
-class Hits(Wire, frozen=True):
+class Hits(WireStruct, frozen=True):
     """The latest changed first; `complete` is false if there was more to look through than there was time."""
 
-    hits: tuple[Hit, ...]
+    hits: tuple[SessionHit, ...]
     complete: bool = True
 
 
-class SessionsSubscribe(Wire, frozen=True):
+class SessionsSubscribe(WireStruct, frozen=True):
     """Hear all that happens in a session from now on; of the runs named, also what was missed after that number."""
 
     session_key: Key
@@ -141,7 +141,7 @@ class SessionsSubscribe(Wire, frozen=True):
     after_message_id: str | None = None
 
 
-class RunPosition(Wire, frozen=True):
+class RunPosition(WireStruct, frozen=True):
     """Where a run stands: its missed frames follow (`replay`), or `parts` is all it has said so far (`snapshot`), and
     `progress` the last that its running calls have said; `plan` is how far its plan is."""
 
@@ -154,7 +154,7 @@ class RunPosition(Wire, frozen=True):
     plan: tuple[PlanStepShape, ...] = ()
 
 
-class Subscribed(Wire, frozen=True):
+class Subscribed(WireStruct, frozen=True):
     """The session as it is now; the next frames go on from here. `outcomes` are those of turns without an answer,
     `waiting` are messages whose turn has not come."""
 
@@ -165,11 +165,11 @@ class Subscribed(Wire, frozen=True):
     waiting: tuple[MessageShape, ...] = ()
 
 
-class ApprovalsFound(Wire, frozen=True):
+class ApprovalsFound(WireStruct, frozen=True):
     approvals: tuple[ApprovalShape, ...]
 
 
-class ApprovalsResolve(Wire, frozen=True):
+class ApprovalsResolve(WireStruct, frozen=True):
     """Answer a question; `arguments` are edited ones to use instead, or the values for a form. Values that do not fit
     are refused, and it waits on; to dismiss it is to leave it unanswered."""
 
@@ -179,7 +179,7 @@ class ApprovalsResolve(Wire, frozen=True):
     arguments: dict[str, Any] | None = None
 
 
-class ExecAnswer(Wire, frozen=True):
+class ExecAnswer(WireStruct, frozen=True):
     """Answer a question with the method's own word."""
 
     approval_id: str

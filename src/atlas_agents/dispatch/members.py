@@ -1,0 +1,295 @@
+"""One look at the database of a cluster says how it stands, whether or not anybody of it answers.
+
+All times are the database's, so that clocks that disagree do not matter.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any, LiteralString
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.messages import new_id
+from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue, queue_of
+
+logger = logging.getLogger(__name__)
+BEAT = 2.0
+_KEPT = 3600.0
+"""Seconds for which a member that is not heard of any more is remembered."""
+_LEAVING = 2.0
+_BEAT = """
+INSERT INTO cluster_members
+    (id, tenant, role, host, pid, door, version, since, seen, worker, capacity, backend, draining)
+VALUES (%(id)s, %(tenant)s, %(role)s, %(host)s, %(pid)s, %(door)s, %(version)s,
+    now() - make_interval(secs => %(age)s), now(), %(worker)s, %(capacity)s, %(backend)s, %(draining)s)
+ON CONFLICT (id) DO UPDATE SET seen = now(), worker = excluded.worker, capacity = excluded.capacity,
+    backend = excluded.backend, draining = excluded.draining"""
+_TABLE = """
+DO $$ BEGIN
+    PERFORM pg_advisory_xact_lock(1096043601);
+    IF to_regclass('cluster_members') IS NULL THEN
+        CREATE UNLOGGED TABLE cluster_members (
+            id text PRIMARY KEY, tenant text NOT NULL, role text NOT NULL, host text NOT NULL, pid integer NOT NULL,
+            door text NOT NULL, version text NOT NULL, since timestamptz NOT NULL, seen timestamptz NOT NULL,
+            worker bigint, capacity integer NOT NULL, backend integer, draining boolean NOT NULL);
+    END IF;
+END $$"""
+"""Every member writes its row every two seconds, and anew after a crash of the server: it needs no place in the log."""
+_FORGET = "DELETE FROM cluster_members WHERE seen < now() - make_interval(secs => %(kept)s)"
+_LEAVE = "DELETE FROM cluster_members WHERE id = %(id)s"
+
+
+class MemberInfo(msgspec.Struct, frozen=True):
+    """How a member stands: its number in the queue and the turns that it has at hand at most, if it works, and whether
+    it takes no more. `backend` is the process of Postgres at the other end of the line by which it leads."""
+
+    worker: int | None = None
+    capacity: int = 0
+    backend: int | None = None
+    draining: bool = False
+
+
+class MemberRegistry:
+    """This process's row in it. A database that is away, or has lost the row, hears of this process when it is back."""
+
+    def __init__(self, queue: Queue, tenant: str, standing: Callable[[], MemberInfo]) -> None:
+        self._queue = queue
+        self._standing = standing
+        self._changed = asyncio.Event()
+        self._there = asyncio.Event()
+        self._begun = time.monotonic()
+        self._who = {"id": new_id(), "tenant": tenant, "host": socket.gethostname(), "pid": os.getpid()}
+        self._who |= {"version": version("atlas-agents"), "role": "worker", "door": ""}
+
+    async def seen(self) -> None:
+        """Wait until others can see this process, or for a moment if the database does not take it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT):
+                await self._there.wait()
+
+    def tell(self) -> None:
+        """Something has changed that others should see now."""
+        self._changed.set()
+
+    async def run(self, role: str, door: str) -> None:
+        """Until cancelled."""
+        self._who |= {"role": role, "door": door}
+        self._begun = time.monotonic()
+        made = False
+        while True:
+            self._changed.clear()
+            made = made or (await self._say(_TABLE) and await self._say(_FORGET, kept=_KEPT))
+            if made:
+                age = time.monotonic() - self._begun
+                if await self._say(_BEAT, age=age, **self._who, **msgspec.structs.asdict(self._standing())):
+                    self._there.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT):
+                    await self._changed.wait()
+
+    async def leave(self) -> None:
+        """Be a member no more, if the database can be told."""
+        try:
+            async with asyncio.timeout(_LEAVING):
+                await self._say(_LEAVE, id=self._who["id"])
+        except TimeoutError:
+            logger.info("others will take this process for lost: the database does not answer")
+
+    async def _say(self, statement: LiteralString, **values: object) -> bool:
+        try:
+            await self._queue.execute(statement, **values)
+        except ConnectorException as trouble:
+            logger.info("others cannot see how this process stands: %s", trouble.__cause__ or trouble)
+            return False
+        return True
+
+
+class MemberStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """A process of the cluster. Since when it is there, and when it was last heard of, in seconds ago. `lost` is one
+    that has not been heard of for so long that others go on with its turns."""
+
+    id: str
+    role: str
+    host: str
+    pid: int
+    door: str
+    version: str
+    since: float
+    heard: float
+    at_hand: int
+    capacity: int
+    leads: bool
+    draining: bool
+    lost: bool
+
+
+class TurnCounts(msgspec.Struct, frozen=True, rename="camel"):
+    """Turns that have not ended: under way, waiting for a person, and queued behind another one of their session."""
+
+    open: int = 0
+    running: int = 0
+    waiting: int = 0
+    queued: int = 0
+
+
+class Backlog(msgspec.Struct, frozen=True, rename="camel"):
+    """Turns that wait for a worker, those that one has, and how many seconds the first has waited."""
+
+    waiting: int = 0
+    taken: int = 0
+    lag: float = 0.0
+
+
+class JobCounts(msgspec.Struct, frozen=True, rename="camel"):
+    """Jobs that are due, that are not yet, that are under way, and that were given up until a person has them tried."""
+
+    due: int = 0
+    later: int = 0
+    running: int = 0
+    dead: int = 0
+
+
+class KeyRest(msgspec.Struct, frozen=True, rename="camel"):
+    """A key of a provider, named by what does not give it away, and the seconds for which it rests."""
+
+    name: str
+    seconds: float
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """All of it."""
+
+    postgres: str
+    members: tuple[MemberStatus, ...]
+    turns: TurnCounts
+    queue: Backlog
+    jobs: JobCounts
+    keys: tuple[KeyRest, ...]
+    """Keys of providers that nobody may use at the moment."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What somebody should look at, in sentences."""
+        living = [each for each in self.members if not each.lost]
+        working = [each for each in living if each.capacity and not each.draining]
+        found: list[str] = []
+        if not working and self.queue.waiting:
+            found.append(f"Nobody works: {self.queue.waiting} turns wait. Start a worker: atlas serve --role worker")
+        elif not working:
+            found.append("Nobody works: turns will wait. Start a worker: atlas serve --role worker")
+        if not any(each.leads for each in living) and working:
+            found.append("Nobody leads: jobs and schedules wait. It lasts seconds, if Postgres is well")
+        if all(each.role == "worker" for each in living):
+            found.append("There is no gateway: nobody can connect. Start one: atlas serve --role gateway")
+        if len({each.version for each in living}) > 1:
+            found.append("Not all members have the same version")
+        if self.jobs.dead:
+            found.append(f"{self.jobs.dead} jobs were given up: atlas jobs list --state dead shows them")
+        return tuple(found)
+
+
+_FORGOTTEN = 3600.0
+_OLDEST = 500
+"""Of so many places in the queue the longest wait is looked for; those after them are later."""
+_TABLES = "SELECT to_regclass('runs') IS NOT NULL, to_regclass('cluster_members') IS NOT NULL"
+_MEMBERS = """
+SELECT m.id, m.role, m.host, m.pid, m.door, m.version, extract(epoch FROM greatest(now() - m.since, '0'))::float8,
+    extract(epoch FROM greatest(now() - m.seen, '0'))::float8, coalesce(q.count, 0), m.capacity, l.pid IS NOT NULL,
+    m.draining
+FROM cluster_members m
+LEFT JOIN (SELECT worker_id, count(*) FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'doing'
+    AND worker_id IS NOT NULL GROUP BY worker_id) q ON q.worker_id = m.worker
+LEFT JOIN pg_locks l ON l.locktype = 'advisory' AND l.granted AND l.pid = m.backend
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.classid = %(high)s AND l.objid = %(low)s AND l.objsubid = 1
+WHERE m.tenant = %(tenant)s AND m.seen > now() - make_interval(secs => %(kept)s)
+ORDER BY m.role, m.since, m.id"""
+_RUNS = """
+SELECT count(*), count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status = 'waiting'),
+    count(*) FILTER (WHERE status = 'queued')
+FROM runs WHERE tenant = %(tenant)s AND status IN ('queued', 'running', 'waiting')"""
+_QUEUE = """
+SELECT count(*) FILTER (WHERE status = 'todo'), count(*) FILTER (WHERE status = 'doing')
+FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status IN ('todo', 'doing')"""
+_LAG = """
+SELECT extract(epoch FROM greatest(now() - min(put.at), '0'))::float8
+FROM (SELECT id FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'todo' ORDER BY id LIMIT %(most)s) j
+CROSS JOIN LATERAL (SELECT max(e.at) AS at FROM procrastinate_events e WHERE e.job_id = j.id) put"""
+_JOBS = """
+SELECT count(*) FILTER (WHERE state = 'queued' AND due_at <= extract(epoch FROM now()) * 1000),
+    count(*) FILTER (WHERE state = 'queued' AND due_at > extract(epoch FROM now()) * 1000),
+    count(*) FILTER (WHERE state = 'running'),
+    (SELECT count(*) FROM jobs WHERE tenant = %(tenant)s AND state = 'dead')
+FROM jobs WHERE tenant = %(tenant)s AND state IN ('queued', 'running')"""
+_KEYS = """
+SELECT key, rest.seconds FROM records, LATERAL (
+    SELECT (convert_from(body, 'UTF8')::json->>'rest')::float8 - extract(epoch FROM now())::float8 AS seconds) rest
+WHERE tenant = 'default' AND kind = 'pace' AND rest.seconds > 0 ORDER BY key"""
+"""The account of `providers.shared_pace`."""
+
+
+def lead_key(schema: str, tenant: str) -> int:
+    """The lock that the leader holds."""
+    return int.from_bytes(hashlib.sha256(f"lead\0{schema}\0{tenant}".encode()).digest()[:8], signed=True)
+
+
+async def read_backlog(line: psycopg.AsyncConnection[Any], *, schema: str, tenant: str) -> Backlog:
+    """Of the queue alone."""
+    async with line.transaction():
+        await line.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(schema)))
+        return await _backlog(line, queue_of(tenant))
+
+
+async def read_status(
+    line: psycopg.AsyncConnection[Any], *, schema: str = "atlas", tenant: str = "default"
+) -> ClusterStatus:
+    """All of it as it is at one moment; ConfigError if no cluster has ever worked here."""
+    async with line.transaction():
+        await line.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        await line.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(schema)))
+        store, members = await _row(line, _TABLES)
+        if not (store and members):
+            missing = "a cluster" if store else "Atlas"
+            raise ConfigError(
+                f"{missing} has never worked on this database: start a member with `atlas serve --role …`, or set "
+                "ATLAS_DATABASE_URL to the database of the cluster"
+            )
+        return ClusterStatus(
+            (await _row(line, "SELECT current_setting('server_version')"))[0],
+            await _members(line, schema, tenant),
+            TurnCounts(*await _row(line, _RUNS, tenant=tenant)),
+            await _backlog(line, queue_of(tenant)),
+            JobCounts(*await _row(line, _JOBS, tenant=tenant)),
+            tuple(KeyRest(*row) for row in await _rows(line, _KEYS)),
+        )
+
+
+async def _backlog(line: psycopg.AsyncConnection[Any], queue: str) -> Backlog:
+    waiting, taken = await _row(line, _QUEUE, queue=queue)
+    (lag,) = await _row(line, _LAG, queue=queue, most=_OLDEST) if waiting else (0.0,)
+    return Backlog(waiting, taken, lag or 0.0)
+
+
+async def _members(line: psycopg.AsyncConnection[Any], schema: str, tenant: str) -> tuple[MemberStatus, ...]:
+    key = lead_key(schema, tenant) & 0xFFFFFFFFFFFFFFFF
+    lock = {"high": key >> 32, "low": key & 0xFFFFFFFF}
+    rows = await _rows(line, _MEMBERS, **lock, tenant=tenant, queue=queue_of(tenant), kept=_FORGOTTEN)
+    return tuple(MemberStatus(*row, lost=row[7] > STALLED) for row in rows)
+
+
+async def _rows(line: psycopg.AsyncConnection[Any], statement: str, **values: Any) -> list[tuple[Any, ...]]:
+    return await (await line.execute(statement.encode(), values)).fetchall()
+
+
+async def _row(line: psycopg.AsyncConnection[Any], statement: str, **values: Any) -> tuple[Any, ...]:
+    return (await _rows(line, statement, **values))[0]

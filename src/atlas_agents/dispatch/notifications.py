@@ -1,0 +1,198 @@
+"""Hears what other processes have committed: LISTEN on a connection of its own, made anew whenever it is lost."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from atlas_agents.core.store import (
+    OPEN,
+    AcceptRun,
+    AddAudit,
+    AddEvents,
+    AddJob,
+    AnswerApproval,
+    ClaimJob,
+    ClaimRun,
+    DropSession,
+    JobRow,
+    PutApproval,
+    PutSession,
+    RetryJob,
+    RunRow,
+    SetJob,
+    SetRun,
+    StopRun,
+    Write,
+)
+
+Kind: TypeAlias = Literal["begun", "ended", "events", "stop", "asked", "answer", "job", "audit", "session"]
+_LONGEST = 7900
+"""Bytes; Postgres takes less than 8000."""
+
+
+class Notification(msgspec.Struct, frozen=True, array_like=True):
+    """`id` is a run's, a question's or a job's; of an audit line and of a session it is empty. Of events, `seq`
+    is the number of the last one that is written. A session whose name is too long is left out; whoever wants to know
+    it asks the store."""
+
+    kind: Kind
+    tenant: str
+    id: str
+    session: str = ""
+    seq: int = 0
+
+
+_decoder = msgspec.json.Decoder(Notification)
+
+
+def to_json(notice: Notification) -> str:
+    text = msgspec.json.encode(notice)
+    if len(text) > _LONGEST:
+        text = msgspec.json.encode(msgspec.structs.replace(notice, session=""))
+    return text.decode()
+
+
+def from_json(text: str) -> Notification | None:
+    """None for what another version says, and this one does not know."""
+    try:
+        return _decoder.decode(text)
+    except msgspec.MsgspecError:
+        return None
+
+
+def notices_of(tenant: str, writes: Sequence[Write], results: Sequence[Any]) -> list[Notification]:
+    """What others should know of a commit."""
+    pairs = zip(writes, results, strict=True)
+    return [notice for write, result in pairs for notice in _notices(tenant, write, result)]
+
+
+def _notices(tenant: str, write: Write, result: Any) -> Iterable[Notification]:
+    match write:
+        case AcceptRun(id=id) if _is_new(id, result):
+            yield Notification("begun", tenant, id, write.session)
+        case SetRun(run_id=id, status=status):
+            if status not in OPEN:
+                yield Notification("ended", tenant, id)
+            if result is not None:
+                yield Notification("begun", tenant, result)
+        case StopRun(run_id=id) if result is not None:
+            yield Notification("stop" if result.status in OPEN else "ended", tenant, id, result.session)
+        case AnswerApproval(id=id) if result is not None:
+            yield Notification("answer", tenant, id, result.session)
+        case PutApproval(approval=asked):
+            yield Notification("asked", tenant, asked.id, asked.session)
+        case AddEvents(run_id=id, events=events) if events:
+            yield Notification("events", tenant, id, seq=events[-1][0])
+        case AddJob() | ClaimJob() | SetJob() | RetryJob() if isinstance(result, JobRow):
+            yield Notification("job", tenant, result.id)
+        case _:
+            yield from _records(tenant, write)
+
+
+def _records(tenant: str, write: Write) -> Iterable[Notification]:
+    match write:
+        case AddAudit():
+            yield Notification("audit", tenant, "")
+        case DropSession(key=key):
+            yield Notification("session", tenant, "", key)
+        case PutSession(key=key) if write != PutSession(key):
+            yield Notification("session", tenant, "", key)
+        case _:
+            pass
+
+
+def submitted_by(writes: Sequence[Write], results: Sequence[Any]) -> list[str]:
+    """Runs whose turn has come by a commit, and that whoever wrote it does not begin itself."""
+    claimed = {write.run_id for write in writes if isinstance(write, ClaimRun)}
+    found: list[str] = []
+    for write, result in zip(writes, results, strict=True):
+        if isinstance(write, AcceptRun) and _is_new(write.id, result) and result.status == "running":
+            found.append(write.id)
+        elif isinstance(write, SetRun) and result is not None:
+            found.append(result)
+    return [id for id in found if id not in claimed]
+
+
+def _is_new(id: str, result: Any) -> bool:
+    """It is that run, and none that was accepted before under the same key."""
+    return isinstance(result, RunRow) and result.id == id
+
+
+logger = logging.getLogger(__name__)
+LINE: dict[str, Any] = {
+    "autocommit": True,
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "application_name": "atlas-cluster",
+}
+"""How a connection that is kept open for long is made."""
+_PING_INTERVAL = 5.0
+_RECONNECT_DELAY = 0.5
+
+
+class PostgresSubscriber:
+    """`on_notice` hears every notice while the line holds; `on_renewed` is called whenever it holds anew, because what
+    was told in between was not heard."""
+
+    def __init__(
+        self, url: str, channel: str, on_notice: Callable[[Notification], None], on_renewed: Callable[[], None]
+    ) -> None:
+        self._url = url
+        self._channel = channel
+        self._on_notice = on_notice
+        self._on_renewed = on_renewed
+        self.ready = asyncio.Event()
+        """It listens, or did once."""
+        self._since: float | None = None
+
+    @property
+    def steady(self) -> float:
+        """Seconds for which the line has held without a break."""
+        return time.monotonic() - self._since if self._since is not None else 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(self._url, **LINE) as line:
+                    await line.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+                    self.ready.set()
+                    self._since = time.monotonic()
+                    self._on_renewed()
+                    await self._hear(line)
+            except (psycopg.Error, OSError, TimeoutError) as trouble:
+                logger.warning("news of other processes cannot be heard at the moment: %s", _line(trouble))
+            finally:
+                self._since = None
+            await asyncio.sleep(_RECONNECT_DELAY)
+
+    async def _hear(self, line: psycopg.AsyncConnection[Any]) -> None:
+        while True:
+            async for told in line.notifies(timeout=_PING_INTERVAL):
+                notice = from_json(told.payload)
+                if notice is not None:
+                    self._on_notice(notice)
+            async with asyncio.timeout(
+                _PING_INTERVAL
+            ):  # a server that is stopped keeps its connections, and answers nothing
+                await line.execute("SELECT 1")
+
+
+async def place_of(url: str, schema: str) -> str:
+    """A name that is this database's and schema's own, and the same by whichever address they are reached."""
+    async with await psycopg.AsyncConnection.connect(url, **LINE) as line:
+        asked = await line.execute("SELECT system_identifier, current_database() FROM pg_control_system()")
+        system, database = await asked.fetchone() or ("", "")
+    return f"{system}\0{database}\0{schema}"
+
+
+def _line(trouble: BaseException) -> str:
+    return " ".join(str(trouble).split())[:200] or type(trouble).__name__

@@ -1,0 +1,146 @@
+"""Frozen settings of an agent, and the options of one turn."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import Message, ToolCall
+from atlas_agents.core.store import NO_CHAIN, Chain, RunRow
+from atlas_agents.providers.failover import RetryPolicy
+from atlas_agents.providers.registry import Model
+
+Mode: TypeAlias = Literal["tools", "react", "plan"]
+"""How a turn runs: with native tool calls, with tools as text (ReAct), or as plan-and-execute."""
+MODES: tuple[Mode, ...] = get_args(Mode)
+WhenBusy: TypeAlias = Literal["queue", "reject", "interrupt"]
+"""What happens to a message while another turn of its session is running."""
+_WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
+
+
+class AgentSettings(msgspec.Struct, frozen=True):
+    """Identity and model settings of an agent, validated on construction."""
+
+    id: str
+    name: str = ""
+    description: str = ""
+    models: tuple[Model, ...] = ()
+    retry: RetryPolicy = RetryPolicy()
+    system_prompt: str = ""
+    temperature: float | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    tool_choice: str = "auto"
+    role: str = ""
+    mode: Mode = "tools"
+    parallel_tools: bool = True
+    max_rounds: int = 10
+    hands_off_to: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.id.strip():
+            raise ConfigError("an agent requires an id that is not blank")
+        if self.max_rounds < 1:
+            raise ConfigError(f"agent {self.id!r}: max_rounds must be at least 1, got {self.max_rounds}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigError(f"agent {self.id!r}: max_tokens must be at least 1, got {self.max_tokens}")
+        if self.temperature is not None and not 0 <= self.temperature <= 2:
+            raise ConfigError(f"agent {self.id!r}: temperature must be between 0 and 2, got {self.temperature}")
+        if self.mode not in MODES:
+            raise ConfigError(f"agent {self.id!r}: unknown mode {self.mode!r}, expected one of {', '.join(MODES)}")
+
+
+class SamplingOptions(msgspec.Struct, frozen=True):
+    """Sampling overrides of a caller, applied only as far as the agent's settings allow."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+    def apply_to(self, settings: AgentSettings) -> AgentSettings:
+        """Return the settings with a temperature if they have none, and with the lower of both token limits."""
+        limits = [limit for limit in (settings.max_tokens, self.max_tokens) if limit is not None]
+        temperature = self.temperature if settings.temperature is None else settings.temperature
+        return msgspec.structs.replace(settings, temperature=temperature, max_tokens=min(limits) if limits else None)
+
+
+class HandoffPlan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which agents take part in a turn.
+
+    `agent_id` starts, or with `stays` the agent that answered last in the session. It may hand off to the agents in
+    `hands_to`. The agents in `then` follow one after another, each with the answer of the one before.
+    """
+
+    agent_id: str = ""
+    hands_to: tuple[str, ...] = ()
+    then: tuple[str, ...] = ()
+    stays: bool = False
+
+
+class TurnOptions(msgspec.Struct, frozen=True):
+    """Options of one turn, passed whole from the caller to the run and stored with it, so that a resumed run has them.
+
+    Fields are stored under their names, except those that matter only while the message is accepted. An option that
+    is added later should default to UNSET: it is then absent from the rows of turns that do not use it.
+    """
+
+    output: Any = None
+    """JSON schema or Python type that the answer must match; stored as JSON schema."""
+    model: str = ""
+    """Model reference to use instead of the agent's models."""
+    asks: bool = True
+    """Whether a person can be asked; if not, a call that requires approval is refused."""
+    mode: Mode | Literal[""] = ""
+    """Mode to use instead of the agent's."""
+    team: HandoffPlan = HandoffPlan()
+    chain: Chain = NO_CHAIN
+    """The delegation that the turn belongs to, if another agent requested it."""
+    call: ToolCall | msgspec.UnsetType = msgspec.UNSET
+    """The only tool call of a turn without a model."""
+    sampling: SamplingOptions | None = msgspec.field(default=None, name="wishes")
+    max_rounds: int | msgspec.UnsetType = msgspec.UNSET
+    """Round limit to use instead of the agent's."""
+    when_busy: WhenBusy = "queue"
+    idempotency_key: str = ""
+    """A message with a key that the session has seen before is not accepted again."""
+
+    def __post_init__(self) -> None:
+        if self.when_busy not in _WHEN_BUSY:
+            raise ConfigError(f"unknown when_busy {self.when_busy!r}, expected one of {', '.join(_WHEN_BUSY)}")
+        if self.max_rounds is not msgspec.UNSET and self.max_rounds < 1:
+            raise ConfigError(f"max_rounds must be at least 1, got {self.max_rounds}")
+
+    def settings_for(self, settings: AgentSettings) -> AgentSettings:
+        """Return the settings of an agent with the options of this turn applied."""
+        if self.sampling is not None:
+            settings = self.sampling.apply_to(settings)
+        if self.mode:
+            settings = msgspec.structs.replace(settings, mode=self.mode)
+        if self.max_rounds is not msgspec.UNSET:
+            settings = msgspec.structs.replace(settings, max_rounds=self.max_rounds)
+        return settings
+
+
+DEFAULT_OPTIONS = TurnOptions()
+_ACCEPTANCE_ONLY = ("when_busy", "idempotency_key")
+_STORED = tuple(
+    (field.name, field.encode_name)
+    for field in msgspec.structs.fields(TurnOptions)
+    if field.name not in _ACCEPTANCE_ONLY
+)
+
+
+def encode_run_request(messages: Sequence[Message], options: TurnOptions, output_schema: bytes = b"null") -> bytes:
+    """Encode the first messages and the options of a run as JSON, for the `request` column of its row."""
+    request: dict[str, Any] = {"messages": [msgspec.Raw(message.to_json()) for message in messages]}
+    for name, key in _STORED:
+        if (value := getattr(options, name)) is not msgspec.UNSET:
+            request[key] = value
+    request["output"] = msgspec.Raw(output_schema)
+    return encode(request)
+
+
+def options_of(row: RunRow) -> TurnOptions:
+    """Decode the options of a stored run. The first stored format had none: it was just the message."""
+    return msgspec.json.decode(row.request, type=TurnOptions)

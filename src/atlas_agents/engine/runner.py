@@ -1,0 +1,451 @@
+"""Turn runner: starts, resumes, follows and stops the turns of an Atlas."""
+
+import asyncio
+import hashlib
+import weakref
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError, Conflict, NotFound, UnknownAgent, failure_of
+from atlas_agents.core.events import Event
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, user
+from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, StopRun, Store
+from atlas_agents.core.text import wire_name
+from atlas_agents.dispatch.base import Dispatcher, Hear
+from atlas_agents.engine.agent import Agent
+from atlas_agents.engine.jobs import Jobs
+from atlas_agents.engine.loop import TurnFunction, accept_message, run_chain, run_rounds, run_turn, run_with_output
+from atlas_agents.engine.options import TurnOptions, options_of
+from atlas_agents.engine.plan import run_plan
+from atlas_agents.engine.run import Accepted, DuplicateRun, Run
+from atlas_agents.engine.runtime import AgentRuntime
+from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.tools.journal import EndRecord, is_loaded, read_end_record
+
+_PAGE = 50
+_CALL_SESSIONS = "calls/"
+ResumeRun: TypeAlias = Callable[[RunRow], Awaitable[AtlasStream | None]]
+
+
+class AgentRegistry:
+    """The agents of an Atlas by id, and the default agent: the first one until another is set."""
+
+    def __init__(self, agents: Iterable[Agent], default: str | Agent | None = None) -> None:
+        self._by_id = _by_id(agents)
+        self.default: Agent | None = next(iter(self._by_id.values()), None)
+        if default is not None:
+            self.default = self.find(default) if isinstance(default, str) else self.add(default)
+
+    @property
+    def all(self) -> tuple[Agent, ...]:
+        return tuple(self._by_id.values())
+
+    def __contains__(self, agent_id: str) -> bool:
+        return agent_id in self._by_id
+
+    def get(self, agent_id: str) -> Agent | None:
+        return self._by_id.get(agent_id)
+
+    def find(self, agent_id: str) -> Agent:
+        """Return an agent; raises UnknownAgent, which lists the known ones."""
+        agent = self._by_id.get(agent_id)
+        if agent is None:
+            known = ", ".join(sorted(self._by_id)) or "none"
+            raise UnknownAgent(f"not found: agent {agent_id!r} (known agents: {known})")
+        return agent
+
+    def resolve(self, agent_id: str | None) -> Agent:
+        """Return the named agent, or the default agent for None."""
+        agent = self.default if agent_id is None else self.find(agent_id)
+        if agent is None:
+            raise ConfigError("this Atlas has no agents: use Atlas(agents=[…]) or set_agent(…)")
+        return agent
+
+    def add(self, agent: Agent) -> Agent:
+        """Add an agent, or replace the one with the same id."""
+        self._by_id[agent.id] = agent
+        return agent
+
+    def replace_all(self, agents: Iterable[Agent]) -> None:
+        """Replace all agents. The default agent keeps its id if there is still an agent with it."""
+        found = _by_id(agents)
+        default = self.default.id if self.default else ""
+        self._by_id = found
+        self.default = found.get(default) or next(iter(found.values()), None)
+
+
+def _by_id(agents: Iterable[Agent]) -> dict[str, Agent]:
+    found: dict[str, Agent] = {}
+    for each in agents:
+        if each.id in found:
+            raise ConfigError(f"duplicate agent id {each.id!r}")
+        found[each.id] = each
+    return found
+
+
+class ConversationCache:
+    """LRU cache of conversations; with `max_size=None` it keeps all of them.
+
+    A conversation that is still referenced stays the same object even after it was evicted.
+    """
+
+    def __init__(self, max_size: int | None) -> None:
+        self._max_size = max_size
+        self._recent: OrderedDict[str, Conversation] = OrderedDict()
+        self._alive: weakref.WeakValueDictionary[str, Conversation] = weakref.WeakValueDictionary()
+
+    def get(self, session: str) -> Conversation:
+        """Return the conversation of a session, created if there is none."""
+        found = self._alive.get(session)
+        if found is None:
+            found = self._alive[session] = Conversation(id=session)
+        self._recent[session] = found
+        self._recent.move_to_end(session)
+        if self._max_size is not None and len(self._recent) > self._max_size:
+            self._recent.popitem(last=False)
+        return found
+
+    def remove(self, session: str) -> None:
+        """Forget a deleted session."""
+        self._recent.pop(session, None)
+        self._alive.pop(session, None)
+
+
+class LocalExecutor:
+    """What the dispatcher can do in this process; `live` are the turns that run here."""
+
+    def __init__(
+        self, runtime: AgentRuntime, live: Mapping[str, AtlasStream], resume_run: ResumeRun, jobs: Jobs | None
+    ) -> None:
+        self._runtime = runtime
+        self._live = live
+        self._resume_run = resume_run
+        self._jobs = jobs
+
+    @property
+    def tenant(self) -> str:
+        return self._runtime.tenant
+
+    async def open_runs(self) -> list[RunRow]:
+        return await self._runtime.store.open_runs() if self._runtime.store is not None else []
+
+    async def run_row(self, run_id: str) -> RunRow | None:
+        return await self._runtime.store.run(self.tenant, run_id) if self._runtime.store is not None else None
+
+    async def take_on(self, row: RunRow) -> AtlasStream | None:
+        return await self._resume_run(row)
+
+    def turn(self, run_id: str) -> AtlasStream | None:
+        return self._live.get(run_id)
+
+    async def want_stop(self, run_id: str) -> bool:
+        if self._runtime.store is None:
+            return False
+        try:
+            await self._runtime.store.commit(self.tenant, [StopRun(run_id)])
+        except (Conflict, NotFound):
+            return False
+        return True
+
+    async def answered(self, approval_id: str) -> None:
+        await self._runtime.deliver_answer(approval_id)
+
+    async def job_changed(self, job_id: str) -> None:
+        if self._jobs is not None:
+            await self._jobs.refresh(job_id)
+
+    async def jobs_begin(self) -> None:
+        if self._jobs is not None:
+            self._jobs.start()
+
+    async def jobs_end(self) -> None:
+        if self._jobs is not None:
+            await self._jobs.close()
+
+    async def look_again(self) -> None:
+        for run_id, stream in list(self._live.items()):
+            row = await self.run_row(run_id)
+            if row is not None and row.stop:
+                stream.cancel()
+        for question in self._runtime.governance.approvals.pending:
+            await self.answered(question.id)
+        if self._jobs is not None:
+            self._jobs.wake()
+
+
+class TurnRunner:
+    """Runs turns in this process, or leaves accepted turns to other processes, as the dispatcher decides."""
+
+    def __init__(
+        self,
+        runtime: AgentRuntime,
+        agents: AgentRegistry,
+        conversations: ConversationCache,
+        dispatcher: Dispatcher,
+        jobs: Jobs | None,
+    ) -> None:
+        self._runtime = runtime
+        self._agents = agents
+        self._conversations = conversations
+        self._dispatcher = dispatcher
+        self._jobs = jobs
+        self._live: dict[str, AtlasStream] = {}
+        self._remote: dict[str, AtlasStream] = {}
+        """Streams of turns that were accepted here and run in any process."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        self._stopping = False
+        dispatcher.serve(LocalExecutor(runtime, self._live, self.resume_run, jobs))
+
+    @property
+    def _store(self) -> Store:
+        return cast(Store, self._runtime.store)
+
+    def create(
+        self,
+        session: str | Conversation,
+        agent_id: str | None,
+        options: TurnOptions,
+        *,
+        user: str = "",
+        stream: AtlasStream | None = None,
+        row: RunRow | None = None,
+    ) -> Run:
+        """Create a turn, which has no effect until it is run or started. `row` is that of a run to resume."""
+        agent = self._agents.resolve(agent_id)
+        run = self._runtime.create_run(
+            agent,
+            agent.context,
+            self._conversations.get(session) if isinstance(session, str) else session,
+            options=options,
+            user=user,
+            sink=stream.push if stream else None,
+            id=stream.stream_id if stream else None,
+            durable=isinstance(session, str),
+            row=row,
+        )
+        self._runs.add(run)
+        return run
+
+    def start(self, stream: AtlasStream, run: Run, message: Message | None) -> AtlasStream:
+        """Run a turn in its own task, with its events in the stream. With `interrupt` it cancels earlier turns."""
+        remote = self._is_remote(run)
+        streams = self._remote if remote else self._live
+        task = stream.start(run, self.run(run, message, stream))
+        if run.options.when_busy == "interrupt" and not remote:
+            stream.interrupt([other for other in self._live.values() if other.session == run.conversation.id])
+        self._track(task)
+        streams[run.id] = stream
+        task.add_done_callback(lambda _: streams.pop(run.id, None))
+        return stream
+
+    def stream(self, run_id: str) -> AtlasStream | None:
+        return self._remote.get(run_id) or self._live.get(run_id)
+
+    async def follow(self, run_id: str) -> AtlasStream | None:
+        """Return the stream of an unfinished turn, whichever process accepted it and runs it; None if there is none."""
+        stream = self.stream(run_id)
+        if stream is not None or not self._dispatcher.apart:
+            return stream
+        row = await self._store.run(self._runtime.tenant, run_id)
+        if row is None or row.status not in OPEN:
+            return None
+        stream = AtlasStream(run_id)
+        self._track(stream.attach(self._follow_remote(row, stream.push)))
+        return stream
+
+    async def _follow_remote(self, row: RunRow, on_event: Hear) -> Message:
+        """Return the answer of a remote turn. Cancelling the wait cancels the turn, unless this process shuts down."""
+        try:
+            return await self._answer_of(await self._dispatcher.submit(row, on_event))
+        except asyncio.CancelledError:
+            if not self._stopping:
+                await asyncio.shield(self._dispatcher.cancel(row.id))
+            raise
+
+    def _track(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def run(self, run: Run, message: Message | None, stream: AtlasStream | None = None) -> Message:
+        """Run a turn here or remotely, and return its answer."""
+        try:
+            if self._is_remote(run):
+                return await self._run_remotely(run, message, stream)
+            if run.journal is not None and not run.resumed and not is_loaded(run.conversation):
+                async with run.lock.accept:
+                    await self._resume_session(run.conversation.id)
+            return await run_turn(run, message, _turn_function(run))
+        except DuplicateRun as duplicate:
+            return await self._answer_duplicate(duplicate.row, cast(AtlasStream, stream))
+        finally:
+            await self._runtime.subscribers.drain()
+
+    async def recover(self) -> list[AtlasStream]:
+        """Resume the unfinished turns that no process owns."""
+        ids = await self._dispatcher.recover()
+        return [stream for id in ids if (stream := self._live.get(id))]
+
+    async def resume_run(self, row: RunRow) -> AtlasStream | None:
+        """Resume an accepted turn. None if it already runs here, or if its agent is gone and the turn was failed."""
+        cancelled = row.stop or (self._jobs is not None and await self._jobs.is_obsolete(row))
+        if row.id in self._live:
+            return None
+        if row.agent_id not in self._agents:
+            await self._fail(row, f"not found: agent {row.agent_id!r}")
+            return None
+        stream = AtlasStream(row.id)
+        run = self.create(row.session, row.agent_id, options_of(row), user=row.user, stream=stream, row=row)
+        self.start(stream, run, None)
+        if cancelled:
+            stream.cancel()
+        return stream
+
+    async def stop(self, grace: float) -> None:
+        """Wait up to `grace` seconds for running turns, then stop the others, which resume in another process."""
+        if grace and self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace)
+        self._stopping = True
+        for run in self._runs:
+            if run.journal is not None:
+                run.journal.detach()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _is_remote(self, run: Run) -> bool:
+        """Return whether the turn is only accepted here and then left to any process."""
+        return self._dispatcher.apart and run.journal is not None and not run.resumed
+
+    async def _fail(self, row: RunRow, error: str) -> None:
+        epoch = row.epoch + 1
+        ended = AddJournal(row.id, epoch, "ended", "", encode(EndRecord("failed", error)))
+        await self._store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", error)])
+
+    async def _resume_session(self, session: str) -> None:
+        """Resume unfinished turns of a session before its first new turn in this process."""
+        for row in await self._store.runs(self._runtime.tenant, session, open_only=True):
+            await self.resume_run(row)
+        await asyncio.sleep(0)  # lets them queue for the session lock first
+
+    async def _run_remotely(self, run: Run, message: Message | None, stream: AtlasStream | None) -> Message:
+        """Accept a message, have any process run its turn, and return the answer."""
+        await accept_message(run, message)
+        row = cast(RunRow, run.journal.row if run.journal is not None else None)
+        if run.options.when_busy == "interrupt":
+            await self._cancel_earlier(row)
+        reply = await self._follow_remote(row, stream.push if stream else _ignore_event)
+        if run.output:
+            run.output_value = run.output.parse(reply.text)
+        return reply
+
+    async def _cancel_earlier(self, row: RunRow) -> None:
+        """Cancel the turns of the session that were accepted before this one."""
+        for other in await self._store.runs(row.tenant, row.session, open_only=True):
+            if other.id == row.id:
+                return
+            await self._dispatcher.cancel(other.id)
+
+    async def _answer_duplicate(self, row: RunRow, stream: AtlasStream) -> Message:
+        """Return the answer of the earlier turn with the same idempotency key."""
+        live = self.stream(row.id)
+        stream.resolve_duplicate(Accepted(row.id, "in_flight" if row.status in OPEN else "done"))
+        if live is not None:
+            return await stream.mirror(live)
+        if row.status in OPEN and self._dispatcher.apart:
+            return await self._follow_remote(row, stream.push)
+        if row.status in OPEN:
+            raise Conflict(f"run {row.id!r} is running in another process")
+        return await self._answer_of(row)
+
+    async def _answer_of(self, row: RunRow) -> Message:
+        """Return the answer of a turn that has ended, or raise its error."""
+        if row.status == "cancelled":
+            raise Cancelled("the turn was cancelled")
+        reply = await self._last_reply(row) if row.status != "failed" else None
+        if reply is None:
+            ended = await read_end_record(self._store, row)
+            raise failure_of(ended.kind if ended else "", row.error or "the turn failed")
+        return reply
+
+    async def _last_reply(self, row: RunRow) -> Message | None:
+        """Find the last reply of a turn, reading the session from its end."""
+        role, before = "tool" if options_of(row).call else "assistant", None
+        while rows := await self._store.messages(row.tenant, row.session, before=before, limit=_PAGE, last=True):
+            for message in (Message.from_json(each.body) for each in reversed(rows) if each.run_id == row.id):
+                if message.role == role:
+                    return message
+            before = rows[0].seq
+        return None
+
+
+def _ignore_event(event: Event) -> None:
+    """For callers that only wait for the answer."""
+
+
+def _turn_function(run: Run) -> TurnFunction:
+    """Choose how the turn runs from its options and its agent's mode."""
+    if run.options.call:
+        return run_tool_call
+    execute: TurnFunction = run_plan if run.settings.mode == "plan" else run_rounds
+    if run.options.team.then:
+        execute = partial(run_chain, execute=execute)
+    return partial(run_with_output, execute=execute) if run.output else execute
+
+
+async def run_tool_call(run: Run) -> Message:
+    """Run a turn that is one tool call without a model; its result is the reply."""
+    call = cast(ToolCall, run.options.call)
+    run.add_own(Message("assistant", (call,)))
+    await run.run_tool_calls((call,))
+    return run.added[-1]
+
+
+def tool_call_for(run_id: str, tool: str, arguments: dict[str, Any]) -> ToolCall:
+    """Build the call as a model would make it. `tool` is the tool's own name, or the name that models use."""
+    return ToolCall(f"call_{run_id}", wire_name(tool), arguments)
+
+
+def tool_call_message(tool: str, arguments: dict[str, Any]) -> Message:
+    """Build the user message that represents a tool call in its session."""
+    try:
+        text = encode(arguments).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadArguments(f"The arguments of {tool} are not plain JSON: {error}") from error
+    return user(f"{tool} {text}")
+
+
+def tool_call_session(user: str, run_id: str, idempotency_key: str) -> str:
+    """Return the session of a tool call: one per call, so that calls do not wait for each other, or one per key."""
+    key = hashlib.sha256(encode([user, idempotency_key])).hexdigest()[:32] if idempotency_key else run_id
+    return f"{_CALL_SESSIONS}{key}"
+
+
+def tool_call_result(reply: Message) -> ToolResult:
+    """Return the result of a tool call from the reply of its turn."""
+    return next(part for part in reply.parts if isinstance(part, ToolResult))
+
+
+def as_message(message: str | Message) -> Message:
+    """Convert a string into a user message."""
+    if isinstance(message, Message):
+        return message
+    if not isinstance(cast(object, message), str):
+        raise ConfigError(f"expected a message as a string or a Message, got {message!r}")
+    return user(message)
+
+
+def split_messages(messages: str | Message | Sequence[Message]) -> tuple[Sequence[Message], Message | None]:
+    """Split into the history and the new user message; None if the last message is not the user's."""
+    if isinstance(messages, str | Message):
+        return (), as_message(messages)
+    if not messages:
+        raise ConfigError("run requires at least one message")
+    return (messages[:-1], messages[-1]) if messages[-1].role == "user" else (messages, None)

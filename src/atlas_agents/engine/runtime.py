@@ -1,0 +1,292 @@
+"""Agent runtime: the services that all runs of an Atlas share, and how a run is created from them."""
+
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.approvals import Answer, Question
+from atlas_agents.core.errors import ConfigError, NotFound
+from atlas_agents.core.events import Event, MessageKept
+from atlas_agents.core.messages import Conversation, Message, new_id
+from atlas_agents.core.store import RunRow, Store
+from atlas_agents.core.tenancy import Delegation, TeamServices
+from atlas_agents.engine.context import Context
+from atlas_agents.engine.history import History
+from atlas_agents.engine.hooks import Interceptor, Interceptors, Subscribers
+from atlas_agents.engine.options import DEFAULT_OPTIONS, AgentSettings, TurnOptions
+from atlas_agents.engine.output import Output
+from atlas_agents.engine.plan import plan_tool
+from atlas_agents.engine.run import HAND_OFF, Run, SessionLock, UsageMeter, session_lock
+from atlas_agents.providers.base import keys_of
+from atlas_agents.providers.failover import Failover, Route
+from atlas_agents.providers.prices import Price, Prices
+from atlas_agents.providers.react import React
+from atlas_agents.providers.registry import Model, Registry
+from atlas_agents.providers.testing import Scripted
+from atlas_agents.tools.approvals import Approvals, Approve
+from atlas_agents.tools.audit import AuditLog, MemoryAudit, StoreAudit, StoreCounter
+from atlas_agents.tools.governance import Governance, ToolScope
+from atlas_agents.tools.journal import Journal
+from atlas_agents.tools.limits import Limiter, Limits
+from atlas_agents.tools.policy import Actor, Policy
+from atlas_agents.tools.redact import Redactor
+from atlas_agents.tools.store_approvals import answer_kept, hand_kept, pending_kept
+from atlas_agents.tools.tool import Tool
+from atlas_agents.tools.worker_pool import Workers
+
+MAX_HANDOFFS = 8
+"""After this many hand-offs in one turn, the current agent has to answer."""
+_CLOSE_TIMEOUT = 1.0
+
+
+class AgentRuntime:
+    """Providers, governance, subscribers and store, shared by all turns of an Atlas or of a standalone agent.
+
+    `find_agent` looks up the agents that a turn may be handed off to. `shared` is True if other processes run turns of
+    the same store.
+    """
+
+    def __init__(
+        self,
+        *,
+        find_agent: Callable[[str], Any],
+        shared: bool = False,
+        system_prompt: str = "",
+        history: History | None = None,
+        approve: Approve | Approvals | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        tenant: str = "default",
+        policy: Policy | None = None,
+        limits: Limits | None = None,
+        audit: AuditLog | None = None,
+        store: Store | None = None,
+        team_services: TeamServices | None = None,
+        retries: Sequence[float] = (1.0, 3.0, 9.0),
+        registry: Registry | None = None,
+        prices: Mapping[str, Price] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.find_agent = find_agent
+        self.shared = shared
+        self.system_prompt = system_prompt
+        self.history = history or History()
+        self.interceptors = Interceptors(interceptors)
+        self.tenant = tenant
+        self.clock = clock
+        self.store = store
+        self.prices = Prices(prices)
+        if store is not None and audit is None:
+            audit = StoreAudit(store)
+        self.governance = Governance(
+            clock=clock,
+            workers=Workers(),
+            approvals=approve if isinstance(approve, Approvals) else Approvals(approve),
+            limiter=Limiter(limits or Limits(), clock, StoreCounter(store) if store else None),
+            audit=MemoryAudit() if audit is None else audit,
+            redactor=Redactor(),
+            policy=policy,
+            retries=tuple(retries),
+            team_services=team_services,
+        )
+        self.subscribers = Subscribers(self.governance.redactor.trace)
+        self._registry = registry
+        self._pools: weakref.WeakKeyDictionary[Any, dict[bool, Failover]] = weakref.WeakKeyDictionary()
+
+    def create_run(
+        self,
+        agent: Any,
+        context: Context,
+        conversation: Conversation,
+        *,
+        options: TurnOptions = DEFAULT_OPTIONS,
+        user: str = "",
+        lock: SessionLock | None = None,
+        inherited_messages: Sequence[Message] | None = None,
+        sink: Callable[[Event], None] | None = None,
+        id: str | None = None,
+        durable: bool = False,
+        row: RunRow | None = None,
+    ) -> Run:
+        """Create a run that has not started yet; a missing model or key is reported now.
+
+        `row` is that of an earlier accepted run to resume. With `durable`, the run is journaled if there is a store.
+        """
+        run_id = id or new_id()
+        settings = options.settings_for(agent.settings)
+        emit, meter = self._emitter(sink), UsageMeter(self.prices)
+        scope = ToolScope(
+            self.governance,
+            run_id=run_id,
+            agent=agent,
+            actor=Actor(settings.id, settings.role, user, self.tenant),
+            tools=context.tool_map()
+            if options.call
+            else self._tools(context, settings, options.team.hands_to or settings.hands_off_to),
+            conversation=conversation,
+            metadata=context.metadata,
+            emit=emit,
+            count_usage=meter.add,
+            journal=self._create_journal(run_id, conversation, emit, row) if durable else None,
+            asks=options.asks,
+            chain=options.chain,
+        )
+        return Run(
+            id=run_id,
+            settings=settings,
+            context=context,
+            conversation=conversation,
+            lock=lock or session_lock(conversation),
+            inherited_messages=context.messages if inherited_messages is None else inherited_messages,
+            provider=Scripted() if options.call else self._pool(agent, settings, options.model).for_turn(self.clock),
+            scope=scope,
+            emit=emit,
+            interceptors=self.interceptors,
+            history=self.history,
+            system_prompt=self.system_prompt,
+            output=Output(options.output) if options.output is not None else None,
+            meter=meter,
+            options=options,
+            switch_agent=self._switch_agent,
+            resumed=row is not None,
+        )
+
+    def _switch_agent(self, run: Run, agent_id: str) -> None:
+        """Continue a run with the prompt, model, tools and role of another agent."""
+        agent = self.find_agent(agent_id)
+        if agent is None or agent_id == run.settings.id:
+            return
+        settings, context = agent.settings, agent.context
+        run.settings, run.context, run.inherited_messages = settings, context, context.messages
+        run.provider = self._pool(agent, settings).for_turn(self.clock)
+        others = settings.hands_off_to if run.handoffs + 1 < MAX_HANDOFFS else ()
+        actor = Actor(settings.id, settings.role, run.scope.actor.user, self.tenant)
+        run.scope.switch_agent(agent, actor, self._tools(context, settings, others))
+
+    def _tools(self, context: Context, settings: AgentSettings, others: Sequence[str]) -> Mapping[str, Tool]:
+        """Return the agent's own tools, and those that its mode and its hand-off targets add."""
+        tools = context.tool_map()
+        if settings.mode == "plan":
+            tools = {**tools, plan_tool().wire_name: plan_tool()}
+        found = [agent.settings for each in others if each != settings.id and (agent := self.find_agent(each))]
+        return {**tools, HAND_OFF: hand_off_tool(found)} if found else tools
+
+    def _create_journal(
+        self, run_id: str, conversation: Conversation, emit: Callable[[Event], None], row: RunRow | None
+    ) -> Journal | None:
+        if self.store is None:
+            return None
+
+        def on_stored(message: Message) -> None:
+            emit(MessageKept(run_id, message))
+
+        return Journal(
+            self.store,
+            self.tenant,
+            run_id,
+            conversation.id,
+            row=row,
+            on_stored=on_stored,
+            clock=self.clock,
+            shared=self.shared,
+        )
+
+    async def answer(self, approval_id: str, answer: Answer) -> Question:
+        """Persist an answer, then deliver it to the waiting run, if that is in this process."""
+        approvals = self.governance.approvals
+        if self.store is None:
+            question = next((each for each in approvals.pending if each.id == approval_id), None)
+            if question is None or not approvals.give(approval_id, answer):
+                raise NotFound(f"not found: open approval {approval_id!r}")
+            return question
+        return await answer_kept(self.store, self.tenant, approvals, approval_id, answer, self.clock)
+
+    async def deliver_answer(self, approval_id: str) -> None:
+        """Deliver a stored answer to the run that waits for it in this process."""
+        if self.store is not None:
+            await hand_kept(self.store, self.tenant, self.governance.approvals, approval_id)
+
+    async def pending_approvals(self) -> list[Question]:
+        if self.store is None:
+            return self.governance.approvals.pending
+        return await pending_kept(self.store, self.tenant, self.clock)
+
+    async def close(self) -> None:
+        """Close connections and worker processes; they are opened again when needed."""
+        await self.subscribers.drain()
+        await self.governance.drain(_CLOSE_TIMEOUT)
+        await self.governance.workers.close()
+        providers = [
+            route.provider for pools in self._pools.values() for pool in pools.values() for route in pool.routes
+        ]
+        for provider in providers:
+            close: Callable[[], Awaitable[None]] | None = getattr(provider, "close", None)
+            if close is not None:
+                await close()
+
+    def _emitter(self, sink: Callable[[Event], None] | None) -> Callable[[Event], None]:
+        publish = self.subscribers.publish
+        if sink is None:
+            return publish
+
+        def emit(event: Event) -> None:
+            sink(event)
+            publish(event)
+
+        return emit
+
+    def _pool(self, agent: Any, settings: AgentSettings, model: str = "") -> Failover:
+        """Return the models of an agent, or the single model that replaces them for one turn."""
+        if model:
+            return Failover([self._route(model, settings)], settings.retry)
+        as_text = settings.mode == "react"
+        pools = self._pools.setdefault(agent, {})
+        pool = pools.get(as_text)
+        if pool is None:
+            models = settings.models or (self._default_model(settings.id),)
+            pool = Failover([self._route(model, settings) for model in models], settings.retry)
+            pools[as_text] = pool
+            for route in pool.routes:
+                for key in keys_of(route.provider):
+                    self.governance.redactor.learn(key.reveal())
+        return pool
+
+    def _route(self, model: Model, settings: AgentSettings) -> Route:
+        """Resolve a model; a model without native tool calls, or in ReAct mode, gets its tools as text."""
+        route = self.registry.route(model)
+        if settings.mode == "react" or not route.provider.capabilities.tools:
+            return Route(React(route.provider), route.model)
+        return route
+
+    @property
+    def registry(self) -> Registry:
+        """The provider registry; it reads the environment on first use."""
+        if self._registry is None:
+            self._registry = Registry()
+        return self._registry
+
+    def _default_model(self, agent_id: str) -> str:
+        model = self.registry.default_model
+        if model is None:
+            raise ConfigError(f"agent {agent_id!r} has no model: pass model=… or set ATLAS_MODEL")
+        return model
+
+
+def hand_off_tool(targets: Sequence[AgentSettings]) -> Tool:
+    """Create the tool with which an agent hands the conversation off to one of these agents."""
+    lines = "\n".join(f"- {each.id}: {each.description or each.name}" for each in targets)
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "agent": {"type": "string", "enum": [each.id for each in targets]},
+            "note": {"type": "string", "maxLength": 2000, "description": "What the other agent should know."},
+        },
+        "required": ["agent"],
+        "additionalProperties": False,
+    }
+    description = f"Hand the conversation off to another agent, which answers instead of you:\n{lines}"
+    return Tool(HAND_OFF, _hand_off, description=description, parameters=schema, effect="pure")
+
+
+async def _hand_off(agent: str, note: str = "") -> dict[str, str]:
+    return {"handed_to": agent, "note": note} if note else {"handed_to": agent}

@@ -1,0 +1,404 @@
+"""Pages of other sites that were let in: what their browser must be told so that they may read an answer."""
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import math
+import os
+import re
+import secrets
+import stat
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+import msgspec
+
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.paths import Secret
+from atlas_agents.gateway.protocol.types import Principal, Scope
+from atlas_agents.gateway.settings import EVERYWHERE, GatewaySettings
+
+logger = logging.getLogger(__name__)
+ALL: tuple[Scope, ...] = get_args(Scope)
+STRONG = 128
+"""Bits that a token must have to be used beyond this machine."""
+_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+_MOST = 4096
+_Stamp: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """A token's owner and rights. `prefix` stands before the names of the sessions that are theirs alone."""
+
+    principal: Principal
+    digest: bytes
+    prefix: str = ""
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.principal.scopes
+
+
+class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of `tokens.json`: the token or its SHA-256, and what it may do, with its own sessions or with all. Several
+    may be one user's: `user` says whose, if it is not the one of that name."""
+
+    scopes: tuple[Scope, ...]
+    token: str = ""
+    sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    sessions: Literal["own", "all"] = "own"
+    role: str = ""
+    user: str = ""
+
+
+class TokenFile:
+    """Reads `token` and `tokens.json` in a folder, and reads them again when they have changed."""
+
+    def __init__(self, home: Path, own: Secret | None = None, *, exposed: bool = False) -> None:
+        self.path = home / "token"
+        self._named_path = home / "tokens.json"
+        self._own = own
+        self._exposed = exposed
+        self._lent: dict[str, Grant] = {}
+        if own is None:
+            _make(self.path)
+        self._stamp = self._look()
+        self._grants = self._read()
+
+    def who(self, token: str) -> Grant | None:
+        """The owner of a token; the same work whatever the token is."""
+        self.refresh()
+        digest = _digest(token)
+        found = None
+        for grant in (*self._grants, *self._lent.values()):
+            if hmac.compare_digest(grant.digest, digest):
+                found = grant
+        return found
+
+    @property
+    def main(self) -> Secret:
+        """The one that may do everything."""
+        return self._own or Secret(_read_token(self.path).strip())
+
+    def holds(self, grant: Grant) -> bool:
+        """Still valid, with the same rights."""
+        return grant in self._grants or grant in self._lent.values()
+
+    def refresh(self) -> bool:
+        """Read the files again if they have changed. What cannot be read lets nobody in."""
+        stamp = self._look()
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            self._grants = self._read()
+        except ConfigError:
+            self._grants = ()
+            logger.exception("nobody is let in until the tokens can be read again")
+        return True
+
+    def lend(self, name: str, scopes: tuple[Scope, ...]) -> Secret:
+        """A token for a part of this program that comes in by the same door as everybody. It has sessions of its own,
+        stands in no file, and ends with the program, or when it is taken back or lent anew."""
+        if any(grant.principal.id == name for grant in self._grants):
+            raise ConfigError(f"{self._named_path}: {name!r} is a name that this program uses itself: take another one")
+        token = secrets.token_urlsafe(32)
+        self._lent[name] = Grant(Principal(name, "guest", scopes), _digest(token), f"@{name}/")
+        return Secret(token)
+
+    def take_back(self, name: str) -> None:
+        self._lent.pop(name, None)
+
+    def rotate(self) -> Path:
+        """Put a new main token in the place of the old one."""
+        if self._own is not None:
+            raise ConfigError("the token comes from the settings: change it there")
+        spare = _write_spare(self.path)
+        os.replace(spare, self.path)
+        self.refresh()
+        return self.path
+
+    @property
+    def principals(self) -> tuple[Principal, ...]:
+        return tuple(grant.principal for grant in self._grants)
+
+    def _look(self) -> _Stamp:
+        return tuple(_stamp(path) for path in (self.path, self._named_path))
+
+    def _read(self) -> tuple[Grant, ...]:
+        main = self._own.reveal() if self._own is not None else _read_token(self.path)
+        token = self._accepted(main, "the token" if self._own is not None else str(self.path))
+        return Grant(Principal("owner", "owner", ALL), _digest(token)), *self._read_named()
+
+    def _accepted(self, token: str, where: str) -> str:
+        token = token.strip()
+        if not token:
+            raise ConfigError(f"{where} is blank: nobody could be told from anybody else")
+        if strength(token) < STRONG:
+            if self._exposed:
+                raise ConfigError(f"{where} is too weak to listen beyond this machine: take 22 random letters or more")
+            logger.warning("%s is weak; it is accepted because only this machine can reach the gateway", where)
+        return token
+
+    def _read_named(self) -> tuple[Grant, ...]:
+        try:
+            content = self._named_path.read_bytes()
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise ConfigError(f"{self._named_path} cannot be read: {error.strerror}") from error
+        try:
+            lines = msgspec.json.decode(content, type=dict[str, Named])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self._named_path}: {error}") from error
+        _keep_private(self._named_path)
+        return tuple(self._grant(name, line) for name, line in lines.items())
+
+    def _grant(self, name: str, line: Named) -> Grant:
+        if not _NAME.fullmatch(name) or name == "owner":
+            raise ConfigError(f"{self._named_path}: {name!r} is no name for a token: small letters, digits, - and _")
+        if bool(line.sha256) == bool(line.token):
+            raise ConfigError(f"{self._named_path}: {name} needs either token or sha256")
+        digest = bytes.fromhex(line.sha256)
+        if line.token:
+            digest = _digest(self._accepted(line.token, f"{self._named_path}: {name}"))
+        scopes: tuple[Scope, ...] = tuple([scope for scope in ALL if scope in line.scopes])
+        user = line.user or name
+        if not _NAME.fullmatch(user) or user == "owner":
+            raise ConfigError(f"{self._named_path}: {name}: {user!r} is no name for a user")
+        prefix = f"@{user}/" if line.sessions == "own" else ""
+        return Grant(Principal(user, line.role or "guest", scopes), digest, prefix)
+
+
+def strength(token: str) -> float:
+    """The bits of a random text like this one; a text of few different characters has none."""
+    if len(set(token)) < 10:
+        return 0.0
+    size = 16 if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", token) else 36 if token.isalnum() and token.islower() else 64
+    return len(token) * math.log2(size)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode
+
+
+def _make(path: Path) -> None:
+    """Make a token where there is none; of two processes that start at once, one makes it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists():
+        return
+    spare = _write_spare(path)
+    try:
+        os.link(spare, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(spare)
+
+
+def _write_spare(path: Path) -> Path:
+    """A new token in a file of its own beside the real one, complete and on the disk."""
+    spare = path.with_name(f".token-{secrets.token_hex(8)}")
+    handle = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(secrets.token_urlsafe(32) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return spare
+
+
+def _read_token(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST + 1)
+    except OSError as error:
+        raise ConfigError(f"the token file {path} cannot be read: {error.strerror}") from error
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the token file {path} is no text") from error
+    if len(content) > _MOST or "\0" in text:
+        raise ConfigError(f"the token file {path} holds no token")
+    _keep_private(path)
+    return text
+
+
+def _keep_private(path: Path) -> None:
+    """Take the rights of others away from a file that holds tokens."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            logger.warning("%s could be read by others; now only its owner can", path)
+            path.chmod(mode & 0o700)
+    except OSError:
+        logger.warning("%s can be read by others, and that could not be changed", path)
+
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+Refusal: TypeAlias = tuple[int, str]
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::([0-9]{1,5}))?")
+_ORIGIN = re.compile(r"(https?)://([^/?#@\\\s]+)")
+_PORTS = {"http": "80", "https": "443"}
+_OWN_SITE = (b"same-origin", b"none")
+
+
+class OriginPolicy:
+    """Knows the names of this gateway, and the other sites whose pages may come in. Other names are those of somebody
+    who points his own at this address."""
+
+    def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
+        self._hosts = {"localhost", "127.0.0.1", "[::1]"} | {_bracketed(host.strip().lower()) for host in hosts}
+        self._origins = {origin.strip().lower().rstrip("/") for origin in origins} - {"*", "null"}
+
+    def refusal(self, scope: Any) -> Refusal | None:
+        """(status, reason) for a request that must not come in, None for one that may."""
+        headers: Headers = scope["headers"]
+        host = _only(headers, b"host")
+        name = _HOST.fullmatch(host.lower()) if host else None
+        if host is None or name is None or name[1] not in self._hosts:
+            return 421, "this gateway has another name"
+        if self.guest(scope) is not None:
+            return None
+        origins = [value for key, value in headers if key == b"origin"]
+        if origins and (len(origins) > 1 or not _same(origins[0].decode("latin-1"), name)):
+            return 403, "another site's page may not come in"
+        if _cross_site(scope, headers):
+            return 403, "another site's page may not come in"
+        return None
+
+    def guest(self, scope: Any) -> str | None:
+        """The origin of another site's page that may come in; None for all others."""
+        origin = _only(scope["headers"], b"origin") if self._origins else None
+        return origin if origin is not None and origin.lower() in self._origins else None
+
+
+def _same(origin: str, host: re.Match[str]) -> bool:
+    found = _ORIGIN.fullmatch(origin.lower())
+    there = _HOST.fullmatch(found[2]) if found else None
+    if found is None or there is None:
+        return False
+    default = _PORTS[found[1]]
+    return there[1] == host[1] and (there[2] or default) == (host[2] or default)
+
+
+def _cross_site(scope: Any, headers: Headers) -> bool:
+    """A browser says itself that another site asks. Following a link to the page is no harm."""
+    told = dict(headers)
+    if told.get(b"sec-fetch-site", b"none") in _OWN_SITE:
+        return False
+    follows_link = told.get(b"sec-fetch-mode") == b"navigate" and told.get(b"sec-fetch-dest") == b"document"
+    return not (follows_link and scope["type"] == "http" and scope["method"] == "GET")
+
+
+def _only(headers: Headers, key: bytes) -> str | None:
+    found = [value for name, value in headers if name == key]
+    return found[0].decode("latin-1") if len(found) == 1 else None
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+MOST_WRONG = 10
+WINDOW = 60.0
+_MOST_ADDRESSES = 10_000
+
+
+class Lockout:
+    """Counts wrong tokens per address; an address of IPv6 counts with its whole network."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def wait(self, address: str) -> float:
+        """Seconds until this address may try again; 0 if it may now."""
+        times = self._wrong.get(_network(address))
+        if times is None or len(times) < MOST_WRONG:
+            return 0.0
+        return max(0.0, times[0] + WINDOW - self._clock.monotonic())
+
+    def wrong(self, address: str) -> None:
+        """A wrong token came from this address."""
+        key = _network(address)
+        times = self._wrong.setdefault(key, deque(maxlen=MOST_WRONG))
+        times.append(self._clock.monotonic())
+        self._wrong.move_to_end(key)
+        if len(self._wrong) > _MOST_ADDRESSES:
+            self._wrong.popitem(last=False)
+
+
+def _network(address: str) -> str:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 6 and found.ipv4_mapped is None and not found.is_loopback:
+        return str(ipaddress.ip_network((found, 64), strict=False))
+    return str(found)
+
+
+class Authenticator:
+    """One per process that listens, whatever its role."""
+
+    def __init__(self, settings: GatewaySettings, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.tokens = TokenFile(settings.home, settings.token, exposed=settings.exposed)
+        own = () if settings.host in EVERYWHERE else (settings.host,)
+        self.guard = OriginPolicy((*settings.hosts, *own), settings.origins)
+        self.suspended: frozenset[str] = frozenset()
+        """Users whose keys open nothing."""
+        self._lockout = Lockout(clock)
+
+    def admit(self, address: str, token: str) -> tuple[float, Grant | None]:
+        """(seconds to wait, the token's owner): one of them is nothing, or both when the token is wrong."""
+        if wait := self._lockout.wait(address):
+            return wait, None
+        grant = self.tokens.who(token)
+        if grant is not None and grant.principal.id in self.suspended:
+            grant = None
+        if grant is None:
+            self._lockout.wrong(address)
+        return 0.0, grant
+
+
+PATHS = ("/v1/", "/ag-ui/")
+"""Where they may ask; everything else here is for our own page."""
+_FIELDS = re.compile(rb"[a-z0-9, -]{1,2000}", re.IGNORECASE)
+_METHODS = b"GET, POST"
+_MINUTES = b"600"
+
+
+def is_preflight(scope: Any) -> bool:
+    """The browser asks first whether the page may ask."""
+    return scope["method"] == "OPTIONS" and any(
+        name == b"access-control-request-method" for name, _ in scope["headers"]
+    )
+
+
+def headers_for(origin: str | None, scope: Any) -> Headers:
+    """For the one origin that asked, never for all; nothing for our own page."""
+    if origin is None or not scope["path"].startswith(PATHS):
+        return []
+    return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
+
+
+def preflight_headers(origin: str, scope: Any) -> Headers:
+    """Which requests the page may make: with the fields that it asked for, and never with cookies."""
+    found = headers_for(origin, scope)
+    if found:
+        found += [(b"access-control-allow-methods", _METHODS), (b"access-control-max-age", _MINUTES)]
+        fields = dict(scope["headers"]).get(b"access-control-request-headers", b"")
+        if _FIELDS.fullmatch(fields):
+            found.append((b"access-control-allow-headers", fields))
+    return found

@@ -1,0 +1,565 @@
+"""A process that runs runs for a cluster, and whose door tells no more than how it is."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+
+from atlas_agents.core.approvals import Form, Question
+from atlas_agents.core.errors import StoreError
+from atlas_agents.core.events import (
+    ApprovalAnswered,
+    ApprovalAsked,
+    ErrorRaised,
+    Event,
+    HandedOver,
+    MessageKept,
+    MessageReceived,
+    PlanStep,
+    PlanUpdated,
+    StreamChunk,
+    StreamEnd,
+    StreamReset,
+    StreamStart,
+    StreamThinking,
+    ToolAnswered,
+    ToolCalled,
+    ToolProgress,
+    Usage,
+)
+from atlas_agents.core.messages import Message, Thinking, ToolCall, ToolResult
+from atlas_agents.core.messages import Part as CorePart
+from atlas_agents.core.store import OPEN, RunRow, Store
+from atlas_agents.dispatch.base import Hear, RunningTurn
+from atlas_agents.dispatch.cluster import Cluster
+from atlas_agents.dispatch.members import Backlog
+from atlas_agents.dispatch.notifications import Notification
+from atlas_agents.dispatch.queue import QueueWorker
+from atlas_agents.engine.atlas import Atlas
+from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.gateway.asgi import App, Readiness, vital_routes
+from atlas_agents.gateway.auth import Authenticator
+from atlas_agents.gateway.convert import ANSWERS, core_part, model_of
+from atlas_agents.gateway.events import RunLog
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.protocol import events as wire
+from atlas_agents.gateway.protocol.events import LAST_WORDS, RunEvent, event_of, name_of
+from atlas_agents.gateway.protocol.types import (
+    MessageShape,
+    Part,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+    UsageShape,
+)
+from atlas_agents.gateway.runs import RunRegistry
+from atlas_agents.gateway.server import close_within, listeners, server_of, told_to_stop
+from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.gateway.telemetry import Metrics
+
+
+class EventDecoder:
+    """One run's events for one listener. What the wire does not say (bindings, costs) is not said here either."""
+
+    def __init__(self, session: str, hear: Callable[[Event], None]) -> None:
+        self._session = session
+        self._hear = hear
+        self._calls: dict[str, wire.ToolCalling] = {}
+
+    def tell(self, event: wire.RunEvent) -> None:
+        for said in self._of(event):
+            self._hear(said)
+
+    def _of(self, event: wire.RunEvent) -> list[Event]:
+        match event:
+            case wire.ChatDelta(id, text):
+                return [StreamChunk(id, text)]
+            case wire.ChatReasoning(id, text):
+                return [StreamThinking(id, text)]
+            case wire.ChatReset(id, attempt):
+                return [StreamReset(id, attempt)]
+            case wire.ChatStarted(id, agent_id):
+                return [StreamStart(id, agent_id)]
+            case wire.PlanChanged(id, steps):
+                return [PlanUpdated(id, tuple([PlanStep(step.text, step.status) for step in steps]))]
+            case wire.RunHandoff(id, before, now):
+                return [HandedOver(id, before, now)]
+            case wire.ChatMessage(id, message):
+                return [MessageKept(id, core_message(message))]
+            case wire.ChatFinal() | wire.ChatError():
+                return _end(event)
+            case _:
+                return self._of_tool(event)
+
+    def _of_tool(self, event: wire.RunEvent) -> list[Event]:
+        match event:
+            case wire.ToolCalling(id, call_id, name, arguments):
+                self._calls[call_id] = event
+                return [ToolCalled(id, name, arguments, call_id)]
+            case wire.ToolProgressing(id, call_id, message):
+                call = self._calls.get(call_id)
+                return [ToolProgress(id, call.name if call else "", call_id, message)]
+            case wire.ToolSettled(id, call_id, name, status, result, took, error):
+                call = self._calls.get(call_id)
+                known: Any = error
+                return [ToolAnswered(id, name, call.arguments if call else {}, call_id, status, known, result, took)]
+            case wire.ApprovalRequested(run_id=id):
+                return [ApprovalAsked(id, _question(event, self._session))]
+            case wire.ApprovalResolved(id, approval_id, decision, by):
+                return [ApprovalAnswered(id, approval_id, ANSWERS[decision], by)]
+            case _:
+                return []
+
+
+def _end(event: wire.ChatFinal | wire.ChatError) -> list[Event]:
+    if isinstance(event, wire.ChatError):
+        return [StreamEnd(event.run_id, Usage(), error=event.message), _error(event)]
+    ended = StreamEnd(event.run_id, _usage(event.usage), cancelled=event.cancelled)
+    if event.cancelled or event.message is None:
+        return [ended]
+    return [ended, MessageReceived(event.run_id, core_message(event.message))]
+
+
+def _error(event: wire.ChatError) -> ErrorRaised:
+    return ErrorRaised(event.run_id, event.message, event.kind)
+
+
+def _usage(usage: UsageShape) -> Usage:
+    return Usage(usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.estimated)
+
+
+def core_message(shape: MessageShape) -> Message:
+    """The message, without what is a vendor's own."""
+    return Message(shape.role, tuple(map(_part, shape.parts)), shape.id, shape.created_at, shape.metadata)
+
+
+def _part(part: Part) -> CorePart:
+    match part:
+        case ThinkingPart(text):
+            return Thinking(text)
+        case ToolCallPart(id, name, arguments):
+            return ToolCall(id, name, arguments)
+        case ToolResultPart(call_id, status, result, error):
+            known: Any = error
+            return ToolResult(call_id, status, result, known)
+        case _:
+            return core_part(part)
+
+
+def _question(event: wire.ApprovalRequested, session: str) -> Question:
+    return Question(
+        title=event.summary,
+        message="About to execute:",
+        tool=event.tool_name,
+        arguments=event.details,
+        binding="",
+        call_id=event.tool_call_id,
+        run_id=event.run_id,
+        agent_id="",
+        session=session,
+        asked_by="",
+        expires_at=event.expires_at / 1000,
+        working_directory=event.working_dir,
+        reason=event.risk,
+        options=tuple([ANSWERS[option] for option in event.options]),
+        id=event.approval_id,
+        preview=event.preview,
+        form=msgspec.convert(event.form, Form, from_attributes=True) if event.form is not None else None,
+    )
+
+
+logger = logging.getLogger(__name__)
+_PAGE = 256
+_BATCH_DELAY = 0.5
+_LOOK = 0.05
+_GRACE = 3.0
+"""Seconds that the owner of a run has for its last word after its end is written; then it is said in its place."""
+
+
+class RemoteRuns:
+    """Follows those runs that somebody here listens to, or waits for; of the others it knows that they are open."""
+
+    def __init__(self, runs: RunRegistry, store: Store, tenant: str) -> None:
+        self._runs = runs
+        self._store = store
+        self._tenant = tenant
+        self._open: dict[str, str] = {}
+        """The sessions of open runs, as far as they are known."""
+        self._busy: Counter[str] = Counter()
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
+        self._heard: dict[str, list[tuple[int, EventDecoder]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def attend(self, run_id: str, session: str) -> RunLog:
+        """Follow a run from its first word on."""
+        log = self._runs.get(run_id)
+        if log is None:
+            self._know(run_id, session)
+            log = self._runs.open(RunLog(run_id, session))
+            self._runs.on_change(session)
+            self._look(log)
+        return log
+
+    async def attend_open(self, rows: Sequence[RunRow]) -> None:
+        """Follow these, and wait until all that they have said so far is heard."""
+        reading = [self._reading.get(self.attend(row.id, row.session).run_id) for row in rows]
+        if waiting := [task for task in reading if task is not None]:
+            await asyncio.wait(waiting)
+
+    def runs_in(self, session: str) -> bool:
+        return self._busy[session] > 0
+
+    async def feed(self, row: RunRow, hear: Hear) -> None:
+        """Tell a listener all that a run says, from the first word to the last."""
+        retelling, seq = EventDecoder(row.session, hear), 0
+        while True:
+            log = self._runs.get(row.id)
+            rows = await self._store.events(self._tenant, row.id, after=seq, limit=_PAGE)
+            for event in rows:
+                if (said := event_of(event.body)) is not None:
+                    retelling.tell(said)
+                seq = event.seq
+            if rows and name_of(rows[-1].body) in LAST_WORDS:
+                return
+            if rows:
+                continue
+            log = log or self.attend(row.id, row.session)
+            if self._runs.get(row.id) is log and log.told <= seq:
+                break
+        self._heard.setdefault(row.id, []).append((seq, retelling))
+        await self._runs.ended(row.id)
+
+    async def last_words(self, row: RunRow) -> None:
+        """Leave the owner of a run that has just ended the time to say its last word itself."""
+        began, ended = time.monotonic(), (row.ended_at or 0) / 1000
+        while row.epoch and time.monotonic() - began < _GRACE and abs(time.time() - ended) < 20 * _GRACE:
+            rows = await self._store.events(self._tenant, row.id, after=max(0, row.events - 1024))
+            if rows and name_of(rows[-1].body) in LAST_WORDS:
+                return
+            await asyncio.sleep(_LOOK)
+
+    def notice(self, notice: Notification) -> None:
+        """Another process, or this one, has committed something."""
+        log = self._runs.get(notice.id)
+        match notice.kind:
+            case "begun" | "stop":
+                if notice.session:
+                    self._know(notice.id, notice.session)
+                self._wanted(notice.id)
+            case "events" if log is not None:
+                self._look(log)
+            case "events":
+                self._wanted(notice.id)
+            case "ended":
+                session = self._forget(notice.id) or notice.session
+                if log is not None:
+                    self._spawn(self._heal(log))
+                elif session:
+                    self._runs.on_change(session)
+            case _:
+                pass
+
+    def renewed(self) -> None:
+        """News may have been missed: look at everything."""
+        self._spawn(self._look_round())
+
+    async def _look_round(self) -> None:
+        rows = [row for row in await self._store.open_runs() if row.tenant == self._tenant]
+        self._open.clear()
+        self._busy.clear()
+        for row in rows:
+            self._know(row.id, row.session)
+            if self._runs.listened(row.session):
+                self.attend(row.id, row.session)
+        for log in self._runs.all:
+            self._look(log)
+            if log.run_id not in self._open:
+                self._spawn(self._heal(log))
+
+    def _wanted(self, run_id: str) -> None:
+        """Follow a run if somebody hears its session."""
+        session = self._open.get(run_id)
+        if session is None:
+            self._spawn(self._find(run_id))
+        elif self._runs.listened(session):
+            self.attend(run_id, session)
+
+    async def _find(self, run_id: str) -> None:
+        row = await self._store.run(self._tenant, run_id)
+        if row is not None and row.status in OPEN:
+            self._know(run_id, row.session)
+            self._wanted(run_id)
+
+    def _know(self, run_id: str, session: str) -> None:
+        if run_id not in self._open:
+            self._open[run_id] = session
+            self._busy[session] += 1
+
+    def _forget(self, run_id: str) -> str:
+        session = self._open.pop(run_id, "")
+        if session:
+            self._busy -= Counter([session])
+        return session
+
+    async def _heal(self, log: RunLog) -> None:
+        """A run has ended: if its last word does not come, it is said here."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE):
+                await self._runs.ended(log.run_id)
+        if log.ended:
+            return
+        row = await self._store.run(self._tenant, log.run_id)
+        if row is not None and row.status not in OPEN:
+            await self._runs.last_number(row)
+            self._look(log)
+
+    def _look(self, log: RunLog) -> None:
+        """Read on; what is written while that is done is read, too."""
+        if log.run_id in self._reading:
+            self._again.add(log.run_id)
+            return
+        self._reading[log.run_id] = asyncio.create_task(self._read(log))
+
+    async def _read(self, log: RunLog) -> None:
+        try:
+            await self._read_on(log)
+        finally:  # at once: what is told between the end of a task and its callbacks would be read by nobody
+            self._reading.pop(log.run_id, None)
+
+    async def _read_on(self, log: RunLog) -> None:
+        while not log.ended:
+            self._again.discard(log.run_id)
+            try:
+                rows = await self._store.events(self._tenant, log.run_id, after=log.seq, limit=_PAGE)
+            except StoreError as trouble:
+                logger.warning("what a run says elsewhere cannot be read at the moment: %s", trouble)
+                await asyncio.sleep(_BATCH_DELAY)
+                continue
+            if rows:
+                self._tell(log, self._runs.heard(log, rows))
+            if len(rows) < _PAGE and log.run_id not in self._again:
+                return  # of what is written later there is news
+
+    def _tell(self, log: RunLog, events: Sequence[tuple[int, RunEvent]]) -> None:
+        for after, retelling in self._heard.get(log.run_id, ()):
+            for seq, event in events:
+                if seq > after:
+                    retelling.tell(event)
+        if log.ended:
+            self._heard.pop(log.run_id, None)
+            self._forget(log.run_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        async def done() -> None:
+            try:
+                await work
+            except StoreError as trouble:
+                logger.warning("news of runs elsewhere could not be looked at: %s", trouble)
+
+        task = asyncio.create_task(done())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # of one that was ended before it began
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *self._reading.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+_RETRY_DELAY = 0.04
+"""Seconds that words wait for others: whoever listens hears them when they are written."""
+_LAST_WORDS = 2.0
+
+
+class WorkerEventLog:
+    """One per process that runs runs."""
+
+    def __init__(self, atlas: Atlas, metrics: Metrics, grace: float, hurry: asyncio.Event | None = None) -> None:
+        self._atlas = atlas
+        self._store = cast(Store, atlas.store)
+        self._grace = grace
+        self._hurry = hurry or asyncio.Event()
+        self.runs = RunRegistry(self._store, atlas.tenant, metrics, pause=_RETRY_DELAY, joins=True)
+        self.runs.hide = atlas.hide
+        self._writing = asyncio.create_task(self.runs.writer.run())
+
+    async def taken(self, turn: RunningTurn, row: RunRow) -> None:
+        """Write down what a run says that was taken on here. Its numbers go on where the last owner's end; that can be
+        said once nobody else can use any."""
+        stream = cast(AtlasStream, turn)
+        await stream.begun()
+        row = await self._store.run(self._atlas.tenant, row.id) or row
+        if row.status in OPEN or stream.epoch is not None:
+            await follow_on(self.runs, self._atlas, stream, row)
+
+    async def stop(self) -> None:
+        """Runs end, or are left to others; what they said is written."""
+        self.runs.stopping = True
+        await close_within(self._atlas, self._grace, self._hurry)
+        await self.runs.settle(_LAST_WORDS)
+        self._writing.cancel()
+
+
+async def follow_on(runs: RunRegistry, atlas: Atlas, stream: AtlasStream, row: RunRow) -> None:
+    """Follow a run that goes on: what it was saying is withdrawn, and what joined its session before is known."""
+    store = cast(Store, atlas.store)
+    kept = await store.messages(atlas.tenant, row.session) if row.events else []
+    agent = next((agent for agent in atlas.agents if agent.id == row.agent_id), None)
+    log = runs.follow(stream, model_of(agent, atlas.registry) if agent else "", row)
+    log.messages |= {each.id for each in kept if each.run_id == row.id}
+
+
+class ClusterFigures(Collector):
+    """Of one that works: what it has at hand. Of the one that leads: what all of them have before them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def collect(self) -> Iterable[Metric]:
+        cluster = self._cluster
+        standing = cluster.standing
+        yield _gauge("atlas_draining", "1 while it takes no more turns and is about to end", standing.draining)
+        if cluster.worker is not None:
+            yield _gauge("atlas_cluster_leads", "1 at the one that sees to jobs and lost workers", cluster.leads)
+            yield _gauge("atlas_worker_capacity", "Turns that it has at hand at most", standing.capacity)
+            yield from _of_worker(cluster.worker)
+        if cluster.backlog is not None:
+            yield from _of_leader(cluster.backlog)
+
+
+def _of_worker(worker: QueueWorker) -> Iterable[Metric]:
+    yield _gauge("atlas_worker_runs", "Turns that it has at hand", worker.at_hand)
+    yield _gauge("atlas_worker_heartbeat_age_seconds", "Since it could last say that it is well", worker.silent)
+    yield _counter("atlas_worker_taken", "Turns that it has taken out of the queue", worker.taken)
+    yield _counter("atlas_worker_finished", "Turns of those that have ended", worker.finished)
+    yield _counter("atlas_worker_given_back", "Turns of those that were left to others", worker.given_back)
+
+
+def _of_leader(backlog: Backlog) -> Iterable[Metric]:
+    yield _gauge("atlas_cluster_queue_waiting", "Turns that wait for a worker, seen by the leader", backlog.waiting)
+    yield _gauge("atlas_cluster_queue_taken", "Turns that workers have, seen by the leader", backlog.taken)
+    yield _gauge("atlas_cluster_queue_lag_seconds", "How long the first turn has waited for a worker", backlog.lag)
+
+
+def _gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, help, value)
+
+
+def _counter(name: str, help: str, value: float) -> Metric:
+    return CounterMetricFamily(name, help, value)
+
+
+class ClusterMembership:
+    """`works` says whether runs are run here, too."""
+
+    def __init__(self, cluster: Cluster, *, works: bool) -> None:
+        self._cluster = cluster
+        self._works = works
+
+    @asynccontextmanager
+    async def held(self, hub: Hub, door: str) -> AsyncGenerator[None, None]:
+        """A member as long as the block lasts; `door` is where clients find the gateway."""
+        hub.metrics.add(ClusterFigures(self._cluster))
+        far = RemoteRuns(hub.runs, hub.store, hub.atlas.tenant)
+        hub.runs.far = far
+        hub.runs.on_call = _by_notice
+        hub.runs.on_question = _by_notice
+        self._cluster.follow = far.feed
+        self._cluster.on_notice = partial(_hear, hub, far)
+        self._cluster.on_renewed = partial(_look_round, hub, far)
+        async with AsyncExitStack() as leaving:
+            leaving.push_async_callback(far.close)
+            await leaving.enter_async_context(self._cluster.joined("all" if self._works else "gateway", door))
+            if self._works:
+                own = Metrics()  # what this process runs is heard and counted here, too, when somebody follows it
+                scribe = WorkerEventLog(hub.atlas, own, hub.settings.grace, hub.hurry)
+                await leaving.enter_async_context(self._cluster.at_work(scribe.taken, scribe.stop))
+            yield
+
+
+def _hear(hub: Hub, far: RemoteRuns, notice: Notification) -> None:
+    """Something was committed, here or elsewhere: tell those who keep lists."""
+    match notice.kind:
+        case "audit":
+            hub.audit.look()
+        case "asked" | "answer":
+            hub.news.asked(notice.session)
+        case "session" if notice.session:
+            hub.assignments.forget(notice.session)
+            hub.news.changed(notice.session)
+        case _:
+            far.notice(notice)
+
+
+def _look_round(hub: Hub, far: RemoteRuns) -> None:
+    hub.audit.look()
+    hub.assignments.forget_all()
+    far.renewed()
+
+
+def _by_notice(session: str = "") -> None:
+    """Those who keep lists hear of it when it is committed, wherever that was."""
+
+
+class WorkerHealthServer:
+    """Where the settings say; they are those of a gateway's door."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self.url = ""
+        """Where it is, once it is open."""
+
+    @asynccontextmanager
+    async def opened(self, readiness: Readiness, metrics: Metrics) -> AsyncGenerator[str, None]:
+        """Open as long as the block lasts; its address."""
+        settings, begun = self._settings, time.monotonic()
+        porch = Authenticator(settings)
+        routes = vital_routes(readiness, metrics, lambda: round(time.monotonic() - begun, 3), exposed=settings.exposed)
+        sockets = listeners(settings)
+        self.url = settings.url(sockets[0].getsockname()[1])
+        server = server_of(App(porch, metrics, Starlette(routes=routes)), settings)
+        serving = asyncio.create_task(server.serve(sockets))
+        try:
+            yield self.url
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def work(
+    atlas: Atlas,
+    cluster: Cluster,
+    grace: float,
+    ready: Callable[[], object] | None = None,
+    *,
+    door: WorkerHealthServer | None = None,
+) -> None:
+    """Run runs until SIGTERM or SIGINT; then no more are taken, and those under way have `grace` seconds to end before
+    they are left to others. Told so once more, it waits for none of them. The door is open to the end."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    metrics, readiness = Metrics(), Readiness(cluster.look)
+    metrics.add(ClusterFigures(cluster))
+    async with AsyncExitStack() as leaving:
+        leaving.enter_context(told_to_stop(lambda: (hurry if stop.is_set() else stop).set()))
+        where = await leaving.enter_async_context(door.opened(readiness, metrics)) if door else ""
+        await leaving.enter_async_context(cluster.joined("worker", where))
+        scribe = WorkerEventLog(atlas, metrics, grace, hurry)
+        await leaving.enter_async_context(cluster.at_work(scribe.taken, scribe.stop))
+        readiness.started = True
+        if ready is not None:
+            ready()
+        await stop.wait()
+        readiness.stopping = True

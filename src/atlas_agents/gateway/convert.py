@@ -1,0 +1,280 @@
+"""What a model is called."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from atlas_agents.core.approvals import Decision as CoreDecision
+from atlas_agents.core.approvals import Form, Question
+from atlas_agents.core.events import (
+    ApprovalAnswered,
+    ApprovalAsked,
+    ErrorRaised,
+    Event,
+    HandedOver,
+    MessageKept,
+    MessageReceived,
+    PlanUpdated,
+    StreamChunk,
+    StreamEnd,
+    StreamReset,
+    StreamStart,
+    StreamThinking,
+    ToolAnswered,
+    ToolCalled,
+    ToolProgress,
+    Usage,
+)
+from atlas_agents.core.messages import File, Image, Message, Text, Thinking, ToolCall, ToolResult
+from atlas_agents.core.messages import Part as CorePart
+from atlas_agents.core.store import Session, StoredMessage
+from atlas_agents.engine.agent import Agent
+from atlas_agents.gateway.protocol import events as wire
+from atlas_agents.gateway.protocol.types import (
+    ApprovalShape,
+    ChoiceShape,
+    Decision,
+    FieldShape,
+    FilePart,
+    FormShape,
+    ImagePart,
+    InputPart,
+    MessageShape,
+    Part,
+    PlanStepShape,
+    SessionShape,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+    UsageShape,
+)
+from atlas_agents.providers.base import Provider
+from atlas_agents.providers.failover import Route
+from atlas_agents.providers.registry import Model, Registry
+
+DECISIONS: dict[CoreDecision, Decision] = {
+    "once": "allow-once",
+    "session": "allow-session",
+    "always": "allow-always",
+    "no": "deny",
+    "dismiss": "dismiss",
+}
+ANSWERS: dict[Decision, CoreDecision] = {there: here for here, there in DECISIONS.items()}
+_PAGE_BYTES = 512 * 1024
+Shown: TypeAlias = wire.RunEvent | None
+
+
+class Translator:
+    """One run's events. It remembers the usage until the last word."""
+
+    __slots__ = ("_hide", "_model", "_notice", "_usage")
+
+    def __init__(self, model: str, notice: Callable[[str], str], hide: Callable[[str], str] = str) -> None:
+        self._model = model
+        self._notice = notice
+        self._hide = hide
+        self._usage = Usage()
+
+    def of(self, event: Event) -> Shown:
+        """The wire's word for an event, or None where the wire has none."""
+        if type(event) is StreamChunk:
+            return wire.ChatDelta(event.stream_id, event.text)
+        match event:
+            case StreamThinking(id, text):
+                return wire.ChatReasoning(id, text)
+            case StreamReset(id, attempt):
+                return wire.ChatReset(id, attempt)
+            case StreamStart(id, agent_id):
+                return wire.ChatStarted(id, agent_id, self._model, self._notice(agent_id))
+            case PlanUpdated(id, steps):
+                return wire.PlanChanged(id, tuple([PlanStepShape(step.text, step.status) for step in steps]))
+            case HandedOver(id, before, now):
+                return wire.RunHandoff(id, before, now)
+            case MessageKept(id, message):
+                return wire.ChatMessage(id, message_shape(message, id))
+            case ToolCalled() | ToolProgress() | ToolAnswered() | ApprovalAsked() | ApprovalAnswered():
+                return self._of_tool(event)
+            case _:
+                return self._of_end(event)
+
+    def _of_tool(self, event: Event) -> Shown:
+        match event:
+            case ToolCalled(id, name, arguments, call_id):
+                return wire.ToolCalling(id, call_id, name, arguments)
+            case ToolProgress(id, _, call_id, message):
+                return wire.ToolProgressing(id, call_id, message)
+            case ToolAnswered(id, name, _, call_id, status, error, result, took):
+                return wire.ToolSettled(id, call_id, name, status, result, took, error)
+            case ApprovalAsked(_, question):
+                return asked(question)
+            case ApprovalAnswered(id, approval_id, decision, by):
+                return wire.ApprovalResolved(id, approval_id, DECISIONS[decision], by)
+            case _:
+                return None
+
+    def _of_end(self, event: Event) -> Shown:
+        match event:
+            case StreamEnd(id, usage, cancelled):
+                self._usage = usage
+                return wire.ChatFinal(id, usage_shape(usage), cancelled=True) if cancelled else None
+            case MessageReceived(id, message):
+                return wire.ChatFinal(id, usage_shape(self._usage), message_shape(message, id))
+            case ErrorRaised(id, message, kind):
+                return wire.ChatError(id, self._hide(message), kind)
+            case _:
+                return None
+
+
+def usage_shape(usage: Usage) -> UsageShape:
+    return UsageShape(usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.estimated)
+
+
+def message_shape(message: Message, run_id: str = "", seq: int = 0) -> MessageShape:
+    """A message without what is a vendor's own."""
+    took: dict[str, int] = message.metadata.get("durations") or {}
+    parts = tuple([part for each in message.parts if (part := _part(each, took)) is not None])
+    return MessageShape(message.id, message.role, parts, message.created_at, run_id, seq, message.metadata)
+
+
+def newest(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMessage]:
+    """The last ones that fit into a frame that any client takes: so many, and not too large together."""
+    size, first = 0, len(rows)
+    while first > max(0, len(rows) - limit) and (size := size + len(rows[first - 1].body)) <= _PAGE_BYTES:
+        first -= 1
+    return rows[min(first, len(rows) - 1) :] if rows else rows
+
+
+def stored_shape(row: StoredMessage) -> MessageShape:
+    return message_shape(Message.from_json(row.body), row.run_id, row.seq)
+
+
+def _part(part: CorePart, took: dict[str, int]) -> Part | None:
+    match part:
+        case Text(text):
+            return TextPart(text)
+        case ToolCall(id, name, arguments):
+            return ToolCallPart(id, name, arguments)
+        case ToolResult(call_id, status, result, error):
+            return ToolResultPart(call_id, status, result, error, took.get(call_id))
+        case Thinking(text):
+            return ThinkingPart(text)
+        case Image(media_type, data, url):
+            return ImagePart(media_type, data, url)
+        case File(name, media_type, data, url):
+            return FilePart(name, media_type, data, url)
+        case _:
+            return None
+
+
+def core_part(part: InputPart) -> CorePart:
+    match part:
+        case TextPart(text):
+            return Text(text)
+        case ImagePart(media_type, data, url):
+            return Image(media_type, data, url)
+        case FilePart(name, media_type, data, url):
+            return File(name, media_type, data, url)
+
+
+def asked(question: Question) -> wire.ApprovalRequested:
+    shape = approval_shape(question, question.session)
+    return wire.ApprovalRequested(
+        run_id=shape.run_id,
+        approval_id=shape.approval_id,
+        tool_call_id=shape.tool_call_id,
+        tool_name=shape.tool_name,
+        summary=shape.summary,
+        details=shape.details,
+        command=shape.command,
+        working_dir=shape.working_dir,
+        risk=shape.risk,
+        options=shape.options,
+        expires_at=shape.expires_at,
+        preview=shape.preview,
+        form=shape.form,
+    )
+
+
+def approval_shape(question: Question, session_key: str) -> ApprovalShape:
+    return ApprovalShape(
+        approval_id=question.id,
+        run_id=question.run_id,
+        session_key=session_key,
+        tool_call_id=question.call_id,
+        tool_name=question.tool,
+        summary=question.title,
+        details=question.arguments,
+        command=_command(question),
+        working_dir=_folder(question),
+        risk=question.reason,
+        options=tuple([DECISIONS[option] for option in question.options]),
+        expires_at=int(question.expires_at * 1000),
+        agent_id=question.agent_id,
+        preview=question.preview,
+        form=_form(question.form) if question.form is not None else None,
+    )
+
+
+def _form(form: Form) -> FormShape:
+    fields = [
+        FieldShape(
+            field.name,
+            field.kind,
+            field.title,
+            field.description,
+            field.required,
+            field.default,
+            tuple([ChoiceShape(choice.value, choice.title) for choice in field.choices]),
+            field.format,
+            field.pattern,
+            field.least,
+            field.most,
+        )
+        for field in form.fields
+    ]
+    return FormShape(form.asker, form.message, tuple(fields), form.url)
+
+
+def _folder(question: Question) -> str:
+    """Where it would be done: where the tool says, if it looked that up, else where this process is."""
+    match question.facts:
+        case {"folder": str(folder)}:
+            return folder
+        case _:
+            return question.working_directory
+
+
+def _command(question: Question) -> str:
+    """What would be done, in one line: a shell's command as it is, of other tools their call; what a form is for."""
+    if question.form is not None:
+        return question.message
+    command: Any = question.arguments.get("command")
+    if isinstance(command, str):
+        return command
+    return f"{question.tool}({', '.join(f'{name}={value!r}' for name, value in question.arguments.items())})"
+
+
+def session_shape(session: Session, key: str, *, running: bool) -> SessionShape:
+    return SessionShape(
+        session_key=key,
+        label=session.label,
+        agent_id=session.agent_id,
+        archived=session.archived,
+        running=running,
+        created_at=session.created_at,
+        updated_at=session.updated_at,
+        metadata=session.metadata,
+    )
+
+
+def model_of(agent: Agent, registry: Registry) -> str:
+    """The name of the model that an agent speaks with first."""
+    return name_of(agent.models[0]) if agent.models else registry.default_model or ""
+
+
+def name_of(model: Model) -> str:
+    if isinstance(model, str):
+        return model
+    if isinstance(model, Route):
+        return model.label
+    return model.id if isinstance(model, Provider) else getattr(model, "__name__", "function")

@@ -1,0 +1,485 @@
+"""Writes what runs say: often enough that little is lost, seldom enough that it costs little."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
+from atlas_agents.core.store import AddEvents, EventRow, ReserveEvents, Store, Write
+from atlas_agents.gateway.auth import Grant
+from atlas_agents.gateway.protocol import events as wire
+from atlas_agents.gateway.protocol.events import full, name_of, plain
+from atlas_agents.gateway.protocol.types import Part, PlanStepShape, TextPart, ThinkingPart, ToolResultPart
+
+RANGE = 512
+"""So many numbers are reserved at once: after a sudden end, none of them is used again."""
+_LOW = 128
+_RECENT = 64
+_TAIL = 32 * 1024
+_JOINED = 1024
+"""So many characters are told in one piece at most, where pieces are joined."""
+_WORDS = (wire.ChatDelta, wire.ChatReasoning)
+_WRITTEN_FIRST = frozenset(
+    ("tool.call", "tool.result", "exec.approval_request", "approval.resolved", "chat.final", "chat.error")
+)
+"""Nobody hears of these before they are on the disk."""
+
+
+class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
+    """An event in its place."""
+
+    seq: int
+    name: str
+    body: bytes
+
+
+class Tail:
+    """The last of what a tool said while it runs: so many characters."""
+
+    __slots__ = ("_size", "lines")
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque()
+        self._size = 0
+
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+        self._size += len(line) + 1
+        while self._size > _TAIL and len(self.lines) > 1:
+            self._size -= len(self.lines.popleft()) + 1
+
+
+class PartialMessage:
+    """What was told and is not yet a message that is kept: for those who come in the middle."""
+
+    __slots__ = ("_progress", "_questions", "_results", "_text", "_thinking", "plan")
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._thinking: list[str] = []
+        self._results: list[ToolResultPart] = []
+        self._progress: dict[str, Tail] = {}
+        self._questions: dict[str, wire.ApprovalRequested] = {}
+        self.plan: tuple[PlanStepShape, ...] = ()
+
+    def see(self, event: wire.RunEvent) -> None:
+        match event:
+            case wire.ChatDelta(_, text):
+                self._text.append(text)
+            case wire.ChatReasoning(_, text):
+                self._thinking.append(text)
+            case wire.ChatReset():
+                self._withdraw()
+            case wire.PlanChanged(_, steps):
+                self.plan = steps
+            case wire.ChatMessage(_, message) if message.role == "assistant":
+                self._withdraw()
+            case wire.ChatMessage(_, message) if message.role == "tool":  # kept with the reply that follows it
+                self._results.clear()
+            case _:
+                self._see_tool(event)
+
+    def _see_tool(self, event: wire.RunEvent) -> None:
+        match event:
+            case wire.ToolProgressing(_, call_id, message):
+                self._progress.setdefault(call_id, Tail()).add(message)
+            case wire.ToolSettled(_, call_id, _, status, result, took, error):
+                self._results.append(ToolResultPart(call_id, status, result, error, took))
+                self._progress.pop(call_id, None)
+            case wire.ApprovalRequested(_, approval_id):
+                self._questions[approval_id] = event
+            case wire.ApprovalResolved(_, approval_id):
+                self._questions.pop(approval_id, None)
+            case _:
+                pass
+
+    def _withdraw(self) -> None:
+        self._text.clear()
+        self._thinking.clear()
+
+    @property
+    def approval(self) -> wire.ApprovalRequested | None:
+        """The oldest question that waits for an answer."""
+        return next(iter(self._questions.values()), None)
+
+    @property
+    def progress(self) -> dict[str, tuple[str, ...]]:
+        """What tools that run have said, as far back as it is kept."""
+        return {call_id: tuple(tail.lines) for call_id, tail in self._progress.items()}
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        thinking = [ThinkingPart("".join(self._thinking))] if self._thinking else []
+        text = [TextPart("".join(self._text))] if self._text else []
+        return (*self._results, *thinking, *text)
+
+
+def _nobodys() -> None:
+    """Whoever writes it need not own the run."""
+
+
+class RunLog:
+    """One run that is under way here, or elsewhere and heard of through the store. `seq` was given last, `written` and
+    `told` are how far it got. `epoch` says under which the run is owned here: who has lost it writes nothing more.
+
+    Where nobody hears it before it is written, it `joins` words that are written together: one event says them all.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_entries",
+        "_epoch",
+        "_joins",
+        "_last",
+        "_untold",
+        "began",
+        "draft",
+        "ended",
+        "messages",
+        "reserved",
+        "run_id",
+        "seq",
+        "session",
+        "told",
+        "written",
+    )
+
+    def __init__(
+        self,
+        run_id: str,
+        session: str,
+        reserved: int = 0,
+        epoch: Callable[[], int | None] = _nobodys,
+        joins: bool = False,
+    ) -> None:
+        self._epoch = epoch
+        self._joins = joins
+        self._last: wire.RunEvent | None = None
+        self.run_id = run_id
+        self.session = session
+        self.began = self.seq = self.written = self.told = self.reserved = reserved
+        self.ended = False
+        self.draft = PartialMessage()
+        self.messages: set[str] = set()
+        """Messages that were told of."""
+        self._entries: deque[LoggedEvent] = deque()
+        self._untold: deque[tuple[LoggedEvent, wire.RunEvent]] = deque()
+        self._begun = 0
+
+    def add(self, event: wire.RunEvent) -> bool:
+        """Give an event its number; True if it should be written at once."""
+        if self._joins and self._join(event):
+            return False
+        self._last = event
+        self.seq += 1
+        entry = LoggedEvent(self.seq, event.event, wire.body_of(event))
+        self._entries.append(entry)
+        self._untold.append((entry, event))
+        return self.seq > self.reserved - _LOW or entry.name in _WRITTEN_FIRST
+
+    def _join(self, event: wire.RunEvent) -> bool:
+        """Let the last event say this, too, if it says words of the same kind and nobody has seen it."""
+        last = self._last
+        if not isinstance(event, _WORDS) or not isinstance(last, _WORDS) or last.event != event.event:
+            return False
+        if self.seq <= max(self._begun, self.written) or len(last.text) + len(event.text) > _JOINED:
+            return False
+        self._last = joined = msgspec.structs.replace(last, text=last.text + event.text)
+        self._entries[-1] = entry = LoggedEvent(self.seq, event.event, wire.body_of(joined))
+        if self._untold and self._untold[-1][0].seq == self.seq:
+            self._untold[-1] = (entry, joined)
+        else:
+            self.draft.see(event)
+        return True
+
+    def tell(self) -> list[LoggedEvent]:
+        """The events that may be told now, in order; they count as told."""
+        ready: list[LoggedEvent] = []
+        untold = self._untold
+        while untold:
+            entry, event = untold[0]
+            if entry.seq > self.reserved or (entry.name in _WRITTEN_FIRST and entry.seq > self.written):
+                break
+            untold.popleft()
+            self.told = entry.seq
+            self.draft.see(event)
+            if type(event) is wire.ChatMessage:
+                self.messages.add(event.message.id)
+            ready.append(entry)
+        return ready
+
+    def hear(self, rows: Sequence[EventRow]) -> list[tuple[LoggedEvent, wire.RunEvent | None]]:
+        """Events that another process has written, in order: they may be told."""
+        heard = [(LoggedEvent(row.seq, wire.name_of(row.body), row.body), wire.event_of(row.body)) for row in rows]
+        for entry, event in heard:
+            self._entries.append(entry)
+            self.seq = self.written = self.told = self.reserved = entry.seq
+            self.ended = entry.name in wire.LAST_WORDS
+            if event is not None:
+                self.draft.see(event)
+            if type(event) is wire.ChatMessage:
+                self.messages.add(event.message.id)
+        while len(self._entries) > _RECENT:
+            self._entries.popleft()
+        return heard
+
+    @property
+    def unwritten(self) -> bool:
+        return self.seq > self.written
+
+    @property
+    def over(self) -> bool:
+        """Its last word is told and everything is written."""
+        return self.ended and not self._untold and not self.unwritten
+
+    def writes(self) -> list[Write]:
+        """What is to be written now: a further range of numbers if these run out, and what was said since."""
+        writes: list[Write] = []
+        epoch = self._epoch()
+        if self.seq > self.reserved - _LOW:
+            needed = -(-(self.seq - self.reserved + _LOW) // RANGE) * RANGE
+            writes.append(ReserveEvents(self.run_id, needed, epoch))
+        self._begun = self.seq
+        new = tuple([(entry.seq, entry.body) for entry in self._entries if entry.seq > self.written])
+        return [*writes, AddEvents(self.run_id, new, epoch)] if new else writes
+
+    def wrote(self, reserved: int | None) -> None:
+        """What `writes` gave is on the disk; `reserved` is the last number that may be used, if there are new ones."""
+        self.written = self._begun
+        if reserved is not None:
+            self.reserved = reserved
+        while len(self._entries) > _RECENT and self._entries[0].seq <= min(self.written, self.told):
+            self._entries.popleft()
+
+    def give_up(self) -> None:
+        """It cannot be written any more, because it was removed: those who listen still hear it."""
+        self.written = self.seq
+        self.reserved = self.seq + RANGE
+
+    @property
+    def first(self) -> int:
+        """The first number that is at hand; everything below is written."""
+        return self._entries[0].seq if self._entries else self.seq + 1
+
+    def after(self, seq: int) -> list[LoggedEvent] | None:
+        """What was told after a number; None if that is not at hand any more."""
+        if seq + 1 < self.first:
+            return None
+        return [entry for entry in self._entries if seq < entry.seq <= self.told]
+
+
+_encoder = msgspec.json.Encoder()
+
+
+class Listener(Protocol):
+    """A connection, as far as a channel knows one."""
+
+    full: bool
+
+    @property
+    def who(self) -> Grant: ...
+
+    def put(self, frame: bytes) -> bool: ...
+
+    async def room(self) -> bool: ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
+
+
+class Channel:
+    """One session's listeners. Those that are `behind` in a run are fed from its log, and hear nothing live of it."""
+
+    __slots__ = ("_keys", "behind", "listeners", "session")
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self.listeners: set[Listener] = set()
+        self.behind: dict[tuple[Listener, str], object] = {}
+        self._keys: dict[str, bytes] = {}
+
+    def tell(self, run_id: str, entries: list[LoggedEvent]) -> None:
+        """Send events of a run to all who are up to date; each frame is made once."""
+        behind = self.behind
+        for entry in entries:
+            made: dict[str | None, bytes | None] = {}
+            for listener in list(self.listeners):
+                if behind and (listener, run_id) in behind:
+                    continue
+                way = listener.who.prefix if listener.full else None
+                if way not in made:
+                    made[way] = self.frame(entry, listener)
+                frame = made[way]
+                if frame is not None:
+                    listener.put(frame)
+
+    def frame(self, entry: LoggedEvent, listener: Listener) -> bytes | None:
+        """An event as this listener sees it; None if it does not."""
+        if not listener.full:
+            return plain(entry.name, entry.body)
+        prefix = listener.who.prefix
+        key = self._keys.get(prefix)
+        if key is None:
+            key = self._keys[prefix] = _encoder.encode(self.session.removeprefix(prefix))
+        return full(entry.body, key, entry.seq)
+
+
+_PAGE = 256
+
+
+class Replay:
+    """From a number on: out of the store, then out of memory, and then live, without a gap and without a repeat."""
+
+    def __init__(
+        self, store: Store, tenant: str, channel: Channel, listener: Listener, run_id: str, after: int
+    ) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._channel = channel
+        self._listener = listener
+        self._run_id = run_id
+        self._seq = after
+        channel.behind[listener, run_id] = self
+
+    async def run(self, log: RunLog | None) -> None:
+        """`log` is the run's, if it is under way here."""
+        try:
+            while self._wanted:
+                entries = log.after(self._seq) if log is not None else None
+                if entries is None:
+                    entries = await self._written(log)
+                    if not entries and log is None:
+                        return
+                elif not entries:
+                    return  # up to date: from this very tick on it hears the run live
+                if not await self._send(entries):
+                    return
+        finally:
+            if self._wanted:
+                del self._channel.behind[self._listener, self._run_id]
+
+    @property
+    def _wanted(self) -> bool:
+        """Nobody has asked for another replay of the same run since, or gone away."""
+        return self._channel.behind.get((self._listener, self._run_id)) is self
+
+    async def _written(self, log: RunLog | None) -> list[LoggedEvent]:
+        """The next ones out of the store. What is on the disk there and was not told yet will be told live."""
+        first = log.first if log is not None else 0
+        rows = await self._store.events(self._tenant, self._run_id, after=self._seq, limit=_PAGE)
+        last = log.told if log is not None else rows[-1].seq if rows else 0
+        entries = [LoggedEvent(row.seq, name_of(row.body), row.body) for row in rows if row.seq <= last]
+        if not entries and log is not None:  # up to what is at hand nothing was said, or it was lost with its process
+            self._seq = max(self._seq, first - 1)
+        return entries
+
+    async def _send(self, entries: list[LoggedEvent]) -> bool:
+        for entry in entries:
+            frame = self._channel.frame(entry, self._listener)
+            if frame is not None and not (await self._listener.room() and self._wanted and self._listener.put(frame)):
+                return False
+            self._seq = entry.seq
+        return True
+
+
+logger = logging.getLogger(__name__)
+PAUSE = 0.075
+_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
+_LONGEST = 2.0
+
+
+class LogWriter:
+    """One for all runs: what they said since the last time goes into one commit."""
+
+    def __init__(
+        self,
+        store: Store,
+        tenant: str,
+        wrote: Callable[[RunLog], None],
+        clock: Clock = SYSTEM_CLOCK,
+        pause: float = PAUSE,
+    ) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._wrote = wrote
+        self._clock = clock
+        self._between = pause
+        self._dirty: dict[str, RunLog] = {}
+        self._some = asyncio.Event()
+        self._soon = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def add(self, log: RunLog, *, at_once: bool) -> None:
+        """Have a run's new events written, at once or with the next ones."""
+        self._dirty[log.run_id] = log
+        self._idle.clear()
+        self._some.set()
+        if at_once:
+            self._soon.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._some.wait()
+            if not self._soon.is_set():
+                await self._pause()
+            self._some.clear()
+            self._soon.clear()
+            logs, self._dirty = list(self._dirty.values()), {}
+            await self._write(logs)
+            if not self._dirty:
+                self._idle.set()
+
+    async def flush(self, limit: float) -> None:
+        """Have everything written, if that can be done in so many seconds."""
+        self._soon.set()
+        try:
+            async with asyncio.timeout(limit):
+                await self._idle.wait()
+        except TimeoutError:
+            logger.error("what %d runs said last could not be written", len(self._dirty))
+
+    async def _pause(self) -> None:
+        """Wait for more to write, unless something must not wait."""
+        alarm = self._clock.call_later(self._between, self._soon.set)
+        await self._soon.wait()
+        alarm.cancel()
+
+    async def _write(self, logs: list[RunLog]) -> None:
+        """All in one commit; where one of them cannot be written, each in its own."""
+        tries = 0
+        while logs:
+            try:
+                await self._commit(logs)
+                return
+            except (StoreBusy, StoreFull, StoreLost) as trouble:
+                if tries % 15 == 0:
+                    logger.warning("what runs say waits until it can be written: %s", trouble)
+                await self._clock.sleep(_PAUSES[tries] if tries < len(_PAUSES) else _LONGEST)
+                tries += 1
+            except StoreError as refusal:
+                if len(logs) == 1:
+                    logger.warning("what run %s says is not kept any more: %s", logs[0].run_id, refusal)
+                    logs[0].give_up()
+                    self._wrote(logs[0])
+                    return
+                for log in logs:
+                    await self._write([log])
+                return
+
+    async def _commit(self, logs: list[RunLog]) -> None:
+        parts = [(log, log.writes()) for log in logs]
+        writes: list[Write] = [write for _, part in parts for write in part]
+        if not writes:
+            return
+        results = await self._store.commit(self._tenant, writes)
+        place = 0
+        for log, part in parts:
+            log.wrote(results[place] if part and isinstance(part[0], ReserveEvents) else None)
+            place += len(part)
+            self._wrote(log)

@@ -1,0 +1,129 @@
+"""What a program that asks over HTTP is told instead of an answer: a status, and an error in OpenAI's shape."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from atlas_agents.core.errors import (
+    AtlasError,
+    BadOutput,
+    Cancelled,
+    ConfigError,
+    Conflict,
+    ProviderError,
+    ProviderFault,
+    Refused,
+    SessionBusy,
+    StoreError,
+    StoreFull,
+)
+from atlas_agents.gateway.protocol.frames import ProtocolError
+
+logger = logging.getLogger(__name__)
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_BY_FAULT: dict[ProviderFault, tuple[int, str]] = {
+    "bad_request": (400, "bad_request"),
+    "context_length": (400, "context_length_exceeded"),
+    "rate_limit": (429, "rate_limit_exceeded"),
+    "quota": (429, "insufficient_quota"),
+    "overloaded": (503, "overloaded"),
+}
+_BY_ERROR: tuple[tuple[type[AtlasError], int, str], ...] = (
+    (SessionBusy, 429, "session_busy"),
+    (Conflict, 409, "conflict"),
+    (Refused, 400, "content_filter"),
+    (Cancelled, 400, "cancelled"),
+    (BadOutput, 502, "bad_output"),
+    (ConfigError, 503, "agent_unavailable"),
+)
+"""The first that fits counts."""
+_STORE_WITHIN = 1.0
+Hide: TypeAlias = Callable[[str], str]
+"""Takes secrets out of a text."""
+_encoder = msgspec.json.Encoder()
+
+
+class ErrorShape(msgspec.Struct, frozen=True):
+    """For programs by `code`, for people by `message`."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """The whole answer."""
+
+    error: ErrorShape
+
+
+class HTTPError(Exception):
+    """Raise it where a request is answered; `code` is for programs, and `param` the field that is wrong."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    @property
+    def body(self) -> bytes:
+        kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return _encoder.encode(ErrorResponse(ErrorShape(self.message, kind, self.param, self.code)))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        found = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        if self.retry_after is not None:
+            found["Retry-After"] = str(max(1, round(self.retry_after)))
+        return found
+
+
+def bad(message: str, param: str | None = None, code: str = "invalid_value") -> HTTPError:
+    """The request itself is wrong."""
+    return HTTPError(400, code, message, param=param)
+
+
+def of_failure(failure: BaseException, hide: Hide) -> HTTPError:
+    """What is told of a turn that failed, without secrets. Of a bug only that there was one; the log has the rest."""
+    found = _of_failure(failure)
+    words = hide(found.message)
+    return HTTPError(found.status, found.code, words, param=found.param, retry_after=found.retry_after)
+
+
+def _of_failure(failure: BaseException) -> HTTPError:
+    if isinstance(failure, HTTPError):
+        return failure
+    if isinstance(failure, ProtocolError):
+        return _of_fault(failure)
+    if isinstance(failure, ProviderError):
+        status, code = _BY_FAULT.get(failure.kind, (503, f"provider_{failure.kind}"))
+        return HTTPError(status, code, str(failure), retry_after=failure.retry_after)
+    for kind, status, code in _BY_ERROR:
+        if isinstance(failure, kind):
+            return HTTPError(status, code, str(failure))
+    if isinstance(failure, StoreError):
+        logger.error("the store could not be used: %s", failure)
+        full = isinstance(failure, StoreFull)
+        words = "the store is full: nothing more can be kept" if full else "nothing can be kept at the moment"
+        return HTTPError(503, "store_unavailable", words, retry_after=_STORE_WITHIN)
+    if isinstance(failure, AtlasError):
+        return HTTPError(500, "turn_failed", str(failure))
+    logger.error("a turn failed", exc_info=failure)
+    return HTTPError(500, "internal_error", "the turn failed")
+
+
+def _of_fault(fault: ProtocolError) -> HTTPError:
+    wait = fault.retry_after_ms / 1000 if fault.retry_after_ms else None
+    if fault.kind == "UNAVAILABLE":
+        return HTTPError(503, "unavailable", fault.message, retry_after=wait)
+    if fault.kind == "AGENT_NOT_FOUND":
+        return HTTPError(404, "model_not_found", fault.message, param="model")
+    return HTTPError(429, "limit", fault.message) if fault.kind == "LIMIT_EXCEEDED" else bad(fault.message)

@@ -1,0 +1,175 @@
+"""The house as an MCP server: every request answered for the owner of the token that came with it.
+
+Nothing is remembered between requests, so there is no session that somebody could guess.
+"""
+
+import asyncio
+from typing import Any
+
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.exceptions import MCPError
+
+from atlas_agents.core.errors import AtlasError
+from atlas_agents.engine.agent import Agent
+from atlas_agents.gateway.asgi import Receive, Send
+from atlas_agents.gateway.auth import Grant
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.mcp import tools as tools_module
+from atlas_agents.gateway.mcp.resources import McpOffers, ResourceLibrary, ResourceReader
+from atlas_agents.gateway.mcp.tools import Progress
+from atlas_agents.gateway.protocol.types import Scope
+
+Context = ServerRequestContext[Any, Any]
+_INSTRUCTIONS = (
+    "The tools of an Atlas Agents house, and its agents, which are asked with ask_… tools. A call may wait until a "
+    "person has said yes to it."
+)
+
+
+class McpProtocolServer:
+    """Speaks the protocol; what is done stands in `works`."""
+
+    def __init__(self, hub: Hub, offers: McpOffers) -> None:
+        self._hub = hub
+        self._offers = offers
+        more: dict[str, Any] = {}
+        if offers.library is not None:
+            more = {"on_list_resources": self._list_resources, "on_read_resource": self._read_resource}
+        server: Server[Any] = Server(
+            hub.server.name,
+            version=hub.server.version,
+            instructions=_INSTRUCTIONS,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+            on_list_prompts=self._list_prompts,
+            on_get_prompt=self._get_prompt,
+            **more,
+        )
+        self._manager = StreamableHTTPSessionManager(
+            server, stateless=True, max_request_body_size=hub.settings.max_frame
+        )
+
+    async def run(self, ready: asyncio.Event) -> None:
+        """Until cancelled."""
+        async with self._manager.run():
+            ready.set()
+            await asyncio.Event().wait()
+
+    async def answer(self, scope: Any, receive: Receive, send: Send) -> None:
+        await self._manager.handle_request(scope, receive, send)
+
+    async def _list_tools(self, ctx: Context, params: Any) -> types.ListToolsResult:
+        who, agent = self._who(ctx), self._agent(ctx)
+        offered = tools_module.offered(self._hub, agent, who)
+        tools = [
+            types.Tool(name=each.name, description=each.description, input_schema=each.parameters) for each in offered
+        ]
+        return types.ListToolsResult(tools=tools)
+
+    async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+        who, agent = self._who(ctx, "write"), self._agent(ctx)
+        work = tools_module.McpRequest(self._hub, who, _progress(ctx))
+        try:
+            done = await work.call(agent, params.name, params.arguments or {})
+        except AtlasError as error:
+            done = tools_module.ToolOutcome(self._hub.atlas.hide(str(error)), failed=True)
+        pictures = [types.ImageContent(data=each.data, mime_type=each.media_type) for each in done.pictures]
+        return types.CallToolResult(
+            content=[types.TextContent(text=done.text), *pictures],
+            structured_content=done.structure,
+            is_error=done.failed,
+        )
+
+    async def _list_prompts(self, ctx: Context, params: Any) -> types.ListPromptsResult:
+        self._who(ctx)
+        prompts = [
+            types.Prompt(
+                name=each.name,
+                description=each.description or None,
+                arguments=[types.PromptArgument(name=blank, required=True) for blank in each.blanks],
+            )
+            for each in self._offers.prompts()
+        ]
+        return types.ListPromptsResult(prompts=prompts)
+
+    async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        self._who(ctx)
+        prompt = next((each for each in self._offers.prompts() if each.name == params.name), None)
+        if prompt is None:
+            raise _refused(f"there is no prompt {params.name[:80]!r}")
+        try:
+            text = prompt.filled(params.arguments or {})
+        except AtlasError as error:
+            raise _refused(str(error)) from error
+        said = types.PromptMessage(role="user", content=types.TextContent(text=text))
+        return types.GetPromptResult(description=prompt.description or None, messages=[said])
+
+    async def _list_resources(
+        self, ctx: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        cursor = (params.cursor if params is not None else None) or ""
+        try:
+            found, more = await self._library.list(self._reader(ctx), cursor)
+        except AtlasError as error:
+            raise _refused(str(error)) from error
+        resources = [
+            types.Resource(
+                uri=each.uri,
+                name=each.name,
+                description=each.description,
+                mime_type=each.media_type,
+                size=each.size,
+            )
+            for each in found
+        ]
+        return types.ListResourcesResult(resources=resources, next_cursor=more or None)
+
+    async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+        uri = str(params.uri)
+        try:
+            text, kind = await self._library.read(uri, self._reader(ctx))
+        except AtlasError as error:
+            raise _refused(str(error)) from error
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=text, mime_type=kind)])
+
+    @property
+    def _library(self) -> ResourceLibrary:
+        if self._offers.library is None:
+            raise _refused("there is nothing to read here")
+        return self._offers.library
+
+    def _reader(self, ctx: Context) -> ResourceReader:
+        return ResourceReader(self._agent(ctx), self._who(ctx).principal.id)
+
+    def _who(self, ctx: Context, *needed: Scope) -> Grant:
+        """Whose token came with this very request; one that was taken back meanwhile opens nothing."""
+        grant: Grant | None = ctx.request.scope["state"]["grant"] if ctx.request is not None else None
+        if grant is None or not self._hub.tokens.holds(grant):
+            raise _refused("a token is needed")
+        for scope in needed:
+            if not grant.may(scope):
+                raise _refused(f"this token has no right to {scope}")
+        return grant
+
+    def _agent(self, ctx: Context) -> Agent:
+        wanted = ctx.request.path_params.get("agent_id", "") if ctx.request is not None else ""
+        agent = self._hub.agent(wanted) if wanted else self._hub.atlas.get_agent()
+        if agent is None:
+            raise _refused("there is no agent")
+        return agent
+
+
+def _progress(ctx: Context) -> Progress:
+    """Tells the client how far the call is, if it has asked to be told."""
+
+    async def tell(step: int, words: str) -> None:
+        await ctx.session.report_progress(float(step), None, words)
+
+    return tell
+
+
+def _refused(words: str) -> MCPError:
+    return MCPError(code=types.INVALID_PARAMS, message=words)

@@ -1,0 +1,175 @@
+"""What an MCP client can have done here: a tool called as an agent could call it, an agent asked."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError
+from atlas_agents.core.events import ApprovalAsked, Event, ToolCalled, ToolProgress
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import Image, ToolResult, new_id, parted, user
+from atlas_agents.core.text import wire_name
+from atlas_agents.engine.agent import Agent
+from atlas_agents.engine.runner import tool_call_result
+from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.gateway.auth import Grant
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.protocol.frames import ProtocolError
+from atlas_agents.gateway.submit import call_tool, take_in
+
+Progress: TypeAlias = Callable[[int, str], Awaitable[None]]
+_ASK = "ask_"
+_STILL = 10.0
+"""Seconds after which a client that waits is told again what for: many give up on a call that says nothing."""
+_QUESTION: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "message": {"type": "string", "description": "What to say to the agent."},
+        "session": {
+            "type": "string",
+            "description": "A name for the conversation, to go on with it later; without one, each question stands "
+            "alone.",
+            "maxLength": 100,
+        },
+    },
+    "required": ["message"],
+    "additionalProperties": False,
+}
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """A tool as an MCP client sees it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class ToolOutcome(msgspec.Struct, frozen=True):
+    """What a client is told of a call."""
+
+    text: str
+    structure: dict[str, Any] | None = None
+    failed: bool = False
+    pictures: tuple[Image, ...] = ()
+
+
+def offered(hub: Hub, agent: Agent, who: Grant) -> list[Offered]:
+    """The tools of an agent that may be called for this user, and all agents to ask."""
+    may = [tool for tool in agent.tools if hub.atlas.verdict(agent, tool, who.principal.id).cell != "no"]
+    found = [Offered(tool.wire_name, tool.description, tool.parameters) for tool in may]
+    taken = {each.name for each in found}
+    asking = [Offered(_asks(each), _about(each), _QUESTION) for each in hub.atlas.agents]
+    return [*found, *(each for each in asking if each.name not in taken)]
+
+
+class McpRequest:
+    """One request of a client. If it gives up, so does what it asked for."""
+
+    def __init__(self, hub: Hub, who: Grant, progress: Progress) -> None:
+        self._hub = hub
+        self._who = who
+        self._progress = progress
+        self._told = 0
+
+    async def call(self, agent: Agent, name: str, arguments: dict[str, Any]) -> ToolOutcome:
+        """A tool of the agent, by its name on the wire; else an agent to ask."""
+        if name not in agent.context.tool_map():
+            asked = next((each for each in self._hub.atlas.agents if _asks(each) == name), None)
+            if asked is not None:
+                return await self._ask(asked, arguments)
+        try:
+            stream = await call_tool(self._hub, self._who, agent, name, arguments)
+            await self._follow(stream)
+            return _outcome(tool_call_result(await stream.reply()))
+        except (ProtocolError, Cancelled) as fault:
+            return ToolOutcome(str(fault), failed=True)
+
+    async def _ask(self, agent: Agent, arguments: dict[str, Any]) -> ToolOutcome:
+        message, name = arguments.get("message"), arguments.get("session") or f"mcp-{new_id()}"
+        if not isinstance(message, str) or not message.strip() or not isinstance(name, str) or len(name) > 100:
+            raise BadArguments("message is what to say, session a short name")
+        try:
+            session = self._who.prefix + name
+            _, stream = await take_in(
+                self._hub, agent, user(message), session=session, user=self._who.principal.id, asks=True
+            )
+            await self._follow(stream)
+            return ToolOutcome((await stream.reply()).text)
+        except (ProtocolError, Cancelled) as fault:
+            return ToolOutcome(str(fault), failed=True)
+
+    async def _follow(self, stream: AtlasStream) -> None:
+        """Tell the client what happens until it is over; a client that is gone, or has lost its right, ends it."""
+        waits = "working"
+        try:
+            async with aclosing(_beats(stream)) as events:
+                async for event in events:
+                    if not self._hub.tokens.holds(self._who):
+                        raise ConfigError("this token opens nothing any more")
+                    waits = _words(event) or waits if event is not None else waits
+                    if event is None or _words(event):
+                        self._told += 1
+                        await self._progress(self._told, waits)
+        except BaseException:
+            stream.cancel()
+            raise
+
+
+async def _beats(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
+    """The events of a stream, and None whenever there was none for a while."""
+    events = aiter(stream)
+    coming = asyncio.ensure_future(anext(events))
+    try:
+        while True:
+            await asyncio.wait((coming,), timeout=_STILL)
+            if not coming.done():
+                yield None
+                continue
+            try:
+                event = coming.result()
+            except StopAsyncIteration:
+                return
+            coming = asyncio.ensure_future(anext(events))
+            yield event
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+        await events.aclose()
+
+
+def _words(event: Event) -> str:
+    """What a client is told while it waits; nothing of most events."""
+    match event:
+        case ApprovalAsked(_, question) if question.form is not None:
+            return f"waiting for a person to answer {question.form.asker}: on the page, or with `atlas approvals`"
+        case ApprovalAsked(_, question):
+            return f"waiting for a person to approve {question.tool}: on the page, or with `atlas approvals`"
+        case ToolProgress(_, name, _, message):
+            return f"{name}: {message}"
+        case ToolCalled(_, name):
+            return f"calling {name}"
+        case _:
+            return ""
+
+
+def _outcome(result: ToolResult) -> ToolOutcome:
+    failed = result.status != "ok"
+    value, pictures = parted(result.result)
+    text = value if isinstance(value, str) else encode(value).decode()
+    if result.error == "declined" and value == {"cancelled": True}:
+        text = "A person said no to this call, or nobody said yes in time. Nothing was done."
+    structure = cast(dict[str, Any], value) if isinstance(value, dict) and not failed else None
+    return ToolOutcome(text, structure, failed, tuple(pictures))
+
+
+def _asks(agent: Agent) -> str:
+    return wire_name(_ASK + agent.id)
+
+
+def _about(agent: Agent) -> str:
+    about = f": {agent.description}" if agent.description else ""
+    return f"Ask the agent {agent.name}{about}. It answers in words, and may use its own tools on the way."

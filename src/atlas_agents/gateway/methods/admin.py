@@ -1,0 +1,341 @@
+"""`tools.invoke`: a tool called without a model. `mcp.servers`: where tools of others come from."""
+
+import asyncio
+from collections import defaultdict
+from datetime import date, timedelta
+
+from atlas_agents.core.aio import SYSTEM_CLOCK, day_of
+from atlas_agents.core.errors import ConfigError, NotFound
+from atlas_agents.core.store import UsageRow
+from atlas_agents.core.tenancy import Plan, User
+from atlas_agents.engine.agent import Agent
+from atlas_agents.engine.runner import tool_call_result
+from atlas_agents.gateway.connection import ClientConnection
+from atlas_agents.gateway.convert import model_of, name_of
+from atlas_agents.gateway.dispatch import Methods
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.protocol.admin import (
+    AgentFound,
+    AgentsFound,
+    AuditList,
+    AuditPage,
+    AuditVerified,
+    Called,
+    ConfigFound,
+    ForeignServers,
+    Health,
+    LimitsFound,
+    Matrix,
+    MatrixRow,
+    ModelsFound,
+    OneAgent,
+    OneUser,
+    PlanFound,
+    PlansFound,
+    PlanShape,
+    PlansPut,
+    SystemInfo,
+    TenantFound,
+    TenantsFound,
+    TenantsUpdate,
+    TokenMade,
+    ToolsFound,
+    ToolsInvoke,
+    ToolsList,
+    ToolsUsed,
+    UsageFound,
+    UsageSum,
+    UsageSummary,
+    UsageTools,
+    UserFound,
+    UsersFound,
+    UserShape,
+    UsersPut,
+)
+from atlas_agents.gateway.protocol.frames import ProtocolError
+from atlas_agents.gateway.protocol.types import AgentShape, Done, ModelShape, Nothing, ToolShape
+from atlas_agents.gateway.submit import call_tool
+from atlas_agents.providers.registry import parse_model_ref
+
+
+def add_record_methods(methods: Methods) -> None:
+    methods.add("agents.list")(list_agents)
+    methods.add("agents.get")(get_agent)
+    methods.add("models.list")(list_models)
+    methods.add("tools.list")(list_tools)
+    methods.add("tools.matrix")(matrix)
+    methods.add("audit.list")(list_audit)
+    methods.add("audit.subscribe")(hear_audit)
+    methods.add("audit.verify")(verify_audit)
+    methods.add("usage.summary")(usage)
+    methods.add("usage.tools")(tools_used)
+    methods.add("limits.get")(limits)
+
+
+async def list_agents(caller: ClientConnection, _: Nothing) -> AgentsFound:
+    hub = caller.hub
+    return AgentsFound(tuple([_agent_shape(hub, agent, caller) for agent in hub.atlas.agents]))
+
+
+async def get_agent(caller: ClientConnection, params: OneAgent) -> AgentFound:
+    return AgentFound(_agent_shape(caller.hub, _found(caller.hub, params.agent_id), caller))
+
+
+async def list_models(caller: ClientConnection, _: Nothing) -> ModelsFound:
+    """Every model that some agent names, and who does."""
+    hub = caller.hub
+    users: defaultdict[str, list[str]] = defaultdict(list)
+    for agent in hub.atlas.agents:
+        for model in agent.models or (hub.atlas.registry.default_model or "",):
+            users[name_of(model)].append(agent.id)
+    shapes = [
+        ModelShape(name, name.partition("/")[0], _is_available(hub, name), tuple(agents))
+        for name, agents in users.items()
+        if name
+    ]
+    return ModelsFound(tuple(shapes))
+
+
+async def list_tools(caller: ClientConnection, params: ToolsList) -> ToolsFound:
+    """The tools of one agent, or of all."""
+    hub = caller.hub
+    wanted = params.agent_id
+    if wanted is None and params.session_key is not None:
+        current = hub.atlas.get_agent()
+        wanted = await hub.assignments.agent_of(caller.who.prefix + params.session_key) or (current and current.id)
+    agents = [_found(hub, wanted)] if wanted else list(hub.atlas.agents)
+    return ToolsFound(tuple([shape for agent in agents for shape in _tool_shapes(caller, agent)]))
+
+
+async def matrix(caller: ClientConnection, _: Nothing) -> Matrix:
+    atlas, who = caller.hub.atlas, caller.who.principal.id
+    rows = [
+        MatrixRow(agent.id, agent.role, {tool.name: atlas.verdict(agent, tool, who).cell for tool in agent.tools})
+        for agent in atlas.agents
+    ]
+    return Matrix(tuple(sorted({name for row in rows for name in row.cells})), tuple(rows))
+
+
+async def list_audit(caller: ClientConnection, params: AuditList) -> AuditPage:
+    _sees_all(caller)
+    return await caller.hub.audit.page(params)
+
+
+async def hear_audit(caller: ClientConnection, _: Nothing) -> Done:
+    _sees_all(caller)
+    await caller.hub.audit.listen(caller)
+    caller.on_close.add(lambda: caller.hub.audit.leave(caller))
+    return Done(True)
+
+
+async def verify_audit(caller: ClientConnection, _: Nothing) -> AuditVerified:
+    _sees_all(caller)
+    return await caller.hub.audit.verify()
+
+
+async def tools_used(caller: ClientConnection, params: UsageTools) -> ToolsUsed:
+    _sees_all(caller)
+    return ToolsUsed(await caller.hub.audit.used(params.since or "", params.to or "9999"))
+
+
+async def usage(caller: ClientConnection, params: UsageSummary) -> UsageFound:
+    """Sums of the caller's own sessions, by one name."""
+    until = (date.fromisoformat(params.to) + timedelta(days=1)).isoformat() if params.to else "9999"
+    sums: dict[tuple[str, str], UsageSum] = {}
+    prefix = caller.who.prefix
+    for row in await caller.hub.atlas.usage(params.since or "", until):
+        if row.session.startswith(prefix):
+            name, day = _name(row, params.group_by, prefix), row.day if params.by_day else ""
+            sums[name, day] = _added(sums.get((name, day)) or UsageSum(name, 0, 0, 0, 0, 0, day), row)
+    return UsageFound(tuple(sums.values()))
+
+
+async def limits(caller: ClientConnection, _: Nothing) -> LimitsFound:
+    return await limits_of(caller.hub)
+
+
+async def limits_of(hub: Hub) -> LimitsFound:
+    limits, day = hub.atlas.limits, day_of(SYSTEM_CLOCK.time())
+    used = {agent.id: await hub.store.counted(hub.atlas.tenant, agent.id, day) for agent in hub.atlas.agents}
+    return LimitsFound(limits.per_tick, limits.tick, limits.per_day, limits.at_once, limits.repeats, used)
+
+
+def _agent_shape(hub: Hub, agent: Agent, caller: ClientConnection) -> AgentShape:
+    who = caller.who.principal.id
+    tools = tuple([tool.name for tool in agent.tools if hub.atlas.verdict(agent, tool, who).cell != "no"])
+    model = model_of(agent, hub.atlas.registry)
+    default = agent is hub.atlas.get_agent()
+    notice = hub.runs.notice(agent.id)
+    return AgentShape(agent.id, agent.name, model, agent.description, agent.role, tools, default, notice)
+
+
+def _tool_shapes(caller: ClientConnection, agent: Agent) -> list[ToolShape]:
+    shapes: list[ToolShape] = []
+    for tool in agent.tools:
+        cell = caller.hub.atlas.verdict(agent, tool, caller.who.principal.id).cell
+        source = "mcp" if "/" in tool.name else "custom"
+        asks = cell == "ask" or bool(tool.confirm)
+        shapes.append(ToolShape(tool.name, tool.description, tool.parameters, source, asks, cell != "no", agent.id))
+    return shapes
+
+
+def _found(hub: Hub, agent_id: str) -> Agent:
+    agent = hub.agent(agent_id)
+    if agent is None:
+        raise ProtocolError("AGENT_NOT_FOUND", f"there is no agent {agent_id!r}")
+    return agent
+
+
+def _is_available(hub: Hub, name: str) -> bool:
+    """A provider that was handed over is there; one that is named needs its key."""
+    refs = {model for agent in hub.atlas.agents for model in agent.models if isinstance(model, str)}
+    if name not in refs and name != hub.atlas.registry.default_model:
+        return True
+    try:
+        hub.atlas.registry.provider(parse_model_ref(name).provider)
+    except ConfigError:
+        return False
+    return True
+
+
+def _sees_all(caller: ClientConnection) -> None:
+    """The audit log is of the whole house."""
+    if caller.who.prefix:
+        raise ProtocolError("FORBIDDEN", "the audit log is for those who see all sessions")
+
+
+def _name(row: UsageRow, group_by: str, prefix: str) -> str:
+    names = {"agent": row.agent_id, "model": row.model, "session": row.session.removeprefix(prefix), "day": row.day}
+    return names[group_by]
+
+
+def _added(to: UsageSum, row: UsageRow) -> UsageSum:
+    return UsageSum(
+        to.name,
+        to.turns + row.turns,
+        to.input_tokens + row.input_tokens,
+        to.output_tokens + row.output_tokens,
+        to.cached_tokens + row.cached_tokens,
+        to.cost_microcents + row.cost_microcents,
+        to.day,
+    )
+
+
+def add_system_methods(methods: Methods) -> None:
+    methods.add("health.check")(health)
+    methods.add("system.info")(system)
+    methods.add("config.get")(config)
+    methods.add("tokens.rotate")(rotate)
+
+
+async def health(caller: ClientConnection, _: Nothing) -> Health:
+    return Health("ok", caller.hub.uptime)
+
+
+async def system(caller: ClientConnection, _: Nothing) -> SystemInfo:
+    hub = caller.hub
+    who = caller.who.principal
+    return SystemInfo(hub.server, who, hub.features, hub.policy, await limits_of(hub), hub.uptime)
+
+
+async def config(caller: ClientConnection, _: Nothing) -> ConfigFound:
+    """The settings in force, without secrets, and who may speak here."""
+    hub = caller.hub
+    return ConfigFound({**hub.settings.shown(), **hub.more_settings, "principals": list(hub.tokens.principals)})
+
+
+async def rotate(caller: ClientConnection, _: Nothing) -> TokenMade:
+    path = caller.hub.tokens.rotate()
+    asyncio.get_running_loop().call_soon(caller.hub.close_strangers)  # once the answer is on its way
+    return TokenMade(str(path))
+
+
+def add_tenant_methods(methods: Methods) -> None:
+    methods.add("users.list")(list_users)
+    methods.add("users.put")(put_user)
+    methods.add("users.remove")(remove_user)
+    methods.add("plans.list")(list_plans)
+    methods.add("plans.put")(put_plan)
+    methods.add("tenants.get")(get)
+    methods.add("tenants.update")(update)
+    methods.add("tenants.list")(list_tenants)
+
+
+async def list_users(caller: ClientConnection, _: Nothing) -> UsersFound:
+    hub = caller.hub
+    seen: dict[str, int] = {}
+    for _agent, user, at in await hub.store.active(hub.atlas.tenant):
+        seen[user] = max(at, seen.get(user, 0))
+    users = await hub.atlas.tenancy.users()
+    return UsersFound(tuple([UserShape(each.name, each.role, each.status, seen.get(each.name)) for each in users]))
+
+
+async def put_user(caller: ClientConnection, params: UsersPut) -> UserFound:
+    kept = await caller.hub.atlas.tenancy.put_user(User(params.name, params.role, params.status))
+    await look_who_may_not(caller.hub)
+    return UserFound(UserShape(kept.name, kept.role, kept.status))
+
+
+async def remove_user(caller: ClientConnection, params: OneUser) -> Done:
+    try:
+        await caller.hub.atlas.tenancy.remove_user(params.name)
+    except NotFound:
+        raise ProtocolError("INVALID_PARAMS", "there is no such user") from None
+    await look_who_may_not(caller.hub)
+    return Done(True)
+
+
+async def list_plans(caller: ClientConnection, _: Nothing) -> PlansFound:
+    return PlansFound(tuple(map(_shape, await caller.hub.atlas.tenancy.plans())))
+
+
+async def put_plan(caller: ClientConnection, params: PlansPut) -> PlanFound:
+    plan = Plan(params.name, params.tokens, params.agents, params.storage, params.seats)
+    return PlanFound(_shape(await caller.hub.atlas.tenancy.put_plan(plan)))
+
+
+async def get(caller: ClientConnection, _: Nothing) -> TenantFound:
+    atlas = caller.hub.atlas
+    plan, used = await atlas.tenancy.plan(), await atlas.tenancy.used()
+    return TenantFound(atlas.tenant, _shape(plan), used.tokens, used.storage, len(atlas.agents), used.seats)
+
+
+async def update(caller: ClientConnection, params: TenantsUpdate) -> TenantFound:
+    await caller.hub.atlas.tenancy.use_plan(params.plan)
+    return await get(caller, Nothing())
+
+
+async def list_tenants(caller: ClientConnection, _: Nothing) -> TenantsFound:
+    return TenantsFound(tuple(await caller.hub.store.tenants()))
+
+
+async def look_who_may_not(hub: Hub) -> None:
+    """Users who are suspended are let in no more, and sent away if they are in."""
+    users = await hub.atlas.tenancy.users()
+    hub.porch.suspended = frozenset(each.name for each in users if each.status == "suspended")
+    hub.close_strangers()
+
+
+def _shape(plan: Plan) -> PlanShape:
+    return PlanShape(plan.name, plan.tokens, plan.agents, plan.storage, plan.seats)
+
+
+def add_call_methods(methods: Methods) -> None:
+    methods.add("tools.invoke")(invoke)
+    methods.add("mcp.servers")(servers)
+
+
+async def invoke(caller: ClientConnection, params: ToolsInvoke) -> Called:
+    """Call it as the agent could, and wait for what comes of it. A call that needs a yes waits for that, too."""
+    hub = caller.hub
+    agent = hub.agent(params.agent_id) if params.agent_id else hub.atlas.get_agent()
+    if agent is None:
+        raise ProtocolError("AGENT_NOT_FOUND", f"there is no agent {params.agent_id!r}")
+    key = params.idempotency_key or ""
+    stream = await call_tool(hub, caller.who, agent, params.name, params.arguments, idempotency_key=key)
+    result = tool_call_result(await stream.reply())
+    return Called(stream.stream_id, result.status, result.result, result.error)
+
+
+async def servers(caller: ClientConnection, _: Nothing) -> ForeignServers:
+    return caller.hub.foreign()

@@ -1,0 +1,283 @@
+"""`runs.*`: the turns of sessions, and step by step what one of them did."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from atlas_agents.core.approvals import Answer
+from atlas_agents.core.errors import ConfigError, Conflict, NotFound
+from atlas_agents.core.messages import Message, Text, user
+from atlas_agents.core.store import JournalRow, RunRow, StoredMessage
+from atlas_agents.gateway.connection import ClientConnection
+from atlas_agents.gateway.convert import (
+    ANSWERS,
+    DECISIONS,
+    approval_shape,
+    core_part,
+    message_shape,
+    newest,
+    stored_shape,
+)
+from atlas_agents.gateway.dispatch import Methods
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.protocol.chat import (
+    Aborted,
+    ChatAbort,
+    ChatHistory,
+    ChatHistoryPage,
+    ChatSend,
+    ChatWait,
+    OneRun,
+    RunFound,
+    RunsFound,
+    RunShape,
+    RunsList,
+    RunStep,
+    Sent,
+    Waited,
+)
+from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
+from atlas_agents.gateway.protocol.sessions import ApprovalsFound, ApprovalsResolve, ExecAnswer
+from atlas_agents.gateway.protocol.types import Done, Nothing, UsageShape
+from atlas_agents.gateway.runs import outcomes_of
+from atlas_agents.gateway.submit import agent_for, take_in
+
+_PAGE = 500
+
+
+def add_chat_methods(methods: Methods) -> None:
+    methods.add("chat.send")(send)
+    methods.add("chat.abort")(abort)
+    methods.add("chat.history")(history)
+    methods.add("chat.wait")(wait)
+
+
+async def send(caller: ClientConnection, params: ChatSend) -> Sent:
+    """Start a turn; acknowledged when it is on the disk. The words follow as events, to all who hear the session."""
+    hub, session = caller.hub, caller.who.prefix + params.session_key
+    agent = await agent_for(hub, session, params.agent_id)
+    _check(hub, params)
+    accepted, _ = await take_in(
+        hub,
+        agent,
+        _message(params),
+        session=session,
+        user=caller.who.principal.id,
+        model=params.model or "",
+        mode=params.mode,
+        when_busy=params.when_busy or "queue",
+        idempotency_key=params.idempotency_key or "",
+    )
+    if caller.who.may("read"):
+        caller.hear(session)
+    if params.on_disconnect == "cancel":
+        caller.on_close.add(partial(_stop, hub, accepted.run_id))
+    return Sent(accepted.run_id, accepted.status if caller.full else None)
+
+
+def _stop(hub: Hub, run_id: str) -> None:
+    stream = hub.atlas.stream(run_id)
+    if stream is not None:
+        stream.cancel()
+
+
+async def abort(caller: ClientConnection, params: ChatAbort) -> Aborted:
+    """Stop a run, or all that are under way or wait in a session."""
+    atlas = caller.hub.atlas
+    if params.run_id is not None:
+        ids = [(await visible_run(caller, params.run_id)).id]
+    elif params.session_key is not None:
+        session = caller.who.prefix + params.session_key
+        ids = [row.id for row in await caller.hub.store.runs(atlas.tenant, session, open_only=True)]
+    else:
+        raise ProtocolError("INVALID_PARAMS", "chat.abort: name a run or a session")
+    return Aborted(tuple([id for id in ids if await atlas.cancel(id)]))
+
+
+async def history(caller: ClientConnection, params: ChatHistory) -> ChatHistoryPage:
+    """The last messages, or those before one of them."""
+    sessions, key = caller.hub.atlas.sessions, caller.who.prefix + params.session_key
+    try:
+        before = params.before
+        if isinstance(before, str):
+            before = await _place(caller.hub, key, before)
+        rows = await sessions.messages(key, before=before, limit=params.limit + 1, last=True)
+    except NotFound:
+        raise not_found("SESSION") from None
+    shown = newest(rows, params.limit)
+    hub, ids = caller.hub, {row.run_id for row in shown} - {""}
+    turns = await hub.store.runs(hub.atlas.tenant, key) if ids else ()
+    told = await outcomes_of(hub.store, turns, ids, hub.atlas.hide)
+    return ChatHistoryPage(tuple(map(stored_shape, shown)), len(rows) > len(shown), told)
+
+
+async def wait(caller: ClientConnection, params: ChatWait) -> Waited:
+    """How a run stands, once it has ended or the time is over."""
+    row = await visible_run(caller, params.run_id)
+    try:
+        async with asyncio.timeout(params.timeout_ms / 1000):
+            await caller.hub.runs.attend([row])
+            await caller.hub.runs.ended(params.run_id)
+    except TimeoutError:
+        pass
+    row = await visible_run(caller, params.run_id)
+    if row.status != "done":
+        return Waited(row.status, error=caller.hub.atlas.hide(row.error) if row.error else None)
+    rows = await caller.hub.store.messages(caller.hub.atlas.tenant, row.session)
+    mine = [each for each in rows if each.run_id == row.id]
+    replies = [message for message in map(_read, mine) if message.role == "assistant"]
+    return Waited(row.status, message_shape(replies[-1], row.id) if replies else None)
+
+
+async def visible_run(caller: ClientConnection, run_id: str) -> RunRow:
+    """A run that the caller may know of; to others it is not there."""
+    row = await caller.hub.store.run(caller.hub.atlas.tenant, run_id)
+    if row is None or not row.session.startswith(caller.who.prefix):
+        raise not_found("RUN")
+    return row
+
+
+def _check(hub: Hub, params: ChatSend) -> None:
+    """A model must be one that can be had here."""
+    if params.model is not None:
+        try:
+            hub.atlas.registry.route(params.model)
+        except ConfigError as error:
+            raise ProtocolError("INVALID_PARAMS", f"chat.send: model: {hub.atlas.hide(str(error))}") from error
+
+
+def _message(params: ChatSend) -> Message:
+    said = params.message
+    parts = [Text(said)] if isinstance(said, str) else [core_part(part) for part in said]
+    message = user(*parts, *(core_part(part) for part in params.attachments or ()))
+    if not message.parts:
+        raise ProtocolError("INVALID_PARAMS", "chat.send: the message is empty")
+    return message
+
+
+async def _place(hub: Hub, key: str, message_id: str) -> int:
+    """Where a message stands in its session, looked for from the end."""
+    before: int | None = None
+    while rows := await hub.atlas.sessions.messages(key, before=before, limit=_PAGE, last=True):
+        for row in rows:
+            if row.id == message_id:
+                return row.seq
+        before = rows[0].seq
+    raise ProtocolError("INVALID_PARAMS", "chat.history: there is no such message")
+
+
+def _read(row: StoredMessage) -> Message:
+    return Message.from_json(row.body)
+
+
+def add_approval_methods(methods: Methods) -> None:
+    methods.add("approvals.list")(list_approvals)
+    methods.add("approvals.resolve")(resolve)
+
+    @methods.add("exec.approve")
+    async def _(caller: ClientConnection, params: ExecAnswer) -> Done:
+        return await resolve(caller, ApprovalsResolve(params.approval_id, "allow-once", params.reason))
+
+    @methods.add("exec.deny")
+    async def _(caller: ClientConnection, params: ExecAnswer) -> Done:
+        return await resolve(caller, ApprovalsResolve(params.approval_id, "deny", params.reason))
+
+
+async def list_approvals(caller: ClientConnection, _: Nothing) -> ApprovalsFound:
+    """The questions of the caller's own sessions, the oldest first."""
+    prefix = caller.who.prefix
+    found = [each for each in await caller.hub.atlas.pending() if each.session.startswith(prefix)]
+    return ApprovalsFound(tuple([approval_shape(each, each.session.removeprefix(prefix)) for each in found]))
+
+
+async def resolve(caller: ClientConnection, params: ApprovalsResolve) -> Done:
+    """Answer a question, once. Only who holds a token with that right does; an agent has none."""
+    hub = caller.hub
+    row = await hub.store.approval(hub.atlas.tenant, params.approval_id)
+    if row is None or not row.session.startswith(caller.who.prefix):
+        raise not_found("APPROVAL")
+    answer = Answer(ANSWERS[params.decision], params.arguments, caller.who.principal.id, params.reason)
+    try:
+        await hub.atlas.answer(params.approval_id, answer)
+    except NotFound:
+        raise not_found("APPROVAL") from None
+    except Conflict as late:
+        raise ProtocolError("APPROVAL_NOT_FOUND", f"already resolved: {late}") from None
+    return Done(True)
+
+
+_SESSIONS = 100
+
+
+def add_run_methods(methods: Methods) -> None:
+    methods.add("runs.list")(list_runs)
+    methods.add("runs.get")(get_run)
+
+
+async def list_runs(caller: ClientConnection, params: RunsList) -> RunsFound:
+    """The latest first; without a session, of those that changed last."""
+    hub, prefix = caller.hub, caller.who.prefix
+    if params.session_key is not None:
+        keys = [prefix + params.session_key]
+    else:
+        sessions = await hub.atlas.sessions.list(limit=_SESSIONS)
+        keys = [each.key for each in sessions if each.key.startswith(prefix)]
+    rows = [row for key in keys for row in await hub.store.runs(hub.atlas.tenant, key)]
+    rows.sort(key=lambda row: row.created_at, reverse=True)
+    return RunsFound(tuple([run_shape(row, prefix) for row in rows[: params.limit]]))
+
+
+async def get_run(caller: ClientConnection, params: OneRun) -> RunFound:
+    row = await visible_run(caller, params.run_id)
+    journal = await caller.hub.store.journal(caller.hub.atlas.tenant, row.id)
+    return RunFound(run_shape(row, caller.who.prefix), tuple(map(_step, journal)))
+
+
+def run_shape(row: RunRow, prefix: str) -> RunShape:
+    return RunShape(
+        run_id=row.id,
+        session_key=row.session.removeprefix(prefix),
+        agent_id=row.agent_id,
+        status=row.status,
+        created_at=row.created_at,
+        ended_at=row.ended_at,
+        error=row.error,
+        user=row.user,
+    )
+
+
+def _step(row: JournalRow) -> RunStep:
+    """What a step says, without what was said in it: the session has the words, the audit log the arguments."""
+    found: Any = msgspec.json.decode(row.payload) if row.payload else None
+    more: dict[str, Any] = {}
+    match row.kind:
+        case "reply":
+            told = found.get("metadata", {})
+            more = {"name": str(told.get("model") or told.get("provider") or ""), "usage": _usage(told)}
+            more["status"] = str(told.get("stop_reason") or "")
+        case "intent":
+            more = {"name": found["name"], "call_id": found["id"]}
+        case "outcome":
+            more = {"call_id": found["call_id"], "status": found["status"], "error": found.get("error")}
+        case "asked":
+            more = {"name": found["tool"], "call_id": found["call_id"]}
+        case "answered":
+            more = {
+                "status": DECISIONS[found["decision"]],
+                "by": found.get("by", ""),
+                "reason": found.get("reason", ""),
+            }
+        case "ended":
+            more = {"status": found["status"], "error": found.get("error")}
+        case _:
+            pass
+    return RunStep(row.seq, row.kind, row.key, row.at, **more)
+
+
+def _usage(told: dict[str, Any]) -> UsageShape | None:
+    counted = told.get("usage")
+    if not counted:
+        return None
+    return UsageShape(counted["input"], counted["output"], counted["cached"], bool(told.get("estimated")))

@@ -1,0 +1,202 @@
+"""`schedules.*`: tasks that recur, kept and seen by those whose they are."""
+
+import time
+
+from atlas_agents.core.errors import Conflict, NotFound
+from atlas_agents.core.store import PRIORITIES, JobRow, Schedule
+from atlas_agents.engine.schedules import after
+from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.gateway.connection import ClientConnection
+from atlas_agents.gateway.convert import model_of
+from atlas_agents.gateway.dispatch import Methods
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.protocol.events import JobUpdated, body_of
+from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
+from atlas_agents.gateway.protocol.jobs import (
+    JobFound,
+    JobPage,
+    JobShape,
+    JobsList,
+    OneJob,
+    OneSchedule,
+    ScheduleFound,
+    SchedulesAdd,
+    SchedulesFound,
+    ScheduleShape,
+    SchedulesPause,
+)
+from atlas_agents.gateway.protocol.types import Done, Nothing
+from atlas_agents.gateway.submit import agent_for
+
+_PAGE = 200
+
+
+def add_job_methods(methods: Methods) -> None:
+    methods.add("jobs.list")(list_jobs)
+    methods.add("jobs.get")(get)
+    methods.add("jobs.cancel")(cancel)
+    methods.add("jobs.retry")(retry)
+
+
+async def list_jobs(caller: ClientConnection, params: JobsList) -> JobPage:
+    """The latest first; those of others are passed over. From now on the caller hears what changes."""
+    caller.jobs = True
+    before = int(params.cursor) if params.cursor is not None else None
+    found: list[JobRow] = []
+    while len(found) <= params.limit:
+        page = await caller.hub.atlas.jobs.list(states=params.states, limit=_PAGE, before=before)
+        found += [each for each in page if each.session.startswith(caller.who.prefix)]
+        if len(page) < _PAGE:
+            break
+        before = page[-1].seq
+    shown = found[: params.limit]
+    more = str(shown[-1].seq) if len(found) > params.limit else None
+    return JobPage(tuple([job_shape(each, caller.who.prefix) for each in shown]), more)
+
+
+async def get(caller: ClientConnection, params: OneJob) -> JobFound:
+    return JobFound(job_shape(await _visible_job(caller, params.job_id), caller.who.prefix))
+
+
+async def cancel(caller: ClientConnection, params: OneJob) -> JobFound:
+    job = await _visible_job(caller, params.job_id)
+    try:
+        ended = await caller.hub.atlas.jobs.cancel(job.id, by=caller.who.principal.id)
+    except Conflict:
+        raise ProtocolError("CONFLICT", "the job has ended already") from None
+    return JobFound(job_shape(ended, caller.who.prefix))
+
+
+async def retry(caller: ClientConnection, params: OneJob) -> JobFound:
+    job = await _visible_job(caller, params.job_id)
+    try:
+        again = await caller.hub.atlas.jobs.retry(job.id)
+    except Conflict:
+        raise ProtocolError("CONFLICT", "the job is open, or done: there is nothing to try again") from None
+    return JobFound(job_shape(again, caller.who.prefix))
+
+
+async def _visible_job(caller: ClientConnection, id: str) -> JobRow:
+    """A job that the caller may know of; to others it is not there."""
+    try:
+        job = await caller.hub.atlas.jobs.get(id)
+    except NotFound:
+        raise not_found("JOB") from None
+    if not job.session.startswith(caller.who.prefix):
+        raise not_found("JOB")
+    return job
+
+
+def job_shape(job: JobRow, prefix: str) -> JobShape:
+    return JobShape(
+        job_id=job.id,
+        kind=job.kind,
+        agent_id=job.agent_id,
+        task=job.task,
+        state=job.state,
+        priority=PRIORITIES[job.priority],
+        session_key=job.session.removeprefix(prefix),
+        created_at=job.created_at,
+        due_at=job.due_at,
+        attempts=job.attempts,
+        parent=job.parent,
+        user=job.user,
+        asked_by=job.asker_agent,
+        asker_session=job.asker_session.removeprefix(prefix),
+        deadline=job.deadline,
+        result=job.result,
+        error=job.error,
+        ended_at=job.ended_at,
+    )
+
+
+def follow_jobs(hub: Hub) -> None:
+    """What jobs say is logged and told like any turn, and that they change to those who keep a list of them."""
+
+    def follow(stream: AtlasStream, agent_id: str) -> None:
+        agent = hub.agent(agent_id)
+        hub.runs.follow(stream, model_of(agent, hub.atlas.registry) if agent else "")
+
+    def tell(job: JobRow) -> None:
+        for peer in hub.readers():
+            prefix = peer.grant.prefix if peer.grant else ""
+            if peer.jobs and job.session.startswith(prefix):
+                peer.put(body_of(JobUpdated(job_shape(job, prefix))))
+
+    hub.atlas.jobs.on_turn(follow)
+    hub.atlas.jobs.on_change = tell
+
+
+def add_schedule_methods(methods: Methods) -> None:
+    methods.add("schedules.add")(add)
+    methods.add("schedules.list")(list_schedules)
+    methods.add("schedules.pause")(pause)
+    methods.add("schedules.run")(run)
+    methods.add("schedules.remove")(remove)
+
+
+async def add(caller: ClientConnection, params: SchedulesAdd) -> ScheduleFound:
+    agent = await agent_for(caller.hub, "", params.agent_id)
+    schedule = Schedule(
+        params.name,
+        params.cron.strip(),
+        agent.id,
+        params.task,
+        params.zone,
+        params.missed,
+        params.priority,
+        user=caller.who.principal.id,
+        prefix=caller.who.prefix,
+    )
+    try:
+        return ScheduleFound(_shape(await caller.hub.atlas.jobs.schedules.add(schedule)))
+    except Conflict:
+        raise ProtocolError("CONFLICT", "there is a schedule of this name already") from None
+
+
+async def list_schedules(caller: ClientConnection, _: Nothing) -> SchedulesFound:
+    """The caller's own, by name."""
+    found = await caller.hub.atlas.jobs.schedules.list()
+    return SchedulesFound(tuple([_shape(each) for each in found if each.prefix.startswith(caller.who.prefix)]))
+
+
+async def pause(caller: ClientConnection, params: SchedulesPause) -> ScheduleFound:
+    await _visible_schedule(caller, params.name)
+    return ScheduleFound(_shape(await caller.hub.atlas.jobs.schedules.pause(params.name, paused=params.paused)))
+
+
+async def run(caller: ClientConnection, params: OneSchedule) -> JobFound:
+    await _visible_schedule(caller, params.name)
+    return JobFound(job_shape(await caller.hub.atlas.jobs.schedules.run(params.name), caller.who.prefix))
+
+
+async def remove(caller: ClientConnection, params: OneSchedule) -> Done:
+    await _visible_schedule(caller, params.name)
+    await caller.hub.atlas.jobs.schedules.remove(params.name)
+    return Done(True)
+
+
+async def _visible_schedule(caller: ClientConnection, name: str) -> None:
+    """It is there, and the caller's; the same words if it is somebody else's."""
+    try:
+        found = await caller.hub.atlas.jobs.schedules.get(name)
+    except NotFound:
+        found = None
+    if found is None or not found.prefix.startswith(caller.who.prefix):
+        raise ProtocolError("INVALID_PARAMS", "there is no such schedule")
+
+
+def _shape(schedule: Schedule) -> ScheduleShape:
+    return ScheduleShape(
+        name=schedule.name,
+        cron=schedule.cron,
+        zone=schedule.zone,
+        agent_id=schedule.agent_id,
+        task=schedule.task,
+        missed=schedule.missed,
+        priority=schedule.priority,
+        paused=schedule.paused,
+        created_at=schedule.created_at,
+        user=schedule.user,
+        next_at=None if schedule.paused else after(schedule, int(time.time() * 1000)),
+    )

@@ -1,0 +1,157 @@
+"""`knowledge.*` and `memories.*`: documents, read and looked up; and what agents remember of who asks."""
+
+from collections.abc import Callable
+
+from atlas_agents.core.store import Document
+from atlas_agents.gateway.connection import ClientConnection
+from atlas_agents.gateway.dispatch import Methods
+from atlas_agents.gateway.protocol.events import KnowledgeProgress, body_of
+from atlas_agents.gateway.protocol.frames import ProtocolError
+from atlas_agents.gateway.protocol.knowledge import (
+    DocumentsFound,
+    DocumentShape,
+    Ingested,
+    KnowledgeAdd,
+    KnowledgeList,
+    KnowledgeRefresh,
+    KnowledgeRemove,
+    KnowledgeSearch,
+    MemoriesForget,
+    MemoriesFound,
+    MemoriesList,
+    MemoryShape,
+    PassagesFound,
+    PassageShape,
+    Removed,
+    Skipped,
+)
+from atlas_agents.gateway.protocol.types import Done
+from atlas_agents.knowledge.knowledge_base import KnowledgeBase
+from atlas_agents.knowledge.library import Progress, Report, about_of
+from atlas_agents.knowledge.memories import Memory, Whose
+from atlas_agents.knowledge.search import SearchResult
+
+
+def add_knowledge_methods(methods: Methods) -> None:
+    methods.add("knowledge.list")(list_documents)
+    methods.add("knowledge.search")(search)
+    methods.add("knowledge.add")(add)
+    methods.add("knowledge.refresh")(refresh)
+    methods.add("knowledge.remove")(remove)
+    methods.add("memories.list")(list_memories)
+    methods.add("memories.forget")(forget)
+
+
+async def list_documents(caller: ClientConnection, params: KnowledgeList) -> DocumentsFound:
+    found = await _study(caller).knowledge.documents(caller.hub.atlas.tenant, category=params.category)
+    return DocumentsFound(tuple(map(_document, found)))
+
+
+async def search(caller: ClientConnection, params: KnowledgeSearch) -> PassagesFound:
+    found = await _study(caller).knowledge.search(
+        caller.hub.atlas.tenant, params.query, category=params.category, max_results=params.max_results
+    )
+    return PassagesFound(tuple(map(_passage, found)))
+
+
+async def add(caller: ClientConnection, params: KnowledgeAdd) -> Ingested:
+    """Read documents, and tell who asked how far it is."""
+    report = await _study(caller).knowledge.add(
+        caller.hub.atlas.tenant,
+        params.source,
+        category=params.category,
+        user=caller.who.principal.id,
+        tell=_telling(caller, params.source),
+    )
+    return _ingested(report)
+
+
+async def refresh(caller: ClientConnection, params: KnowledgeRefresh) -> Ingested:
+    tell = _telling(caller, params.source or "")
+    return _ingested(await _study(caller).knowledge.refresh(caller.hub.atlas.tenant, params.source, tell=tell))
+
+
+async def remove(caller: ClientConnection, params: KnowledgeRemove) -> Removed:
+    return Removed(await _study(caller).knowledge.remove(caller.hub.atlas.tenant, params.source))
+
+
+async def list_memories(caller: ClientConnection, params: MemoriesList) -> MemoriesFound:
+    memories, whose = _study(caller).memories, _whose(caller, params.agent_id)
+    if params.query is None:
+        found = (await memories.all(whose))[: params.limit]
+    else:
+        found = [memory for memory, _ in await memories.search(whose, params.query, params.limit)]
+    return MemoriesFound(tuple([_memory(each, caller.who.prefix) for each in found]))
+
+
+async def forget(caller: ClientConnection, params: MemoriesForget) -> Done:
+    await _study(caller).memories.forget(_whose(caller, params.agent_id), params.id)
+    return Done(True)
+
+
+def _study(caller: ClientConnection) -> KnowledgeBase:
+    if caller.hub.study is None:
+        raise ProtocolError("UNAVAILABLE", "there are no documents and no memories here")
+    return caller.hub.study
+
+
+def _whose(caller: ClientConnection, agent_id: str) -> Whose:
+    return Whose(caller.hub.atlas.tenant, agent_id, caller.who.principal.id)
+
+
+def _telling(caller: ClientConnection, source: str) -> Callable[[Progress], object]:
+    def tell(progress: Progress) -> None:
+        if caller.full:
+            event = KnowledgeProgress(source, progress.done, progress.total, progress.passages, progress.source)
+            caller.put(body_of(event))
+
+    return tell
+
+
+def _document(document: Document) -> DocumentShape:
+    about = about_of(document)
+    return DocumentShape(
+        document.id,
+        document.source,
+        about.name,
+        document.title,
+        document.collection,
+        document.passages,
+        about.size,
+        document.created_at,
+        about.user,
+        about.root,
+        document.model,
+        bool(document.hash),
+    )
+
+
+def _passage(found: SearchResult) -> PassageShape:
+    document, passage = found.document, found.passage
+    return PassageShape(
+        passage.text,
+        found.score,
+        document.source,
+        about_of(document).name,
+        document.title,
+        passage.heading,
+        passage.position,
+        document.collection,
+    )
+
+
+def _memory(memory: Memory, prefix: str) -> MemoryShape:
+    session = memory.session.removeprefix(prefix)
+    return MemoryShape(memory.id, memory.text, memory.created_at, memory.tags, memory.run_id, session)
+
+
+def _ingested(report: Report) -> Ingested:
+    return Ingested(
+        report.added,
+        report.changed,
+        report.unchanged,
+        report.removed,
+        report.duplicates,
+        report.passages,
+        tuple([Skipped(source, reason) for source, reason in report.skipped]),
+    )

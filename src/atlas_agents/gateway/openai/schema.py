@@ -1,0 +1,265 @@
+"""From OpenAI's words to ours: the messages of a request, and what it asks of the turn."""
+
+import re
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.json import parse_object
+from atlas_agents.core.messages import File, Image, Message, Part, Text, ToolCall, ToolResult, assistant, system, tool
+from atlas_agents.core.messages import user as said_by_user
+from atlas_agents.core.text import clean
+from atlas_agents.engine.options import SamplingOptions
+from atlas_agents.engine.output import Output
+from atlas_agents.gateway.http_errors import bad
+
+Tokens: TypeAlias = Annotated[int, Meta(ge=1)]
+FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A call that a model made; its arguments are JSON in a text."""
+
+    name: str
+    arguments: str
+
+
+class Call(msgspec.Struct, frozen=True):
+    id: str
+    function: Function
+
+
+class ImageAddress(msgspec.Struct, frozen=True):
+    url: str
+
+
+class FileContent(msgspec.Struct, frozen=True):
+    filename: str = "file"
+    file_data: str = ""
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    """Which of the others is set follows from `type`."""
+
+    type: str
+    text: str = ""
+    refusal: str = ""
+    image_url: ImageAddress | None = None
+    file: FileContent | None = None
+
+
+class OpenAIMessage(msgspec.Struct, frozen=True):
+    """What was said, by whomever."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str = ""
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class WantedSchema(msgspec.Struct, frozen=True):
+    name: str = "answer"
+    schema: dict[str, Any] | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: WantedSchema | None = None
+
+
+class CompletionRequest(msgspec.Struct, frozen=True):
+    """The body of a request."""
+
+    model: str
+    messages: Annotated[list[OpenAIMessage], Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+    response_format: ResponseFormat | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    user: Annotated[str, Meta(max_length=200)] | None = None
+
+
+class InputDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class OpenAIUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: InputDetails
+
+
+class CompletionMessage(msgspec.Struct, frozen=True):
+    """The whole answer."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    message: CompletionMessage
+    finish_reason: FinishReason
+    index: int = 0
+    logprobs: None = None
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """An answer in one piece."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[CompletionChoice, ...]
+    usage: OpenAIUsage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A few more words; who says them stands in the first."""
+
+    role: str = ""
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    index: int = 0
+    logprobs: None = None
+
+
+class CompletionChunk(msgspec.Struct, frozen=True):
+    """A piece of an answer. `usage` is there if it was asked for, and filled in the last piece."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[ChunkChoice, ...]
+    usage: OpenAIUsage | msgspec.UnsetType | None = msgspec.UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class OpenAIModel(msgspec.Struct, frozen=True):
+    """An agent, as a model."""
+
+    id: str
+    created: int
+    owned_by: str = "atlas"
+    object: Literal["model"] = "model"
+
+
+class Models(msgspec.Struct, frozen=True):
+    data: tuple[OpenAIModel, ...]
+    object: Literal["list"] = "list"
+
+
+_INLINE = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=\s]*)")
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def check(asked: CompletionRequest) -> None:
+    """Refuse what would be answered otherwise than it was meant."""
+    if asked.n is not None and asked.n != 1:
+        raise bad("there is one answer: n must be 1", "n", "unsupported_value")
+    for name, given in (("tools", asked.tools), ("functions", asked.functions)):
+        if given:
+            raise bad(
+                f"an agent has tools of its own, which run here; it takes no others: leave {name} out",
+                name,
+                "unsupported_parameter",
+            )
+    if asked.messages[-1].role != "user":
+        raise bad("the last message must be the user's", "messages")
+
+
+def wishes_of(asked: CompletionRequest) -> SamplingOptions:
+    return SamplingOptions(asked.temperature, asked.max_completion_tokens or asked.max_tokens)
+
+
+def output_of(asked: CompletionRequest) -> dict[str, Any] | None:
+    """The JSON schema that the answer must fit; None for free words."""
+    wanted = asked.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return _ANY_OBJECT
+    schema = wanted.json_schema.schema if wanted.json_schema else None
+    if schema is None:
+        raise bad("response_format needs json_schema with a schema", "response_format")
+    try:
+        Output(schema)
+    except ConfigError as error:
+        raise bad(str(error), "response_format") from error
+    return schema
+
+
+def conversation(messages: list[OpenAIMessage]) -> list[Message]:
+    """The messages as ours; results that follow each other are one message."""
+    found: list[Message] = []
+    results: list[ToolResult] = []
+    for place, message in enumerate(messages):
+        if message.role == "tool":
+            words = "".join([part.text for part in _parts(message, place) if isinstance(part, Text)])
+            results.append(ToolResult(message.tool_call_id, "ok", words))
+            continue
+        if results:
+            found.append(tool(*results))
+            results = []
+        found.append(read(message, place))
+    return [*found, tool(*results)] if results else found
+
+
+def read(message: OpenAIMessage, place: int) -> Message:
+    """One message that is not a tool's."""
+    parts = _parts(message, place)
+    match message.role:
+        case "assistant":
+            return assistant(*parts, *[_call(call) for call in message.tool_calls or ()])
+        case "user":
+            if not parts:
+                raise bad(f"messages[{place}] is empty", f"messages[{place}].content")
+            return said_by_user(*parts)
+        case _:
+            return system(*parts)
+
+
+def _parts(message: OpenAIMessage, place: int) -> list[Part]:
+    if message.content is None or isinstance(message.content, str):
+        return [Text(clean(message.content))] if message.content else []
+    return [_part(part, f"messages[{place}].content[{at}]") for at, part in enumerate(message.content)]
+
+
+def _part(part: ContentPart, where: str) -> Part:
+    match part.type:
+        case "text" | "refusal":
+            return Text(clean(part.text or part.refusal))
+        case "image_url" if part.image_url is not None:
+            url = part.image_url.url
+            inline = _INLINE.fullmatch(url)
+            if inline is None and not url.startswith(("https://", "http://")):
+                raise bad("an image is a data: or an https: address", where)
+            return Image(inline[1], inline[2]) if inline else Image("", url=url)
+        case "file" if part.file is not None and (inline := _INLINE.fullmatch(part.file.file_data)):
+            return File(part.file.filename, inline[1], inline[2])
+        case _:
+            raise bad(f"content of the type {part.type!r} is not taken here", where, "unsupported_value")
+
+
+def _call(call: Call) -> ToolCall:
+    try:
+        return ToolCall(call.id, call.function.name, parse_object(call.function.arguments or "{}"))
+    except ValueError:
+        return ToolCall(call.id, call.function.name, {}, malformed=call.function.arguments)

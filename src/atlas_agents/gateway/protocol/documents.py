@@ -1,0 +1,187 @@
+"""The protocol as TypeScript types, for the page and for anyone who writes a client in that language."""
+
+import json
+from importlib.metadata import version
+from typing import Any, cast
+
+import msgspec
+
+from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, RUN_EVENTS
+from atlas_agents.gateway.protocol.frames import (
+    PROTOCOL,
+    AuthErrorFrame,
+    AuthFrame,
+    ErrorFrame,
+    ErrorPayload,
+    WelcomeFrame,
+)
+from atlas_agents.gateway.protocol.methods import METHODS, Method
+
+_RUN_KEYS: dict[str, Any] = {"sessionKey": {"type": "string"}, "seq": {"type": "integer", "minimum": 1}}
+
+
+def components(template: str = "#/$defs/{name}") -> tuple[dict[str, Any], dict[str, Any]]:
+    """({type of ours: its schema}, {name: definition}), with references as the template says."""
+    types: list[Any] = [AuthFrame, WelcomeFrame, AuthErrorFrame, ErrorFrame, ErrorPayload]
+    types += [each for method in METHODS.values() for each in (method.params, method.result)]
+    types += [*RUN_EVENTS.values(), *HOUSE_EVENTS.values()]
+    unique = list(dict.fromkeys(types))
+    schemas, definitions = msgspec.json.schema_components(unique, ref_template=template)
+    for kind in RUN_EVENTS.values():
+        definitions[kind.__name__]["properties"].update(_RUN_KEYS)
+    return dict(zip([kind.__name__ for kind in unique], schemas, strict=True)), definitions
+
+
+def json_schema() -> dict[str, Any]:
+    """One document: `methods` with scope, params and result, `events` with their data, and all definitions."""
+    schemas, definitions = components()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"Atlas gateway protocol {PROTOCOL}",
+        "methods": {
+            method.name: {
+                "purpose": method.purpose,
+                "scope": method.scope,
+                "params": schemas[method.params.__name__],
+                "result": schemas[method.result.__name__],
+            }
+            for method in METHODS.values()
+        },
+        "events": {name: schemas[kind.__name__] for name, kind in {**RUN_EVENTS, **HOUSE_EVENTS}.items()},
+        "$defs": definitions,
+    }
+
+
+_CHANNEL = "#/channels/gateway"
+_ID: dict[str, Any] = {"type": ["string", "number"]}
+
+
+def asyncapi() -> dict[str, Any]:
+    """The whole document."""
+    _, definitions = components("#/components/schemas/{name}")
+    messages = {
+        "auth": _message("The first frame.", _ref("Auth")),
+        "welcome": _message("The token is right.", _ref("Welcome")),
+        "unwelcome": _message("The token is wrong; the socket is closed.", _ref("Unwelcome")),
+        "failure": _message("A request that has no result.", _ref("Failure")),
+    }
+    operations: dict[str, Any] = {
+        "auth": _operation("receive", "auth", replies=("welcome", "unwelcome")),
+    }
+    for method in METHODS.values():
+        messages |= _messages_of(method)
+        operations[method.name] = _operation(
+            "receive", f"{method.name}.request", replies=(f"{method.name}.answer", "failure")
+        )
+    for name, kind in {**RUN_EVENTS, **HOUSE_EVENTS}.items():
+        frame = _object(event={"const": name}, data=_ref(kind.__name__))
+        messages[name] = _message((kind.__doc__ or "").strip(), frame)
+        operations[name] = _operation("send", name)
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Atlas gateway",
+            "version": version("atlas-agents"),
+            "description": "JSON text frames over one WebSocket. The first frame is `auth`; within 10 seconds.",
+        },
+        "servers": {"local": {"host": "127.0.0.1:18789", "protocol": "ws"}},
+        "defaultContentType": "application/json",
+        "channels": {"gateway": {"address": "/", "messages": messages}},
+        "operations": operations,
+        "components": {"schemas": definitions},
+    }
+
+
+def _messages_of(method: Method) -> dict[str, Any]:
+    ask = _object(id=_ID, method={"const": method.name}, params=_ref(method.params.__name__))
+    answer = _object(id=_ID, result=_ref(method.result.__name__))
+    return {
+        f"{method.name}.request": _message(f"{method.purpose} Needs the scope {method.scope}.", ask),
+        f"{method.name}.answer": _message(f"The result of {method.name}.", answer),
+    }
+
+
+def _operation(action: str, message: str, replies: tuple[str, ...] = ()) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "action": action,
+        "channel": {"$ref": _CHANNEL},
+        "messages": [{"$ref": f"{_CHANNEL}/messages/{message}"}],
+    }
+    if replies:
+        operation["reply"] = {
+            "channel": {"$ref": _CHANNEL},
+            "messages": [{"$ref": f"{_CHANNEL}/messages/{reply}"} for reply in replies],
+        }
+    return operation
+
+
+def _message(summary: str, payload: dict[str, Any]) -> dict[str, Any]:
+    return {"summary": summary, "payload": payload}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_HEAD = "// Made from the protocol's models by `atlas protocol typescript`; changes here are lost.\n"
+_PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
+
+
+def typescript() -> str:
+    """Interfaces for every shape, and the two maps `Methods` and `Events`."""
+    _, definitions = components()
+    lines = [_HEAD]
+    for name, schema in definitions.items():
+        lines.append(_interface(name, schema))
+    methods = [
+        f"  {_name(method.name)}: {{ params: {method.params.__name__}; result: {method.result.__name__} }};"
+        for method in METHODS.values()
+    ]
+    events = [f"  {_name(name)}: {kind.__name__};" for name, kind in {**RUN_EVENTS, **HOUSE_EVENTS}.items()]
+    lines.append("export interface Methods {\n" + "\n".join(methods) + "\n}\n")
+    lines.append("export interface Events {\n" + "\n".join(events) + "\n}\n")
+    return "\n".join(lines)
+
+
+def _interface(name: str, schema: dict[str, Any]) -> str:
+    words = f"/** {schema['description']} */\n" if "description" in schema else ""
+    if schema.get("type") != "object":
+        return f"{words}export type {name} = {_type(schema)};\n"
+    required = set(cast(list[str], schema.get("required", [])))
+    properties = cast(dict[str, Any], schema.get("properties", {}))
+    fields = [
+        f"  {_name(field)}{'' if field in required else '?'}: {_type(value)};" for field, value in properties.items()
+    ]
+    return f"{words}export interface {name} {{\n" + "".join(f"{field}\n" for field in fields) + "}\n"
+
+
+def _type(schema: dict[str, Any]) -> str:
+    match schema:
+        case {"$ref": str(ref)}:
+            return ref.rpartition("/")[2]
+        case {"anyOf": options}:
+            return " | ".join(dict.fromkeys(_type(option) for option in options))
+        case {"const": value}:
+            return json.dumps(value)
+        case {"enum": values}:
+            return " | ".join(json.dumps(value) for value in values)
+        case {"type": "array", "items": items} if items:
+            return f"Array<{_type(items)}>"
+        case {"type": "array"}:
+            return "unknown[]"
+        case {"type": "object", "additionalProperties": values} if values:
+            return f"Record<string, {_type(values)}>"
+        case {"type": "object"}:
+            return "Record<string, unknown>"
+        case {"type": str(kind)} if kind in _PLAIN:
+            return _PLAIN[kind]
+        case _:
+            return "unknown"
+
+
+def _name(field: str) -> str:
+    return field if field.isidentifier() else json.dumps(field)

@@ -1,0 +1,96 @@
+"""Keeps everybody's list of sessions true: tells when one has changed, and names one that has no name."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+
+import msgspec
+
+from atlas_agents.core.errors import StoreError
+from atlas_agents.core.messages import Message
+from atlas_agents.core.store import Session
+from atlas_agents.gateway.convert import session_shape
+from atlas_agents.gateway.hub import Hub, Peer
+from atlas_agents.gateway.protocol.events import ApprovalsUpdated, SessionUpdated, body_of
+
+logger = logging.getLogger(__name__)
+_LONGEST_LABEL = 60
+_MOST_KNOWN = 10_000
+
+
+class SessionUpdates:
+    """Reads a session when something has happened in it, once for all that happened meanwhile."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._due: set[str] = set()
+        self._named: OrderedDict[str, None] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def changed(self, session: str) -> None:
+        """Something has happened in a session."""
+        if session not in self._due and (session not in self._named or self._curious(session)):
+            self._due.add(session)
+            task = asyncio.create_task(self._look(session))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def asked(self, session: str) -> None:
+        """A question was put or answered in a session."""
+        for peer in self._curious(session):
+            prefix = peer.grant.prefix if peer.grant else ""
+            peer.put(body_of(ApprovalsUpdated(session.removeprefix(prefix))))
+
+    def tell(self, session: Session, *, deleted: bool = False) -> None:
+        """Tell those who want to know of this session."""
+        if deleted:
+            self._named.pop(session.key, None)
+        running = self._hub.runs.running(session.key)
+        made: dict[str, bytes] = {}
+        for peer in self._curious(session.key):
+            prefix = peer.grant.prefix if peer.grant else ""
+            if prefix not in made:
+                shape = session_shape(session, session.key.removeprefix(prefix), running=running)
+                made[prefix] = body_of(SessionUpdated(shape, deleted))
+            peer.put(made[prefix])
+
+    def _curious(self, key: str) -> list[Peer]:
+        """Those who hear the session, or keep a list that it is on."""
+        return [
+            peer
+            for peer in self._hub.readers()
+            if key in peer.sessions or (peer.lists and peer.grant is not None and key.startswith(peer.grant.prefix))
+        ]
+
+    async def _look(self, key: str) -> None:
+        await asyncio.sleep(0)  # what else happens in this tick is the same news
+        self._due.discard(key)
+        hub = self._hub
+        try:
+            session = await hub.store.session(hub.atlas.tenant, key)
+            if session is None:
+                self.tell(Session(key), deleted=True)  # by another gateway, if its name is known here
+            else:
+                self.tell(await self._name(session))
+        except StoreError as error:
+            logger.warning("the news of a session could not be read: %s", error)
+
+    async def _name(self, session: Session) -> Session:
+        """Give a session without a name the first words that were said in it."""
+        if session.label or session.key in self._named:
+            self._know(session.key)
+            return session
+        rows = await self._hub.store.messages(self._hub.atlas.tenant, session.key, limit=1)
+        if not rows:
+            return session
+        self._know(session.key)
+        words = " ".join(Message.from_json(rows[0].body).text.split())
+        label = words if len(words) <= _LONGEST_LABEL else words[: _LONGEST_LABEL - 1] + "…"
+        if label:
+            await self._hub.atlas.sessions.put(session.key, label=label)
+        return msgspec.structs.replace(session, label=label)
+
+    def _know(self, key: str) -> None:
+        self._named[key] = None
+        if len(self._named) > _MOST_KNOWN:
+            self._named.popitem(last=False)

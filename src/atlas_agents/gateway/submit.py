@@ -1,0 +1,96 @@
+"""A tool called from outside, from whichever door: by a token's owner, as far as the agent's rules let them."""
+
+from typing import Any
+
+from atlas_agents.core.messages import Message, new_id
+from atlas_agents.engine.agent import Agent
+from atlas_agents.engine.options import Mode
+from atlas_agents.engine.run import Accepted, SamplingOptions, WhenBusy
+from atlas_agents.engine.runner import tool_call_session
+from atlas_agents.engine.stream import AtlasStream
+from atlas_agents.gateway.auth import Grant
+from atlas_agents.gateway.convert import model_of
+from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.protocol.frames import ProtocolError
+
+_NEW = ("started", "queued")
+
+
+async def take_in(
+    hub: Hub,
+    agent: Agent,
+    message: Message,
+    *,
+    session: str,
+    user: str,
+    model: str = "",
+    mode: Mode | None = None,
+    when_busy: WhenBusy = "queue",
+    idempotency_key: str = "",
+    output: Any = None,
+    asks: bool = True,
+    wishes: SamplingOptions | None = None,
+) -> tuple[Accepted, AtlasStream]:
+    """Start a turn; it is on the disk when this returns. What it says is logged, and told to all who hear the session.
+
+    The stream is the turn's own, or an echo of the one that the same key named before.
+    """
+    if hub.stopping:
+        raise ProtocolError("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
+    stream = hub.atlas.send(
+        message,
+        session=session,
+        agent_id=agent.id,
+        user=user,
+        model=model,
+        mode=mode,
+        when_busy=when_busy,
+        idempotency_key=idempotency_key,
+        output=output,
+        asks=asks,
+        wishes=wishes,
+    )
+    accepted = await stream.accepted()
+    if accepted.status in _NEW:
+        hub.runs.follow(stream, model or model_of(agent, hub.atlas.registry))
+    return accepted, stream
+
+
+async def agent_for(hub: Hub, session: str, wanted: str | None = None) -> Agent:
+    """The agent that is named, else the one the session talks to, else the default; Fault if there is none."""
+    name = wanted or await hub.assignments.agent_of(session)
+    agent = hub.agent(name) if name else hub.atlas.get_agent()
+    if agent is None:
+        raise ProtocolError("AGENT_NOT_FOUND", f"there is no agent {name!r}" if name else "there is no agent")
+    return agent
+
+
+async def call_tool(
+    hub: Hub,
+    who: Grant,
+    agent: Agent,
+    tool: str,
+    arguments: dict[str, Any],
+    *,
+    idempotency_key: str = "",
+    asks: bool = True,
+) -> AtlasStream:
+    """Begin a call; it is on the disk when this returns, in a session of its own that is archived from the start."""
+    if hub.stopping:
+        raise ProtocolError("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
+    user = who.principal.id
+    session = who.prefix + session_of(user, new_id(), idempotency_key)
+    await hub.atlas.sessions.put(session, label=tool[:80], archived=True)
+    stream = await hub.atlas.begin_call(
+        tool,
+        arguments,
+        agent_id=agent.id,
+        user=user,
+        session=session,
+        idempotency_key=idempotency_key,
+        asks=asks,
+    )
+    accepted = await stream.accepted()
+    if accepted.status in _NEW:
+        hub.runs.follow(stream, "")
+    return stream

@@ -1,0 +1,39 @@
+"""All of this room over one store: what is known, what is remembered, and the tools to look it up."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from atlas_agents.core.store import Store
+from atlas_agents.engine.hooks import Interceptor
+from atlas_agents.knowledge.embedding import Embedder
+from atlas_agents.knowledge.library import Knowledge
+from atlas_agents.knowledge.loaders import Sources
+from atlas_agents.knowledge.memories import HistorySource, Memories, Recall, Source, recalling
+from atlas_agents.knowledge.tools import knowledge_tool, memory_tools
+from atlas_agents.tools.tool import Tool
+
+
+class KnowledgeBase:
+    """`Study(store, LocalEmbedder())`; without an embedder things are found by their words alone.
+
+    `pasts` are further places that `search_my_memories` looks back at, by the source they belong to.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        embedder: Embedder | None = None,
+        *,
+        sources: Sources | None = None,
+        pasts: Mapping[Source, Sequence[HistorySource]] | None = None,
+    ) -> None:
+        self.knowledge = Knowledge(store, embedder, sources or Sources())
+        self.memories = Memories(store, embedder)
+        self.recollections = Recall(store, embedder, self.memories, self.knowledge, pasts)
+        self.tools: list[Tool] = [knowledge_tool(self.knowledge), *memory_tools(self.memories, self.recollections)]
+
+    def recalling(self, wanted: Callable[[str], bool] | None = None) -> Interceptor:
+        """For `Atlas(interceptors=[…])`: memories that fit are recalled before each turn of the agents that want it."""
+        return recalling(self.recollections) if wanted is None else recalling(self.recollections, wanted=wanted)
+
+    async def close(self) -> None:
+        await self.knowledge.close()

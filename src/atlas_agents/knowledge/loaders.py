@@ -1,0 +1,243 @@
+"""Where documents come from: files, folders and addresses, and how each becomes Markdown."""
+
+import asyncio
+import io
+import os
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+from xml.etree import ElementTree
+
+import msgspec
+
+from atlas_agents.builtin_tools.web.extract import Extract, decoded, extract, kind_of, sniffed
+from atlas_agents.builtin_tools.web.ssrf import CAPS, INTERNET, Hosts, Network
+from atlas_agents.core.aio import in_thread
+from atlas_agents.core.errors import ConfigError, ToolFailed
+from atlas_agents.core.text import clean, without_hidden
+from atlas_agents.tools.worker_pool import WorkerDied, Workers
+
+_W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_TITLE = "{http://purl.org/dc/elements/1.1/}title"
+_LARGEST = 50_000_000
+"""Bytes of the document inside, unpacked."""
+
+
+def read_word_file(content: bytes) -> Extract:
+    """Title and text; ToolFailed if it cannot be read."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as packed:
+            body = _tree(packed, "word/document.xml").find(f"{_W}body")
+            about = "docProps/core.xml"
+            title = _tree(packed, about).findtext(_TITLE) if about in packed.namelist() else ""
+    except (zipfile.BadZipFile, KeyError, ElementTree.ParseError, EOFError, RuntimeError, ValueError, OSError) as error:
+        raise ToolFailed(f"it is damaged, or no Word document: {error}") from None
+    pieces = [] if body is None else [piece for each in body for piece in _block(each)]
+    return Extract(title or "", "\n\n".join(pieces))
+
+
+def _tree(packed: zipfile.ZipFile, name: str) -> ElementTree.Element:
+    if packed.getinfo(name).file_size > _LARGEST:
+        raise ToolFailed("it is too large to be read")
+    with packed.open(name) as file:
+        content = file.read(_LARGEST + 1)
+    if b"<!DOCTYPE" in content or b"<!ENTITY" in content or len(content) > _LARGEST:
+        raise ToolFailed("it holds what no Word document needs")
+    return ElementTree.fromstring(content)  # noqa: S314 - see above
+
+
+def _block(element: ElementTree.Element) -> Iterator[str]:
+    if element.tag == f"{_W}p":
+        text = _text(element)
+        if text.strip():
+            yield _prefix(element) + text.strip()
+    elif element.tag == f"{_W}tbl":
+        rows = [[_cell(cell) for cell in row.findall(f"{_W}tc")] for row in element.findall(f"{_W}tr")]
+        if rows:
+            head, *rest = rows
+            lines = [head, ["---"] * len(head), *rest]
+            yield "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    elif element.tag == f"{_W}sdt":
+        for inner in element.iter(f"{_W}p"):
+            yield from _block(inner)
+
+
+def _prefix(paragraph: ElementTree.Element) -> str:
+    style = paragraph.find(f"{_W}pPr/{_W}pStyle")
+    name = (style.get(f"{_W}val") or "").lower() if style is not None else ""
+    if name.startswith("heading") and name[7:].strip().isdigit():
+        return "#" * min(int(name[7:]), 6) + " "
+    if name == "title":
+        return "# "
+    return "- " if paragraph.find(f"{_W}pPr/{_W}numPr") is not None else ""
+
+
+def _cell(cell: ElementTree.Element) -> str:
+    return " ".join(" ".join(_text(each).split()) for each in cell.iter(f"{_W}p")).replace("|", "/").strip()
+
+
+def _text(paragraph: ElementTree.Element) -> str:
+    pieces: list[str] = []
+    for each in paragraph.iter():
+        if each.tag == f"{_W}t":
+            pieces.append(each.text or "")
+        elif each.tag in (f"{_W}tab", f"{_W}br", f"{_W}cr"):
+            pieces.append(" ")
+    return "".join(pieces)
+
+
+Media: TypeAlias = Literal["markdown", "text", "html", "pdf", "docx"]
+LARGEST = 30_000_000
+"""Bytes of a file."""
+_READING = 60.0
+_WORD_FILE = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+_MEDIA: dict[str, Media] = {
+    **dict.fromkeys((".md", ".markdown", ".mdx", ".rst"), "markdown"),
+    **dict.fromkeys((".txt", ".text"), "text"),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+    ".pdf": "pdf",
+    ".docx": "docx",
+}
+KINDS = "Markdown, text, HTML, PDF and Word files (.docx)"
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One document that can be read. `name` is how it is cited, `root` what it was added with."""
+
+    source: str
+    name: str
+    root: str
+
+
+class Raw(msgspec.Struct, frozen=True):
+    """A document as it came."""
+
+    content: bytes
+    media: Media
+    charset: str = ""
+
+
+class LoadedDocument(msgspec.Struct, frozen=True):
+    """A document as Markdown, or as `plain` text. `lines` if its lines are those of the source."""
+
+    title: str
+    text: str
+    plain: bool = False
+    lines: bool = False
+
+
+def is_url(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+class Sources:
+    """Finds documents and reads them; what can be hostile in a process that is killed when it takes too long."""
+
+    def __init__(self, *, hosts: Iterable[str] = (), network: Network = INTERNET) -> None:
+        self._hosts = Hosts(hosts)
+        self._network = network
+        self._workers = Workers(warm=1, at_most=2)
+
+    async def close(self) -> None:
+        await self._workers.close()
+
+    async def find(self, source: str) -> list[Item]:
+        """All documents of a file, a folder or an address; ConfigError if there is no such thing."""
+        if is_url(source):
+            return [Item(source, source, source)]
+        return await in_thread(_find, source)
+
+    async def fetch(self, item: Item) -> Raw:
+        """The document as it is there now; FileNotFoundError if it is gone, ToolFailed if it has no text."""
+        return await self._download(item) if is_url(item.source) else await in_thread(_load, Path(item.source))
+
+    async def read(self, item: Item, raw: Raw) -> LoadedDocument:
+        """What it says, without what hides in it; ToolFailed if that cannot be read."""
+        if raw.media in ("markdown", "text"):
+            text = _plain(decoded(raw.content, raw.charset))
+            return LoadedDocument("", text, plain=raw.media == "text", lines=True)
+        if raw.media == "docx":
+            found = await self._apart(read_word_file, {"content": raw.content})
+        else:
+            asked = {"kind": raw.media, "content": raw.content, "charset": raw.charset, "url": item.source}
+            found = await self._apart(extract, asked)
+        return LoadedDocument(_plain(found.title), _plain(found.text), plain=raw.media == "pdf")
+
+    async def _apart(self, function: Any, arguments: dict[str, Any]) -> Extract:
+        try:
+            async with asyncio.timeout(_READING):
+                return await self._workers.run(function, arguments)
+        except TimeoutError:
+            raise ToolFailed(f"it could not be read within {_READING:g} s") from None
+        except WorkerDied:
+            raise ToolFailed("the process that read it broke down") from None
+
+    async def _download(self, item: Item) -> Raw:
+        from atlas_agents.builtin_tools.web.download import (
+            download,  # with the first page, for it brings the HTTP client
+        )
+
+        def wanted(url: str, media_type: str) -> None:
+            """Whatever it is, its first bytes will tell."""
+
+        page = await download(item.source, hosts=self._hosts, wanted=wanted, caps=CAPS, network=self._network)
+        if page.cut:
+            raise ToolFailed(f"it is larger than {page.size / 1e6:.1f} MB")
+        if page.media_type == _WORD_FILE:
+            return Raw(page.body, "docx")
+        kind = kind_of(page.media_type) or sniffed(page.body)
+        if kind is None:
+            raise ToolFailed(f"it is {page.media_type or 'something without a type'}; {KINDS} can be read")
+        if kind in ("html", "pdf"):
+            return Raw(page.body, kind, page.charset)
+        is_markdown = page.media_type == "text/markdown" or _media(Path(page.url)) == "markdown"
+        return Raw(page.body, "markdown" if is_markdown else "text", page.charset)
+
+
+def _plain(text: str) -> str:
+    return without_hidden(clean(text)).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _media(path: Path) -> Media | None:
+    return _MEDIA.get(path.suffix.lower())
+
+
+def _find(source: str) -> list[Item]:
+    path = Path(source).expanduser()
+    try:
+        whole = path.resolve(strict=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if not whole.is_dir():
+        if _media(whole) is None:
+            raise ConfigError(f"{path} is of a kind that is not read; {KINDS} are")
+        return [Item(str(whole), whole.name, str(whole))]
+    found = [Item(str(each), f"{whole.name}/{each.relative_to(whole)}", str(whole)) for each in _files(whole)]
+    if not found:
+        raise ConfigError(f"there is nothing to read in {path}; {KINDS} are read")
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """In the order of their names. What is hidden is left alone, and so are links: they may lead anywhere."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "node_modules")
+        for name in sorted(names):
+            path = Path(parent, name)
+            if not name.startswith(".") and _media(path) is not None and not path.is_symlink() and path.is_file():
+                yield path
+
+
+def _load(path: Path) -> Raw:
+    media = _media(path)
+    if media is None:
+        raise ToolFailed(f"{KINDS} can be read")
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ToolFailed(f"it is larger than {LARGEST / 1e6:.0f} MB")
+        return Raw(path.read_bytes(), media)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ToolFailed(f"it cannot be read: {error.strerror}") from error

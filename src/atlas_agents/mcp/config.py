@@ -1,0 +1,312 @@
+"""What the owner has approved: servers as they were written down, and their tools as they described themselves.
+
+It is a private file in the home folder. What stands in it is what models are shown, whatever a server says later.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+import time
+import unicodedata
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, cast
+
+import msgspec
+
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.json import parse_object
+from atlas_agents.core.paths import make_private
+from atlas_agents.core.text import is_hidden
+
+NAME = "mcp.json"
+LARGEST = 256 * 1024
+_SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_TYPES = ("", "stdio", "http", "streamable-http", "streamableHttp")
+
+
+class VariableLookup(Protocol):
+    """Knows variables by name, as `Environment` does."""
+
+    def get(self, name: str, /) -> str | None: ...
+
+
+class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"kind": "type"}):
+    """A server as it is written down: a command to start, or an address. The keys below the line are our own."""
+
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    cwd: str = ""
+    url: str = ""
+    headers: dict[str, str] = {}
+    kind: str = ""
+    description: str = ""
+    disabled: bool = False
+    # ---
+    pure: tuple[str, ...] = ()
+    """Tools that have no effects, because the owner says so; what a server says of itself does not count."""
+    confirm: bool = True
+    """Ask a person before each call of a tool that is not pure."""
+    timeout: float = 60.0
+    sampling_tokens: int = 0
+    """Tokens that the server may have our model speak in a day."""
+
+    @property
+    def text(self) -> str:
+        """What is started or spoken to, in one line, as it is written down."""
+        return self.url or " ".join([self.command, *self.args])
+
+
+class ServerConfig(msgspec.Struct, frozen=True):
+    """A server by its name; `where` is its place in the file, `folder` where its command starts."""
+
+    name: str
+    entry: ServerEntry
+    where: str
+    folder: Path
+
+    @property
+    def shown(self) -> bytes:
+        """All that was written down of it, in one way: what an approval is for."""
+        return msgspec.json.encode(self.entry, order="deterministic")
+
+    def filled(self, environment: VariableLookup) -> ServerEntry:
+        """The entry with its `${VARIABLES}` filled in; ConfigError names the one that is not set."""
+        entry = self.entry
+        return msgspec.structs.replace(
+            entry,
+            command=self._fill("command", entry.command, environment),
+            args=tuple(self._fill("args", each, environment) for each in entry.args),
+            env={key: self._fill(f"env.{key}", value, environment) for key, value in entry.env.items()},
+            cwd=self._fill("cwd", entry.cwd, environment),
+            url=self._fill("url", entry.url, environment),
+            headers={key: self._fill(f"headers.{key}", value, environment) for key, value in entry.headers.items()},
+        )
+
+    def _fill(self, key: str, text: str, environment: VariableLookup) -> str:
+        def value(found: re.Match[str]) -> str:
+            given = environment.get(found[1])
+            if given is None and found[2] is None:
+                raise ConfigError(f"{self.where}.{key}: {found[1]} is not set; set it in the environment or in .env")
+            return found[2] if given is None else given
+
+        return _VARIABLE.sub(value, text)
+
+
+def read_servers(folder: Path) -> dict[str, ServerConfig]:
+    """All servers that a workspace names; ConfigError names the file and the key. No file names none."""
+    path = folder / NAME
+    data = _object(path)
+    unknown = [key for key in data if key != "mcpServers"]
+    if unknown:
+        raise ConfigError(f"{path}: {unknown[0]}: there is no such key; servers stand under mcpServers")
+    servers: Any = data.get("mcpServers", {})
+    if not isinstance(servers, dict):
+        raise ConfigError(f"{path}: mcpServers: it must be an object, with a server's name before each entry")
+    return {name: _server(path, name, entry) for name, entry in cast(dict[str, Any], servers).items()}
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path}: it cannot be read: {error.strerror}") from error
+    if len(content) > LARGEST:
+        raise ConfigError(f"{path}: it is larger than {LARGEST // 1024} KiB")
+    try:
+        return parse_object(content.decode("utf-8").removeprefix("\ufeff"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: it is no JSON: {error}") from error
+
+
+def _server(path: Path, name: str, entry: Any) -> ServerConfig:
+    where = f"{path}: mcpServers.{name}"
+    if not _SERVER.fullmatch(name):
+        raise ConfigError(f"{where}: {name!r} is no name for a server; write 1 to 32 letters, digits, _ or -")
+    try:
+        found = msgspec.convert(entry, ServerEntry)
+    except msgspec.ValidationError as error:
+        words = str(error)
+        key = words.rpartition("`$.")[2].rstrip("`") if "`$." in words else ""
+        reason = words.partition(" - at ")[0]
+        raise ConfigError(f"{where}{'.' if key else ''}{key}: {reason}") from error
+    _check(found, where)
+    return ServerConfig(name, found, where, path.parent)
+
+
+def _check(entry: ServerEntry, where: str) -> None:
+    if entry.kind not in _TYPES:
+        raise ConfigError(f"{where}.type: {entry.kind!r} is not spoken here; there are stdio and http")
+    if bool(entry.command) == bool(entry.url):
+        raise ConfigError(f"{where}: it needs either a command to start or a url to speak to")
+    if entry.url and not entry.url.startswith(("https://", "http://", "${")):
+        raise ConfigError(f"{where}.url: it must begin with https:// or http://")
+    if not 1 <= entry.timeout <= 3600:
+        raise ConfigError(f"{where}.timeout: it is a number of seconds from 1 to 3600, not {entry.timeout:g}")
+    if entry.sampling_tokens < 0:
+        raise ConfigError(f"{where}.sampling_tokens: it is a number of tokens a day, not {entry.sampling_tokens}")
+
+
+Kind: TypeAlias = Literal["tool", "list_resources", "read_resource", "list_prompts", "get_prompt"]
+
+
+class DiscoveredTool(msgspec.Struct, frozen=True):
+    """A tool as its server describes it, or one of ours that reads the server's resources and prompts."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    kind: Kind = "tool"
+
+    @property
+    def digest(self) -> str:
+        """Another name, description or schema has another one."""
+        said = [self.kind, self.name, self.description, self.parameters]
+        return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
+
+    @property
+    def text(self) -> str:
+        """All of it for a person who decides, with nothing hidden."""
+        schema = msgspec.json.format(msgspec.json.encode(self.parameters, order="sorted"), indent=2).decode()
+        return f"{shown(self.name)}\n{_indented(shown(self.description))}\n{_indented(shown(schema))}"
+
+
+def shown(text: str) -> str:
+    """The text with every character that a person would not see written out, as `<U+200B ZERO WIDTH SPACE>`."""
+    return "".join(_written(char) if _tricks(char) else char for char in text)
+
+
+def hidden_in(tools: Iterable[DiscoveredTool]) -> list[str]:
+    """The names of those that hide something."""
+    return [each.name for each in tools if any(map(_tricks, f"{each.name}{each.description}{each.parameters!r}"))]
+
+
+def more_tools(*, resources: bool, prompts: bool, taken: set[str]) -> list[DiscoveredTool]:
+    """Our own tools for a server that has resources or prompts, unless it has tools of those names itself."""
+    found: list[DiscoveredTool] = []
+    if resources:
+        found += [
+            DiscoveredTool("list_resources", "List what can be read here, with addresses.", _NOTHING, "list_resources"),
+            DiscoveredTool("read_resource", "Read something by its address.", _texts("uri"), "read_resource"),
+        ]
+    if prompts:
+        words = "Get a prompt by its name, with its blanks filled in."
+        found += [
+            DiscoveredTool("list_prompts", "List the prompts that are kept here.", _NOTHING, "list_prompts"),
+            DiscoveredTool("get_prompt", words, _PROMPT, "get_prompt"),
+        ]
+    return [each for each in found if each.name not in taken]
+
+
+def _texts(*names: str) -> dict[str, Any]:
+    properties = {name: {"type": "string"} for name in names}
+    return {"type": "object", "properties": properties, "required": list(names), "additionalProperties": False}
+
+
+_NOTHING = _texts()
+_PROMPT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "arguments": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+def _tricks(char: str) -> bool:
+    """It is not seen, or writes over what is."""
+    return char == "\r" or is_hidden(char)
+
+
+def _written(char: str) -> str:
+    return f"<U+{ord(char):04X} {unicodedata.name(char, 'UNNAMED')}>"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines() or [""])
+
+
+Stamp: TypeAlias = tuple[int, ...]
+
+
+class Approval(msgspec.Struct, frozen=True):
+    """A yes to a server: the hash of its entry, and the tools word by word."""
+
+    entry: str
+    tools: tuple[DiscoveredTool, ...]
+    at: int = 0
+
+    def fits(self, server: ServerConfig) -> bool:
+        """The entry is the one that was approved."""
+        return self.entry == entry_digest(server)
+
+
+def entry_digest(server: ServerConfig) -> str:
+    return sha256(server.shown).hexdigest()
+
+
+class ApprovedServers:
+    """The approvals of a home folder, by server."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "mcp"
+        self.path = self.folder / "approved.json"
+
+    def read(self) -> dict[str, Approval]:
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=dict[str, Approval])
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            words = f"{self.path}: {error}; take the file away and approve the servers again"
+            raise ConfigError(words) from error
+
+    def approve(self, server: ServerConfig, tools: Iterable[DiscoveredTool]) -> Approval:
+        """Keep a yes; what was approved of this server before does not count any more."""
+        approval = Approval(entry_digest(server), tuple(tools), int(time.time()))
+        self._write({**self.read(), server.name: approval})
+        return approval
+
+    def forget(self, name: str) -> bool:
+        """Take a yes back."""
+        approvals = self.read()
+        known = approvals.pop(name, None) is not None
+        if known:
+            self._write(approvals)
+        return known
+
+    def stamp(self) -> Stamp:
+        """Another one means that the file has changed."""
+        return stamp_of(self.path)
+
+    def _write(self, approvals: dict[str, Approval]) -> None:
+        make_private(self.folder)
+        write_private(self.path, msgspec.json.format(msgspec.json.encode(approvals), indent=1) + b"\n")
+
+
+def stamp_of(path: Path) -> Stamp:
+    try:
+        seen = path.stat()
+    except OSError:
+        return ()
+    return seen.st_mtime_ns, seen.st_ino, seen.st_size
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Whole or not at all, and for its owner only."""
+    fresh = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)

@@ -1,0 +1,366 @@
+"""Logging in to a server that wants it: the person opens the address, and the tokens stay in the home folder.
+
+Nothing here opens an address by itself, and one that is no web page is not even shown.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import signal
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+import anyio
+import httpx2
+import mcp_types as types
+from mcp.client.auth import OAuthClientProvider
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
+from mcp.shared.message import SessionMessage
+from pydantic import AnyUrl, BaseModel, ValidationError
+
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.paths import make_private
+from atlas_agents.mcp.config import ServerEntry, write_private
+
+logger = logging.getLogger(__name__)
+LONGEST_LINE = 8 * 1024 * 1024
+MOST_GARBAGE = 16 * 1024 * 1024
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+_PIECE = 64 * 1024
+_GRACE = 1.0
+_EDGE = 512
+_FIRST_ID = re.compile(rb'^\s*\{(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")')
+_LAST_ID = re.compile(rb'"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+
+
+class StdioTransport:
+    """A server's process and its two streams of messages. `gone` is set when it speaks no more."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.gone = asyncio.Event()
+        self.last_words: deque[str] = deque(maxlen=20)
+        """The end of what it wrote to standard error."""
+        self._name = name
+        self._process = process
+        self._garbage = 0
+        self._heard, self.heard = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        self.said, self._said = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def listen(self) -> None:
+        """Its lines as messages, until it ends or says nothing but nonsense."""
+        stdout = cast(asyncio.StreamReader, self._process.stdout)
+        buffer, skipped = bytearray(), False
+        try:
+            while piece := await stdout.read(_PIECE):
+                *lines, rest = piece.split(b"\n")
+                for line in lines:
+                    buffer += line
+                    await self._take(buffer, skipped)
+                    buffer, skipped = bytearray(), False
+                buffer += rest
+                if len(buffer) > LONGEST_LINE:  # its two ends are enough to tell whose answer it was
+                    skipped = True
+                    del buffer[_EDGE : len(buffer) - _EDGE]
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+            pass
+        finally:
+            self._heard.close()
+            self.gone.set()
+
+    async def speak(self) -> None:
+        stdin = cast(asyncio.StreamWriter, self._process.stdin)
+        try:
+            async for message in self._said:
+                line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                stdin.write(line.encode() + b"\n")
+                await stdin.drain()
+        except (anyio.ClosedResourceError, OSError):
+            pass
+        finally:
+            self.gone.set()
+
+    async def complain(self) -> None:
+        """Keep the end of what it says of itself, for whoever looks for the reason of a trouble."""
+        stderr = cast(asyncio.StreamReader, self._process.stderr)
+        while piece := await stderr.read(_PIECE):
+            for line in piece.decode("utf-8", "replace").splitlines()[-20:]:
+                self.last_words.append(line[:500])
+                logger.debug("%s: %s", self._name, line[:500])
+
+    async def _take(self, line: bytearray, skipped: bool) -> None:
+        if not line.strip():
+            return
+        if skipped:
+            await self._heard.send(self._too_long(line))
+            return
+        try:
+            message = types.jsonrpc_message_adapter.validate_json(bytes(line), by_name=False)
+        except ValueError:
+            self._discard(len(line), bytes(line[:80]))
+            return
+        self._garbage = 0
+        await self._heard.send(SessionMessage(message))
+
+    def _too_long(self, line: bytearray) -> SessionMessage | Exception:
+        """An answer that nobody could take is still an answer: the call it belongs to has ended."""
+        found = _FIRST_ID.search(line) or _LAST_ID.search(line)
+        words = f"the server's answer was longer than {LONGEST_LINE:,} bytes"
+        logger.warning("%s: a line of more than %d bytes was left out", self._name, LONGEST_LINE)
+        if found is None:
+            return ValueError(words)
+        id = found[1].decode()
+        error = types.ErrorData(code=types.INTERNAL_ERROR, message=words)
+        return SessionMessage(
+            types.JSONRPCError(jsonrpc="2.0", id=id.strip('"') if id.startswith('"') else int(id), error=error)
+        )
+
+    def _discard(self, size: int, start: bytes) -> None:
+        if self._garbage == 0:
+            logger.warning("%s writes what is no MCP to its standard output: %r", self._name, start)
+        self._garbage += size + 1
+        if self._garbage > MOST_GARBAGE:
+            self.last_words.append(f"it wrote {self._garbage:,} bytes that are no MCP to its standard output")
+            raise anyio.BrokenResourceError
+
+    async def end(self) -> None:
+        """Ask it to end by closing its input; then tell it; then make it, with all that it has started."""
+        process = self._process
+        with suppress(OSError, RuntimeError):
+            if process.stdin is not None:
+                process.stdin.close()
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GRACE):
+                    await process.wait()
+                    break
+        with suppress(ProcessLookupError, PermissionError):  # what it may have left behind
+            os.killpg(process.pid, signal.SIGKILL)
+        transport = getattr(process, "_transport", None)  # has no other name, and a pipe that was not read stays open
+        if transport is not None:
+            transport.close()
+        for stream in (self._heard, self.heard, self.said, self._said):
+            stream.close()
+
+
+@asynccontextmanager
+async def started(
+    name: str, command: str, args: tuple[str, ...], env: dict[str, str], folder: Path
+) -> AsyncGenerator[StdioTransport, None]:
+    """A child as long as the block lasts."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            command,
+            *args,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**inherited(), **env},
+            cwd=folder,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        why = "there is no such command" if isinstance(error, FileNotFoundError) else str(error)
+        raise ConfigError(f"the MCP server {name} cannot be started with {command!r}: {why}") from error
+    child = StdioTransport(name, process)
+    tasks = [asyncio.create_task(work) for work in (child.listen(), child.speak(), child.complain())]
+    try:
+        yield child
+    finally:
+        await _whole(_put_away(child, tasks))
+
+
+async def _put_away(child: StdioTransport, tasks: list[asyncio.Task[None]]) -> None:
+    await child.end()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _whole(work: Coroutine[Any, Any, None]) -> None:
+    """Do it to its end, and only then be cancelled: a child that is not seen to its end stays."""
+    doing, cancelled = asyncio.ensure_future(work), False
+    while not doing.done():
+        try:
+            await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def inherited() -> dict[str, str]:
+    """What a server is given of our environment: nothing that holds a key."""
+    return {key: os.environ[key] for key in _INHERITED if key in os.environ}
+
+
+_CONNECT, _SILENCE = 15.0, 900.0
+
+
+@asynccontextmanager
+async def dialled(entry: ServerEntry, auth: httpx2.Auth | None) -> AsyncGenerator[tuple[object, object], None]:
+    """The two streams of messages, as long as the block lasts. Redirects to other places are not followed."""
+    timeout = httpx2.Timeout(_CONNECT, read=_SILENCE)
+    own = any(name.lower() == "authorization" for name in entry.headers)
+    async with (
+        httpx2.AsyncClient(
+            headers=entry.headers, timeout=timeout, auth=None if own else auth, transport=_Bounded()
+        ) as client,
+        streamable_http_client(entry.url, http_client=client, max_sse_event_size=LONGEST_LINE) as streams,
+    ):
+        yield streams
+
+
+class _Bounded(httpx2.AsyncHTTPTransport):
+    """Reads no answer that is longer than a line may be. (Of a stream of events, each has that limit.)"""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            response.stream = _Counted(cast(httpx2.AsyncByteStream, response.stream))
+        return response
+
+
+class _Counted(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self._stream:
+            size += len(piece)
+            if size > LONGEST_LINE:
+                raise httpx2.ReadError(f"the answer is longer than {LONGEST_LINE:,} bytes")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+_NEAR = ("127.0.0.1", "localhost", "::1")
+_PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nYou may close this page now.\n"
+_PATIENCE = 300.0
+
+
+class StoredLogin(BaseModel):
+    """What is known of a login."""
+
+    tokens: OAuthToken | None = None
+    client: OAuthClientInformationFull | None = None
+
+
+class TokenStore:
+    """The tokens for one server, in a file of their own."""
+
+    def __init__(self, folder: Path, server: str) -> None:
+        self.path = folder / f"login-{server}.json"
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return self._read().tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self._write(self._read().model_copy(update={"tokens": tokens}))
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self._read().client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self._write(self._read().model_copy(update={"client": client_info}))
+
+    def empty(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _read(self) -> StoredLogin:
+        try:
+            return StoredLogin.model_validate_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return StoredLogin()
+        except (OSError, ValidationError):
+            logger.warning("%s cannot be read: log in again", self.path)
+            return StoredLogin()
+
+    def _write(self, kept: StoredLogin) -> None:
+        make_private(self.path.parent)
+        write_private(self.path, kept.model_dump_json(exclude_none=True).encode())
+
+
+def checked_address(url: str) -> str:
+    """An address that a person may be asked to open: of a web page, over TLS or on this machine."""
+    parts = urlsplit(url)
+    near = parts.scheme == "http" and parts.hostname in _NEAR
+    if not (parts.scheme == "https" or near) or not parts.hostname or not url.isprintable() or " " in url:
+        raise ConfigError(f"the server wants {url[:80]!r} to be opened to log in, which is no web page; refused")
+    return url
+
+
+def remembered(server: str, url: str, folder: Path) -> OAuthClientProvider:
+    """Uses the tokens of an earlier login, and renews them; where a person is needed, says so."""
+
+    async def refuse(address: str) -> None:
+        raise ConfigError(f"the MCP server {server} wants a login: say atlas mcp login {server}")
+
+    async def never() -> AuthorizationCodeResult:
+        raise ConfigError("nobody is there to log in")
+
+    return OAuthClientProvider(url, _about("http://127.0.0.1/callback"), TokenStore(folder, server), refuse, never)
+
+
+@asynccontextmanager
+async def asking(
+    server: str, url: str, folder: Path, show: Callable[[str], object]
+) -> AsyncGenerator[OAuthClientProvider, None]:
+    """Has a person log in: `show` is given the address to open, and the answer comes to a port of this machine."""
+    answer: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
+    async with await asyncio.start_server(_Callback(answer).serve, "127.0.0.1", 0) as listening:
+        port: int = listening.sockets[0].getsockname()[1]
+        purse = TokenStore(folder, server)
+        purse.empty()
+
+        async def redirect(address: str) -> None:
+            show(checked_address(address))
+
+        async def callback() -> AuthorizationCodeResult:
+            return await asyncio.wait_for(asyncio.shield(answer), _PATIENCE)
+
+        try:
+            yield OAuthClientProvider(url, _about(f"http://127.0.0.1:{port}/callback"), purse, redirect, callback)
+        finally:
+            answer.cancel()
+
+
+class _Callback:
+    """The one page that the browser comes back to."""
+
+    def __init__(self, answer: "asyncio.Future[AuthorizationCodeResult]") -> None:
+        self._answer = answer
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line = (await asyncio.wait_for(reader.readline(), 10)).decode("latin-1").split(" ")
+            parts = urlsplit(line[1] if len(line) > 2 else "")
+            told = {key: values[0] for key, values in parse_qs(parts.query).items()}
+            if parts.path == "/callback" and "code" in told and not self._answer.done():
+                given = AuthorizationCodeResult(code=told["code"], state=told.get("state"), iss=told.get("iss"))
+                self._answer.set_result(given)
+            writer.write(_PAGE)
+            await writer.drain()
+        except (OSError, TimeoutError, ValueError):
+            pass
+        finally:
+            writer.close()
+
+
+def _about(redirect: str) -> OAuthClientMetadata:
+    return OAuthClientMetadata(
+        client_name="Atlas Agents",
+        redirect_uris=[AnyUrl(redirect)],
+        token_endpoint_auth_method="none",  # noqa: S106
+    )

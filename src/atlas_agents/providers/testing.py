@@ -1,0 +1,168 @@
+"""A provider that records another one, and plays the recording back: real answers in tests, without the network."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from atlas_agents.core.errors import ConfigError, ProviderError, ScriptExhausted
+from atlas_agents.core.events import Usage
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import ToolCall
+from atlas_agents.providers.base import (
+    Capabilities,
+    Chunk,
+    DoneChunk,
+    Provider,
+    Request,
+    StopReason,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+)
+
+_Item: TypeAlias = Chunk | Exception
+_WORD = re.compile(r"\s*\S+\s*|\s+")
+
+
+class Reply:
+    """One reply of a scripted model; `+` joins two into one."""
+
+    def __init__(self, *items: _Item, stop: StopReason | None = None) -> None:
+        self.items = items
+        self.stop: StopReason | None = stop
+
+    def __add__(self, other: "Reply") -> "Reply":
+        return Reply(*self.items, *other.items, stop=other.stop if other.stop else self.stop)
+
+
+def says(text: str, *, stop: StopReason | None = None) -> Reply:
+    """The model says this, word by word."""
+    return Reply(*(TextChunk(word) for word in _WORD.findall(text)), stop=stop)
+
+
+def thinks(text: str, signature: str = "") -> Reply:
+    """The model thinks this before it goes on."""
+    return Reply(ThinkingChunk(text), ThinkingChunk("", signature))
+
+
+def calls(name: str, /, **arguments: Any) -> Reply:
+    """The model asks for a tool. `calls(…) + calls(…)` asks for two at once."""
+    return Reply(ToolCallChunk(ToolCall("", name, arguments)))
+
+
+def fails(error: Exception | str) -> Reply:
+    """The model's connection fails here; `says("Half a") + fails("gone")` fails in the middle."""
+    return Reply(ProviderError(error) if isinstance(error, str) else error)
+
+
+class Scripted:
+    """Gives one reply per request, in order, and remembers what it was asked."""
+
+    def __init__(self, *replies: Reply, id: str = "scripted") -> None:
+        self.id = id
+        self.requests: list[Request] = []
+        self._replies = list(replies)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        self.requests.append(request)
+        if len(self.requests) > len(self._replies):
+            raise ScriptExhausted(f"the scripted model was asked {len(self.requests)} times for {len(self._replies)}")
+        reply = self._replies[len(self.requests) - 1]
+        called = spoken = 0
+        for item in reply.items:
+            await asyncio.sleep(0)  # give way, as a network would; else races hide from tests
+            if isinstance(item, Exception):
+                raise item
+            called += type(item) is ToolCallChunk
+            spoken += type(item) is TextChunk
+            yield item
+        ending: StopReason = "tool_calls" if called else "stop"
+        yield DoneChunk(Usage(len(request.messages), spoken), reply.stop if reply.stop else ending)
+
+
+class _Take(msgspec.Struct, frozen=True):
+    """One request, as far as it matters, and the chunks that answered it."""
+
+    asked: dict[str, Any]
+    heard: list[Chunk]
+
+
+_decoder = msgspec.json.Decoder(_Take)
+
+
+class Cassette:
+    """Plays `path` back if it is there; otherwise asks `provider` and records. Only complete answers are kept.
+
+    Ids and times are not compared, so a recording made yesterday fits today; keys and headers are never in it.
+    """
+
+    def __init__(self, path: Path | str, provider: Provider | None = None) -> None:
+        self._path = Path(path)
+        self._provider = provider
+        self._takes = self._load()
+        self._next = 0
+        self.id = "cassette"
+        if self._takes is None and provider is None:
+            raise ConfigError(f"there is no recording at {self._path}, and no provider to make one from")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._provider.capabilities if self._provider else Capabilities()
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        asked = _fingerprint(request)
+        if self._takes is not None:
+            for chunk in self._play(asked):
+                yield chunk
+            return
+        heard: list[Chunk] = []
+        async with aclosing(cast(Provider, self._provider).stream(request)) as chunks:
+            async for chunk in chunks:
+                heard.append(chunk)
+                yield chunk
+        with self._path.open("ab") as file:
+            file.write(encode(_Take(asked, heard)) + b"\n")
+
+    def _load(self) -> list[_Take] | None:
+        if not self._path.exists():
+            return None
+        return [_decoder.decode(line) for line in self._path.read_bytes().splitlines()]
+
+    def _play(self, asked: dict[str, Any]) -> list[Chunk]:
+        takes = self._takes or []
+        if self._next >= len(takes):
+            raise ConfigError(f"the recording {self._path} has only {len(takes)} answers; delete it to record anew")
+        take = takes[self._next]
+        for field in asked:
+            if take.asked.get(field) != asked[field]:
+                was, now = encode(take.asked.get(field)).decode(), encode(asked[field]).decode()
+                raise ConfigError(
+                    f"request {self._next + 1} differs from the recording {self._path} in {field!r}: "
+                    f"it was {was[-200:]}, now it is {now[-200:]}; delete the file to record anew"
+                )
+        self._next += 1
+        return take.heard
+
+
+def _fingerprint(request: Request) -> dict[str, Any]:
+    """What was asked, with calls numbered instead of named: their ids differ from run to run."""
+    numbers: dict[str, str] = {}
+    messages: list[dict[str, Any]] = []
+    for message in request.messages:
+        parts = msgspec.to_builtins(message.parts)
+        for part in parts:
+            for field in ("id", "call_id"):
+                if field in part:
+                    part[field] = numbers.setdefault(part[field], f"call {len(numbers) + 1}")
+        messages.append({"role": message.role, "parts": parts})
+    shape = {"system": request.system, "messages": messages, "tools": [tool.name for tool in request.tools]}
+    return msgspec.json.decode(encode(shape))

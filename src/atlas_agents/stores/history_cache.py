@@ -1,0 +1,134 @@
+"""Read-through cache of conversation histories: a turn reads only the messages that are new.
+
+Cached rows are always verified. Messages of a session are only appended, or deleted with their session; so each read
+asks the database, in one statement, for the messages after the last cached one, for that message itself, and for the
+creation time of the session. If they do not fit, the whole history is read.
+"""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from atlas_agents.core.errors import Conflict
+from atlas_agents.core.store import PutRecord, Store, StoredMessage
+from atlas_agents.stores.sql import statements as sql
+from atlas_agents.stores.sql import tables
+from atlas_agents.stores.sql.query import Query, Row, bind
+
+Fetch: TypeAlias = Callable[[Query], Awaitable[list[Row]]]
+Rows: TypeAlias = tuple[StoredMessage, ...]
+_ROW_SIZE = 300
+"""Approximate bytes of a message besides its body."""
+_OWNER = "default"
+"""One secret for the whole database, whichever tenant the cached history belongs to."""
+
+
+class SharedCache(Protocol):
+    """Histories shared with other processes. Entries are authenticated with a secret that only these processes know."""
+
+    async def open(self, secret: Callable[[], Awaitable[bytes]]) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def get(self, tenant: str, session: str, created_at: int) -> Rows:
+        """The cached messages from the first one on; empty if there are none or the cache is unavailable."""
+        ...
+
+    def put(self, tenant: str, session: str, created_at: int, rows: Rows, known: int) -> None:
+        """Store the messages after the first `known` ones, in the background."""
+        ...
+
+    def drop(self, tenant: str, session: str) -> None: ...
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    created_at: int
+    rows: Rows
+    size: int
+
+
+class HistoryCache:
+    """LRU cache of up to `most` bytes, with an optional shared cache behind it."""
+
+    def __init__(self, shared: SharedCache | None = None, *, most: int = 64 << 20) -> None:
+        self.shared = shared
+        self._most = most
+        self._size = 0
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+
+    async def read(self, fetch: Fetch, tenant: str, session: str) -> list[StoredMessage]:
+        """All messages of a session, as they are in the database now."""
+        entry = self._entries.get((tenant, session))
+        if entry is None and self.shared is not None:
+            entry = await self._from_shared(self.shared, fetch, tenant, session)
+        known = entry.rows if entry is not None else ()
+        created_at, found = await _read_since(fetch, tenant, session, known[-1].seq if known else 0)
+        if known and (entry is None or entry.created_at != created_at or found[:1] != known[-1:]):
+            known = ()
+            created_at, found = await _read_since(fetch, tenant, session, 0)
+        rows = (*known, *found[1:]) if known else found
+        if created_at is None:
+            self.evict(tenant, session)
+        else:
+            self._put((tenant, session), _Entry(created_at, rows, _size_of(rows)))
+            if self.shared is not None and len(rows) > len(known):
+                self.shared.put(tenant, session, created_at, rows, len(known))
+        return list(rows)
+
+    def evict(self, tenant: str, session: str) -> None:
+        """Remove a session from this process's cache."""
+        entry = self._entries.pop((tenant, session), None)
+        self._size -= entry.size if entry is not None else 0
+
+    def drop(self, tenant: str, session: str) -> None:
+        """Remove a deleted session from both caches."""
+        self.evict(tenant, session)
+        if self.shared is not None:
+            self.shared.drop(tenant, session)
+
+    async def _from_shared(self, shared: SharedCache, fetch: Fetch, tenant: str, session: str) -> _Entry | None:
+        for created_at, last_message in await fetch(bind(tenant, sql.HISTORY_STATE, session=session)):
+            if last_message:
+                return _Entry(created_at, await shared.get(tenant, session, created_at), 0)
+        return None
+
+    def _put(self, key: tuple[str, str], entry: _Entry) -> None:
+        self.evict(*key)
+        if entry.size > self._most:
+            return
+        self._entries[key] = entry
+        self._size += entry.size
+        while self._size > self._most:
+            _, oldest = self._entries.popitem(last=False)
+            self._size -= oldest.size
+
+
+async def load_shared_secret(store: Store) -> bytes:
+    """The secret that authenticates entries of the shared cache; created on first use and stored in the database."""
+    while True:
+        found = await store.record(_OWNER, "seal", "copies")
+        if found is not None:
+            return bytes.fromhex(found.body.decode().strip('"'))
+        new = PutRecord("seal", "copies", f'"{secrets.token_hex(32)}"'.encode(), version=0)
+        try:
+            await store.commit(_OWNER, [new])
+        except Conflict:  # another process was faster
+            continue
+
+
+async def _read_since(fetch: Fetch, tenant: str, session: str, seq: int) -> tuple[int | None, Rows]:
+    """Creation time of the session and its messages from this number on; None if the session does not exist."""
+    session_created_at: int | None = None
+    messages: list[StoredMessage] = []
+    for created_at, *columns in await fetch(bind(tenant, sql.HISTORY, session=session, since=seq)):
+        session_created_at = created_at
+        if any(column is not None for column in columns):  # a session without messages gives one row of NULLs
+            messages.append(tables.MESSAGES.decode(columns))
+    return session_created_at, tuple(messages)
+
+
+def _size_of(rows: Sequence[StoredMessage]) -> int:
+    return sum(len(row.body) + _ROW_SIZE for row in rows)

@@ -1,0 +1,333 @@
+"""SQL statements that SQLite and Postgres both execute, with `:name` for each parameter.
+
+Column lists come from `tables`. Every statement filters by `:tenant`, except `OPEN_RUNS` and `TENANTS`.
+"""
+
+from functools import cache
+
+from atlas_agents.core.store import Passage, PutSession
+from atlas_agents.stores.sql import tables as t
+
+_OPEN = "status IN ('queued', 'running', 'waiting')"
+_ACTIVE = "status IN ('running', 'waiting')"
+
+# Sessions. `updated_at` is unique per tenant and increases even if the clock goes back, so paging by it is exact.
+
+_TICK = (
+    "(SELECT CASE WHEN :now > coalesce(max(updated_at), 0) THEN :now ELSE max(updated_at) + 1 END"
+    " FROM sessions WHERE tenant = :tenant)"
+)
+_CHANGES = ", ".join(
+    f"{name} = coalesce(:new_{name}, sessions.{name})" for name in PutSession.__struct_fields__ if name != "key"
+)
+PUT_SESSION = f"""
+{t.SESSIONS.insert(updated_at=_TICK)}
+ON CONFLICT (tenant, key) DO UPDATE SET {_CHANGES}, updated_at = {_TICK} RETURNING {t.SESSIONS.columns}"""
+DROP_SESSION = "DELETE FROM sessions WHERE tenant = :tenant AND key = :session RETURNING key"
+DROP_ROWS = (
+    "DELETE FROM journal WHERE tenant = :tenant AND run_id IN"
+    " (SELECT id FROM runs WHERE tenant = :tenant AND session = :session)",
+    "DELETE FROM events WHERE tenant = :tenant AND run_id IN"
+    " (SELECT id FROM runs WHERE tenant = :tenant AND session = :session)",
+    "DELETE FROM approvals WHERE tenant = :tenant AND session = :session",
+    "DELETE FROM messages WHERE tenant = :tenant AND session = :session",
+    "DELETE FROM runs WHERE tenant = :tenant AND session = :session",
+)
+HAS_OPEN_RUN = f"SELECT id FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN} LIMIT 1"
+SESSION = f"SELECT {t.SESSIONS.columns} FROM sessions WHERE tenant = :tenant AND key = :key"
+SESSIONS = f"""
+SELECT {t.SESSIONS.columns} FROM sessions WHERE tenant = :tenant AND updated_at < :before
+ORDER BY updated_at DESC LIMIT :limit"""
+
+# Messages
+
+MESSAGE_OF_ID = f"""
+SELECT {t.MESSAGES.columns} FROM messages WHERE tenant = :tenant AND session = :session AND id = :id"""
+NEXT_MESSAGE = f"""
+UPDATE sessions SET last_message = last_message + 1, updated_at = {_TICK}
+WHERE tenant = :tenant AND key = :session RETURNING last_message"""
+ADD_MESSAGE = t.MESSAGES.insert()
+_MESSAGES = f"""
+SELECT {t.MESSAGES.columns} FROM messages
+WHERE tenant = :tenant AND session = :session AND seq > :after AND seq < :before"""
+MESSAGES = f"{_MESSAGES} ORDER BY seq LIMIT :limit"
+LAST_MESSAGES = f"{_MESSAGES} ORDER BY seq DESC LIMIT :limit"
+HISTORY = f"""
+SELECT s.created_at, {t.MESSAGES.select("m")} FROM sessions s
+LEFT JOIN messages m ON m.tenant = :tenant AND m.session = :session AND m.seq >= :since
+WHERE s.tenant = :tenant AND s.key = :session ORDER BY m.seq"""
+HISTORY_STATE = "SELECT created_at, last_message FROM sessions WHERE tenant = :tenant AND key = :session"
+
+# Runs
+
+KNOWN_RUN = f"""
+SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND idempotency_key = :idempotency_key
+AND idempotency_key <> ''"""
+NEXT_RUN = f"""
+UPDATE sessions SET last_run = last_run + 1, updated_at = {_TICK}
+WHERE tenant = :tenant AND key = :session RETURNING last_run"""
+_FIRST_STATUS = f"""
+    CASE WHEN EXISTS (SELECT 1 FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN})
+    THEN 'queued' ELSE 'running' END"""
+ADD_RUN = f"""
+{t.RUNS.insert(status=_FIRST_STATUS, place=":place")}
+ON CONFLICT (tenant, id) DO NOTHING RETURNING {t.RUNS.columns}"""
+CLAIM_RUN = f"""
+UPDATE runs SET epoch = epoch + 1 WHERE tenant = :tenant AND id = :run_id AND {_OPEN} RETURNING epoch"""
+RUN = f"SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND id = :run_id"
+ACTIVE_RUN = f"SELECT id FROM runs WHERE tenant = :tenant AND session = :session AND {_ACTIVE}"
+SET_RUN = """
+UPDATE runs SET status = :status, error = coalesce(:error, error), ended_at = :ended_at
+WHERE tenant = :tenant AND id = :run_id"""
+START_NEXT = f"""
+UPDATE runs SET status = 'running' WHERE tenant = :tenant AND session = :session AND status = 'queued'
+AND place = (SELECT min(place) FROM runs WHERE tenant = :tenant AND session = :session AND status = 'queued')
+AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant = :tenant AND session = :session AND {_ACTIVE})
+RETURNING id"""
+STOP_RUN = f"""
+UPDATE runs SET stop = TRUE, ended_at = CASE WHEN status = 'queued' THEN :now END,
+    status = CASE WHEN status = 'queued' THEN 'cancelled' ELSE status END
+WHERE tenant = :tenant AND id = :run_id AND {_OPEN} RETURNING {t.RUNS.columns}"""
+RUNS = f"SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session ORDER BY place"
+OPEN_RUNS_OF = f"""
+SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN} ORDER BY place"""
+OPEN_RUNS = f"SELECT {t.RUNS.columns} FROM runs WHERE {_OPEN} ORDER BY tenant, session, place"
+
+# Journal and audit log
+
+JOURNAL_END = """
+SELECT r.status, r.epoch, j.seq, j.hash FROM runs r LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id = r.id
+    AND j.seq = (SELECT max(seq) FROM journal WHERE tenant = :tenant AND run_id = :run_id)
+WHERE r.tenant = :tenant AND r.id = :run_id"""
+ADD_JOURNAL = f"{t.JOURNAL.insert()} ON CONFLICT (tenant, run_id, kind, key) DO NOTHING RETURNING seq"
+JOURNAL = f"SELECT {t.JOURNAL.columns} FROM journal WHERE tenant = :tenant AND run_id = :run_id ORDER BY seq"
+AUDIT_END = "SELECT seq, hash FROM audit WHERE tenant = :tenant ORDER BY seq DESC LIMIT 1"
+ADD_AUDIT = t.AUDIT.insert()
+_AUDIT = f"SELECT {t.AUDIT.columns} FROM audit WHERE tenant = :tenant AND seq > :after"
+AUDIT = f"{_AUDIT} ORDER BY seq LIMIT :limit"
+LAST_AUDIT = f"{_AUDIT} ORDER BY seq DESC LIMIT :limit"
+AUDIT_BYTES = f"SELECT {t.AUDIT.select(entry='CAST(entry AS BLOB)')} FROM audit WHERE tenant = :tenant ORDER BY seq"
+
+# Events
+
+RESERVE_EVENTS = """
+UPDATE runs SET events = events + :count, said_at = :now, epoch = epoch + :taken
+WHERE tenant = :tenant AND id = :run_id RETURNING events, epoch - :taken"""
+RESERVED_EVENTS = "SELECT events, epoch FROM runs WHERE tenant = :tenant AND id = :run_id"
+EVENTS = f"""
+SELECT {t.EVENTS.columns} FROM events WHERE tenant = :tenant AND run_id = :run_id AND seq > :after
+ORDER BY seq LIMIT :limit"""
+
+
+@cache
+def add_events(count: int) -> str:
+    """INSERT of several events, with the parameters `:seq0`, `:body0` and so on."""
+    rows = ", ".join(f"(:tenant, :run_id, :seq{n}, :body{n})" for n in range(count))
+    return f"INSERT INTO events (tenant, run_id, seq, body) VALUES {rows} ON CONFLICT (tenant, run_id, seq) DO NOTHING"
+
+
+# Daily limits. If the clock is set back by a day or two, counting continues on the latest day that was counted.
+
+_DAY = (
+    "coalesce((SELECT max(day) FROM counters WHERE tenant = :tenant AND agent_id = :agent_id AND day > :day"
+    " AND day <= :latest), :day)"
+)
+RESERVE = f"""
+INSERT INTO counters (tenant, agent_id, day, used) VALUES (:tenant, :agent_id, {_DAY}, 1)
+ON CONFLICT (tenant, agent_id, day) DO UPDATE SET used = counters.used + 1 WHERE counters.used < :limit
+RETURNING used"""
+RELEASE = f"""
+UPDATE counters SET used = used - 1 WHERE tenant = :tenant AND agent_id = :agent_id AND day = {_DAY} AND used > 0
+RETURNING used"""
+COUNTED = "SELECT used FROM counters WHERE tenant = :tenant AND agent_id = :agent_id AND day = :day"
+
+# Approvals. The pending ones are found through the open runs, which are few, while unanswered requests accumulate.
+
+PUT_APPROVAL = f"{t.APPROVALS.insert()} ON CONFLICT (tenant, id) DO NOTHING RETURNING {t.APPROVALS.columns}"
+ANSWER_APPROVAL = f"""
+UPDATE approvals SET answer = :answer, answered_at = :now, grants = :grants
+WHERE tenant = :tenant AND id = :id AND answer IS NULL RETURNING {t.APPROVALS.columns}"""
+APPROVAL = f"SELECT {t.APPROVALS.columns} FROM approvals WHERE tenant = :tenant AND id = :id"
+PENDING_APPROVALS = f"""
+SELECT {t.APPROVALS.select("a")} FROM runs r CROSS JOIN approvals a
+WHERE r.tenant = :tenant AND r.{_OPEN} AND a.tenant = :tenant AND a.run_id = r.id AND a.answer IS NULL
+ORDER BY a.created_at, a.id"""
+GRANTS = f"""
+SELECT {t.APPROVALS.columns} FROM approvals
+WHERE tenant = :tenant AND grants = :binding AND grants <> '' AND answer IS NOT NULL ORDER BY answered_at, id"""
+
+# Usage
+
+_USAGE_KEY = ("day", "session", "agent_id", "model")
+_SUMS = ", ".join(f"{name} = usage_sums.{name} + :{name}" for name in t.USAGE.names if name not in _USAGE_KEY)
+ADD_USAGE = f"{t.USAGE.insert()} ON CONFLICT (tenant, {', '.join(_USAGE_KEY)}) DO UPDATE SET {_SUMS}"
+USAGE = f"""
+SELECT {t.USAGE.columns} FROM usage_sums WHERE tenant = :tenant AND day >= :since AND day < :until
+ORDER BY {", ".join(_USAGE_KEY)}"""
+ACTIVE = """
+SELECT agent_id, user_id, max(created_at) FROM runs WHERE tenant = :tenant GROUP BY agent_id, user_id
+ORDER BY agent_id, user_id"""
+TOKENS = """
+SELECT coalesce(sum(input_tokens + output_tokens), 0) FROM usage_sums
+WHERE tenant = :tenant AND day >= :since AND day < :until"""
+STORED = """
+SELECT (SELECT coalesce(sum(length(body)), 0) FROM messages WHERE tenant = :tenant)
+    + (SELECT coalesce(sum(length(payload)), 0) FROM journal WHERE tenant = :tenant)
+    + (SELECT coalesce(sum(length(body)), 0) FROM events WHERE tenant = :tenant)"""
+
+# Jobs
+
+_OPEN_JOB = "state IN ('queued', 'running')"
+ADD_JOB = f"""
+{t.JOBS.insert(seq="(SELECT coalesce(max(seq), 0) + 1 FROM jobs WHERE tenant = :tenant)")}
+RETURNING {t.JOBS.columns}"""
+COUNT_JOBS = "SELECT count(*) FROM jobs WHERE tenant = :tenant AND root = :root AND root <> ''"
+JOB = f"SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND id = :id"
+CLAIM_JOB = f"""
+UPDATE jobs SET epoch = epoch + 1, attempts = attempts + CASE WHEN state = 'queued' THEN 1 ELSE 0 END, state = 'running'
+WHERE tenant = :tenant AND id = :id AND {_OPEN_JOB} RETURNING {t.JOBS.columns}"""
+SET_JOB = f"""
+UPDATE jobs SET state = :state, epoch = :epoch, result = coalesce(:result, result), error = coalesce(:error, error),
+    due_at = coalesce(:due_at, due_at), ended_at = :ended_at
+WHERE tenant = :tenant AND id = :id RETURNING {t.JOBS.columns}"""
+RETRY_JOB = f"""
+UPDATE jobs SET state = 'queued', allowed = attempts + :more, due_at = :now, result = NULL, ended_at = NULL,
+    deadline = CASE WHEN deadline <= :now THEN NULL ELSE deadline END, told = :told
+WHERE tenant = :tenant AND id = :id RETURNING {t.JOBS.columns}"""
+MARK_JOB_NOTIFIED = f"""
+UPDATE jobs SET told = TRUE WHERE tenant = :tenant AND id = :id AND attempts = :attempts AND NOT {_OPEN_JOB}
+RETURNING id"""
+JOBS = f"SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND seq < :before ORDER BY seq DESC LIMIT :limit"
+JOBS_UNDER = f"""
+SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND parent = :parent AND parent <> '' ORDER BY seq"""
+PENDING_JOBS = f"""
+SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND {_OPEN_JOB}
+    AND (state = 'running' OR due_at <= :until OR deadline <= :until)
+UNION ALL SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND NOT told AND NOT {_OPEN_JOB}
+ORDER BY priority DESC, due_at, seq LIMIT :limit"""
+
+
+def jobs_in(states: int) -> str:
+    """`JOBS` in one of several states, with the parameters `:state0` and so on."""
+    names = ", ".join(f":state{n}" for n in range(states))
+    return JOBS.replace("AND seq", f"AND state IN ({names}) AND seq")
+
+
+# Records
+
+RECORD = f"SELECT {t.RECORDS.columns} FROM records WHERE tenant = :tenant AND kind = :kind AND key = :key"
+RECORDS = f"SELECT {t.RECORDS.columns} FROM records WHERE tenant = :tenant AND kind = :kind ORDER BY key"
+PUT_RECORD = f"""
+{t.RECORDS.insert(version="1")}
+ON CONFLICT (tenant, kind, key) DO UPDATE SET body = :body, version = records.version + 1
+RETURNING {t.RECORDS.columns}"""
+DROP_RECORD = "DELETE FROM records WHERE tenant = :tenant AND kind = :kind AND key = :key RETURNING key"
+TENANTS = "SELECT tenant FROM records WHERE kind = 'tenant' ORDER BY tenant"
+
+# Documents and passages
+
+_IN_SCOPE = "tenant = :tenant AND kind = :kind AND (:any OR shelf = :shelf)"
+PUT_DOCUMENT = t.DOCUMENTS.insert()
+GROW_DOCUMENT = f"""
+UPDATE documents SET passages = passages + :added, hash = :hash WHERE tenant = :tenant AND kind = :kind AND id = :id
+RETURNING {t.DOCUMENTS.columns}"""
+DROP_DOCUMENT = f"DELETE FROM documents WHERE {_IN_SCOPE} AND id = :id RETURNING model"
+COUNT_VECTORS = """
+SELECT count(*) FROM passages WHERE tenant = :tenant AND kind = :kind AND document = :id AND vector IS NOT NULL"""
+DROP_PASSAGES = "DELETE FROM passages WHERE tenant = :tenant AND kind = :kind AND document = :id"
+LIBRARY_CHANGED = """
+INSERT INTO libraries (tenant, kind, model, version, vectors) VALUES (:tenant, :kind, :model, 1, :vectors)
+ON CONFLICT (tenant, kind, model) DO UPDATE SET version = libraries.version + 1,
+    vectors = libraries.vectors + :vectors"""
+DOCUMENT = f"SELECT {t.DOCUMENTS.columns} FROM documents WHERE tenant = :tenant AND kind = :kind AND id = :id"
+DOCUMENTS = f"SELECT {t.DOCUMENTS.columns} FROM documents WHERE {_IN_SCOPE} AND id > :after ORDER BY id LIMIT :limit"
+PASSAGES_OF = f"""
+SELECT {t.PASSAGES.columns} FROM passages WHERE tenant = :tenant AND kind = :kind AND document = :id AND place > :after
+ORDER BY place LIMIT :limit"""
+LIBRARY = "SELECT version, vectors FROM libraries WHERE tenant = :tenant AND kind = :kind AND model = :model"
+_WITH_VECTORS = "tenant = :tenant AND kind = :kind AND model = :model AND vector IS NOT NULL"
+VECTORS = f"SELECT id, shelf, vector FROM passages WHERE {_WITH_VECTORS} AND id > :after ORDER BY id LIMIT :limit"
+VECTOR_IDS = f"SELECT id FROM passages WHERE {_WITH_VECTORS} ORDER BY id"
+
+# The full-text index of SQLite contains the owners of a passage as words, so it skips passages of other tenants.
+SQLITE_MATCHING = """
+SELECT p.id, -w.score FROM (SELECT id, score FROM (
+        SELECT rowid AS id, bm25(passage_words, 0.0, 2.0, 1.0) AS score FROM passage_words
+        WHERE passage_words MATCH :match LIMIT :most)
+    ORDER BY score LIMIT :limit) w
+JOIN passages p ON p.id = w.id WHERE p.tenant = :tenant AND p.kind = :kind ORDER BY w.score, p.id"""
+POSTGRES_MATCHING = f"""
+SELECT id, ts_rank(words, to_tsquery('english', :match), 1) AS score FROM (
+    SELECT id, words FROM passages WHERE {_IN_SCOPE} AND words @@ to_tsquery('english', :match) LIMIT :most) found
+ORDER BY score DESC, id LIMIT :limit"""
+
+
+@cache
+def add_passages(count: int) -> str:
+    """INSERT of several passages of a document, with the parameters `:place0`, `:heading0` and so on."""
+    shared = ("tenant", "kind", "document", "shelf", "owners", "model")
+    own = ("place", *Passage.__struct_fields__)
+    rows = [", ".join([*(f":{name}" for name in shared), *(f":{name}{n}" for name in own)]) for n in range(count)]
+    return f"INSERT INTO passages ({', '.join(shared + own)}) VALUES ({'), ('.join(rows)})"
+
+
+@cache
+def postgres_counts(count: int) -> str:
+    """The number of passages with each word (`:match0` and so on), counted up to `:most`."""
+    one = "SELECT 1 FROM passages WHERE {} AND words @@ to_tsquery('english', :match{}) LIMIT :most"
+    return " UNION ALL ".join(f"SELECT count(*) FROM ({one.format(_IN_SCOPE, n)}) found" for n in range(count))
+
+
+@cache
+def sqlite_counts(count: int) -> str:
+    """The same for SQLite, where the match expression includes the owner."""
+    one = "SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH :match{} LIMIT :most)"
+    return " UNION ALL ".join(one.format(n) for n in range(count))
+
+
+@cache
+def passages(count: int) -> str:
+    """Passages by id (`:id0` and so on). `tenant || ''` keeps the planner from using an index on the tenant."""
+    ids = ", ".join(f":id{n}" for n in range(count))
+    return f"SELECT {t.PASSAGES.columns} FROM passages WHERE tenant || '' = :tenant AND id IN ({ids})"
+
+
+@cache
+def postgres_nearest(dimensions: int) -> str:
+    """Vector search with the pgvector index of one model."""
+    distance = f"CAST(vector AS vector({dimensions})) <=> CAST(:vector AS vector({dimensions}))"
+    return f"""
+SELECT id, 1 - ({distance}) FROM passages WHERE {_IN_SCOPE} AND model = :model AND vector IS NOT NULL
+ORDER BY {distance} LIMIT :limit"""
+
+
+# Pruning, by what is pruned
+
+_SILENT = "r.tenant = :tenant AND r.said_at < :before AND r.ended_at < :before"
+_OVER = "r.tenant = :tenant AND r.journaled AND r.ended_at < :before"
+PRUNABLE_RUNS = {
+    "events": f"SELECT r.id FROM runs r WHERE {_SILENT} ORDER BY r.said_at LIMIT :runs",
+    "journal": f"SELECT r.id FROM runs r WHERE {_OVER} ORDER BY r.ended_at LIMIT :runs",
+}
+PRUNE_ROWS = {
+    "events": """
+DELETE FROM events WHERE tenant = :tenant AND run_id = :run_id AND seq IN
+    (SELECT seq FROM events WHERE tenant = :tenant AND run_id = :run_id ORDER BY seq DESC LIMIT :limit)
+RETURNING length(body)""",
+    "journal": """
+DELETE FROM journal WHERE tenant = :tenant AND run_id = :run_id AND seq IN
+    (SELECT seq FROM journal WHERE tenant = :tenant AND run_id = :run_id ORDER BY seq DESC LIMIT :limit)
+RETURNING length(payload)""",
+}
+MARK_PRUNED = {
+    "events": "UPDATE runs SET said_at = NULL WHERE tenant = :tenant AND id = :run_id",
+    "journal": "UPDATE runs SET journaled = FALSE WHERE tenant = :tenant AND id = :run_id",
+}
+COUNT_PRUNABLE = {
+    "events": f"""
+SELECT count(DISTINCT r.id), count(e.seq), coalesce(sum(length(e.body)), 0)
+FROM runs r LEFT JOIN events e ON e.tenant = :tenant AND e.run_id = r.id WHERE {_SILENT}""",
+    "journal": f"""
+SELECT count(DISTINCT r.id), count(j.seq), coalesce(sum(length(j.payload)), 0)
+FROM runs r LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id = r.id WHERE {_OVER}""",
+}

@@ -1,0 +1,518 @@
+"""Every write of the store port as a generator of queries: what is read, checked and written.
+
+The database runs the commits of a tenant one at a time, so a check still holds when the write follows.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from atlas_agents.core.aio import days_ahead
+from atlas_agents.core.errors import Conflict, DailyLimitExceeded, NotFound, SessionBusy, StaleOwner, StoreError
+from atlas_agents.core.store import (
+    OPEN,
+    OPEN_JOB,
+    AcceptRun,
+    AddAudit,
+    AddEvents,
+    AddJob,
+    AddJournal,
+    AddMessage,
+    AddPassages,
+    AddUsage,
+    AnswerApproval,
+    ApprovalRow,
+    AuditRow,
+    ClaimJob,
+    ClaimRun,
+    Document,
+    DropDocument,
+    DropRecord,
+    DropSession,
+    JobRow,
+    JournalRow,
+    MarkJobNotified,
+    Passage,
+    Prune,
+    Pruned,
+    PutApproval,
+    PutDocument,
+    PutRecord,
+    PutSession,
+    Release,
+    Reserve,
+    ReserveEvents,
+    RetryJob,
+    RunRow,
+    Session,
+    SetJob,
+    SetRun,
+    StopRun,
+    StoredMessage,
+    StoredRecord,
+    Write,
+)
+from atlas_agents.stores.hash_chain import START, audit_row, journal_row
+from atlas_agents.stores.sql import statements as sql
+from atlas_agents.stores.sql import tables
+from atlas_agents.stores.sql.query import Steps, Vector, WriteContext, clean_text
+from atlas_agents.stores.sql.text_search import owners_of
+
+T = TypeVar("T")
+_MAX_RESERVED = 1 << 31
+"""Event numbers that one write may reserve."""
+_EVENT_BATCHES = (64, 16, 4, 2, 1)
+_PASSAGE_BATCHES = (32, 8, 1)
+"""Rows per INSERT. Few sizes, so that each statement stays prepared."""
+_RUN_FIELDS = [name for name in AcceptRun.__struct_fields__ if name in RunRow.__struct_fields__]
+
+
+def apply_writes(context: WriteContext, writes: Sequence[Write]) -> Steps[list[Any]]:
+    """Apply the writes of one commit. If an `AcceptRun` repeats an idempotency key, nothing is written."""
+    for index, write in enumerate(writes):
+        if isinstance(write, AcceptRun) and write.idempotency_key:
+            known = yield from _known_run(context, write)
+            if known is not None:
+                return [known if i == index else None for i in range(len(writes))]
+    results: list[Any] = []
+    for write in writes:
+        steps = _STEPS.get(type(write))
+        if steps is None:
+            raise StoreError(f"unknown write: {type(write).__name__}")
+        results.append((yield from steps(context, write)))
+    return results
+
+
+# Sessions and messages
+
+
+def _put_session(context: WriteContext, write: PutSession) -> Steps[Session]:
+    given = {name: value for name in write.__struct_fields__ if (value := getattr(write, name)) is not None}
+    if write.label is not None:
+        given["label"] = clean_text(write.label)
+    try:
+        values = tables.SESSIONS.values(Session(**given, created_at=context.now))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"the metadata of session {write.key!r} cannot be encoded as JSON: {error}") from error
+    new = {f"new_{name}": values[name] if name in given else None for name in write.__struct_fields__}
+    (row,) = yield context.bind(sql.PUT_SESSION, **values, **new)
+    return tables.SESSIONS.decode(row)
+
+
+def _drop_session(context: WriteContext, write: DropSession) -> Steps[None]:
+    if (yield context.bind(sql.HAS_OPEN_RUN, session=write.key)):
+        raise Conflict(f"session {write.key!r} has an open run: cancel it first")
+    for statement in sql.DROP_ROWS:
+        yield context.bind(statement, session=write.key)
+    if not (yield context.bind(sql.DROP_SESSION, session=write.key)):
+        raise _not_found("session", write.key)
+
+
+def _add_message(context: WriteContext, write: AddMessage) -> Steps[StoredMessage]:
+    known = tables.MESSAGES.first((yield context.bind(sql.MESSAGE_OF_ID, session=write.session, id=write.id)))
+    if known is not None:
+        return known
+    rows = yield context.bind(sql.NEXT_MESSAGE, session=write.session)
+    if not rows:
+        raise _not_found("session", write.session)
+    ((seq,),) = rows
+    message = StoredMessage(write.session, seq, write.id, write.run_id, write.body)
+    yield context.bind(sql.ADD_MESSAGE, **tables.MESSAGES.values(message))
+    return message
+
+
+# Runs
+
+
+def _known_run(context: WriteContext, write: AcceptRun) -> Steps[RunRow | None]:
+    """The run that was accepted under the same idempotency key, if any."""
+    rows = yield context.bind(sql.KNOWN_RUN, session=write.session, idempotency_key=write.idempotency_key)
+    known = tables.RUNS.first(rows)
+    if known is not None and known.fingerprint != write.fingerprint:
+        raise Conflict(f"idempotency key {write.idempotency_key!r} was used before for another request")
+    return known
+
+
+def _accept_run(context: WriteContext, write: AcceptRun) -> Steps[RunRow]:
+    rows = yield context.bind(sql.NEXT_RUN, session=write.session)
+    if not rows:
+        raise _not_found("session", write.session)
+    ((place,),) = rows
+    given = {name: getattr(write, name) for name in _RUN_FIELDS}
+    new = RunRow(**given, status="queued", created_at=context.now, tenant=context.tenant)
+    run = tables.RUNS.first((yield context.bind(sql.ADD_RUN, **tables.RUNS.values(new), place=place)))
+    if run is None:
+        raise Conflict(f"run {write.id!r} exists already")
+    if write.at_once and run.status == "queued":
+        raise SessionBusy(f"session {write.session!r} has a running turn")
+    return run
+
+
+def _claim_run(context: WriteContext, write: ClaimRun) -> Steps[int]:
+    rows = yield context.bind(sql.CLAIM_RUN, run_id=write.run_id)
+    if not rows:
+        yield from _raise_ended(context, write.run_id)
+    ((epoch,),) = rows
+    return epoch
+
+
+def _set_run(context: WriteContext, write: SetRun) -> Steps[str | None]:
+    run = tables.RUNS.first((yield context.bind(sql.RUN, run_id=write.run_id)))
+    if run is None:
+        raise _not_found("run", write.run_id)
+    _check_owner(run.id, run.status, run.epoch, write.epoch)
+    ends = write.status not in OPEN
+    if write.status == "queued":
+        raise Conflict(f"run {run.id!r} cannot return to the queue")
+    if run.status == "queued" and not ends and (yield context.bind(sql.ACTIVE_RUN, session=run.session)):
+        raise Conflict(f"session {run.session!r} has an active run: {run.id!r} must wait")
+    ended_at = context.now if ends else None
+    yield context.bind(
+        sql.SET_RUN, run_id=run.id, status=write.status, error=clean_text(write.error), ended_at=ended_at
+    )
+    started = (yield context.bind(sql.START_NEXT, session=run.session)) if ends else []
+    return next((id for (id,) in started), None)
+
+
+def _stop_run(context: WriteContext, write: StopRun) -> Steps[RunRow]:
+    rows = yield context.bind(sql.STOP_RUN, run_id=write.run_id)
+    if not rows:
+        yield from _raise_ended(context, write.run_id)
+    return tables.RUNS.decode(rows[0])
+
+
+def _raise_ended(context: WriteContext, run_id: str) -> Steps[None]:
+    known = yield context.bind(sql.RUN, run_id=run_id)
+    raise _ended(run_id) if known else _not_found("run", run_id)
+
+
+def _add_journal(context: WriteContext, write: AddJournal) -> Steps[JournalRow]:
+    rows = yield context.bind(sql.JOURNAL_END, run_id=write.run_id)
+    if not rows:
+        raise _not_found("run", write.run_id)
+    ((status, epoch, seq, previous),) = rows
+    _check_owner(write.run_id, status, epoch, write.epoch)
+    step = journal_row(
+        write.run_id, (seq or 0) + 1, write.kind, write.key, context.now, previous or START, write.payload
+    )
+    if not (yield context.bind(sql.ADD_JOURNAL, **tables.JOURNAL.values(step))):
+        raise Conflict(f"the journal of run {write.run_id!r} has {write.kind} {write.key!r} already")
+    return step
+
+
+def _reserve_events(context: WriteContext, write: ReserveEvents) -> Steps[int]:
+    if not 0 <= write.count <= _MAX_RESERVED:
+        raise StoreError(f"expected 0 to {_MAX_RESERVED} events to reserve, got {write.count}")
+    rows = yield context.bind(sql.RESERVE_EVENTS, run_id=write.run_id, count=write.count, taken=int(write.takes))
+    if not rows:
+        raise _not_found("run", write.run_id)
+    ((last, epoch),) = rows
+    _check_epoch("run", write.run_id, epoch, write.epoch)
+    return last
+
+
+def _add_events(context: WriteContext, write: AddEvents) -> Steps[None]:
+    rows = yield context.bind(sql.RESERVED_EVENTS, run_id=write.run_id)
+    if not rows:
+        raise _not_found("run", write.run_id)
+    ((reserved, epoch),) = rows
+    _check_epoch("run", write.run_id, epoch, write.epoch)
+    for seq, _ in write.events:
+        if not 0 < seq <= reserved:
+            raise Conflict(f"event {seq} of run {write.run_id!r} is not reserved: the last one is {reserved}")
+    for batch in _batches(write.events, _EVENT_BATCHES):
+        values: dict[str, Any] = {}
+        for n, (seq, body) in enumerate(batch):
+            values[f"seq{n}"], values[f"body{n}"] = seq, body
+        yield context.bind(sql.add_events(len(batch)), run_id=write.run_id, **values)
+
+
+# Audit log, limits, approvals, usage
+
+
+def _add_audit(context: WriteContext, write: AddAudit) -> Steps[AuditRow]:
+    rows = yield context.bind(sql.AUDIT_END)
+    seq, previous = rows[0] if rows else (0, START)
+    entry = audit_row(seq + 1, previous, write.entry)
+    yield context.bind(sql.ADD_AUDIT, **tables.AUDIT.values(entry))
+    return entry
+
+
+def _reserve(context: WriteContext, write: Reserve) -> Steps[int]:
+    rows = []
+    if write.limit > 0:
+        _, latest = days_ahead(write.day)
+        rows = yield context.bind(sql.RESERVE, agent_id=write.agent_id, day=write.day, latest=latest, limit=write.limit)
+    if not rows:
+        raise DailyLimitExceeded(f"agent {write.agent_id!r} has used its {write.limit} calls of {write.day}")
+    ((used,),) = rows
+    return used
+
+
+def _release(context: WriteContext, write: Release) -> Steps[int]:
+    _, latest = days_ahead(write.day)
+    rows = yield context.bind(sql.RELEASE, agent_id=write.agent_id, day=write.day, latest=latest)
+    return next((used for (used,) in rows), 0)
+
+
+def _put_approval(context: WriteContext, write: PutApproval) -> Steps[ApprovalRow]:
+    new = write.approval
+    stored = tables.APPROVALS.first((yield context.bind(sql.PUT_APPROVAL, **tables.APPROVALS.values(new))))
+    if stored is not None:
+        return stored
+    (row,) = yield context.bind(sql.APPROVAL, id=new.id)
+    known = tables.APPROVALS.decode(row)
+    if (known.run_id, known.call_id, known.binding) != (new.run_id, new.call_id, new.binding):
+        raise Conflict(f"approval {new.id!r} exists already, for another call")
+    return known
+
+
+def _answer_approval(context: WriteContext, write: AnswerApproval) -> Steps[ApprovalRow]:
+    rows = yield context.bind(sql.ANSWER_APPROVAL, id=write.id, answer=write.answer, grants=write.grants)
+    if rows:
+        return tables.APPROVALS.decode(rows[0])
+    if (yield context.bind(sql.APPROVAL, id=write.id)):
+        raise Conflict(f"approval {write.id!r} was answered before")
+    raise _not_found("approval", write.id)
+
+
+def _add_usage(context: WriteContext, write: AddUsage) -> Steps[None]:
+    yield context.bind(sql.ADD_USAGE, **tables.USAGE.values(write.usage))
+
+
+# Jobs
+
+
+def _add_job(context: WriteContext, write: AddJob) -> Steps[JobRow]:
+    job = write.job
+    known = tables.JOBS.first((yield context.bind(sql.JOB, id=job.id)))
+    if known is not None:
+        return known
+    if write.most is not None:
+        ((count,),) = yield context.bind(sql.COUNT_JOBS, root=job.root)
+        if count >= write.most:
+            raise DailyLimitExceeded(f"limit of {write.most} jobs per message reached: do the rest without delegating")
+    new = msgspec.structs.replace(
+        job,
+        task=clean_text(job.task),
+        state="queued",
+        attempts=0,
+        epoch=0,
+        result=None,
+        error=None,
+        notified=not job.asker_session,
+        created_at=context.now,
+        ended_at=None,
+    )
+    (row,) = yield context.bind(sql.ADD_JOB, **tables.JOBS.values(new))
+    return tables.JOBS.decode(row)
+
+
+def _claim_job(context: WriteContext, write: ClaimJob) -> Steps[JobRow]:
+    rows = yield context.bind(sql.CLAIM_JOB, id=write.id)
+    if rows:
+        return tables.JOBS.decode(rows[0])
+    raise _job_ended((yield from _stored_job(context, write.id)))
+
+
+def _set_job(context: WriteContext, write: SetJob) -> Steps[JobRow]:
+    job = yield from _stored_job(context, write.id)
+    _check_epoch("job", job.id, job.epoch, write.epoch)
+    if job.state not in OPEN_JOB:
+        raise _job_ended(job)
+    (row,) = yield context.bind(
+        sql.SET_JOB,
+        id=write.id,
+        state=write.state,
+        epoch=job.epoch + (write.epoch is None),
+        result=clean_text(write.result),
+        error=clean_text(write.error),
+        due_at=write.due_at,
+        ended_at=None if write.state in OPEN_JOB else context.now,
+    )
+    return tables.JOBS.decode(row)
+
+
+def _retry_job(context: WriteContext, write: RetryJob) -> Steps[JobRow]:
+    job = yield from _stored_job(context, write.id)
+    if job.state in (*OPEN_JOB, "done"):
+        raise Conflict(f"job {job.id!r} is {job.state} and cannot be retried")
+    (row,) = yield context.bind(sql.RETRY_JOB, id=job.id, more=write.more, told=not job.asker_session)
+    return tables.JOBS.decode(row)
+
+
+def _mark_job_notified(context: WriteContext, write: MarkJobNotified) -> Steps[None]:
+    yield from _stored_job(context, write.id)
+    yield context.bind(sql.MARK_JOB_NOTIFIED, id=write.id, attempts=write.attempts)
+
+
+def _stored_job(context: WriteContext, id: str) -> Steps[JobRow]:
+    job = tables.JOBS.first((yield context.bind(sql.JOB, id=id)))
+    if job is None:
+        raise _not_found("job", id)
+    return job
+
+
+# Records
+
+
+def _put_record(context: WriteContext, write: PutRecord) -> Steps[StoredRecord]:
+    if write.version is not None:
+        known = tables.RECORDS.first((yield context.bind(sql.RECORD, kind=write.kind, key=write.key)))
+        version = known.version if known is not None else 0
+        if write.version != version:
+            raise Conflict(f"{write.kind} {write.key!r} was changed: expected version {write.version}, got {version}")
+    (row,) = yield context.bind(sql.PUT_RECORD, kind=write.kind, key=write.key, body=write.body)
+    return tables.RECORDS.decode(row)
+
+
+def _drop_record(context: WriteContext, write: DropRecord) -> Steps[None]:
+    if not (yield context.bind(sql.DROP_RECORD, kind=write.kind, key=write.key)):
+        raise _not_found(write.kind, write.key)
+
+
+# Documents
+
+
+def _put_document(context: WriteContext, write: PutDocument) -> Steps[Document]:
+    new = write.document
+    yield from _remove_document(context, new.kind, new.id, None)
+    count = len(write.passages)
+    document = msgspec.structs.replace(new, title=clean_text(new.title), passages=count, created_at=context.now)
+    yield context.bind(sql.PUT_DOCUMENT, **tables.DOCUMENTS.values(document))
+    yield from _insert_passages(context, document, 0, write.passages)
+    return document
+
+
+def _add_passages(context: WriteContext, write: AddPassages) -> Steps[Document]:
+    added = len(write.passages)
+    rows = yield context.bind(sql.GROW_DOCUMENT, kind=write.kind, id=write.id, added=added, hash=write.hash)
+    document = tables.DOCUMENTS.first(rows)
+    if document is None:
+        raise _not_found("document", write.id)
+    yield from _insert_passages(context, document, document.passages - added, write.passages)
+    return document
+
+
+def _drop_document(context: WriteContext, write: DropDocument) -> Steps[None]:
+    if not (yield from _remove_document(context, write.kind, write.id, write.collection)):
+        raise _not_found("document", write.id)
+
+
+def _remove_document(context: WriteContext, kind: str, id: str, collection: str | None) -> Steps[bool]:
+    scope = {"kind": kind, "any": collection is None, "shelf": collection or ""}
+    dropped = yield context.bind(sql.DROP_DOCUMENT, id=id, **scope)
+    for (model,) in dropped:
+        ((vectors,),) = yield context.bind(sql.COUNT_VECTORS, kind=kind, id=id)
+        yield context.bind(sql.DROP_PASSAGES, kind=kind, id=id)
+        yield context.bind(sql.LIBRARY_CHANGED, kind=kind, model=model, vectors=-vectors)
+    return bool(dropped)
+
+
+def _insert_passages(context: WriteContext, document: Document, first: int, passages: Sequence[Passage]) -> Steps[None]:
+    shared = {
+        "kind": document.kind,
+        "document": document.id,
+        "shelf": document.collection,
+        "owners": owners_of(context.tenant, document.kind, document.collection),
+        "model": document.model,
+    }
+    for batch in _batches(list(enumerate(passages, first)), _PASSAGE_BATCHES):
+        values: dict[str, Any] = {}
+        for n, (place, passage) in enumerate(batch):
+            row = msgspec.structs.asdict(passage) | {
+                "place": place,
+                "heading": clean_text(passage.heading),
+                "text": clean_text(passage.text),
+                "vector": Vector(passage.vector) if passage.vector else None,
+            }
+            values |= {f"{name}{n}": value for name, value in row.items()}
+        yield context.bind(sql.add_passages(len(batch)), **shared, **values)
+    vectors = sum(1 for passage in passages if passage.vector)
+    yield context.bind(sql.LIBRARY_CHANGED, kind=document.kind, model=document.model, vectors=vectors)
+
+
+# Retention
+
+
+def _prune(context: WriteContext, write: Prune) -> Steps[Pruned]:
+    found = yield context.bind(sql.PRUNABLE_RUNS[write.what], before=write.before, runs=write.runs)
+    runs = rows = size = 0
+    for (run_id,) in found:
+        left = write.limit - rows
+        if left <= 0:
+            break
+        dropped = yield context.bind(sql.PRUNE_ROWS[write.what], run_id=run_id, limit=left)
+        rows += len(dropped)
+        size += sum(length for (length,) in dropped)
+        if len(dropped) < left:
+            yield context.bind(sql.MARK_PRUNED[write.what], run_id=run_id)
+            runs += 1
+    return Pruned(runs, rows, size)
+
+
+# Checks
+
+
+def _check_owner(run_id: str, status: str, epoch: int, claimed: int) -> None:
+    _check_epoch("run", run_id, epoch, claimed)
+    if status not in OPEN:
+        raise _ended(run_id)
+
+
+def _check_epoch(what: str, id: str, epoch: int, claimed: int | None) -> None:
+    if claimed is not None and epoch != claimed:
+        raise StaleOwner(f"{what} {id!r} has a new owner: its epoch is {epoch}, got {claimed}")
+
+
+def _not_found(what: str, id: str) -> NotFound:
+    return NotFound(f"not found: {what} {id!r}")
+
+
+def _ended(run_id: str) -> Conflict:
+    return Conflict(f"run {run_id!r} has ended")
+
+
+def _job_ended(job: JobRow) -> Conflict:
+    return Conflict(f"job {job.id!r} has ended: its state is {job.state!r}")
+
+
+def _batches(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
+    """Split into slices of the given sizes, the largest first."""
+    begin = 0
+    for size in sizes:
+        while len(items) - begin >= size:
+            yield items[begin : begin + size]
+            begin += size
+
+
+_STEPS: dict[type, Callable[[WriteContext, Any], Steps[Any]]] = {
+    PutSession: _put_session,
+    DropSession: _drop_session,
+    AddMessage: _add_message,
+    AcceptRun: _accept_run,
+    ClaimRun: _claim_run,
+    SetRun: _set_run,
+    StopRun: _stop_run,
+    AddJournal: _add_journal,
+    AddAudit: _add_audit,
+    Reserve: _reserve,
+    Release: _release,
+    PutApproval: _put_approval,
+    AnswerApproval: _answer_approval,
+    ReserveEvents: _reserve_events,
+    AddEvents: _add_events,
+    AddUsage: _add_usage,
+    PutDocument: _put_document,
+    AddPassages: _add_passages,
+    DropDocument: _drop_document,
+    AddJob: _add_job,
+    ClaimJob: _claim_job,
+    SetJob: _set_job,
+    RetryJob: _retry_job,
+    MarkJobNotified: _mark_job_notified,
+    PutRecord: _put_record,
+    DropRecord: _drop_record,
+    Prune: _prune,
+}

@@ -1,0 +1,390 @@
+"""Files of the SQLite store: opening with checks, backup of a database in use, and restore.
+
+A file that is missing, damaged, foreign or too new is rejected with a message that says so, and left unchanged.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from atlas_agents.core.errors import Conflict, StoreBusy, StoreError, StoreFull
+from atlas_agents.core.store import AuditRow
+from atlas_agents.stores.hash_chain import broken_audit
+from atlas_agents.stores.migrations import SQLITE, pending
+from atlas_agents.stores.sql import tables
+from atlas_agents.stores.sql.statements import AUDIT_BYTES
+
+APPLICATION_ID = 0x41544C53
+"""Application id in the file header: ATLS."""
+Progress: TypeAlias = Callable[[int, int], object]
+"""Called with the bytes copied so far and their total."""
+_OLDEST = (3, 35, 0)
+_LARGE_CACHE = 64 << 10
+"""In kilobytes."""
+_CHECKED_BYTES = 64 << 20
+"""Files up to this size are checked completely when opened. In larger ones SQLite checks pages as it reads them."""
+_BACKUP_PAGES = 1024
+_BACKUP_BUSY_TIMEOUT = 5.0
+
+
+def translate_error(error: sqlite3.Error, path: Path) -> StoreError:
+    """Map an SQLite error to a `StoreError` that says what to do about it."""
+    code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    match code:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StoreBusy(f"database {path} is locked by another process; nothing was written, try again")
+        case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
+            return StoreFull(f"database {path} cannot grow ({error}); nothing was written, free some disk space")
+        case sqlite3.SQLITE_NOTADB:
+            return StoreError(f"{path} is not an SQLite database, or it is encrypted; it was not changed")
+        case sqlite3.SQLITE_CORRUPT:
+            return StoreError(f"database {path} is damaged ({error}); it was not changed, restore a backup")
+        case sqlite3.SQLITE_READONLY:
+            return StoreError(f"database {path} is read-only: give this user write permission")
+        case sqlite3.SQLITE_CANTOPEN:
+            return StoreError(f"cannot open database {path}: {error}")
+        case _:
+            return StoreError(f"cannot use database {path}: {error}")
+
+
+class OpenOptions(msgspec.Struct, frozen=True):
+    """The file and how to open it."""
+
+    path: Path
+    must_exist: bool
+    max_pages: int | None
+    busy_timeout: float
+
+
+def open_writer(options: OpenOptions) -> sqlite3.Connection:
+    """Open the connection that writes, and migrate the schema."""
+    if sqlite3.sqlite_version_info < _OLDEST:
+        raise StoreError(f"expected SQLite 3.35 or newer, got {sqlite3.sqlite_version}")
+    path = options.path
+    _prepare_file(path, must_exist=options.must_exist)
+    connection = _connect(options)
+    try:
+        _check(connection, path, must_exist=options.must_exist)
+        _use_wal(connection, path, options.busy_timeout)
+        connection.execute("PRAGMA synchronous = FULL")
+        if options.max_pages is not None:
+            connection.execute(f"PRAGMA max_page_count = {options.max_pages:d}")
+        _migrate(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        raise translate_error(error, path) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_reader(options: OpenOptions, *, large_cache: bool = False) -> sqlite3.Connection:
+    """Open a read-only connection. A large cache is for searches, which read much of the file."""
+    connection = _connect(options)
+    if large_cache:
+        connection.execute(f"PRAGMA cache_size = -{_LARGE_CACHE:d}")
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def open_memory() -> sqlite3.Connection:
+    """Open a new in-memory database. Any thread may use it, one at a time."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=256, check_same_thread=False)
+    _migrate(connection, Path(":memory:"))
+    return connection
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of the file at the path, if any. They change when the file is moved or replaced."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _connect(options: OpenOptions) -> sqlite3.Connection:
+    try:
+        return sqlite3.connect(options.path, timeout=options.busy_timeout, isolation_level=None, cached_statements=256)
+    except sqlite3.Error as error:
+        raise translate_error(error, options.path) from error
+
+
+def _prepare_file(path: Path, *, must_exist: bool) -> None:
+    """Create the file if allowed, for its owner only. SQLite gives its side files the same mode."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        _create(path, must_exist=must_exist)
+        return
+    except OSError as error:
+        raise StoreError(f"cannot open database {path}: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        kind = "directory" if stat.S_ISDIR(found.st_mode) else "special file"
+        raise StoreError(f"expected a database, got a {kind}: {path}")
+    if must_exist and found.st_size == 0:
+        raise StoreError(f"database {path} is empty, but existed before: restore a backup")
+    if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise StoreError(f"database {path} is read-only: give this user write permission for it and its directory")
+
+
+def _create(path: Path, *, must_exist: bool) -> None:
+    left = path.with_name(path.name + "-wal")
+    if must_exist or (left.exists() and left.stat().st_size > 0):
+        raise StoreError(f"database {path} is missing, but existed before: restore it; no new one was created")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreError(f"cannot create database {path}: {error.strerror}") from error
+
+
+def _check(connection: sqlite3.Connection, path: Path, *, must_exist: bool) -> None:
+    """Check that the file is a database of ours and intact, or new, before anything is written."""
+    connection.execute("BEGIN")  # one snapshot for both queries: another process may be creating the database
+    found_id: int = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    connection.execute("COMMIT")
+    if found_id != APPLICATION_ID and (tables or found_id or must_exist):
+        raise StoreError(f"{path} is a database of another program; it was not changed")
+    if tables and path.stat().st_size <= _CHECKED_BYTES:
+        found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            line = " ".join(found.split())
+            raise StoreError(f"database {path} is damaged ({line}); it was not changed, restore a backup")
+
+
+def _use_wal(connection: sqlite3.Connection, path: Path, timeout: float) -> None:
+    """Switch to a write-ahead log. SQLite does not always apply the busy timeout to this, so retry here."""
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            mode: str = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= end:
+                raise
+            time.sleep(0.01)
+    if mode != "wal":
+        raise StoreError(f"database {path} cannot use a write-ahead log: put it on a local disk")
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Apply all pending migrations in one transaction. A second process waits and then finds none pending."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        for number, statements in pending(version, f"database {path}", SQLITE):
+            for statement in statements:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+        if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+# Backup and restore
+
+_COUNTS = {
+    "sessions": "SELECT count(*) FROM sessions",
+    "messages": "SELECT count(*) FROM messages",
+    "audit": "SELECT count(*) FROM audit",
+    "open_runs": "SELECT count(*) FROM runs WHERE status IN ('queued', 'running', 'waiting')",
+}
+_OPEN_JOBS = "SELECT count(*) FROM jobs WHERE state IN ('queued', 'running')"
+_HOLDS = (
+    "SELECT EXISTS (SELECT 1 FROM sessions) OR EXISTS (SELECT 1 FROM audit) OR EXISTS (SELECT 1 FROM records)"
+    " OR EXISTS (SELECT 1 FROM documents) OR EXISTS (SELECT 1 FROM usage_sums)"
+)
+_WITH_JOBS = 4
+"""The first schema version with jobs."""
+
+
+class DatabaseSummary(msgspec.Struct, frozen=True):
+    """DatabaseSummarys of an intact database. `broken` describes the first break of an audit chain, if any."""
+
+    schema: int
+    size: int
+    sessions: int
+    messages: int
+    audit: int
+    open_runs: int
+    open_jobs: int = 0
+    broken: str | None = None
+
+
+def back_up(source: Path, target: Path, progress: Progress | None = None) -> DatabaseSummary:
+    """Write a consistent snapshot of a database to a single file, even while the database is in use."""
+    if not source.is_file():
+        raise StoreError(f"not found: database {source}")
+    if target.exists():
+        raise Conflict(f"{target} exists already: choose another file for the backup")
+    with _temporary_file(target) as fresh:
+        try:
+            _copy(source, fresh, progress)
+        except sqlite3.Error as error:
+            problem = translate_error(error, source)
+            raise translate_error(error, target) if isinstance(problem, StoreFull) else problem from error
+        content = inspect(fresh)
+        _sync(fresh)
+        fresh.rename(target)
+        _sync(target.parent)
+    return content
+
+
+def restore(
+    backup: Path, target: Path, *, replace: bool = False, unverified: bool = False
+) -> tuple[DatabaseSummary, Path | None]:
+    """Replace a database with a verified backup. Returns its summary and the new path of the old database, if any.
+
+    Raises `Conflict` if the database is not empty and `replace` is not set, and `StoreBusy` if it is in use.
+    """
+    if not backup.is_file() or not os.access(backup, os.R_OK):
+        raise StoreError(f"cannot read backup {backup}" if backup.exists() else f"not found: backup {backup}")
+    if backup.resolve() == target.resolve():
+        raise Conflict(f"{backup} is the database itself: expected a backup of it")
+    _check_replaceable(target, replace=replace)
+    with _temporary_file(target) as fresh:
+        _check_no_log(backup)
+        shutil.copyfile(backup, fresh)
+        content = inspect(fresh, shown_as=backup)
+        if content.broken and not unverified:
+            raise StoreError(f"{backup}: {content.broken}; nothing was changed")
+        _sync(fresh)
+        old = _rename_aside(target)
+        fresh.rename(target)
+        _sync(target.parent)
+    return content, old
+
+
+def inspect(path: Path, *, shown_as: Path | None = None) -> DatabaseSummary:
+    """Verify a database that is not in use: its schema version, every page, and the audit chains."""
+    name = shown_as or path
+    _check_no_log(path)
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as found:
+            found_id, schema = (
+                found.execute(f"PRAGMA {each}").fetchone()[0] for each in ("application_id", "user_version")
+            )
+            if found_id != APPLICATION_ID:
+                raise StoreError(f"{name} is not a database of Atlas Agents")
+            pending(schema, str(name), SQLITE)
+            whole: str = found.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if whole != "ok":
+                raise StoreError(f"{name} is damaged: {' '.join(whole.split())}")
+            counts = {each: found.execute(sql).fetchone()[0] for each, sql in _COUNTS.items()}
+            if schema >= _WITH_JOBS:
+                counts["open_jobs"] = found.execute(_OPEN_JOBS).fetchone()[0]
+            return DatabaseSummary(schema, path.stat().st_size, **counts, broken=_broken_chain(found))
+    except sqlite3.Error as error:
+        raise translate_error(error, name) from error
+
+
+def _broken_chain(connection: sqlite3.Connection) -> str | None:
+    for (tenant,) in connection.execute("SELECT DISTINCT tenant FROM audit ORDER BY tenant").fetchall():
+        entry = broken_audit(_audit_rows(connection, tenant))
+        if entry is not None:
+            return f"the audit log of tenant {tenant!r} is broken at entry {entry}"
+    return None
+
+
+def _audit_rows(connection: sqlite3.Connection, tenant: str) -> Iterator[AuditRow]:
+    for row in connection.execute(AUDIT_BYTES, {"tenant": tenant}):
+        yield tables.AUDIT.decode(row)
+
+
+def _copy(source: Path, target: Path, progress: Progress | None) -> None:
+    """Copy in one read transaction: all steps see the same snapshot, and a concurrent write does not restart them."""
+
+    def report(_: int, remaining: int, total: int) -> None:
+        if progress is not None:
+            progress((total - remaining) * size, total * size)
+
+    with (
+        contextlib.closing(sqlite3.connect(source, timeout=_BACKUP_BUSY_TIMEOUT, isolation_level=None)) as there,
+        contextlib.closing(sqlite3.connect(target, isolation_level=None)) as here,
+    ):
+        there.execute("PRAGMA query_only = ON")
+        there.execute("BEGIN")
+        size: int = there.execute("PRAGMA page_size").fetchone()[0]
+        if there.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+            raise StoreError(f"{source} is not a database of Atlas Agents")
+        there.backup(here, pages=_BACKUP_PAGES, progress=report)
+        here.execute("PRAGMA journal_mode = DELETE")  # leave everything in one file
+
+
+def _check_replaceable(target: Path, *, replace: bool) -> None:
+    """Check that the database is not in use, and that it is empty or may be replaced."""
+    if not target.exists() or target.stat().st_size == 0:
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(target, timeout=0.5, isolation_level=None)) as found:
+            tables: int = found.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if tables and found.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+                raise StoreError(f"{target} is a database of another program; it was not changed")
+            # This needs exclusive access, and moves the content of the write-ahead log into the file.
+            found.execute("PRAGMA journal_mode = DELETE")
+            holds = bool(tables) and bool(found.execute(_HOLDS).fetchone()[0])
+    except sqlite3.DatabaseError as error:
+        if isinstance(translate_error(error, target), StoreBusy):
+            raise StoreBusy(f"database {target} is in use: stop the gateway first") from error
+        holds = True  # damaged, or its schema is older than some of these tables
+    if holds and not replace:
+        raise Conflict(f"database {target} is not empty: pass --replace to rename it and restore the backup")
+
+
+def _check_no_log(path: Path) -> None:
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size > 0:
+        raise StoreError(
+            f"{path} is incomplete: part of it is in {log.name} next to it. Make a copy with `atlas store backup`"
+        )
+
+
+def _rename_aside(target: Path) -> Path | None:
+    """Rename the old database and its side files."""
+    if not target.exists():
+        return None
+    old = target.with_name(f"{target.name}.replaced-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(2)}")
+    for end in ("-wal", "-shm", "-journal", ""):
+        with contextlib.suppress(FileNotFoundError):
+            target.with_name(target.name + end).rename(f"{old}{end}")
+    return old
+
+
+@contextlib.contextmanager
+def _temporary_file(target: Path) -> Generator[Path, None, None]:
+    """A file in the same directory, for its owner only. It is deleted unless it was renamed."""
+    fresh = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
+    try:
+        os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        yield fresh
+    except OSError as error:
+        raise StoreError(f"cannot write {target}: {error.strerror}") from error
+    finally:
+        for end in ("", "-journal", "-wal", "-shm"):
+            with contextlib.suppress(OSError):
+                fresh.with_name(fresh.name + end).unlink()
+
+
+def _sync(path: Path) -> None:
+    """Flush a file to disk, or the names in a directory."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

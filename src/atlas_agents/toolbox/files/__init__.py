@@ -1,5 +1,0 @@
-"""Files of one folder, and of nothing beside it: read, written, edited, listed and searched."""
-
-from atlas_agents.toolbox.files.tools import file_tools
-
-__all__ = ["file_tools"]

@@ -1,0 +1,217 @@
+"""Checks before a tool may act: the tool exists, it is permitted, its arguments are valid, a person approved it."""
+
+import asyncio
+import copy
+import logging
+import os
+from typing import Any
+
+import msgspec
+
+from atlas_agents.core.aio import invoke as call_user
+from atlas_agents.core.errors import BadArguments, Declined, NotPermitted, ToolFault, ToolNotFound
+from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked
+from atlas_agents.core.json import parse_object
+from atlas_agents.core.messages import ToolCall, ToolResult
+from atlas_agents.core.text import clean
+from atlas_agents.tools.approvals import Answer, Question, binding, question_id
+from atlas_agents.tools.governance import Approved, ToolScope
+from atlas_agents.tools.policy import Verdict
+from atlas_agents.tools.redact import secrets_in
+from atlas_agents.tools.tool import Tool
+
+logger = logging.getLogger(__name__)
+MAX_PREVIEW = 20_000
+_STALE_APPROVAL = "Something that this call depends on has changed since it was approved, so it was not run."
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """A tool call that may not act.
+
+    `error` is None if the turn was cancelled before the call could act, or if an earlier process already ran it; then
+    `known_result` is what the tool reported about it.
+    """
+
+    call: ToolCall
+    error: Exception | None = None
+    tool: Tool | None = None
+    verdict: Verdict | None = None
+    known_result: ToolResult | None = None
+
+
+async def check_call(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
+    """Check a call in the order find, permit, validate, confirm. Has no side effects on the outside world."""
+    tool: Tool | None = None
+    verdict: Verdict | None = None
+    try:
+        tool = _find(call, scope)
+        verdict = scope.governance.verdict(tool, scope.actor)
+        _require_permission(tool, verdict, scope)
+        values = _validate(tool, call)
+        if verdict.cell == "ask" or tool.confirm:
+            return await _confirm(Approved(call, tool, values, verdict), scope)
+    except Exception as error:  # noqa: BLE001 - also from a user's own validator; the other calls must go on
+        return Rejected(call, error, tool, verdict)
+    return Approved(call, tool, values, verdict)
+
+
+async def recheck(approved: Approved, scope: ToolScope) -> None:
+    """Check again right before the tool acts: still permitted, and still exactly what was approved."""
+    tool, arguments = approved.tool, approved.call.arguments
+    facts = await _facts(tool, arguments) if approved.binding else None
+    ruled = approved.by_command_rule and await _command_rule(approved, scope) is not None
+    verdict = scope.governance.verdict(tool, scope.actor)
+    _require_permission(tool, verdict, scope)
+    if approved.binding:
+        if approved.binding != binding(tool.name, arguments, scope.governance.policy_version, facts=facts):
+            raise Declined(f"the approval of {tool.name} no longer matches what it would do", _STALE_APPROVAL)
+    elif approved.by_command_rule != ruled or (verdict.cell == "ask" and not ruled):
+        raise Declined(f"{tool.name} now requires approval: {verdict.rule}")
+
+
+def _find(call: ToolCall, scope: ToolScope) -> Tool:
+    tool = scope.tools.get(call.name)
+    if tool is None:
+        known = ", ".join(sorted(tool.wire_name for tool in scope.visible_tools())) or "none"
+        raise ToolNotFound(f"Unknown tool {call.name[:80]!r}. Available tools: {known}.")
+    return tool
+
+
+def _require_permission(tool: Tool, verdict: Verdict, scope: ToolScope) -> None:
+    if verdict.cell == "no":
+        raise NotPermitted(f"{tool.name} is not permitted for {scope.actor.agent_id}: {verdict.rule}.")
+
+
+def _validate(tool: Tool, call: ToolCall) -> dict[str, Any]:
+    if call.malformed is not None:
+        raise BadArguments(_describe_malformed(call.malformed))
+    tool.check(call.arguments)
+    return tool.convert(call.arguments)
+
+
+def _describe_malformed(text: str) -> str:
+    try:
+        parse_object(text)
+    except ValueError as error:
+        return f"The arguments are not valid JSON ({error}). Nothing was run; call again with one JSON object."
+    return "The call was cut off before it was complete. Nothing was run; call again with shorter arguments."
+
+
+async def _confirm(approved: Approved, scope: ToolScope) -> Approved:
+    """Ask a person if necessary, and return the call bound to exactly the arguments that were approved.
+
+    The arguments are copied, so that neither the `confirm` predicate, nor the approver, nor a subscriber can change
+    them after the approval.
+    """
+    call = msgspec.structs.replace(approved.call, arguments=copy.deepcopy(approved.call.arguments))
+    approved = msgspec.structs.replace(approved, call=call)
+    try:
+        if not await _must_ask(approved):
+            return approved
+        if (rule := await _command_rule(approved, scope)) is not None:
+            return msgspec.structs.replace(approved, verdict=rule, by_command_rule=True)
+        question = _question(approved, scope, await _facts(approved.tool, approved.call.arguments))
+        by = await scope.governance.approvals.allowed(question, scope.approval_store)
+        if by is not None:
+            return msgspec.structs.replace(approved, binding=question.binding, approved_by=by)
+        if not scope.asks:
+            raise Declined(f"{approved.tool.name} requires approval, and no one can be asked in this turn")
+        question = msgspec.structs.replace(question, preview=await _preview(approved, scope))
+        approved = await _with_answer(approved, await _ask(question, scope), question)
+    except (ToolFault, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:  # a user's own function failed: without an answer there is no approval
+        trace = scope.governance.redactor.trace(error, secrets_in(call.arguments))
+        logger.error("approval failed: tool=%s run=%s\n%s", approved.tool.name, scope.run_id, trace)
+        raise Declined(f"{approved.tool.name} was not approved") from error
+    return approved
+
+
+async def _must_ask(approved: Approved) -> bool:
+    confirm = approved.tool.confirm
+    if approved.verdict.cell == "ask" or confirm is True:
+        return True
+    return bool(await call_user(confirm, copy.deepcopy(approved.call.arguments))) if callable(confirm) else False
+
+
+async def _command_rule(approved: Approved, scope: ToolScope) -> Verdict | None:
+    """Return the command rule of the current policy that allows this call without asking."""
+    tool, policy = approved.tool, scope.governance.policy
+    if tool.argv is None or policy is None:
+        return None
+    argv = await call_user(tool.argv, copy.deepcopy(approved.call.arguments))
+    return None if argv is None else policy.command(argv, scope.actor)
+
+
+async def _facts(tool: Tool, arguments: dict[str, Any]) -> Any:
+    """Return what a call depends on besides its arguments, as it is now; None if the tool declares nothing."""
+    return None if tool.binds is None else await call_user(tool.binds, copy.deepcopy(arguments))
+
+
+async def _preview(approved: Approved, scope: ToolScope) -> str:
+    """Return the tool's description of what the call would change, cut to a readable length."""
+    preview = approved.tool.preview
+    if preview is None:
+        return ""
+    text = clean(str(await call_user(preview, copy.deepcopy(approved.call.arguments))))
+    text = str(scope.governance.redactor.known_in(text))
+    hidden = len(text) - MAX_PREVIEW
+    return text if hidden <= 0 else f"{text[:MAX_PREVIEW]}\n… {hidden:,} more characters are not shown"
+
+
+async def _ask(question: Question, scope: ToolScope) -> Answer:
+    """Return the answer, and emit events for a question that waits and for its answer."""
+    governance, emit, run_id = scope.governance, scope.emit, scope.run_id
+    approvals, store = governance.approvals, scope.approval_store
+    if not approvals.wait and store is None:
+        return await approvals.ask(question, governance.clock)
+    try:
+        answer = await approvals.ask(
+            question, governance.clock, store, lambda asked: emit(ApprovalAsked(run_id, asked))
+        )
+    except Declined:
+        emit(ApprovalAnswered(run_id, question.id, "no"))
+        raise
+    emit(ApprovalAnswered(run_id, question.id, answer.decision, answer.by))
+    return answer
+
+
+async def _with_answer(approved: Approved, answer: Answer, question: Question) -> Approved:
+    """Bind the call to what was shown, or to the arguments that the person put in their place.
+
+    Edited arguments must be valid, too. The binding keeps the directory and the policy version of the question.
+    """
+    tool, bound = approved.tool, question.binding
+    if answer.arguments is not None:
+        edited = copy.deepcopy(answer.arguments)
+        tool.check(edited)
+        facts = await _facts(tool, edited)
+        bound = binding(tool.name, edited, question.policy, question.working_directory, facts)
+        if bound != question.binding:
+            call = msgspec.structs.replace(approved.call, arguments=edited)
+            approved = msgspec.structs.replace(approved, call=call, values=tool.convert(edited), edited=True)
+    return msgspec.structs.replace(approved, binding=bound, approved_by=answer.by)
+
+
+def _question(approved: Approved, scope: ToolScope, facts: Any) -> Question:
+    governance, directory = scope.governance, os.path.realpath(os.curdir)
+    bound = binding(approved.tool.name, approved.call.arguments, governance.policy_version, directory, facts)
+    return Question(
+        title=f"Confirm execution of {approved.tool.name}",
+        message="About to execute:",
+        tool=approved.tool.name,
+        arguments=copy.deepcopy(approved.call.arguments),
+        binding=bound,
+        call_id=approved.call.id,
+        run_id=scope.run_id,
+        agent_id=scope.actor.agent_id,
+        session=scope.conversation.id,
+        asked_by=scope.actor.user,
+        expires_at=governance.clock.time() + governance.approvals.deadline,
+        working_directory=directory,
+        reason=approved.verdict.rule if approved.verdict.cell == "ask" else "",
+        tenant=scope.actor.tenant,
+        id=question_id(scope.run_id, approved.call.id, bound),
+        policy=governance.policy_version,
+        facts=facts,
+    )

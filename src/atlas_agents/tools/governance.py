@@ -1,0 +1,194 @@
+"""Governance shared by all runs of an Atlas, and the scope in which the tool calls of one run execute."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from atlas_agents.core.aio import Clock
+from atlas_agents.core.events import Event, Usage
+from atlas_agents.core.messages import Conversation, ToolCall
+from atlas_agents.core.metadata import Metadata
+from atlas_agents.core.store import NO_CHAIN, Chain
+from atlas_agents.core.tenancy import TeamServices
+from atlas_agents.tools.approvals import Approvals, Book
+from atlas_agents.tools.audit import AuditLog
+from atlas_agents.tools.journal import Journal
+from atlas_agents.tools.limits import Limiter, Repeats
+from atlas_agents.tools.policy import Actor, Policy, Verdict
+from atlas_agents.tools.redact import Redactor
+from atlas_agents.tools.tool import Tool
+from atlas_agents.tools.worker_pool import Workers
+
+
+class Governance:
+    """The policy, approvals, limits and audit log that apply to every tool call of an Atlas.
+
+    All runs share one instance. The policy may be replaced while runs are in progress.
+    """
+
+    __slots__ = (
+        *("_tasks", "approvals", "audit", "clock", "limiter", "policy", "redactor", "retries", "team_services"),
+        "workers",
+    )
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        workers: Workers,
+        approvals: Approvals,
+        limiter: Limiter,
+        audit: AuditLog,
+        redactor: Redactor,
+        policy: Policy | None = None,
+        retries: tuple[float, ...] = (1.0, 3.0, 9.0),
+        team_services: TeamServices | None = None,
+    ) -> None:
+        self.clock = clock
+        self.team_services = team_services
+        self.workers = workers
+        self.approvals = approvals
+        self.limiter = limiter
+        self.audit = audit
+        self.redactor = redactor
+        self.policy = policy
+        self.retries = retries
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work in a background task that outlives the turn it belongs to."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drain(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for the background tasks of the current event loop."""
+        loop = asyncio.get_running_loop()
+        if tasks := [task for task in self._tasks if task.get_loop() is loop]:
+            await asyncio.wait(tasks, timeout=timeout)
+
+    @property
+    def policy_version(self) -> str:
+        """Version of the policy; an approval given under one version is not valid under another."""
+        return self.policy.version if self.policy else ""
+
+    def verdict(self, tool: Tool, actor: Actor) -> Verdict:
+        """Decide whether an actor may call a tool.
+
+        Without a policy, giving a tool to an agent is the grant, unless the tool names permissions.
+        """
+        if self.policy is not None:
+            return self.policy.verdict(tool.name, actor, needs=tool.permissions, acts=tool.effect != "pure")
+        if tool.permissions:
+            return Verdict("no", f"it requires {', '.join(tool.permissions)}, and no policy grants that")
+        return _GRANTED
+
+
+_GRANTED = Verdict("yes", "it was given to the agent")
+
+
+class ToolScope:
+    """The tools of one run, the actor that calls them, and the governance, journal and limits that apply.
+
+    `conversation` is also the session by which limits and approvals are counted. With `asks=False` a call that needs
+    an approval is refused unless it already has one.
+    """
+
+    __slots__ = (
+        "_visible",
+        "_visible_under",
+        "actor",
+        "agent",
+        "asks",
+        "chain",
+        "conversation",
+        "count_usage",
+        "durations",
+        "emit",
+        "governance",
+        "journal",
+        "metadata",
+        "repeats",
+        "run_id",
+        "slots",
+        "tools",
+    )
+
+    def __init__(
+        self,
+        governance: Governance,
+        *,
+        run_id: str,
+        agent: Any,
+        actor: Actor,
+        tools: Mapping[str, Tool],
+        conversation: Conversation,
+        metadata: Metadata,
+        emit: Callable[[Event], None],
+        count_usage: Callable[[str, Usage], Usage],
+        journal: Journal | None = None,
+        asks: bool = True,
+        chain: Chain = NO_CHAIN,
+    ) -> None:
+        self.journal = journal
+        self.asks = asks
+        self.chain = chain
+        self.governance = governance
+        self.run_id = run_id
+        self.agent = agent
+        self.actor = actor
+        self.tools = tools
+        self.conversation = conversation
+        self.metadata = metadata
+        self.emit = emit
+        self.count_usage = count_usage
+        """Adds the tokens of a model that a tool called to the turn, and returns them with their cost."""
+        self.repeats: Repeats | None = governance.limiter.repeats()
+        self.slots = governance.limiter.slots(conversation.id)
+        self.durations: dict[str, int] = {}
+        """Milliseconds that each call took, by call id."""
+        self._visible: list[Tool] | None = None
+        self._visible_under: Policy | None = None
+
+    @property
+    def approval_store(self) -> Book | None:
+        """Where approvals of this run are persisted; None for a run without a journal."""
+        return self.journal.approvals if self.journal is not None else None
+
+    def switch_agent(self, agent: Any, actor: Actor, tools: Mapping[str, Tool]) -> None:
+        """Execute further calls as another agent, with its role and its tools."""
+        self.agent, self.actor, self.tools = agent, actor, tools
+        self._visible = None
+
+    def visible_tools(self) -> list[Tool]:
+        """Return the tools that this agent may call; the model is not shown the others. Cached per policy."""
+        policy = self.governance.policy
+        if self._visible is None or self._visible_under is not policy:
+            tools = self.tools.values()
+            self._visible = [tool for tool in tools if self.governance.verdict(tool, self.actor).cell != "no"]
+            self._visible_under = policy
+        return self._visible
+
+    def display_name(self, call: ToolCall) -> str:
+        """Return the tool's own name for the wire name that the model used."""
+        tool = self.tools.get(call.name)
+        return tool.name if tool else call.name
+
+
+class Approved(msgspec.Struct, frozen=True):
+    """A tool call that passed every check, with its converted arguments.
+
+    `binding` is the hash that a person approved, if one was asked. `by_command_rule` is True if a command rule of the
+    policy made asking unnecessary.
+    """
+
+    call: ToolCall
+    tool: Tool
+    values: dict[str, Any]
+    verdict: Verdict
+    edited: bool = False
+    binding: str = ""
+    approved_by: str = ""
+    by_command_rule: bool = False
