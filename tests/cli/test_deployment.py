@@ -108,7 +108,7 @@ def test_the_compose_file_is_one_and_all_that_it_names_is_there() -> None:
     found = compose()
     spec.PyCompose.from_yaml(yaml.safe_dump(found)).validate()
     services = found["services"]
-    assert set(services) == {"postgres", "gateway", "worker", "door"}
+    assert set(services) == {"postgres", "gateway", "worker", "proxy"}
     for name, service in services.items():
         assert re.search(r":[\w.-]+$", service["image"]), f"{name}: no version"
         assert set(service.get("depends_on", {})) <= set(services)
