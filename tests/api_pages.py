@@ -96,7 +96,8 @@ def pages() -> list[Page]:
             _of(
                 top,
                 "OpenAIProvider AnthropicProvider LocalProvider Provider Request Capabilities Chunk TextChunk "
-                "ThinkingChunk ToolCallChunk DoneChunk RetryPolicy Clocks Balanced Pace ModelRef parse_model_ref Cassette",
+                "ThinkingChunk ToolCallChunk DoneChunk RetryPolicy Clocks Balanced Pace ModelRef parse_model_ref "
+                "Cassette",
             ),
         ),
         Page(
@@ -188,8 +189,12 @@ def _class(name: str, found: griffe.Class) -> Iterator[str]:
         yield _signature(name, parameters)
     yield from _docstring(found, parameters)
     members = [each for key, each in found.members.items() if not key.startswith("_") and not each.is_alias]
-    fields = {parameter.name for parameter in parameters}
-    values = [each for each in members if isinstance(each, griffe.Attribute) and each.name not in fields]
+    given = {parameter.name for parameter in parameters}
+    values = [
+        each
+        for each in members
+        if isinstance(each, griffe.Attribute) and (each.name not in given or (each.docstring and not _is_struct(found)))
+    ]
     if values:
         yield "| attribute | type | |\n|---|---|---|"
         yield from (f"| `{each.name}` | {_code(each.annotation)} | {_summary(each)} |" for each in values)

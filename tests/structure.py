@@ -1,4 +1,4 @@
-"""Figures of the code's structure as a Markdown table: modules, imports, names, words, and files that a turn crosses.
+"""Structure metrics as a Markdown table: modules, imports, names, words, and files that a turn crosses.
 
 python tests/structure.py [ROOT]     another checkout can be measured: its sources are read and run
 python tests/structure.py --files    also lists the files crossed, the classes defined twice and the cycles
@@ -296,27 +296,25 @@ def _trace(root: Path) -> None:
     print(json.dumps({"chat": chat, "ask": ask}))
 
 
-def rows(root: Path) -> list[tuple[str, str, str]]:
-    """(Figure, its value, the bar) of a checkout."""
-    sources, crossed, found = Sources(root), traced(root), forbidden(root)
-    share = sources.import_lines / sources.lines
-    return [
-        ("modules", f"{len(sources.modules)}", "≤ 260"),
-        ("lines", f"{sources.lines:,}", ""),
-        ("import lines, share of all lines", f"{share:.1%}", "≤ 6.0%"),
-        ("modules imported by exactly one other", f"{len(sources.single_importer)}", ""),
-        (f"modules under {SHORT} lines", f"{len(sources.short)}", ""),
-        ("import cycles", f"{len(sources.cycles)}", "0"),
-        ("imports by string that evade a layer", f"{len(sources.evasions)}", "0"),
-        ("class names defined more than once", f"{len(sources.twice)}", "0"),
-        ("files crossed by one chat message, socket to stored answer", f"{len(crossed['chat'])}", "≤ 45"),
-        ("files crossed by `atlas.ask()` with one tool call", f"{len(crossed['ask'])}", "≤ 30"),
-        ("forbidden words: identifiers", f"{len(found['identifiers']):,}", "0"),
-        ("forbidden words: docstrings, comments and messages", f"{len(found['texts']):,}", "0"),
-        ("forbidden words: docs", f"{len(found['docs']):,}", "0"),
-        ("forbidden words: web client", f"{len(found['web']):,}", "0"),
-        ("forbidden words: tests and benchmarks", f"{len(found['tests']):,}", ""),
-    ]
+def rows(root: Path) -> Iterator[tuple[str, str, str]]:
+    """(Metric, its value, the bar) of a checkout."""
+    sources, found = Sources(root), forbidden(root)
+    yield "modules", f"{len(sources.modules)}", "≤ 260"
+    yield "lines", f"{sources.lines:,}", ""
+    yield "import lines, share of all lines", f"{sources.import_lines / sources.lines:.1%}", "≤ 6.0%"
+    yield "modules imported by exactly one other", f"{len(sources.single_importer)}", ""
+    yield f"modules under {SHORT} lines", f"{len(sources.short)}", ""
+    yield "import cycles", f"{len(sources.cycles)}", "0"
+    yield "imports by string that evade a layer", f"{len(sources.evasions)}", "0"
+    yield "class names defined more than once", f"{len(sources.twice)}", "0"
+    yield "forbidden words: identifiers", f"{len(found['identifiers']):,}", "0"
+    yield "forbidden words: docstrings, comments and messages", f"{len(found['texts']):,}", "0"
+    yield "forbidden words: docs and project files", f"{len(found['docs']):,}", "0"
+    yield "forbidden words: web client", f"{len(found['web']):,}", "0"
+    yield "forbidden words: tests and benchmarks", f"{len(found['tests']):,}", "0"
+    crossed = traced(root)
+    yield "files crossed by one chat message, socket to stored answer", f"{len(crossed['chat'])}", "≤ 45"
+    yield "files crossed by `atlas.ask()` with one tool call", f"{len(crossed['ask'])}", "≤ 30"
 
 
 def _details(root: Path) -> Iterator[str]:
@@ -331,15 +329,16 @@ def _details(root: Path) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parent.parent)
-    parser.add_argument("--files", action="store_true", help="list what is behind the figures")
+    parser.add_argument("--files", action="store_true", help="list what is behind the numbers")
     parser.add_argument("--trace", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     root = options.root.resolve()
     if options.trace:
         _trace(root)
         return
-    print("| figure | value | bar |\n|---|---|---|")
-    print("\n".join(f"| {figure} | {value} | {bar} |" for figure, value, bar in rows(root)))
+    print("| metric | value | bar |\n|---|---|---|")
+    for metric, value, bar in rows(root):
+        print(f"| {metric} | {value} | {bar} |", flush=True)
     if options.files:
         print("\n".join(_details(root)))
 
