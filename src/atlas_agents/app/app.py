@@ -1,26 +1,19 @@
 """All that a gateway stands on, opened from settings."""
 
-import asyncio
-import fcntl
 import logging
-import os
-import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    contextmanager,
     nullcontext,
-    suppress,
 )
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeAlias, cast
-
-import msgspec
+from typing import Any, TypeAlias, cast
 
 from atlas_agents.app.agents import AgentLoader, Get, follow_servers, open_servers
+from atlas_agents.app.home_lock import lock_home
 from atlas_agents.app.tools import house_rules, known_tools, offers
 from atlas_agents.config.load import POSTGRES
 from atlas_agents.config.open import is_postgres, open_home, open_policy, open_store, open_valkey
@@ -29,6 +22,7 @@ from atlas_agents.core.errors import ConfigError, ModelUnavailable
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.dispatch.base import Dispatcher
 from atlas_agents.engine.atlas import Atlas
 from atlas_agents.engine.hooks import Interceptor
@@ -160,95 +154,6 @@ def _endpoint(settings: Settings, registry: Registry) -> Embedder:
     return EndpointEmbedder(ref.model, base_url=base_url, key=key if isinstance(key, Secret) else None)
 
 
-_LOCK = "lock"
-_NOTE = "running.json"
-
-
-class RunningGateway(msgspec.Struct, frozen=True):
-    """A process that works in a home folder: its number and, once it listens, its address."""
-
-    pid: int
-    url: str = ""
-    version: str = ""
-
-
-@contextmanager
-def occupied(home: Path, *, shared: bool = False) -> Generator[None, None, None]:
-    """Hold a home folder as long as the block lasts, alone, or with others who share it; ConfigError if another process
-    holds it otherwise.
-
-    Two that work alone would each take the other's open turns for ones that a sudden end cut short.
-    """
-    with (home / _LOCK).open("a") as file:
-        if not _take(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
-            raise ConfigError(_taken(home))
-        try:
-            yield
-        finally:
-            if not shared or _is_mine(home):
-                with suppress(FileNotFoundError):
-                    (home / _NOTE).unlink()
-
-
-def announce(home: Path, running: RunningGateway) -> None:
-    """Say where this process can be reached, whole or not at all."""
-    fresh = home / f"{_NOTE}.{os.getpid()}"
-    fresh.write_bytes(msgspec.json.encode(running))
-    fresh.chmod(0o600)
-    fresh.replace(home / _NOTE)
-
-
-def running(home: Path) -> RunningGateway | None:
-    """Who works in a home folder now, and where; None if nobody does, whatever a sudden end has left there."""
-    try:
-        with (home / _LOCK).open("r") as file:
-            if _free(file):
-                return None
-        return _note(home)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _note(home: Path) -> RunningGateway:
-    return msgspec.json.decode((home / _NOTE).read_bytes(), type=RunningGateway)
-
-
-def _is_mine(home: Path) -> bool:
-    try:
-        return _note(home).pid == os.getpid()
-    except (OSError, msgspec.DecodeError):
-        return False
-
-
-def _take(file: IO[str], kind: int) -> bool:
-    """Who only looks whether it is free holds it for a moment; that moment is waited for."""
-    for pause in (0.02, 0.05, 0.1, None):
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if pause is not None:
-                time.sleep(pause)
-        else:
-            return True
-    return False
-
-
-def _free(file: IO[str]) -> bool:
-    """Nobody holds it, alone or with others."""
-    for kind in (fcntl.LOCK_SH, fcntl.LOCK_EX):  # who holds it alone need not wait for who only looks
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
-
-
-def _taken(home: Path) -> str:
-    other = running(home)
-    where = f", process {other.pid}" + (f" at {other.url}" if other.url else "") if other else ""
-    return f"another Atlas works in {home}{where}: use that one, end it, or set ATLAS_HOME to another folder"
-
-
 Told: TypeAlias = Callable[[str, int, int, str], None]
 """Is told of a model that is fetched: which, bytes that are here, bytes there will be, and what is being done."""
 
@@ -297,7 +202,7 @@ async def opened(
     environment = environment or Environment()
     async with AsyncExitStack() as opening:
         company = company_of(settings)
-        opening.enter_context(occupied(open_home(settings), shared=company is not None))
+        opening.enter_context(lock_home(open_home(settings), shared=company is not None))
         store = open_store(settings, company.beside if company else None)
         await store.open()
         opening.push_async_callback(store.close)
@@ -305,15 +210,15 @@ async def opened(
             await opening.enter_async_context(place_on_database(settings))
         runtime = _wired(settings, store, environment, opening, company)
         opening.push_async_callback(runtime.atlas.close)
-        beside = [asyncio.create_task(runtime.crew.follow(runtime.atlas))]
-        following = follow_servers(runtime.servers, settings, runtime.atlas, runtime.crew, runtime.tools)
-        beside.append(asyncio.create_task(following))
+        tasks = BackgroundTasks("runtime")
+        opening.push_async_callback(tasks.close)
+        tasks.spawn(runtime.crew.follow(runtime.atlas))
+        tasks.spawn(follow_servers(runtime.servers, settings, runtime.atlas, runtime.crew, runtime.tools))
         if fetch:
             get = _getter(models_folder(environment), told)
-            beside.append(asyncio.create_task(runtime.crew.fetch(runtime.atlas, get)))
+            tasks.spawn(runtime.crew.fetch(runtime.atlas, get))
             keep = RetentionPolicy(settings.keep_events, settings.keep_journals)
-            beside.append(asyncio.create_task(RetentionJob(store, runtime.atlas.tenant, keep).run()))
-        opening.push_async_callback(_end, beside)
+            tasks.spawn(RetentionJob(store, runtime.atlas.tenant, keep).run())
         yield runtime
 
 
@@ -369,11 +274,3 @@ def _getter(folder: Path, told: Told | None) -> Get:
             raise ModelUnavailable(f"it is not here yet, {model.megabytes} MB: fetch it with `atlas models pull {id}`")
 
     return get
-
-
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with suppress(asyncio.CancelledError):
-            await task

@@ -1,16 +1,16 @@
 """The gateway as a program: from settings to the last word."""
 
-import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 import msgspec
 
 from atlas_agents.app.agents import servers_shape
-from atlas_agents.app.app import RunningGateway, Runtime, Told, announce, opened
+from atlas_agents.app.app import Runtime, Told, opened
+from atlas_agents.app.home_lock import RunningGateway, publish_address
 from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.channels.telegram.channel import TelegramChannel
 from atlas_agents.channels.telegram.state import Pairing, StateFile
@@ -19,6 +19,7 @@ from atlas_agents.config.open import is_postgres
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.dispatch.members import ClusterStatus
 from atlas_agents.gateway.auth import TokenFile
 from atlas_agents.gateway.mcp.resources import Documents
@@ -57,7 +58,7 @@ class Borrowed:
 @asynccontextmanager
 async def telegram(settings: Settings, tokens: TokenFile) -> AsyncGenerator[Callable[[str], None], None]:
     """The channel as long as the block lasts, from when it is told where the gateway is."""
-    running: list[asyncio.Task[None]] = []
+    tasks = BackgroundTasks("Telegram channel")
     wanted = is_on(settings)
 
     def begin(url: str) -> None:
@@ -65,21 +66,12 @@ async def telegram(settings: Settings, tokens: TokenFile) -> AsyncGenerator[Call
             return
         api, pairing = BotApi(settings.telegram_token, settings.telegram_url), Pairing(settings.home)
         channel = TelegramChannel(api, pairing, StateFile(pairing.folder, api.bot_id), Borrowed(tokens, url))
-        running.append(asyncio.create_task(channel.run()))
-        running[0].add_done_callback(_ended)
+        tasks.spawn(channel.run())
 
     try:
         yield begin
     finally:
-        for task in running:
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-
-
-def _ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("the Telegram channel has ended: %s", error, exc_info=error)
+        await tasks.close()
 
 
 class ServedGateway:
@@ -97,7 +89,7 @@ class ServedGateway:
     def announce(self) -> None:
         """Say to other commands of this user where it is."""
         home = self.runtime.settings.home
-        announce(home, RunningGateway(os.getpid(), self.url, version("atlas-agents")))
+        publish_address(home, RunningGateway(os.getpid(), self.url, version("atlas-agents")))
 
     @property
     def token(self) -> Secret:

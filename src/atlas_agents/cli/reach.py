@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from atlas_agents.app.app import occupied, running
+from atlas_agents.app.home_lock import find_running, lock_home
 from atlas_agents.app.serve import private_gateway
 from atlas_agents.cli.choice import Choice, choose
 from atlas_agents.cli.options import Talking, token_of
@@ -78,7 +78,7 @@ class Here:
         is asked for again."""
         if self._own is not None or self.settings is None:
             return self._own or GatewayAddress("", "")
-        other = running(self.settings.home)
+        other = find_running(self.settings.home)
         if other is not None and other.url:
             self._lost = None
             return GatewayAddress(other.url, token_of(self.settings))
@@ -88,7 +88,7 @@ class Here:
             serving = private_gateway(self.settings, told=self._told, idle=self._idle)
             here = await self._opened.enter_async_context(serving)
         except ConfigError as error:
-            if running(self.settings.home) is not None or _is_held(self.settings.home):
+            if find_running(self.settings.home) is not None or _is_held(self.settings.home):
                 raise Unreachable(str(error)) from error
             raise
         self._own = GatewayAddress(here.url, here.token.reveal())
@@ -129,7 +129,7 @@ async def for_talking(settings: Settings | None, talking: Talking) -> AsyncGener
 
 def _is_held(home: Path) -> bool:
     try:
-        with occupied(home):
+        with lock_home(home):
             return False
     except ConfigError:
         return True

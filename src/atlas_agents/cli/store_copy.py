@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from atlas_agents.app.app import occupied
+from atlas_agents.app.home_lock import lock_home
 from atlas_agents.cli import options as given
 from atlas_agents.cli import show
 from atlas_agents.cli.border import DONE, NO_ANSWER, complain, confirmed, guarded, quiet, run
@@ -45,7 +45,7 @@ def restore(file: str, *, replace: bool, unverified: bool, as_json: bool) -> int
     def work() -> None:
         settings, backup = given.settings(), _path(file)
         target = _file(settings, _LOAD)
-        with occupied(open_home(settings)):
+        with lock_home(open_home(settings)):
             content, old = put_back(backup, target, replace=replace, unverified=unverified)
         if as_json:
             show.as_json({"file": str(target), "replaced": None if old is None else str(old), **_plain(content)})
@@ -66,7 +66,7 @@ def restore(file: str, *, replace: bool, unverified: bool, as_json: bool) -> int
 def end_turns(*, yes: bool, as_json: bool) -> int:
     async def work() -> None:
         settings = given.settings()
-        with occupied(open_home(settings)):
+        with lock_home(open_home(settings)):
             async with opened(settings) as store:
                 if not yes and not confirmed("End all open turns and jobs?"):
                     print("Nothing was changed.", file=sys.stderr)

@@ -4,7 +4,7 @@ import socket
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 
-from atlas_agents.app.app import RunningGateway, running
+from atlas_agents.app.home_lock import RunningGateway, find_running
 from atlas_agents.cli.doctor.finding import Finding, broken, notice, ok
 from atlas_agents.cli.options import token_of
 from atlas_agents.client.client import GatewayClient
@@ -14,7 +14,7 @@ from atlas_agents.gateway.settings import LOOPBACK
 
 
 async def look_at_gateway(settings: Settings) -> AsyncIterator[Finding]:
-    here = running(settings.home)
+    here = find_running(settings.home)
     if here is not None and here.url:
         yield await _healthy(settings, here)
     elif here is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 
-from atlas_agents.app.app import running
+from atlas_agents.app.home_lock import find_running
 from atlas_agents.app.serve import is_on
 from atlas_agents.builtin_tools.telegram_api import BotApi, BotRefused, BotUnreachable
 from atlas_agents.channels.telegram.state import Pairing, trouble_of
@@ -32,7 +32,7 @@ async def look_at_telegram(settings: Settings) -> AsyncIterator[Finding]:
         yield notice("telegram", f"{lost}; {_channel(settings, on)}", "look at the network, and at telegram_url")
     finally:
         await api.close()
-    if on and running(settings.home) is not None and (trouble := trouble_of(settings.home / "telegram", api.bot_id)):
+    if on and find_running(settings.home) is not None and (trouble := trouble_of(settings.home / "telegram", api.bot_id)):
         yield broken("telegram", f"the channel does not hear: {trouble}")
 
 
