@@ -97,7 +97,7 @@ async def test_what_a_copy_would_harm_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="choose another file"):
         back_up(source, target)
     assert target.read_text() == "mine"
-    with pytest.raises(StoreError, match="cannot write .*: No such file"):
+    with pytest.raises(StoreError, match=r"cannot write .*: No such file"):
         back_up(source, tmp_path / "nowhere" / "copy")
     with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("CREATE TABLE t (x)")

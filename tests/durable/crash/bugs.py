@@ -17,7 +17,8 @@ from atlas_agents.core.store import AddAudit, AnswerApproval, JobRow, MarkJobNot
 from atlas_agents.engine import house
 from atlas_agents.engine.history import History
 from atlas_agents.engine.run import Accepted, Run
-from atlas_agents.stores import migrations, run_writes, statements, writes
+from atlas_agents.stores import migrations
+from atlas_agents.stores.sql import statements, writes
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.context import ToolContext
@@ -201,7 +202,7 @@ def fence_nobody() -> None:
         if status not in ("queued", "running", "waiting"):
             raise Conflict(f"the run {run_id!r} has ended")
 
-    _set(run_writes, check_owner=check)
+    _set(writes, check_owner=check)
 
 
 def keep_a_job_apart() -> None:

@@ -61,15 +61,15 @@ def postgres() -> Generator[Callable[[], Place]]:
 
 def _set_points() -> None:
     """Between the statements of the writer, and before its COMMIT."""
-    rows_of = postgres_writer.rows_of
+    execute = postgres_writer.execute
 
     async def pointed(cursor: Any, query: Query) -> list[Row]:
         verb = query.sql.split(None, 1)[0]
         if verb in _CHANGES:
             STAGE.points.here(f"sql {verb}")
-        rows = await rows_of(cursor, query)
+        rows = await execute(cursor, query)
         if verb in _CHANGES:
             STAGE.points.here(f"sql after {verb}")
         return rows
 
-    setattr(postgres_writer, "rows_of", pointed)  # noqa: B010 - it is another module's
+    setattr(postgres_writer, "execute", pointed)  # noqa: B010 - it is another module's

@@ -192,7 +192,7 @@ UPDATE jobs SET state = :state, epoch = :epoch, result = coalesce(:result, resul
 WHERE tenant = :tenant AND id = :id RETURNING {t.JOBS.columns}"""
 RETRY_JOB = f"""
 UPDATE jobs SET state = 'queued', allowed = attempts + :more, due_at = :now, result = NULL, ended_at = NULL,
-    deadline = CASE WHEN deadline <= :now THEN NULL ELSE deadline END, told = :told
+    deadline = CASE WHEN deadline <= :now THEN NULL ELSE deadline END, told = :notified
 WHERE tenant = :tenant AND id = :id RETURNING {t.JOBS.columns}"""
 MARK_JOB_NOTIFIED = f"""
 UPDATE jobs SET told = TRUE WHERE tenant = :tenant AND id = :id AND attempts = :attempts AND NOT {_OPEN_JOB}
@@ -226,7 +226,7 @@ TENANTS = "SELECT tenant FROM records WHERE kind = 'tenant' ORDER BY tenant"
 
 # Documents and passages
 
-_IN_SCOPE = "tenant = :tenant AND kind = :kind AND (:any OR shelf = :shelf)"
+_IN_SCOPE = "tenant = :tenant AND kind = :kind AND (:any OR shelf = :collection)"
 PUT_DOCUMENT = t.DOCUMENTS.insert()
 GROW_DOCUMENT = f"""
 UPDATE documents SET passages = passages + :added, hash = :hash WHERE tenant = :tenant AND kind = :kind AND id = :id
@@ -265,10 +265,11 @@ ORDER BY score DESC, id LIMIT :limit"""
 @cache
 def add_passages(count: int) -> str:
     """INSERT of several passages of a document, with the parameters `:place0`, `:heading0` and so on."""
-    shared = ("tenant", "kind", "document", "shelf", "owners", "model")
     own = ("place", *Passage.__struct_fields__)
-    rows = [", ".join([*(f":{name}" for name in shared), *(f":{name}{n}" for name in own)]) for n in range(count)]
-    return f"INSERT INTO passages ({', '.join(shared + own)}) VALUES ({'), ('.join(rows)})"
+    columns = ", ".join(("tenant, kind, document, shelf, owners, model", *own))
+    shared = ":tenant, :kind, :document, :collection, :owners, :model"
+    rows = ", ".join(f"({', '.join((shared, *(f':{name}{n}' for name in own)))})" for n in range(count))
+    return f"INSERT INTO passages ({columns}) VALUES {rows}"
 
 
 @cache

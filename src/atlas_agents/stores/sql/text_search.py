@@ -80,7 +80,7 @@ def plain_words(words: Iterable[str]) -> list[str]:
 
 def scope_values(where: Where) -> dict[str, Any]:
     """Parameters of a statement that searches one collection or all."""
-    return {"kind": where.kind, "any": where.collection is None, "shelf": where.collection or ""}
+    return {"kind": where.kind, "any": where.collection is None, "collection": where.collection or ""}
 
 
 def owners_of(tenant: str, kind: str, collection: str) -> str:

@@ -72,7 +72,7 @@ def apply_writes(context: WriteContext, writes: Sequence[Write]) -> Steps[list[A
     """Apply the writes of one commit. If an `AcceptRun` repeats an idempotency key, nothing is written."""
     for index, write in enumerate(writes):
         if isinstance(write, AcceptRun) and write.idempotency_key:
-            known = yield from _known_run(context, write)
+            known = yield from known_run(context, write)
             if known is not None:
                 return [known if i == index else None for i in range(len(writes))]
     results: list[Any] = []
@@ -125,7 +125,7 @@ def _add_message(context: WriteContext, write: AddMessage) -> Steps[StoredMessag
 # Runs
 
 
-def _known_run(context: WriteContext, write: AcceptRun) -> Steps[RunRow | None]:
+def known_run(context: WriteContext, write: AcceptRun) -> Steps[RunRow | None]:
     """The run that was accepted under the same idempotency key, if any."""
     rows = yield context.bind(sql.KNOWN_RUN, session=write.session, idempotency_key=write.idempotency_key)
     known = tables.RUNS.first(rows)
@@ -161,7 +161,7 @@ def _set_run(context: WriteContext, write: SetRun) -> Steps[str | None]:
     run = tables.RUNS.first((yield context.bind(sql.RUN, run_id=write.run_id)))
     if run is None:
         raise _not_found("run", write.run_id)
-    _check_owner(run.id, run.status, run.epoch, write.epoch)
+    check_owner(run.id, run.status, run.epoch, write.epoch)
     ends = write.status not in OPEN
     if write.status == "queued":
         raise Conflict(f"run {run.id!r} cannot return to the queue")
@@ -192,7 +192,7 @@ def _add_journal(context: WriteContext, write: AddJournal) -> Steps[JournalRow]:
     if not rows:
         raise _not_found("run", write.run_id)
     ((status, epoch, seq, previous),) = rows
-    _check_owner(write.run_id, status, epoch, write.epoch)
+    check_owner(write.run_id, status, epoch, write.epoch)
     step = journal_row(
         write.run_id, (seq or 0) + 1, write.kind, write.key, context.now, previous or START, write.payload
     )
@@ -338,7 +338,7 @@ def _retry_job(context: WriteContext, write: RetryJob) -> Steps[JobRow]:
     job = yield from _stored_job(context, write.id)
     if job.state in (*OPEN_JOB, "done"):
         raise Conflict(f"job {job.id!r} is {job.state} and cannot be retried")
-    (row,) = yield context.bind(sql.RETRY_JOB, id=job.id, more=write.more, told=not job.asker_session)
+    (row,) = yield context.bind(sql.RETRY_JOB, id=job.id, more=write.more, notified=not job.asker_session)
     return tables.JOBS.decode(row)
 
 
@@ -401,7 +401,7 @@ def _drop_document(context: WriteContext, write: DropDocument) -> Steps[None]:
 
 
 def _remove_document(context: WriteContext, kind: str, id: str, collection: str | None) -> Steps[bool]:
-    scope = {"kind": kind, "any": collection is None, "shelf": collection or ""}
+    scope = {"kind": kind, "any": collection is None, "collection": collection or ""}
     dropped = yield context.bind(sql.DROP_DOCUMENT, id=id, **scope)
     for (model,) in dropped:
         ((vectors,),) = yield context.bind(sql.COUNT_VECTORS, kind=kind, id=id)
@@ -414,7 +414,7 @@ def _insert_passages(context: WriteContext, document: Document, first: int, pass
     shared = {
         "kind": document.kind,
         "document": document.id,
-        "shelf": document.collection,
+        "collection": document.collection,
         "owners": owners_of(context.tenant, document.kind, document.collection),
         "model": document.model,
     }
@@ -455,7 +455,7 @@ def _prune(context: WriteContext, write: Prune) -> Steps[Pruned]:
 # Checks
 
 
-def _check_owner(run_id: str, status: str, epoch: int, claimed: int) -> None:
+def check_owner(run_id: str, status: str, epoch: int, claimed: int) -> None:
     _check_epoch("run", run_id, epoch, claimed)
     if status not in OPEN:
         raise _ended(run_id)
