@@ -32,8 +32,8 @@ def short_page(results: Results) -> str:
         f"{_machine(results)}\n\n{legend}.",
         "CPU milliseconds of the client process per turn, median:",
         _table(names, {name: _median(results, name, "cpu_ms") for name in turns}),
-        "The same as a multiple of `floor`, each round compared with itself:",
-        _table(names, {name: _times_floor(results, name) for name in turns}),
+        "The same as a multiple of `baseline`, each round compared with itself:",
+        _table(names, {name: _times_baseline(results, name) for name in turns}),
         "Start, size and memory:",
         _table(names, _size_columns(results)),
         *_rounds_part(results),
@@ -125,8 +125,8 @@ def _median(results: Results, scenario: str, field: str, scale: float = 1.0) -> 
     return cell
 
 
-def _times_floor(results: Results, scenario: str) -> Cell:
-    return lambda adapter: number(results.ratio(scenario, adapter, "floor"))
+def _times_baseline(results: Results, scenario: str) -> Cell:
+    return lambda adapter: number(results.ratio(scenario, adapter, "baseline"))
 
 
 def _spread(results: Results, scenario: str) -> Cell:

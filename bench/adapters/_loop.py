@@ -1,4 +1,4 @@
-"""The hand-written agent loop of `floor` and `bare`, which differ only in how a reply reaches them."""
+"""The hand-written agent loop of `baseline` and `bare`, which differ only in how a reply reaches them."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
