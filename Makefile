@@ -66,6 +66,9 @@ pictures: page browser ## Take the screenshots for README and docs
 	$(BIN)/python tests/page/pictures.py
 
 texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI help, settings, protocol, layers
+	$(BIN)/python tests/doc_examples.py
+	$(BIN)/python tests/api_pages.py
+	$(BIN)/python tests/layer_table.py
 	$(BIN)/python tests/help_texts.py
 	$(BIN)/python tests/protocol_page.py
 	$(BIN)/python tests/settings_table.py

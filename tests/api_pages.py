@@ -33,7 +33,8 @@ def _of(module: str, names: str) -> list[str]:
 
 def _all(module: str) -> list[str]:
     """Every name in the `__all__` of a module."""
-    exports = _load()[module.removeprefix("atlas_agents.")].exports or ()
+    package = _load() if module == "atlas_agents" else _load()[module.removeprefix("atlas_agents.")]
+    exports = package.exports or ()
     return sorted((f"{module}.{name}" for name in exports), key=str.lower)
 
 
@@ -96,8 +97,8 @@ def pages() -> list[Page]:
             _of(
                 top,
                 "OpenAIProvider AnthropicProvider LocalProvider Provider Request Capabilities Chunk TextChunk "
-                "ThinkingChunk ToolCallChunk DoneChunk RetryPolicy Clocks Balanced Pace ModelRef parse_model_ref "
-                "Cassette",
+                "ThinkingChunk ToolCallChunk DoneChunk RetryPolicy Timeouts Balanced RateLimit ModelRef "
+                "parse_model_ref Cassette",
             ),
         ),
         Page(
@@ -138,6 +139,25 @@ def _find(path: str) -> griffe.Object:
     if (target := package.imports.get(name)) and target != path:  # `load` may be a function and the module that has it
         return _find(target)
     return _final(package[name])
+
+
+def public() -> list[str]:
+    """Every name that the package and its public modules export."""
+    modules = ("", "client", "config", "team", "testing", "workspace")
+    return [name for module in modules for name in _all(f"atlas_agents.{module}".rstrip("."))]
+
+
+def undocumented() -> list[str]:
+    """Public classes, functions and methods without a docstring."""
+    found = [_find(path) for page in pages() for path in page.paths]
+    methods = [
+        each
+        for owner in found
+        if isinstance(owner, griffe.Class)
+        for name, each in owner.members.items()
+        if isinstance(each, griffe.Function) and not name.startswith("_")
+    ]
+    return sorted({each.path for each in [*found, *methods] if not each.docstring})
 
 
 def written() -> dict[str, str]:
