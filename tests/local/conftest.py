@@ -1,6 +1,7 @@
-"""A home with real weights, and providers on it that are closed again."""
+"""Homes with real model weights, and local providers that are closed after the test."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,56 @@ def weights() -> Path:
 
 @pytest.fixture
 def home(weights: Path, tmp_path: Path) -> Path:
-    """A home of the test's own, with the models of all."""
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "models").symlink_to(weights)
-    return home
+    """The test's own home, with a link to the models: its model servers are its own, too."""
+    return _home(weights, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_home(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One home for all tests of a module, with a model server that runs until the last of them has ended."""
+    home = _home(weights, tmp_path_factory.mktemp("local"))
+    anchor = LocalProvider(environment=_environment(home))
+    asyncio.run(_start(anchor))
+    yield home
+    asyncio.run(anchor.close())
 
 
 @pytest.fixture
 async def make(home: Path) -> AsyncIterator[Make]:
+    """Makes providers that start their own model server."""
+    async for provider in _providers(home):
+        yield provider
+
+
+@pytest.fixture
+async def share(shared_home: Path) -> AsyncIterator[Make]:
+    """Makes providers that use the model server of the module."""
+    async for provider in _providers(shared_home):
+        yield provider
+
+
+async def _providers(home: Path) -> AsyncIterator[Make]:
     made: list[LocalProvider] = []
 
     def provider(*arguments: Any, **options: Any) -> LocalProvider:
-        environment = Environment({"ATLAS_HOME": str(home)}, dotenv=None)
-        made.append(LocalProvider(*arguments, environment=environment, **options))
+        made.append(LocalProvider(*arguments, environment=_environment(home), **options))
         return made[-1]
 
     yield provider
     for each in made:
         await each.close()
+
+
+async def _start(provider: LocalProvider) -> None:
+    await provider.endpoint()
+
+
+def _home(weights: Path, folder: Path) -> Path:
+    home = folder / "home"
+    home.mkdir()
+    (home / "models").symlink_to(weights)
+    return home
+
+
+def _environment(home: Path) -> Environment:
+    return Environment({"ATLAS_HOME": str(home)}, dotenv=None)

@@ -56,7 +56,7 @@ async def test_most_of_ten_simple_tasks_end_in_the_right_call_and_small_talk_in_
     provider = make()
 
     async def called(text: str) -> list[tuple[str, dict[str, Any]]]:
-        chunks = await complete(provider, Request([user(text)], tools=TOOLS))
+        chunks = await complete(provider, Request([user(text)], tools=TOOLS, max_tokens=60))
         return [(chunk.call.name, chunk.call.arguments) for chunk in chunks if isinstance(chunk, ToolCallChunk)]
 
     right = [text for text, name, arguments in TASKS if await called(text) == [(name, arguments)]]
