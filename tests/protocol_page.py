@@ -1,4 +1,4 @@
-"""The tables of the protocol's page, made from its models; run as a script (`make texts`) it writes them there."""
+"""The tables of docs/reference/protocol.md, generated from the protocol's models (`make texts`)."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ PAGE = Path(__file__).parent.parent / "docs/reference/protocol.md"
 
 
 def filled(page: str) -> str:
-    """The page with what stands between its marks as the models say."""
+    """Return the page with its tables as the models are now."""
     for name, lines in (("methods", _methods()), ("events", _events()), ("errors", _errors())):
         mark = re.compile(rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)", re.DOTALL)
         page = mark.sub(lambda found, lines=lines: found[1] + "\n".join(lines) + "\n" + found[2], page)
@@ -25,7 +25,7 @@ def _methods() -> list[str]:
         f"| {_fields(method.result.__name__)} |"
         for method in METHODS.values()
     ]
-    return ["| method | scope | | params | result |", "|---|---|---|---|---|", *rows]
+    return ["| method | scope | description | params | result |", "|---|---|---|---|---|", *rows]
 
 
 def _events() -> list[str]:
@@ -34,17 +34,17 @@ def _events() -> list[str]:
         f"| {', '.join(f'`{key}`' for key in PLAIN.get(name, ()))} |"
         for name, kind in {**RUN_EVENTS, **HOUSE_EVENTS}.items()
     ]
-    return ["| event | | data | in the plain profile |", "|---|---|---|---|", *rows]
+    return ["| event | description | data | in the plain profile |", "|---|---|---|---|", *rows]
 
 
 def _errors() -> list[str]:
     return ["| kind | code |", "|---|---|", *(f"| `{kind}` | {code} |" for kind, code in CODES.items())]
 
 
-def _fields(shape: str) -> str:
-    """The names of a shape's fields; those that may be left out with a question mark."""
+def _fields(model: str) -> str:
+    """Return the names of a model's fields, optional ones with a question mark."""
     _, definitions = components()
-    found = definitions[shape]
+    found = definitions[model]
     required = set(found.get("required", ()))
     return ", ".join(f"`{name}`" if name in required else f"`{name}?`" for name in found.get("properties", {})) or "–"
 

@@ -1,4 +1,4 @@
-"""The table of all settings as its page shows it; run as a script (`make texts`) it writes it there."""
+"""The settings table of docs/reference/configuration.md, generated from the settings (`make texts`)."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,9 @@ _BLOCK = re.compile(r"(<!-- settings: .*? -->\n).*?(<!-- end of settings -->)", 
 
 
 def filled(page: str) -> str:
-    """The page with the table that the settings make."""
+    """Return the page with the table as the settings are now."""
     rows = [_row(setting) for setting in SETTINGS.values()]
-    table = ["| in a file | variable | takes | default | what it is |", "|---|---|---|---|---|", *rows]
+    table = ["| key | variable | value | default | description |", "|---|---|---|---|---|", *rows]
     return _BLOCK.sub(lambda block: f"{block[1]}\n" + "\n".join(table) + f"\n\n{block[2]}", page)
 
 
