@@ -87,14 +87,14 @@ def test_a_slow_one_is_disabled_and_holds_up_nobody(entry: Any) -> None:
     began = time.monotonic()
     registry.load_plugins(plugins)
     assert time.monotonic() - began < 10
-    assert plugins.disabled == {"slow": "TimeoutError: it took longer than 0.3 seconds to load"}
+    assert plugins.disabled == {"slow": "TimeoutError: loading took longer than 0.3 seconds"}
     assert [tool.name for tool in registry] == ["good/greet"]
 
 
 def test_one_can_be_turned_off(entry: Any) -> None:
     plugins = Plugins(["good"], found=[entry("tools", "good", "broken_plugin:tools")])
     plugins.load("tools", lambda name, thing: None)
-    assert plugins.disabled == {"good": "it is turned off in the settings"}
+    assert plugins.disabled == {"good": "disabled in the settings"}
     assert "broken_plugin" not in sys.modules
 
 

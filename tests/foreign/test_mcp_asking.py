@@ -200,8 +200,8 @@ async def test_who_is_asked_in_a_program_answers_with_values_and_misfits_are_no_
 
     async with house(tmp_path, shop("old"), approve=ask) as atlas:
         assert (await atlas.invoke("shop/twice", {})).result == "accept cancel"
-        assert "size (small | large, needed) Size: How large it is" in seen[0].preview
-        assert seen[0].preview.endswith("What you answer is sent to the MCP server shop.")
+        assert "size (small | large, required) Size: How large it is" in seen[0].preview
+        assert seen[0].preview.endswith("Your answer is sent to the MCP server shop.")
 
 
 async def test_over_pipes_calls_of_two_people_make_it_unclear_who_is_meant_so_nobody_is_asked(tmp_path: Path) -> None:

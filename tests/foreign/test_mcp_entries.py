@@ -33,7 +33,7 @@ def test_no_file_names_no_server(tmp_path: Path) -> None:
     [
         ("{", "mcp.json: it is no JSON: "),
         ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "it is no JSON"),
-        ("[]", "it is no JSON: a JSON object is needed"),
+        ("[]", "it is no JSON: expected a JSON object"),
         ('{"servers": {}}', "mcp.json: servers: there is no such key; servers stand under mcpServers"),
         ('{"mcpServers": []}', "mcp.json: mcpServers: it must be an object"),
         ('{"mcpServers": {"a b": {"command": "x"}}}', "mcpServers.a b: 'a b' is no name for a server"),

@@ -51,7 +51,7 @@ async def test_a_plan_that_is_used_up_is_said_to_be(tmp_path: Path) -> None:
         await owner.get("chat.send", sessionKey="s", message="hi")
         await owner.until("chat.final")
         refused = (await owner.ask("chat.send", sessionKey="s", message="again"))["error"]
-        assert refused["data"]["kind"] == "LIMIT_EXCEEDED" and "used up for this month" in refused["message"]
+        assert refused["data"]["kind"] == "LIMIT_EXCEEDED" and "is used up" in refused["message"]
         found = await owner.get("tenants.get")
         assert found["plan"] == {"name": "tiny", "tokens": 1} and found["tokens"] > 0 and found["tenant"] == "default"
         assert (await owner.get("tenants.list"))["tenants"] == ["default"]

@@ -147,7 +147,7 @@ def asked_for(*fields: FieldShape) -> ApprovalShape:
         risk="",
         options=("allow-once", "deny", "dismiss"),
         expires_at=0,
-        preview="Which \u202eone?\nsize (text, needed)\nWhat you answer is sent to the MCP server shop.",
+        preview="Which \u202eone?\nsize (text, required)\nYour answer is sent to the MCP server shop.",
         form=form,
     )
 

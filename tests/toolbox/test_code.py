@@ -157,7 +157,7 @@ async def test_without_a_sandbox_no_code_is_run(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("atlas_agents.builtin_tools.code.interpreter.installed", lambda: False)
     desk = Desk("auto", tmp_path)
     result = await desk.run("open('made', 'w')")
-    assert result["fault"] == "no sandbox: it is not here; install it"
+    assert result["fault"] == "no sandbox available: it is not here; install it"
     assert not (desk.place / "made").exists()
     await desk.close()
 

@@ -1,1 +1,1 @@
-"""The ground floor: values and small tools that every floor above speaks in."""
+"""Core layer: values and small utilities that every other layer uses."""

@@ -1,4 +1,4 @@
-"""Which addresses are the public internet's, and which belong to this machine, its network, or no one."""
+"""IP address classification: public internet, private network, this machine or reserved."""
 
 import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 _NOT_PUBLIC = tuple(
     IPv4Network(each)
     for each in (
-        "0.0.0.0/8",  # this network; many systems take 0.0.0.0 for themselves
+        "0.0.0.0/8",  # "this network"; many systems treat 0.0.0.0 as the local host
         "10.0.0.0/8",
-        "100.64.0.0/10",  # a provider's own network
+        "100.64.0.0/10",  # carrier-grade NAT
         "127.0.0.0/8",
-        "168.63.129.16/32",  # Azure's host, which every machine there reaches
-        "169.254.0.0/16",  # link-local, and the metadata of most clouds
+        "168.63.129.16/32",  # Azure's platform address, reachable from every virtual machine there
+        "169.254.0.0/16",  # link-local, including the metadata service of most clouds
         "172.16.0.0/12",
         "192.0.0.0/24",
         "192.0.2.0/24",
@@ -33,11 +33,11 @@ _PRIVATE = tuple(
 )
 _PRIVATE_TOO = (IPv6Network("::1/128"), IPv6Network("fc00::/7"))
 _KEYS = (ip_address("100.100.100.200"), ip_address("fd00:ec2::254"), ip_address("fd20:ce::254"))
-"""In a private network, and clouds hand out the keys of a machine there."""
+"""Cloud metadata services at addresses in private ranges; they hand out a machine's credentials."""
 _LOCAL_NAMES = ("localhost", "local", "internal", "intern", "lan", "home", "corp", "private")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _UNICAST = IPv6Network("2000::/3")
-"""All public addresses of IPv6 are in here. What maps, embeds or translates an IPv4 address in another way is not."""
+"""Contains every public IPv6 address. Ranges that map, embed or translate IPv4 addresses are excluded below."""
 _NOT_PUBLIC_EITHER = tuple(
     IPv6Network(each)
     for each in (
@@ -49,11 +49,11 @@ _NOT_PUBLIC_EITHER = tuple(
     )
 )
 _ISATAP = (0x00005EFE, 0x02005EFE)
-"""The first half of the last 64 bits, where an IPv4 address is the second."""
+"""The upper half of the interface identifier in an ISATAP address; the lower half is an IPv4 address."""
 
 
 def is_public(address: str) -> bool:
-    """Whether an address, in the one way to write it, is one that anybody on the internet may be reached at."""
+    """Return whether a canonical IP address is publicly routable."""
     try:
         found = ip_address(address)
     except ValueError:
@@ -62,7 +62,7 @@ def is_public(address: str) -> bool:
 
 
 def is_public_url(url: str) -> bool:
-    """Whether an address of a page names a host that may be public, by its looks: nothing is looked up."""
+    """Return whether a URL's host may be public, judged by its text alone; no name is resolved."""
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".")
@@ -78,7 +78,7 @@ def is_public_url(url: str) -> bool:
 
 
 def is_private(address: str) -> bool:
-    """Whether it is an ordinary address of a private network or of this machine; never one where clouds keep keys."""
+    """Return whether an address is on a private network or this machine; never true for cloud metadata services."""
     try:
         found = ip_address(address)
     except ValueError:

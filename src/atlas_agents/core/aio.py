@@ -1,4 +1,4 @@
-"""Time as a port, so that a test can drive it: the wall, the stop-watch and the alarm."""
+"""Asyncio utilities: call sync or async functions, shield work from cancellation, and a clock that tests can drive."""
 
 import asyncio
 import contextvars
@@ -12,14 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine, as far as can be seen from outside."""
+    """Return whether calling the function returns a coroutine, as far as inspection can tell."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object with `async def __call__`
     )
 
 
 async def invoke(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Await an async function; run a sync one in a thread of its own, and await what it gives back if it must be."""
+    """Call a sync or async function: await an async one, run a sync one in its own thread."""
     if is_async(function):
         return await function(*arguments)
     result = await in_thread(function, *arguments)
@@ -27,9 +27,9 @@ async def invoke(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a sync function in a daemon thread: one that hangs holds up neither the loop, nor others, nor the exit.
+    """Run a sync function in a daemon thread, so that one that hangs blocks neither the loop nor the exit.
 
-    Not the loop's default pool: name look-ups need that, and a few stuck functions would fill it.
+    The loop's default pool is not used: DNS lookups need it, and a few stuck functions would exhaust it.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
@@ -47,11 +47,11 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
         result, error = None, None
         try:
             result = context.run(function, *arguments)
-        except StopIteration as stop:  # a future cannot carry it
+        except StopIteration as stop:  # a future cannot hold StopIteration
             error = RuntimeError(f"{function!r} raised StopIteration({stop.value!r})")
         except BaseException as caught:  # noqa: BLE001 - it is raised again where it is awaited
             error = caught
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so there is no caller left
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=work, name=f"atlas-{getattr(function, '__name__', 'call')}", daemon=True).start()
@@ -63,8 +63,10 @@ _PATIENCE = 2.0
 
 
 async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
-    """What comes of it. Cancelled meanwhile, it is waited for all the same, for a while; the cancellation strikes at
-    the next wait of whoever called."""
+    """Run a coroutine to completion even if the caller is cancelled meanwhile, up to a grace period.
+
+    The cancellation is delivered at the caller's next await.
+    """
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)
@@ -74,14 +76,14 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
             raise
     me = asyncio.current_task()
-    if me is not None:  # the same cancellation, later; not a second one
+    if me is not None:  # re-raise the same cancellation later; it is not a second one
         me.uncancel()
         me.cancel()
     return task.result()
 
 
 async def _last_words(task: "asyncio.Task[Any]") -> None:
-    """Being cancelled once more changes nothing."""
+    """Wait for the task; a second cancellation changes nothing."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _PATIENCE
     while not task.done() and (left := end - loop.time()) > 0:
@@ -92,20 +94,20 @@ async def _last_words(task: "asyncio.Task[Any]") -> None:
 
 
 class Alarm(Protocol):
-    """Something that will ring; it can be told not to."""
+    """A scheduled callback that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """All waiting and all deadlines go through one of these."""
+    """Time source for every wait and deadline; tests substitute a virtual one."""
 
     def time(self) -> float:
-        """Seconds since 1970, for people to read; it may jump."""
+        """Return wall-clock seconds since the Unix epoch; may jump."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds for measuring; it never goes back."""
+        """Return seconds from a monotonic clock, for measuring durations."""
         ...
 
     def call_later(self, seconds: float, ring: Callable[[], object]) -> Alarm: ...
@@ -114,7 +116,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock and the running loop's alarms."""
+    """The system clock and the running loop's timers."""
 
     def time(self) -> float:
         return time.time()
@@ -133,12 +135,12 @@ SYSTEM_CLOCK = SystemClock()
 
 
 def day_of(seconds: float) -> str:
-    """The day of a time since 1970, as `2026-11-15`, in UTC."""
+    """Return the UTC day of a Unix timestamp, for example `2026-11-15`."""
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
 
 
 def days_ahead(day: str) -> tuple[str, str]:
-    """The two days after it: a clock that was put back may have been there before. What is no day stays as it is."""
+    """Return the two days after `day`, in case the clock was set back; text that is not a day is returned unchanged."""
     try:
         today = date.fromisoformat(day)
         return str(today + timedelta(days=1)), str(today + timedelta(days=2))

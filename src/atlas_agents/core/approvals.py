@@ -1,4 +1,4 @@
-"""What a person is asked before a tool acts, or while it does, and what they may answer."""
+"""Approvals and forms: what a person is asked before or during a tool call, and how they can answer."""
 
 from typing import Any, Literal, TypeAlias
 
@@ -10,14 +10,14 @@ _TYPES: dict[Kind, str] = {"text": "string", "number": "number", "integer": "int
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One of several values, and how it is called."""
+    """One option of a field: its value and its label."""
 
     value: str
     title: str = ""
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One value. `least` and `most` bound a number, the length of a text, or how many are chosen."""
+    """One field of a form. `least` and `most` bound a number, a text's length or the number of selected options."""
 
     name: str
     kind: Kind = "text"
@@ -33,7 +33,7 @@ class Field(msgspec.Struct, frozen=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What a value must fit."""
+        """Return the JSON schema of a value."""
         named = [choice.value for choice in self.choices]
         match self.kind:
             case "choice":
@@ -52,7 +52,7 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """What is asked. `asker` is who will get the answer; with a `url`, whether the person goes there by themselves."""
+    """A form to fill in. `asker` receives the answer; with a `url`, the person is asked to open that address."""
 
     asker: str
     message: str
@@ -61,7 +61,7 @@ class Form(msgspec.Struct, frozen=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What the values must fit."""
+        """Return the JSON schema of the values."""
         return {
             "type": "object",
             "properties": {field.name: field.schema for field in self.fields},
@@ -71,19 +71,19 @@ class Form(msgspec.Struct, frozen=True):
 
     @property
     def suggested(self) -> dict[str, Any]:
-        """The values that the asker proposes."""
+        """Return the default values that the asker proposes."""
         return {field.name: field.default for field in self.fields if field.default is not None}
 
     @property
     def text(self) -> str:
-        """All of it in lines, for who is shown nothing else."""
+        """Render the whole form as lines of text."""
         lines = [self.message, *([f"address: {self.url}"] if self.url else [])]
         lines += [_line(field) for field in self.fields]
-        return "\n".join([*lines, f"What you answer is sent to {self.asker}."])
+        return "\n".join([*lines, f"Your answer is sent to {self.asker}."])
 
 
 class Filled(msgspec.Struct, frozen=True):
-    """What became of it: values where the person gave some, a no, or nothing in time."""
+    """The outcome of a form: the values, a refusal, or a timeout."""
 
     action: Action
     values: dict[str, Any] = {}
@@ -94,17 +94,17 @@ def _line(field: Field) -> str:
     kind = " | ".join(choice.value for choice in field.choices) or field.kind
     title = f" {field.title}:" if field.title else ""
     words = f" {field.description}" if field.description else ""
-    return f"{field.name} ({kind}{', needed' if field.required else ''}){title}{words}"
+    return f"{field.name} ({kind}{', required' if field.required else ''}){title}{words}"
 
 
 Decision: TypeAlias = Literal["once", "session", "always", "no", "dismiss"]
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What a person is asked: the tool, the exact arguments, and until when an answer counts.
+    """An approval request: the tool, its exact arguments and the deadline for an answer.
 
-    `preview` is what the call would change, in the tool's own words; `facts` is what else a yes is bound to. With a
-    `form`, a tool that is at work asks for values: the arguments are those it suggests.
+    `preview` describes what the call would change, as the tool itself reports it; `facts` are further values that the
+    approval is bound to. With a `form`, a running tool asks for values, and the arguments are its suggestions.
     """
 
     title: str
@@ -130,8 +130,10 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the person said. `arguments` are edited ones to use instead, or what a form was filled with; `by` is who
-    answered. To dismiss a question is no yes either."""
+    """A person's answer. `arguments` replace the proposed ones, or are the values of a form; `by` names the person.
+
+    Dismissing a question does not approve it.
+    """
 
     decision: Decision
     arguments: dict[str, Any] | None = None

@@ -1,45 +1,45 @@
-"""What can go wrong, and who is told.
+"""Exception hierarchy, and who receives each exception.
 
 AtlasError
-├── ConfigError          the developer, at once: says what was wrong, where, and what to do
-│   ├── BadModelRef      a model ref without provider or model, or of an unknown provider
-│   ├── MissingKey       a provider whose key is not set; names the variable
-│   ├── UnknownAgent     no agent of that id; lists the known ones
-│   ├── DuplicateTool    two tools of one name in one agent
-│   ├── BadTool          a tool whose parameters cannot be described
+├── ConfigError          the developer, at once: names the bad value, where it is and what to do
+│   ├── BadModelRef      invalid model reference, or an unknown provider
+│   ├── MissingKey       the provider's API key is not set; names the variable
+│   ├── UnknownAgent     no agent with that id; lists the known ones
+│   ├── DuplicateTool    two tools of one agent share a name
+│   ├── BadTool          a tool whose parameters cannot be described as a JSON schema
 │   └── ContextCycle     a context that would inherit from itself
-├── ProviderError        the caller of ask/send, once retries and failover have given up
-│   └── ModelUnavailable the same: a local model that is not here or cannot run; says why and what to do
-├── BrokenHistory        the caller: a call without its result was about to be sent; it was not
-├── BadOutput            the caller: the answer did not fit the wanted schema, nor did its repair
-├── Refused              the caller: an interceptor said no
-├── Cancelled            who awaits the reply of a cancelled turn
+├── ProviderError        the caller of ask/send, once retries and failover are exhausted
+│   └── ModelUnavailable the caller: a local model is not installed or cannot run
+├── BrokenHistory        the caller: a request would have sent a tool call without its result; it was not sent
+├── BadOutput            the caller: the answer does not match the schema, even after a repair
+├── Refused              the caller: an interceptor refused the message or request
+├── Cancelled            the caller awaiting the reply of a cancelled turn
 ├── ScriptExhausted      the author of a test: the scripted model has no reply left
-├── PlanSpent            the caller: the tenant's plan does not allow it; the model was not asked
-├── PoisonedRun          whoever listens: the turn ended the process again and again, and was given up
-├── StoreError           whoever started or asked: the store cannot be used, in one clear line
-│   ├── StoreBusy        the caller: another process holds the database; it may be tried again
-│   ├── StoreFull        the caller: nothing more can be written; reading goes on
-│   ├── StoreLost        the caller: the database cannot be reached; it may be tried again
-│   ├── Fenced           a worker that lost its run: another one owns it now
-│   ├── Conflict         the caller: it was done before, and otherwise
-│   │   └── SessionBusy  the caller: the session has a turn under way, and this one was not to wait
-│   ├── LimitSpent       the limiter: the day's count is used up
-│   └── NotStored        the caller: there is no such row
-├── GatewayError         who asked a gateway: it answered with an error, of which `kind` is the kind
-│   ├── Unreachable      the same: no gateway answers there, or the line broke and stayed so
-│   └── NotLetIn         the same: the token is wrong
+├── QuotaExceeded        the caller: the tenant's plan does not allow the turn; no model was called
+├── CrashLoop            subscribers: the turn crashed the process repeatedly and was abandoned
+├── StoreError           the caller: the store is unusable
+│   ├── StoreBusy        the caller: another process holds the database; retry later
+│   ├── StoreFull        the caller: nothing more can be written; reads still work
+│   ├── StoreLost        the caller: the database is unreachable; retry later
+│   ├── StaleOwner       a worker whose run was reassigned to another owner
+│   ├── Conflict         the caller: the same key was already written with different content
+│   │   └── SessionBusy  the caller: the session has a running turn, and this one must not queue
+│   ├── DailyLimitExceeded  the limiter: today's count is used up
+│   └── NotFound         the caller: the row does not exist
+├── GatewayError         a gateway client: the gateway returned an error of kind `kind`
+│   ├── Unreachable      a gateway client: no gateway responds, or the connection was lost for good
+│   └── Unauthorized     a gateway client: the token is invalid
 └── ToolFault            the model, as a tool result; the caller never sees it
-    ├── ToolNotFound     no such name among this agent's tools
-    ├── BadArguments     the arguments do not fit the schema
-    ├── NotPermitted     this agent may not use it
-    ├── Declined         a person said no, or nobody could be asked
-    ├── LimitReached     a budget is spent
-    ├── ToolTimeout      it ran too long
-    ├── ToolFailed       the tool itself says so; its message is shown to the model
-    │   ├── Transient    the same, and nothing has happened: it may be tried again
-    │   └── SandboxUnavailable  nothing here can confine code or commands; says why, and what to install
-    └── OutcomeUnknown   it was interrupted while it acted; it may have happened
+    ├── ToolNotFound     the agent has no tool of that name
+    ├── BadArguments     the arguments do not match the schema
+    ├── NotPermitted     the agent may not use the tool
+    ├── Declined         a person declined, or no person could be asked
+    ├── LimitExceeded    a limit is used up
+    ├── ToolTimeout      the tool exceeded its timeout
+    ├── ToolFailed       raised by the tool itself; the model reads its message
+    │   ├── Transient    the same, with no side effect so far: safe to retry
+    │   └── SandboxUnavailable  no sandbox works on this machine; says why and what to install
+    └── OutcomeUnknown   the tool was interrupted while it ran; its side effect may have happened
 """
 
 from typing import ClassVar, Literal, TypeAlias, cast, get_args
@@ -80,19 +80,19 @@ _ELSEWHERE: frozenset[str] = _AGAIN | {"auth", "quota", "unavailable"}
 
 
 class AtlasError(Exception):
-    """The root of all errors of this package."""
+    """Base class of all exceptions of this package."""
 
 
 class ConfigError(AtlasError, ValueError):
-    """Something was set up wrongly."""
+    """Invalid configuration or arguments."""
 
 
 class BadModelRef(ConfigError):
-    """A model ref that names no provider, no model, or an unknown provider."""
+    """Invalid model reference: no provider, no model or an unknown provider."""
 
 
 class MissingKey(ConfigError):
-    """A provider was asked for whose key is not set."""
+    """A provider was requested whose API key is not set."""
 
 
 class UnknownAgent(ConfigError):
@@ -104,7 +104,7 @@ class DuplicateTool(ConfigError):
 
 
 class BadTool(ConfigError):
-    """A tool that cannot be described to a model."""
+    """A tool whose parameters cannot be described as a JSON schema."""
 
 
 class ContextCycle(ConfigError):
@@ -112,7 +112,7 @@ class ContextCycle(ConfigError):
 
 
 class ProviderError(AtlasError):
-    """A model could not be heard to the end. `kind` says why; the two flags say what is worth trying."""
+    """A model's response could not be completed. `kind` says why; the two flags say what is worth trying."""
 
     def __init__(
         self,
@@ -129,28 +129,28 @@ class ProviderError(AtlasError):
 
     @property
     def retryable(self) -> bool:
-        """The same provider may be asked again."""
+        """Whether the same provider may be called again."""
         return self.kind in _AGAIN
 
     @property
     def failover(self) -> bool:
-        """Another provider may do better; a bad request is bad everywhere."""
+        """Whether another provider may succeed; an invalid request is invalid everywhere."""
         return self.kind in _ELSEWHERE
 
 
 class ModelUnavailable(ProviderError):
-    """A local model could not be fetched or started: asking again at once is no use, another provider may do."""
+    """A local model could not be downloaded or started; retrying at once does not help, another provider may."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "unavailable")
 
 
 class BrokenHistory(AtlasError):
-    """A request would have carried a tool call without its result, or a result without its call."""
+    """A request would have contained a tool call without its result, or a result without its call."""
 
 
 class BadOutput(AtlasError):
-    """The answer does not fit the wanted schema."""
+    """The answer does not match the requested schema."""
 
 
 class Refused(AtlasError):
@@ -158,35 +158,35 @@ class Refused(AtlasError):
 
 
 class Cancelled(AtlasError):
-    """The turn was cancelled before it had an answer."""
+    """The turn was cancelled before it produced an answer."""
 
 
 class ScriptExhausted(AtlasError):
-    """A scripted model was asked more often than it has replies."""
+    """A scripted model was called more often than it has replies."""
 
 
 class QuotaExceeded(AtlasError):
-    """The tenant's plan does not allow it."""
+    """The tenant's plan does not allow the turn."""
 
 
 class CrashLoop(AtlasError):
-    """A turn that ended the process every time it went on; it was given up."""
+    """A turn was abandoned because it crashed the process every time it was resumed."""
 
 
 class StoreError(AtlasError):
-    """The store cannot be used; one line that says why and what to do."""
+    """The store is unusable; the message says why and what to do."""
 
 
 class StoreBusy(StoreError):
-    """Somebody else holds the database; nothing was written, and it may be tried again."""
+    """Another process holds the database. Nothing was written; retry later."""
 
 
 class StoreFull(StoreError):
-    """The disk or the database is full; nothing was written."""
+    """The disk or the database is full. Nothing was written."""
 
 
 class StoreLost(StoreError):
-    """The database cannot be reached. `unclear` if that happened in the middle of committing: it may be written."""
+    """The database is unreachable. `unclear` if the connection was lost during a commit, which may have succeeded."""
 
     def __init__(self, message: str, *, unclear: bool = False) -> None:
         super().__init__(message)
@@ -194,15 +194,15 @@ class StoreLost(StoreError):
 
 
 class StaleOwner(StoreError):
-    """The run has a new owner; whoever holds the old epoch must stop."""
+    """The run has a new owner; the holder of the older epoch (fencing token) must stop."""
 
 
 class Conflict(StoreError):
-    """The same thing was written before, with other content."""
+    """The same key was already written with different content."""
 
 
 class SessionBusy(Conflict):
-    """The session has a turn under way, and this one was not to wait for it."""
+    """The session has a running turn, and this one must not queue behind it."""
 
 
 class DailyLimitExceeded(StoreError):
@@ -210,11 +210,11 @@ class DailyLimitExceeded(StoreError):
 
 
 class NotFound(StoreError):
-    """There is no such row for this tenant."""
+    """The row does not exist for this tenant."""
 
 
 class GatewayError(AtlasError):
-    """A gateway said no. `kind` is the protocol's word for why; `retryable` if the same may succeed later."""
+    """The gateway returned an error. `kind` is the protocol's error kind; `retryable` if a retry may succeed."""
 
     def __init__(
         self, message: str, kind: str = "INTERNAL", *, retryable: bool = False, retry_after: float | None = None
@@ -226,7 +226,7 @@ class GatewayError(AtlasError):
 
 
 class Unreachable(GatewayError):
-    """There is no line to the gateway. `unclear` if it broke when a request that acts was on its way."""
+    """No connection to the gateway. `unclear` if it was lost while a request with side effects was in flight."""
 
     def __init__(self, message: str, *, retryable: bool = True, unclear: bool = False) -> None:
         super().__init__(message, "UNREACHABLE", retryable=retryable)
@@ -234,38 +234,38 @@ class Unreachable(GatewayError):
 
 
 class Unauthorized(GatewayError):
-    """The gateway refuses the token."""
+    """The gateway rejected the token."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "NOT_LET_IN")
 
 
 class ToolFault(AtlasError):
-    """A call that did not succeed; the model reads the message."""
+    """A tool call that did not succeed; the model reads the message."""
 
     kind: ClassVar[ErrorKind] = "failed"
 
 
 class ToolNotFound(ToolFault):
-    """There is no such tool."""
+    """The agent has no tool of this name."""
 
     kind = "not_found"
 
 
 class BadArguments(ToolFault):
-    """The arguments do not fit."""
+    """The arguments do not match the tool's schema."""
 
     kind = "bad_arguments"
 
 
 class NotPermitted(ToolFault):
-    """The agent may not do this."""
+    """The agent may not make this call."""
 
     kind = "not_permitted"
 
 
 class Declined(ToolFault):
-    """A person said no, or there was nobody to ask. `reason` is what the person gave as one; the model reads it."""
+    """A person declined the call, or no person could be asked. The model reads `reason` if the person gave one."""
 
     kind = "declined"
 
@@ -275,25 +275,25 @@ class Declined(ToolFault):
 
 
 class LimitExceeded(ToolFault):
-    """A budget is spent."""
+    """A limit is used up."""
 
     kind = "limit"
 
 
 class ToolTimeout(ToolFault):
-    """The tool ran longer than it may."""
+    """The tool exceeded its timeout."""
 
     kind = "timeout"
 
 
 class ToolFailed(ToolFault):
-    """Raise it in a tool: the model reads the message."""
+    """Raise this in a tool to report a failure; the model reads the message."""
 
     kind = "failed"
 
 
 class Transient(ToolFailed):
-    """Raise it in a tool when nothing has happened and another try may succeed."""
+    """Raise this in a tool when nothing has happened yet and a retry may succeed."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -301,16 +301,16 @@ class Transient(ToolFailed):
 
 
 class SandboxUnavailable(ToolFailed):
-    """There is nothing to run it in: why, after all was tried, and what to do about it."""
+    """No sandbox works on this machine: why each one failed, and what to install."""
 
     def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"no sandbox: {reason}; {remedy}")
+        super().__init__(f"no sandbox available: {reason}; {remedy}")
         self.reason = reason
         self.remedy = remedy
 
 
 class OutcomeUnknown(ToolFault):
-    """The tool was interrupted while it acted."""
+    """The tool was interrupted while it ran."""
 
     kind = "unknown"
 
@@ -322,12 +322,12 @@ _BY_NAME: dict[str, type[AtlasError]] = {
 
 
 def kind_of(failure: BaseException) -> str:
-    """In one word what became of a turn: the fault of a provider, or the name of the error."""
+    """Return the kind of a turn's failure: the provider error's kind, or the exception's class name."""
     return failure.kind if isinstance(failure, ProviderError) else type(failure).__name__
 
 
 def failure_of(kind: str, message: str) -> AtlasError:
-    """The error again, out of what was written down of it where it happened."""
+    """Rebuild an exception from its recorded kind and message."""
     if kind in get_args(ProviderFault):
         return ProviderError(message, cast(ProviderFault, kind))
     return _BY_NAME.get(kind, AtlasError)(message)

@@ -1,9 +1,9 @@
-"""What a turn says while it runs: one union, one order; every face listens to the same words.
+"""Events of a turn: one union with a fixed order, shared by every interface.
 
 message:sent, stream:start, then stream:chunk, stream:thinking, stream:reset, tool:called, tool:progress and
-tool:result as they happen, then stream:end, and last message:received or error. Where turns are kept in a store, or
-questions wait for an answer, approval:asked, approval:answered and message:kept stand among them, and where a turn is
-taken by a plan, plan:updated; where it changes hands, run:handoff.
+tool:result as they happen, then stream:end, and finally message:received or error. With a store, or while approvals
+are pending, approval:asked, approval:answered and message:kept occur in between; a planning agent adds plan:updated,
+and a handoff to another agent adds run:handoff.
 """
 
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -16,10 +16,10 @@ from atlas_agents.core.messages import Message, Status
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens: all that went in, those of them that a cache had, all that came out.
+    """Token usage: input tokens, the cached part of them, and output tokens.
 
-    `estimated` when the vendor did not say and we counted characters; `cost` in dollars, None where the price of the
-    model is not known.
+    `estimated` if the vendor sent no figures and they were derived from the text's length; `cost` is in US dollars,
+    None if the model's price is unknown.
     """
 
     input_tokens: int = 0
@@ -40,7 +40,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class MessageSent(msgspec.Struct, frozen=True, tag="message:sent", tag_field="type"):
-    """The user's message has joined the conversation."""
+    """The user's message was added to the conversation."""
 
     stream_id: str
     message: Message
@@ -48,7 +48,7 @@ class MessageSent(msgspec.Struct, frozen=True, tag="message:sent", tag_field="ty
 
 
 class StreamStart(msgspec.Struct, frozen=True, tag="stream:start", tag_field="type"):
-    """The turn begins."""
+    """The turn started."""
 
     stream_id: str
     agent_id: str
@@ -56,7 +56,7 @@ class StreamStart(msgspec.Struct, frozen=True, tag="stream:start", tag_field="ty
 
 
 class StreamChunk(msgspec.Struct, frozen=True, gc=False, tag="stream:chunk", tag_field="type"):
-    """A few more words of the answer."""
+    """A piece of the answer's text."""
 
     stream_id: str
     text: str
@@ -64,7 +64,7 @@ class StreamChunk(msgspec.Struct, frozen=True, gc=False, tag="stream:chunk", tag
 
 
 class StreamThinking(msgspec.Struct, frozen=True, gc=False, tag="stream:thinking", tag_field="type"):
-    """A few more words of the model's reasoning."""
+    """A piece of the model's reasoning."""
 
     stream_id: str
     text: str
@@ -72,7 +72,7 @@ class StreamThinking(msgspec.Struct, frozen=True, gc=False, tag="stream:thinking
 
 
 class StreamReset(msgspec.Struct, frozen=True, gc=False, tag="stream:reset", tag_field="type"):
-    """The chunks of the message under way are withdrawn; it starts again."""
+    """The chunks of the current message are withdrawn; it starts again."""
 
     stream_id: str
     attempt: int
@@ -80,7 +80,7 @@ class StreamReset(msgspec.Struct, frozen=True, gc=False, tag="stream:reset", tag
 
 
 class ToolCalled(msgspec.Struct, frozen=True, tag="tool:called", tag_field="type"):
-    """The model has asked for a tool."""
+    """The model requested a tool call."""
 
     stream_id: str
     name: str
@@ -90,7 +90,7 @@ class ToolCalled(msgspec.Struct, frozen=True, tag="tool:called", tag_field="type
 
 
 class ApprovalAsked(msgspec.Struct, frozen=True, tag="approval:asked", tag_field="type"):
-    """A call waits for a person's yes."""
+    """A tool call is waiting for approval."""
 
     stream_id: str
     question: Question
@@ -98,7 +98,7 @@ class ApprovalAsked(msgspec.Struct, frozen=True, tag="approval:asked", tag_field
 
 
 class ApprovalAnswered(msgspec.Struct, frozen=True, tag="approval:answered", tag_field="type"):
-    """A question has its answer, or none came in time, which is a no."""
+    """An approval was answered, or timed out, which counts as declined."""
 
     stream_id: str
     approval_id: str
@@ -108,7 +108,7 @@ class ApprovalAnswered(msgspec.Struct, frozen=True, tag="approval:answered", tag
 
 
 class MessageKept(msgspec.Struct, frozen=True, tag="message:kept", tag_field="type"):
-    """A message of this turn is in the store; told where there is one."""
+    """A message of this turn was stored; emitted only with a store."""
 
     stream_id: str
     message: Message
@@ -116,7 +116,7 @@ class MessageKept(msgspec.Struct, frozen=True, tag="message:kept", tag_field="ty
 
 
 class HandedOver(msgspec.Struct, frozen=True, tag="run:handoff", tag_field="type"):
-    """From here on another agent speaks in this turn."""
+    """Handoff: another agent continues the turn."""
 
     stream_id: str
     from_agent: str
@@ -128,14 +128,14 @@ StepStatus: TypeAlias = Literal["pending", "running", "done", "failed", "changed
 
 
 class PlanStep(msgspec.Struct, frozen=True):
-    """A step of a plan. `changed` is one that was under way when the plan was made anew."""
+    """A step of a plan. `changed` marks a step that was running when the plan was revised."""
 
     text: str
     status: StepStatus = "pending"
 
 
 class PlanUpdated(msgspec.Struct, frozen=True, tag="plan:updated", tag_field="type"):
-    """The plan of this turn as it now stands, and how far it is."""
+    """The current plan of the turn and its progress."""
 
     stream_id: str
     steps: tuple[PlanStep, ...]
@@ -143,7 +143,7 @@ class PlanUpdated(msgspec.Struct, frozen=True, tag="plan:updated", tag_field="ty
 
 
 class ToolProgress(msgspec.Struct, frozen=True, tag="tool:progress", tag_field="type"):
-    """A tool says how far it is."""
+    """Progress reported by a running tool."""
 
     stream_id: str
     name: str
@@ -153,7 +153,7 @@ class ToolProgress(msgspec.Struct, frozen=True, tag="tool:progress", tag_field="
 
 
 class ToolAnswered(msgspec.Struct, frozen=True, tag="tool:result", tag_field="type"):
-    """A call has its result, whatever it is; it took so many milliseconds, the wait for a person apart."""
+    """A tool call has its result. The duration is in milliseconds and excludes the wait for an approval."""
 
     stream_id: str
     name: str
@@ -167,7 +167,7 @@ class ToolAnswered(msgspec.Struct, frozen=True, tag="tool:result", tag_field="ty
 
 
 class StreamEnd(msgspec.Struct, frozen=True, tag="stream:end", tag_field="type"):
-    """The turn is over. `error` says why when it failed."""
+    """The turn ended. `error` holds the reason if it failed."""
 
     stream_id: str
     usage: Usage
@@ -177,7 +177,7 @@ class StreamEnd(msgspec.Struct, frozen=True, tag="stream:end", tag_field="type")
 
 
 class MessageReceived(msgspec.Struct, frozen=True, tag="message:received", tag_field="type"):
-    """The answer has joined the conversation."""
+    """The answer was added to the conversation."""
 
     stream_id: str
     message: Message
@@ -185,7 +185,7 @@ class MessageReceived(msgspec.Struct, frozen=True, tag="message:received", tag_f
 
 
 class ErrorRaised(msgspec.Struct, frozen=True, tag="error", tag_field="type"):
-    """The turn failed. `kind` is the class of the error, or a provider error's own kind."""
+    """The turn failed. `kind` is the exception's class name, or a provider error's own kind."""
 
     stream_id: str
     message: str

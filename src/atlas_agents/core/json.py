@@ -1,4 +1,4 @@
-"""JSON at the border: one encoder for what leaves, one strict reader for what a model wrote."""
+"""JSON at the boundary: one encoder, and one strict parser for JSON written by a model."""
 
 import json
 from typing import Any, cast
@@ -10,15 +10,15 @@ _MAX_DEPTH = 64
 
 
 def encode(value: object) -> bytes:
-    """The shortest JSON of a value made of structs, dicts, lists and plain values."""
+    """Encode a value of structs, dicts, lists and plain values as compact JSON."""
     return _encoder.encode(value)
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Read one JSON object as strictly as JSON allows, or raise ValueError saying what is wrong.
+    """Parse one JSON object strictly; raise ValueError with the reason if it is invalid.
 
-    Repeated keys, NaN, infinities, integers over 64 bits, halves of surrogate pairs and nesting beyond 64 levels are
-    errors: two readers could take them for two different things.
+    Repeated keys, NaN, infinities, integers over 64 bits, lone surrogates and nesting beyond 64 levels are errors,
+    because two parsers could read them differently.
     """
     try:
         value = _strict.decode(text)
@@ -27,12 +27,12 @@ def parse_object(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError(f"a JSON object is needed, not {_word(value)}")
+        raise ValueError(f"expected a JSON object, got {_word(value)}")
     found = cast(dict[str, Any], value)
     if text.count("{") + text.count("[") > _MAX_DEPTH and _depth(found) > _MAX_DEPTH:
         raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
     if "\\u" in text and not _is_unicode(found):
-        raise ValueError("half a surrogate pair is no character")
+        raise ValueError("lone surrogate in a string")
     return found
 
 
@@ -41,25 +41,25 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
         repeated = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {repeated!r} stands there twice")
+        raise ValueError(f"duplicate key {repeated!r}")
     return found
 
 
 def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _integer(digits: str) -> int:
     number = int(digits) if len(digits) <= 20 else 1 << 64
     if not -(1 << 63) <= number < 1 << 64:
-        raise ValueError(f"the integer {digits[:24]} does not fit into 64 bits")
+        raise ValueError(f"integer {digits[:24]} does not fit into 64 bits")
     return number
 
 
 def _number(digits: str) -> float:
     number = float(digits)
     if number in (float("inf"), float("-inf")):
-        raise ValueError(f"the number {digits[:24]} is too large")
+        raise ValueError(f"number {digits[:24]} is too large")
     return number
 
 

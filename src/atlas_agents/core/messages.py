@@ -1,7 +1,7 @@
-"""The words of a conversation: frozen values that every floor above speaks in.
+"""Message model: frozen values that every layer uses.
 
-Nothing here does I/O or knows a vendor. Equal content means equal value, and JSON goes out and comes
-back byte-equal: data that looks like one of our own types stays plain data.
+No I/O and nothing specific to a vendor. Equal content means equal values, and JSON round-trips byte for byte: data that
+looks like one of these types stays plain data.
 """
 
 import base64
@@ -21,7 +21,7 @@ _VARIANT = "89ab"
 
 
 def new_id() -> str:
-    """A random UUID (version 4) as it is usually written; three times as fast as the standard library's."""
+    """Return a random UUID (version 4) as text; three times as fast as the standard library."""
     digits = os.urandom(16).hex()
     variant = _VARIANT[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
@@ -30,19 +30,19 @@ def new_id() -> str:
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 Status: TypeAlias = Literal["ok", "error", "unknown"]
 Ids: TypeAlias = tuple[str, ...]
-_STRAY_CALL: Ids = ("\0 a call that is not the assistant's",)
-_STRAY_RESULT: Ids = ("\0 a result outside a tool message",)
+_STRAY_CALL: Ids = ("\0 call outside an assistant message",)
+_STRAY_RESULT: Ids = ("\0 result outside a tool message",)
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
-    """Words."""
+    """Text."""
 
     text: str
     type: ClassVar[Literal["text"]] = "text"
 
 
 class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", tag_field="type", omit_defaults=True):
-    """The model asks for a tool. `malformed` is what it wrote where its arguments should be, if that was no JSON."""
+    """A tool call by the model. `malformed` holds the raw arguments if they were not valid JSON."""
 
     id: str
     name: str
@@ -52,7 +52,7 @@ class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", tag_field="type", o
 
 
 class ToolResult(msgspec.Struct, frozen=True, tag="tool_result", tag_field="type", omit_defaults=True):
-    """What the model is told about one call; `error` is the kind of the fault, never a stack trace."""
+    """The result of one tool call, as the model reads it. `error` is the kind of fault, never a stack trace."""
 
     call_id: str
     status: Status
@@ -62,7 +62,7 @@ class ToolResult(msgspec.Struct, frozen=True, tag="tool_result", tag_field="type
 
 
 class Thinking(msgspec.Struct, frozen=True, tag="thinking", tag_field="type", omit_defaults=True):
-    """The model's reasoning, kept as it came with the vendor's signature."""
+    """The model's reasoning, stored verbatim with the vendor's signature."""
 
     text: str
     signature: str = ""
@@ -70,7 +70,7 @@ class Thinking(msgspec.Struct, frozen=True, tag="thinking", tag_field="type", om
 
 
 class Image(msgspec.Struct, frozen=True, tag="image", tag_field="type", omit_defaults=True):
-    """A picture: base64 data, or an address that the model's vendor fetches (we never do)."""
+    """An image: base64 data, or a URL that the model's vendor fetches (Atlas never does)."""
 
     media_type: str
     data: str = ""
@@ -79,12 +79,12 @@ class Image(msgspec.Struct, frozen=True, tag="image", tag_field="type", omit_def
 
     @classmethod
     def of(cls, content: bytes, media_type: str = "image/png") -> "Image":
-        """A picture from its bytes."""
+        """Make an image from bytes."""
         return cls(media_type, base64.b64encode(content).decode())
 
 
 class File(msgspec.Struct, frozen=True, tag="file", tag_field="type", omit_defaults=True):
-    """A document: base64 data, or an address that the model's vendor fetches (we never do)."""
+    """A document: base64 data, or a URL that the model's vendor fetches (Atlas never does)."""
 
     name: str
     media_type: str
@@ -94,12 +94,12 @@ class File(msgspec.Struct, frozen=True, tag="file", tag_field="type", omit_defau
 
     @classmethod
     def of(cls, content: bytes, name: str, media_type: str = "application/pdf") -> "File":
-        """A document from its bytes."""
+        """Make a document from bytes."""
         return cls(name, media_type, base64.b64encode(content).decode())
 
 
 class Opaque(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
-    """A vendor's block that we do not know: kept verbatim and shown only to that vendor."""
+    """A vendor-specific block of unknown type, stored verbatim and sent only to that vendor."""
 
     vendor: str
     block: dict[str, Any]
@@ -114,10 +114,9 @@ def _now() -> int:
 
 
 class Message(msgspec.Struct, frozen=True, dict=True):
-    """One entry of a conversation. `created_at` is in milliseconds since 1970.
+    """One message of a conversation. `created_at` is in milliseconds since the Unix epoch.
 
-    Its `__dict__` holds what was worked out from it once (its tool calls, its bytes on a vendor's wire) and
-    is no part of its value.
+    Its `__dict__` caches derived data (tool calls, the encoded form for a vendor) and is not part of its value.
     """
 
     role: Role
@@ -141,9 +140,9 @@ class Message(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def pairing(self) -> tuple[Ids, Ids]:
-        """(ids of the calls it makes, ids of the calls it answers), sorted.
+        """Return the sorted ids of the calls this message makes and of the calls it answers.
 
-        A call that is not the assistant's, or a result outside a tool message, matches nothing.
+        A call outside an assistant message, or a result outside a tool message, matches nothing.
         """
         asks = tuple(sorted([call.id for call in self.tool_calls]))
         answers = tuple(sorted([result.call_id for result in self.tool_results]))
@@ -153,7 +152,7 @@ class Message(msgspec.Struct, frozen=True, dict=True):
         )
 
     def with_text(self, text: str) -> "Message":
-        """The same message saying this instead; its other parts stay where they are."""
+        """Return a copy with different text; the other parts keep their positions."""
         kept = [part for part in self.parts if type(part) is not Text]
         place = next((place for place, part in enumerate(self.parts) if type(part) is Text), 0)
         said = [Text(clean(text))] if text else []
@@ -164,7 +163,7 @@ class Message(msgspec.Struct, frozen=True, dict=True):
 
     @staticmethod
     def from_json(data: bytes | str) -> "Message":
-        """Read a message back; msgspec.ValidationError says where the data does not fit."""
+        """Decode a message; msgspec.ValidationError names the place that does not match."""
         return _decoder.decode(data)
 
 
@@ -177,27 +176,27 @@ def _parts(content: tuple[str | Part, ...]) -> tuple[Part, ...]:
 
 
 def user(*content: str | Part, **metadata: Any) -> Message:
-    """What a person says: text, images and files in any order."""
+    """Make a user message of text, images and files."""
     return Message("user", _parts(content), metadata=metadata)
 
 
 def assistant(*content: str | Part, **metadata: Any) -> Message:
-    """What the model says: text, thinking and tool calls in any order."""
+    """Make an assistant message of text, thinking and tool calls."""
     return Message("assistant", _parts(content), metadata=metadata)
 
 
 def system(*content: str | Part, **metadata: Any) -> Message:
-    """An instruction."""
+    """Make a system message."""
     return Message("system", _parts(content), metadata=metadata)
 
 
 def tool(*results: ToolResult, **metadata: Any) -> Message:
-    """The answers to the calls of the assistant message just before."""
+    """Make a tool message with the results of the preceding assistant message's calls."""
     return Message("tool", results, metadata=metadata)
 
 
 def broken_at(messages: Sequence[Message]) -> int | None:
-    """Where a call has no result in the next message, or a result no call in the one before; None if nowhere."""
+    """Return the index at which a call has no result in the next message, or a result no call before it, else None."""
     awaited: Ids = ()
     for place, message in enumerate(messages):
         asks, answers = message.pairing
@@ -208,7 +207,7 @@ def broken_at(messages: Sequence[Message]) -> int | None:
 
 
 class Conversation:
-    """An ordered list of messages with a name of its own. Turns append to it; nothing is ever changed in it."""
+    """An append-only list of messages with an id."""
 
     __slots__ = ("__weakref__", "id", "messages", "metadata")
 
@@ -226,7 +225,7 @@ class Conversation:
         return f"Conversation({self.id!r}, {len(self.messages)} messages)"
 
     def fork(self, at: Message | str | None = None) -> "Conversation":
-        """A new conversation with all messages up to and with `at` (a message or its id); with none, all of them."""
+        """Copy the messages up to and including `at` (a message or its id) into a new conversation; by default all."""
         if at is None:
             kept = self.messages
         else:
@@ -239,7 +238,7 @@ class Conversation:
 
 
 class ToolSpec(msgspec.Struct, frozen=True, dict=True):
-    """Name, description and the JSON schema of the parameters. `__dict__` holds its bytes on a vendor's wire."""
+    """A tool's name, description and JSON schema of its parameters. `__dict__` caches its encoded form per vendor."""
 
     name: str
     description: str
@@ -247,7 +246,7 @@ class ToolSpec(msgspec.Struct, frozen=True, dict=True):
 
 
 def memo(value: msgspec.Struct) -> dict[str, Any]:
-    """The scratch pad of a struct that has one (`dict=True`): not compared, not encoded, gone with the value."""
+    """Return the cache of a struct that has one (`dict=True`); it is neither compared nor encoded."""
     return cast(dict[str, Any], value.__dict__)
 
 
@@ -256,7 +255,7 @@ _TOKENS = "approximate_tokens"
 
 
 def approximate_tokens(message: Message) -> int:
-    """A message's tokens by the length of its JSON; counted once per message."""
+    """Estimate a message's tokens from the length of its JSON; computed once per message."""
     found: int | None = getattr(message, _TOKENS, None)
     if found is None:
         found = memo(message)[_TOKENS] = round(len(encode(message.parts)) / _CHARACTERS_PER_TOKEN) + 4
@@ -269,7 +268,7 @@ _NAMES = ("media_type", "mimeType", "mediaType")
 
 
 def parted(result: Any) -> tuple[Any, list[Image]]:
-    """The result with a note in the place of each picture, and the pictures, in order."""
+    """Split a tool result into the result with a note in place of each image, and the images in order."""
     found: list[Image] = []
     rest = _without(result, found, 0)
     return rest if found else result, found
@@ -293,7 +292,7 @@ def _without(value: Any, found: list[Image], depth: int) -> Any:
 
 
 def _picture(fields: dict[str, Any]) -> Image | None:
-    """As our own tools give it, and as tools of the Model Context Protocol do."""
+    """Read an image from a result, in the format of the built-in tools or of the Model Context Protocol."""
     kind = next((fields[name] for name in _NAMES if isinstance(fields.get(name), str)), None)
     data = fields.get("data")
     if (

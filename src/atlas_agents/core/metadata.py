@@ -1,4 +1,4 @@
-"""A small store of named values that looks to its brokers for what it does not have itself."""
+"""Metadata: named values with inheritance from other metadata objects (brokers)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ _ABSENT: Any = object()
 
 
 class Metadata:
-    """Local values first, then the brokers in order. Live: a broker's later change is seen at once."""
+    """Key-value store: local values first, then the brokers in order. Later changes of a broker are visible at once."""
 
     __slots__ = ("_brokers", "_values", "_watches")
 
@@ -25,14 +25,14 @@ class Metadata:
         return self._place(key) is not None
 
     def set(self, key: str, value: Any) -> "Metadata":
-        """Store a value here, over whatever the brokers say; returns self, for chaining."""
+        """Set a local value, which overrides the brokers; returns self for chaining."""
         self._values[key] = value
         for watch in self._who_sees(key):
             watch.listener(key, value)
         return self
 
     def delete(self, key: str) -> "Metadata":
-        """Forget the local value; a broker's may show again."""
+        """Delete the local value; a broker's value may become visible again."""
         if key in self._values:
             watches = self._who_sees(key)
             del self._values[key]
@@ -41,18 +41,18 @@ class Metadata:
         return self
 
     def all(self) -> dict[str, Any]:
-        """Every value that `get` would find."""
+        """Return every value that `get` can find."""
         found: dict[str, Any] = {}
         for place in reversed(list(self._line())):
             found.update(place._values)
         return found
 
     def local(self) -> dict[str, Any]:
-        """The values stored here, without the brokers'."""
+        """Return the local values, without those of the brokers."""
         return dict(self._values)
 
     def rebase(self, *brokers: "Metadata", values: Mapping[str, Any] | None = None) -> None:
-        """Take other brokers and other values; it stays the same store, and who listens hears what that changes."""
+        """Replace the brokers and the local values in place; listeners are notified of what changes."""
         before = [(watch, watch.owner.all()) for watch in self._watches]
         self._brokers, self._values = brokers, dict(values) if values else {}
         for watch, old in before:
@@ -63,7 +63,7 @@ class Metadata:
                     watch.listener(key, new.get(key))
 
     def on_change(self, listener: Listener) -> Callable[[], None]:
-        """Hear of every change that shows here, local or a broker's, as (key, value); the result stops it."""
+        """Call a function with (key, value) on every visible change, local or inherited; the result unsubscribes it."""
         watch = _Watch(self, listener)
         self._post(watch)
         return lambda: self._lift(watch)
@@ -87,11 +87,11 @@ class Metadata:
         return f"Metadata({self.all()!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process it is a copy of all its values."""
+        """Pickle as a plain copy of all visible values."""
         return _copied, (self.all(),)
 
     def _place(self, key: str) -> "Metadata | None":
-        """Where the value is found: here or at a broker."""
+        """Return the metadata object that holds the value: this one or a broker."""
         if key in self._values:
             return self
         for place in self._line() if self._brokers else ():
@@ -100,7 +100,7 @@ class Metadata:
         return None
 
     def _line(self) -> Iterator["Metadata"]:
-        """Itself and all brokers in the order of look-up, each once; not recursive, for a line may be long."""
+        """Yield this object and all brokers in lookup order, each once; iterative, since chains can be long."""
         seen: set[int] = set()
         stack: list[Metadata] = [self]
         while stack:
@@ -122,12 +122,12 @@ class Metadata:
         watch.posts = []
 
     def _who_sees(self, key: str) -> list["_Watch"]:
-        """The listeners for whom this key's value is the one stored here."""
+        """Return the listeners that see the value stored here under this key."""
         return [watch for watch in self._watches if watch.owner._place(key) is self]
 
 
 class _Watch:
-    """A listener, posted at every place where its owner looks values up."""
+    """A listener, registered with every metadata object that its owner inherits from."""
 
     __slots__ = ("listener", "owner", "posts")
 

@@ -1,4 +1,4 @@
-"""A key that never shows itself."""
+"""User directories, protected paths, environment variables, secrets and atomic file writes."""
 
 import os
 import re
@@ -29,13 +29,13 @@ PROTECTED = (
     *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".profile", ".zshrc", ".zshenv", ".zprofile"),
     *("pyvenv.cfg", "sitecustomize.py", "usercustomize.py", "*.pth", ".npmrc", ".netrc", ".pypirc"),
 )
-"""Names of files that agents are made of, or that others run or believe, whether the files exist or not."""
+"""File names that define agents or that other programs execute or trust, whether or not the files exist."""
 
 PROTECTED_FOLDERS = (
     *("skills", "hooks", ".atlas", ".claude", ".cursor", ".codex", ".vscode", ".idea", ".github", ".husky"),
     *(".git", ".hg", ".svn", ".venv", "venv", ".ssh", ".aws", ".gnupg", ".kube", ".docker"),
 )
-"""Folders of such files, with all that is in them."""
+"""Folders of such files, including everything below them."""
 
 SECRET = (
     *(".env", ".env.*", ".envrc", ".netrc", ".pypirc", ".pgpass", ".git-credentials", ".htpasswd"),
@@ -43,47 +43,47 @@ SECRET = (
     *("token", "tokens.json", "credentials.json", "secrets.toml", "secrets.yaml", "secrets.yml", "secrets.json"),
     *("atlas.db", "atlas.db-*"),
 )
-"""Names of files whose content is for no model."""
+"""File names whose content must never reach a model."""
 
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker")
 _EXAMPLES = (".env.example", ".env.sample", ".env.template", ".env.dist")
 
 
 class SettingLookup(Protocol):
-    """Knows settings by name, as `Environment` does."""
+    """Looks up settings by name, as `Environment` does."""
 
     def get(self, name: str, /) -> str | None: ...
 
 
 def home(environment: SettingLookup) -> Path:
-    """`ATLAS_HOME`, else a folder of our own where this system keeps a user's data. It is not made here."""
+    """Return `ATLAS_HOME`, or the application folder in the user's data directory; the folder is not created."""
     if given := environment.get("ATLAS_HOME"):
         return absolute(given.strip(), Path.cwd(), environment)
     return _user_folder(environment, "XDG_DATA_HOME", Path(".local", "share")) / _FOLDER
 
 
 def user_config(environment: SettingLookup) -> Path:
-    """The file with a person's settings for all projects; it need not exist."""
+    """Return the path of the user's settings file, which need not exist."""
     return _user_folder(environment, "XDG_CONFIG_HOME", Path(".config")) / "atlas" / "config.toml"
 
 
 def absolute(given: str | Path, base: Path, environment: SettingLookup) -> Path:
-    """A path as a person writes it: `~` is their own folder, and what is relative starts at `base`."""
+    """Resolve a path: `~` is the user's home directory, and relative paths start at `base`."""
     text = str(given)
     if "\0" in text:
-        raise ConfigError("a path cannot hold a NUL character")
+        raise ConfigError("invalid path: contains a NUL character")
     if text == "~" or text.startswith("~/"):
         text = f"{_person(environment)}{text[1:]}"
     return Path(os.path.normpath(base.absolute() / text))
 
 
 def is_protected(path: PurePath) -> bool:
-    """Whether what is written there says what agents are told or may do, or is run by others unasked."""
+    """Return whether a file at this path defines what agents may do, or is executed by other programs."""
     return _named(path, _protected, _protected_folders)
 
 
 def is_secret(path: PurePath) -> bool:
-    """Whether a file of this name holds keys, passwords or what people have said; an example of one does not."""
+    """Return whether a file of this name holds keys, passwords or private data; `.env.example` and the like do not."""
     return _named(path, _secret, _secret_folders) and _folded(path.name) not in _EXAMPLES
 
 
@@ -94,29 +94,31 @@ def _named(path: PurePath, names: re.Pattern[str], folders: frozenset[str]) -> b
 
 @lru_cache(4096)
 def _folded(name: str) -> str:
-    """A name as the most forgiving disk knows it: `agents.MD`, `AGENTS.md.` and `AGENTS\u200c.md` are one."""
+    """Normalise a name as the most lenient file system would: `agents.MD` and `AGENTS\u200c.md.` are equal."""
     plain = unicodedata.normalize("NFKC", name)
     seen = "".join(char for char in plain if unicodedata.category(char) not in ("Cf", "Cc"))
     return unicodedata.normalize("NFKC", seen.casefold()).rstrip(". ")
 
 
 def make_private(folder: Path) -> Path:
-    """Make a folder that only its owner can enter; one that is there stays as it is."""
+    """Create a folder that only its owner can enter; an existing one is left unchanged."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             folder.mkdir(mode=0o700)
-            folder.chmod(0o700)  # whatever the umask took away
+            folder.chmod(0o700)  # regardless of the umask
         except FileExistsError:
             if not folder.is_dir():
-                raise ConfigError(f"{folder} should be a folder, and a file is in its place") from None
+                raise ConfigError(f"expected a folder at {folder}, found a file") from None
     except OSError as error:
-        raise ConfigError(f"the folder {folder} cannot be made: {error.strerror}; set ATLAS_HOME elsewhere") from error
+        raise ConfigError(
+            f"cannot create the folder {folder}: {error.strerror}; set ATLAS_HOME to another folder"
+        ) from error
     return folder
 
 
 def _user_folder(environment: SettingLookup, variable: str, usual: Path) -> Path:
-    """What the variable says, if it is a whole path (others are to be ignored), else what is usual on this system."""
+    """Return the variable's value if it is an absolute path, else the platform's default."""
     given = environment.get(variable)
     if given and Path(given).is_absolute():
         return Path(given)
@@ -128,7 +130,7 @@ def _person(environment: SettingLookup) -> Path:
     try:
         return Path(given).absolute() if given else Path.home()
     except RuntimeError as error:
-        raise ConfigError("this user has no home folder: set ATLAS_HOME") from error
+        raise ConfigError("this user has no home directory; set ATLAS_HOME") from error
 
 
 _protected, _secret = (
@@ -141,7 +143,7 @@ T = TypeVar("T")
 
 
 def keep(path: Path, value: Any) -> None:
-    """Put a value into a file, as JSON. A sudden end leaves the old one or the new one."""
+    """Write a value to a file as JSON, atomically: after a crash the file holds the old or the new value."""
     fresh = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -155,48 +157,48 @@ def keep(path: Path, value: Any) -> None:
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)  # the name is part of it
+        os.fsync(folder)  # make the rename durable
     finally:
         os.close(folder)
 
 
 def kept(path: Path, kind: type[T]) -> T | None:
-    """What a file has; None if there is none. ConfigError if it cannot be read: it is not written over in silence."""
+    """Read a JSON file; None if it is missing. ConfigError if it is unreadable, so that it is never overwritten."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; mend it, or move it away") from error
+        raise ConfigError(f"cannot read {path}: {error}; fix the file or move it away") from error
 
 
 @contextmanager
 def alone(path: Path) -> Generator[None, None, None]:
-    """Let nobody else in who says the same of this file: for reading, changing and keeping as one."""
+    """Hold an exclusive lock on a file for a read-modify-write cycle."""
     with path.with_name(f".{path.name}.lock").open("a") as file:
         flock(file, LOCK_EX)
         yield
 
 
 class EnvironmentValue(msgspec.Struct, frozen=True):
-    """A value as it was written, and where: `environment`, or `.env:3`."""
+    """A value as written, and where: `environment`, or `.env:3`."""
 
     value: str
     where: str
 
     def __repr__(self) -> str:
-        return f"Found(…, {self.where!r})"  # it may be a key
+        return f"EnvironmentValue(…, {self.where!r})"  # the value may be a key
 
 
 class Environment:
-    """Looks a name up in the process's environment first, then in a `.env` file, read once."""
+    """Looks up names in the process environment, then in a `.env` file that is read once."""
 
     def __init__(self, values: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env")) -> None:
         self._values = os.environ if values is None else values
         self._file = read_dotenv(dotenv) if dotenv is not None else {}
 
     def find(self, name: str) -> EnvironmentValue | None:
-        """The value as it was written, blank ones too, and where it stands."""
+        """Return the value as written, even if blank, and where it is set."""
         if value := self._values.get(name):
             return EnvironmentValue(value, "environment")
         if found := self._file.get(name):
@@ -204,12 +206,12 @@ class Environment:
         return EnvironmentValue("", "environment") if name in self._values else None
 
     def get(self, name: str) -> str | None:
-        """The value of a setting; blank means not set."""
+        """Return a setting's value; blank counts as unset."""
         found = self.find(name)
         return found.value if found and found.value.strip() else None
 
     def secret(self, name: str) -> str | None:
-        """The value of `NAME`, or the content of the file that `NAME_FILE` points to."""
+        """Return the value of `NAME`, or the content of the file that `NAME_FILE` names."""
         if value := self.get(name):
             return value.strip()
         if not (path := self.get(f"{name}_FILE")):
@@ -217,18 +219,18 @@ class Environment:
         return read_secret(f"{name}_FILE", Path(path))
 
     def replaced(self, values: Mapping[str, str]) -> "Environment":
-        """The same with other values for some names."""
+        """Return a copy with other values for some names."""
         other = Environment({**self._values, **values}, dotenv=None)
         other._file = self._file
         return other
 
     def names(self) -> list[str]:
-        """All names that are set, here or there."""
+        """Return all names that are set, in the environment or the file."""
         return sorted({*self._values, *self._file})
 
 
 def read_secret(name: str, path: Path) -> str:
-    """The content of a file that holds one secret; refused if anybody could have written it."""
+    """Read a file that holds one secret; refused if other users can write to it."""
     try:
         mode = path.stat().st_mode
         content = path.read_text(encoding="utf-8-sig").strip()
@@ -237,20 +239,20 @@ def read_secret(name: str, path: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} points to {path}, which is not UTF-8") from error
     if mode & stat.S_IWOTH:
-        raise ConfigError(f"{name} points to {path}, which every user can write to: say chmod 600 {path}")
+        raise ConfigError(f"{name} points to {path}, which every user can write to; run: chmod 600 {path}")
     if not content:
         raise ConfigError(f"{name} points to {path}, which is empty")
     return content
 
 
 def read_dotenv(path: Path) -> dict[str, EnvironmentValue]:
-    """The `NAME=value` lines of a file; a missing file has none. Quotes around a value are taken off."""
+    """Parse the `NAME=value` lines of a file; a missing file has none. Quotes around a value are removed."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read {path}: {error}") from error
     found: dict[str, EnvironmentValue] = {}
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
@@ -270,7 +272,7 @@ def _unquote(value: str) -> str:
 
 
 class Secret:
-    """Wraps a secret so that printing, logging or formatting it shows nothing; `reveal` is the only way out."""
+    """Wraps a secret so that printing, logging or formatting it shows nothing; only `reveal` returns it."""
 
     __slots__ = ("_value",)
 

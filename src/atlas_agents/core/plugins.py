@@ -1,6 +1,6 @@
-"""What installed packages offer by their entry points: one door for every kind, behind which nothing can go wrong.
+"""Plugins: loads what installed packages offer through entry points, isolated from their failures.
 
-A plugin that cannot be loaded, or not in time, is disabled, and says why; the rest goes on without it.
+A plugin that fails to load, or takes too long, is disabled with a reason; everything else continues without it.
 """
 
 import logging
@@ -13,11 +13,11 @@ logger = logging.getLogger(__name__)
 Kind: TypeAlias = Literal["tools", "providers", "interceptors", "stores", "commands"]
 KINDS: tuple[Kind, ...] = ("tools", "providers", "interceptors", "stores", "commands")
 PATIENCE = 5.0
-"""Seconds that a plugin may take to load."""
+"""Timeout in seconds for loading one plugin."""
 
 
 class Plugin(NamedTuple):
-    """One entry point: what it is called, where it comes from, and why it is disabled, if it is."""
+    """One entry point: its name, its package, and the reason if it is disabled."""
 
     kind: Kind
     name: str
@@ -27,7 +27,7 @@ class Plugin(NamedTuple):
 
 
 class Plugins:
-    """Loads what is installed, a kind at a time, and remembers what came of it. `off` names some to leave alone."""
+    """Loads installed plugins by kind and records the outcome. `off` names plugins to skip."""
 
     def __init__(
         self, off: Iterable[str] = (), *, found: Iterable[EntryPoint] | None = None, patience: float = PATIENCE
@@ -38,23 +38,23 @@ class Plugins:
         self._known: dict[tuple[Kind, str], Plugin] = {}
 
     def load(self, kind: Kind, take: Callable[[str, Any], None]) -> None:
-        """Hand each plugin of a kind to `take`, by its name; if that raises, the plugin is disabled."""
+        """Pass each plugin of a kind to `take` by name; if that raises, the plugin is disabled."""
         for entry in self._entries(kind):
-            trouble = "it is turned off in the settings" if entry.name in self._off else self._trouble(entry, take)
+            trouble = "disabled in the settings" if entry.name in self._off else self._trouble(entry, take)
             self._remember(kind, entry, trouble)
 
     def names(self, kind: Kind) -> list[str]:
-        """Those of a kind, without loading them."""
+        """Return the names of a kind's plugins without loading them."""
         return [entry.name for entry in self._entries(kind) if entry.name not in self._off]
 
     @property
     def known(self) -> list[Plugin]:
-        """All that were looked at, in their order."""
+        """Return all plugins that were examined, in order."""
         return list(self._known.values())
 
     @property
     def disabled(self) -> dict[str, str]:
-        """Those that could not be used, and why."""
+        """Return the plugins that could not be used, with the reason."""
         return {plugin.name: plugin.trouble for plugin in self.known if plugin.trouble}
 
     def _entries(self, kind: Kind) -> list[EntryPoint]:
@@ -64,12 +64,12 @@ class Plugins:
         return [entry for entry in self._found if entry.group == group]
 
     def _trouble(self, entry: EntryPoint, take: Callable[[str, Any], None]) -> str:
-        """What stands in the way of using it; it is used if nothing does."""
+        """Load a plugin and hand it on; return the reason if that failed."""
         try:
             take(entry.name, _loaded(entry, self._patience))
-        except Exception as error:  # a plugin's own code
-            logger.warning("the plugin %r is disabled: %s: %s", entry.name, type(error).__name__, error)
-            logger.debug("the plugin %r failed so", entry.name, exc_info=True)
+        except Exception as error:  # plugin code may raise anything
+            logger.warning("plugin disabled: name=%r error=%s: %s", entry.name, type(error).__name__, error)
+            logger.debug("plugin traceback: name=%r", entry.name, exc_info=True)
             return f"{type(error).__name__}: {error}"
         return ""
 
@@ -79,7 +79,7 @@ class Plugins:
 
 
 def _loaded(entry: EntryPoint, patience: float) -> Any:
-    """Import it in a thread: one that never comes to an end holds up nobody."""
+    """Import a plugin in a thread, so that one that hangs does not block startup."""
     found: list[Any] = []
     raised: list[BaseException] = []
 
@@ -95,12 +95,12 @@ def _loaded(entry: EntryPoint, patience: float) -> Any:
     if raised:
         raise _bounded(raised[0])
     if not found:
-        raise TimeoutError(f"it took longer than {patience:g} seconds to load")
+        raise TimeoutError(f"loading took longer than {patience:g} seconds")
     return found[0]
 
 
 def _bounded(error: BaseException) -> Exception:
-    """What it raised, but nothing that ends the program."""
+    """Convert exceptions that would end the process into an ordinary one."""
     if isinstance(error, Exception):
         return error
-    return RuntimeError(f"it wanted to end the program: {type(error).__name__}: {error}")
+    return RuntimeError(f"tried to exit the process: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Rules: sentences for the system prompt, always or on a condition."""
+"""Rules: sentences for the system prompt, unconditional or conditional."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from atlas_agents.core.errors import ConfigError
 
 Condition: TypeAlias = Callable[[Any], bool | Awaitable[bool]]
-"""Takes the context the rule is applied in; sync or async."""
+"""A sync or async function of the context in which the rule is evaluated."""
 
 
 class Rule:
@@ -18,7 +18,7 @@ class Rule:
         if not text.strip():
             raise ConfigError("a rule needs a text")
         if when is not None and not callable(when):
-            raise ConfigError(f"the `when` of a rule must be a function of the context, not {when!r}")
+            raise ConfigError(f"invalid rule condition {when!r}: `when` must be a function of the context")
         self.text = text
         self.when = when
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator
+from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -29,9 +30,9 @@ class BackgroundTasks:
     def __iter__(self) -> Iterator[asyncio.Task[Any]]:
         return iter(tuple(self._tasks))
 
-    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a coroutine as a task of its own."""
-        task = asyncio.create_task(work)
+    def spawn(self, work: Coroutine[Any, Any, T], context: Context | None = None) -> asyncio.Task[T]:
+        """Start a coroutine as a task of its own, in a copy of the current context unless one is given."""
+        task = asyncio.create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task

@@ -1,4 +1,4 @@
-"""Who belongs to a tenant, which plan it has, and how much of that is used."""
+"""Tenants: users, plans and their usage, and the services that team tools use."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -14,11 +14,11 @@ UserStatus: TypeAlias = Literal["active", "invited", "suspended"]
 T = TypeVar("T", bound=msgspec.Struct)
 _FRESH = 5.0
 _FRESH_SUM = 60.0
-"""Seconds for which a plan, and the sum of what is stored, are taken for true without looking again."""
+"""Cache lifetime in seconds of a plan and of the storage total."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a tenant may use: tokens in a month, agents, bytes, users. None is no limit."""
+    """A tenant's limits: tokens per month, agents, bytes and users. None means no limit."""
 
     name: str
     tokens: int | None = None
@@ -28,7 +28,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class User(msgspec.Struct, frozen=True):
-    """Somebody who belongs to a tenant. Keys of a user who is suspended open nothing."""
+    """A user of a tenant. A suspended user's tokens are rejected."""
 
     name: str
     role: str = "member"
@@ -37,7 +37,7 @@ class User(msgspec.Struct, frozen=True):
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """What a tenant says of itself."""
+    """A tenant's own settings."""
 
     name: str
     plan: str = "unlimited"
@@ -45,7 +45,7 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 class Used(msgspec.Struct, frozen=True):
-    """How much of its plan a tenant uses: tokens of this month, bytes, users."""
+    """A tenant's usage against its plan: tokens this month, bytes and users."""
 
     tokens: int
     storage: int
@@ -54,11 +54,11 @@ class Used(msgspec.Struct, frozen=True):
 
 UNLIMITED = Plan("unlimited")
 OWNER = User("owner", "owner")
-"""Where nobody was named there is one user, and no limit."""
+"""The only user, without limits, when no users are configured."""
 
 
 class Tenancy:
-    """One tenant's users and plan, in its store."""
+    """One tenant's users and plan, kept in the store."""
 
     def __init__(self, store: Store, tenant: str, clock: Clock) -> None:
         self._store = store
@@ -68,15 +68,15 @@ class Tenancy:
         self._stored: tuple[float, int] | None = None
 
     async def users(self) -> list[User]:
-        """By name; at least the owner."""
+        """Return the users by name; at least the owner."""
         return await self._all("user", User) or [OWNER]
 
     async def put_user(self, user: User) -> User:
-        """Add somebody, or change them. PlanSpent if all seats are taken."""
+        """Add or change a user. Raises QuotaExceeded if all seats are taken."""
         known = {each.name: each for each in await self._all("user", User)}
         plan = await self.plan()
         if user.name not in known and plan.seats is not None and len(known) >= plan.seats:
-            raise QuotaExceeded(f"the plan {plan.name} has {plan.seats} seats, and all are taken")
+            raise QuotaExceeded(f"all {plan.seats} seats of the plan {plan.name} are taken")
         created = known[user.name].created_at if user.name in known else int(self._clock.time() * 1000)
         kept = msgspec.structs.replace(user, created_at=created)
         await self._store.commit(self.tenant, [PutRecord("user", kept.name, encode(kept))])
@@ -86,21 +86,21 @@ class Tenancy:
         await self._store.commit(self.tenant, [DropRecord("user", name)])
 
     async def plans(self) -> list[Plan]:
-        """All that the tenant could have."""
+        """Return all plans the tenant can choose from."""
         return [UNLIMITED, *(await self._all("plan", Plan))]
 
     async def put_plan(self, plan: Plan) -> Plan:
         if plan.name == UNLIMITED.name:
-            raise ConfigError("the plan unlimited has no limits: give yours another name")
+            raise ConfigError("the name 'unlimited' is reserved for the plan without limits; choose another name")
         await self._store.commit(self.tenant, [PutRecord("plan", plan.name, encode(plan))])
         self._plan = None
         return plan
 
     async def use_plan(self, name: str) -> Tenant:
-        """Have this plan from now on. ConfigError if there is no such one."""
+        """Switch to this plan. Raises ConfigError if it does not exist."""
         known = [plan.name for plan in await self.plans()]
         if name not in known:
-            raise ConfigError(f"there is no plan {name!r}; there are: {', '.join(known)}")
+            raise ConfigError(f"unknown plan {name!r}; known plans: {', '.join(known)}")
         kept = msgspec.structs.replace(await self.about(), plan=name)
         await self._store.commit(self.tenant, [PutRecord("tenant", "", encode(kept))])
         self._plan = None
@@ -111,7 +111,7 @@ class Tenancy:
         return msgspec.json.decode(found.body, type=Tenant) if found else Tenant(self.tenant)
 
     async def plan(self) -> Plan:
-        """The plan that it has."""
+        """Return the current plan."""
         now = self._clock.monotonic()
         if self._plan is None or now - self._plan[0] > _FRESH:
             named = (await self.about()).plan
@@ -124,24 +124,22 @@ class Tenancy:
         return Used(tokens, storage, len(await self.users()))
 
     async def admit(self, agent_id: str, agents: Sequence[str]) -> None:
-        """May this agent take another turn? PlanSpent if the plan does not allow it."""
+        """Check that this agent may take another turn. Raises QuotaExceeded if the plan does not allow it."""
         plan = await self.plan()
         if plan.agents is not None and agent_id in agents[plan.agents :]:
-            raise QuotaExceeded(
-                f"the plan {plan.name} has room for {plan.agents} agents, and {agent_id} is not among them"
-            )
+            raise QuotaExceeded(f"the plan {plan.name} allows {plan.agents} agents, and {agent_id} is not one of them")
         if plan.storage is not None and await self._bytes() >= plan.storage:
             raise QuotaExceeded(
-                f"the {plan.storage:,} bytes of the plan {plan.name} are full: remove what is not needed"
+                f"the storage quota of {plan.storage:,} bytes of the plan {plan.name} is used up; delete unneeded data"
             )
         await self.check_tokens()
 
     async def check_tokens(self) -> None:
-        """Before a model is asked: PlanSpent if the month's tokens are used up."""
+        """Check the token quota before a model call. Raises QuotaExceeded if this month's tokens are used up."""
         plan = await self.plan()
         if plan.tokens is not None and (used := await self._tokens()) >= plan.tokens:
             raise QuotaExceeded(
-                f"the {plan.tokens:,} tokens of the plan {plan.name} are used up for this month ({used:,})"
+                f"the monthly quota of {plan.tokens:,} tokens of the plan {plan.name} is used up ({used:,} used)"
             )
 
     async def _tokens(self) -> int:
@@ -162,8 +160,10 @@ class Tenancy:
 
 
 class Delegation(msgspec.Struct, frozen=True):
-    """How far work may be handed on: so many agents deep, so many jobs that follow from one message of a user, so many
-    that are worked on at once. `pauses` are the seconds before a job is tried again."""
+    """Delegation limits: maximum depth, jobs per user message, and jobs that run at once.
+
+    `pauses` are the seconds to wait before each retry of a job.
+    """
 
     depth: int = 3
     jobs: int = 50
@@ -173,13 +173,13 @@ class Delegation(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in ("depth", "jobs", "at_once"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"Delegation({name}=…) must be at least 1, not {getattr(self, name)}")
+                raise ConfigError(f"invalid Delegation({name}={getattr(self, name)}): must be at least 1")
         if not self.pauses or min(self.pauses) < 0:
-            raise ConfigError("Delegation(pauses=…) needs seconds to wait, none of them negative")
+            raise ConfigError("invalid Delegation(pauses=…): expected seconds to wait, none of them negative")
 
 
 class AgentInfo(msgspec.Struct, frozen=True):
-    """An agent, as the others know it."""
+    """Summary of an agent, as other agents see it."""
 
     id: str
     name: str
@@ -188,21 +188,30 @@ class AgentInfo(msgspec.Struct, frozen=True):
 
 
 class TeamServices:
-    """One per house that keeps things."""
+    """Services for tools that work with the team: its agents, users, store and delegation limits."""
 
     def __init__(
-        self, store: Store, tenant: str, delegation: Delegation | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        store: Store,
+        tenant: str,
+        agents: Callable[[], Sequence[AgentInfo]],
+        delegation: Delegation | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.store = store
         self.tenancy = Tenancy(store, tenant, clock)
         self.users = self.tenancy.users
         self.delegation = delegation or Delegation()
         self.clock = clock
-        self.agents: Callable[[], Sequence[AgentInfo]] = tuple
-        """All that there are now."""
-        self.wake: Callable[[], None] = _nobody
-        """Called when there may be something to do."""
+        self.agents = agents
+        """Returns all agents."""
+        self._on_new_work: list[Callable[[], None]] = []
 
+    def on_new_work(self, callback: Callable[[], None]) -> None:
+        """Call a function when a tool has added a job."""
+        self._on_new_work.append(callback)
 
-def _nobody() -> None:
-    """Nobody works on jobs here."""
+    def wake(self) -> None:
+        """Announce that there may be a new job."""
+        for callback in self._on_new_work:
+            callback()

@@ -1,5 +1,4 @@
-"""Text that any UTF-8 writer accepts: surrogate halves are joined where they meet and replaced where they don't. And
-which of its characters nobody sees."""
+"""Text safety: lone surrogates, invisible characters and tool names on the wire."""
 
 import hashlib
 import json
@@ -14,14 +13,14 @@ import msgspec
 
 _HARMLESS = frozenset("\t\n\r")
 _VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\U000110bd\U000110cd")
-"""Format characters that are seen: signs that stand around numbers."""
+"""Format characters that are visible: signs that enclose numbers."""
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800")
-"""Letters and signs without ink."""
+"""Letters and symbols that render as blank."""
 _HIGH, _LOW = "\ud800", "\udc00"
 
 
 def clean(text: str) -> str:
-    """The same text, with split surrogate pairs joined and lone halves replaced by U+FFFD."""
+    """Return the text with split surrogate pairs joined and lone surrogates replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -30,13 +29,13 @@ def clean(text: str) -> str:
 
 
 class Joiner:
-    """Cleans text that comes in pieces: half a pair at the end of one waits for the next."""
+    """Cleans streamed text; half a surrogate pair at the end of a piece waits for the next one."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def add(self, piece: str) -> str:
-        """The part of all text so far that can be shown now and was not shown before."""
+        """Add a piece and return the text that became displayable."""
         if not self._held and piece.isascii():
             return piece
         text, self._held = self._held + piece, ""
@@ -45,13 +44,13 @@ class Joiner:
         return clean(text)
 
     def rest(self) -> str:
-        """What still waits when no more will come."""
+        """Return what is still pending once the stream has ended."""
         held, self._held = self._held, ""
         return clean(held)
 
 
 def is_hidden(char: str) -> bool:
-    """A person does not see it, and a model reads it: control, format, tag and blank characters."""
+    """Return whether a person cannot see a character that a model reads: control, format, tag and blank characters."""
     if char in _HARMLESS or char in _VISIBLE:
         return False
     if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp"):
@@ -61,15 +60,15 @@ def is_hidden(char: str) -> bool:
 
 
 MOST = 100
-"""So many findings of a file are listed; one that hides more is no less suspect."""
+"""Maximum number of findings listed per file."""
 
 _JOINER, _EMOJI_STYLE = "\u200d", "\ufe0f"
 _BREAKS = frozenset("\x0b\x0c\x85\u2028\u2029")
-"""Hidden ends of lines."""
+"""Invisible line separators."""
 
 
 class HiddenCharacters(msgspec.Struct, frozen=True):
-    """Where hidden characters begin, what the first one is, and how many follow each other."""
+    """A run of hidden characters: its position, its first character and its length."""
 
     file: str
     line: int
@@ -84,13 +83,13 @@ class HiddenCharacters(msgspec.Struct, frozen=True):
 
 
 def hidden_characters(text: str, file: str) -> tuple[HiddenCharacters, ...]:
-    """All that is hidden in a text: control, format, tag and blank characters; neighbours are one finding."""
+    """Find all hidden characters in a text; adjacent ones form one finding."""
     found = (_finding(run, text, file) for run in _runs(text))
     return tuple(islice(found, MOST))
 
 
 def without_hidden(text: str) -> str:
-    """The text as a person sees it: nothing hidden is left in it, and a hidden end of a line has become a plain one."""
+    """Return the text as a person sees it: hidden characters removed, hidden line separators made plain."""
     pieces: list[str] = []
     end = 0
     for run in _runs(text):
@@ -100,7 +99,7 @@ def without_hidden(text: str) -> str:
 
 
 def _runs(text: str) -> Iterator[re.Match[str]]:
-    """Hidden characters that follow each other."""
+    """Yield each run of adjacent hidden characters."""
     suspects = "".join(sorted(char for char in set(text) if is_hidden(char)))
     runs = re.finditer(f"[{re.escape(suspects)}]+", text) if suspects else iter(())
     return (run for run in runs if not _joins_emoji(run, text))
@@ -116,7 +115,7 @@ def _finding(run: re.Match[str], text: str, file: str) -> HiddenCharacters:
 
 
 def _joins_emoji(run: re.Match[str], text: str) -> bool:
-    """Whether it is the one joiner between two pictures that are shown as one."""
+    """Return whether the run is a single zero-width joiner between two emoji."""
     if run[0] != _JOINER:
         return False
     before = text[max(0, run.start() - 2) : run.start()].removesuffix(_EMOJI_STYLE)[-1:]
@@ -128,15 +127,15 @@ _NO_INK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u280
 
 
 def escape_invisible(value: Any) -> str:
-    """A value as JSON in which every character that is not seen, or not seen as what it is, stands as its escape.
+    """Encode a value as JSON with every invisible or ambiguous character escaped.
 
-    It is still JSON for the same value, so that it can be edited and read back.
+    The result is JSON for the same value, so it can be edited and parsed again.
     """
     return "".join(map(_seen, json.dumps(value, ensure_ascii=False, default=str)))
 
 
 def seen(text: str) -> str:
-    """Lines of text in which nothing can hide: all but tabs and ends of lines stand as what is seen, or escaped."""
+    """Escape everything in a text that is not visible as itself, except tabs and line ends."""
     return "".join(char if char in "\n\t" else _seen(char) for char in text)
 
 
@@ -147,7 +146,7 @@ def _seen(char: str) -> str:
 
 
 def _varies(char: str) -> bool:
-    """Chooses another look for the character before it; a model reads it, a person does not see it."""
+    """Return whether a character is a variation selector: invisible to a person, read by a model."""
     return 0xFE00 <= ord(char) <= 0xFE0F or 0xE0100 <= ord(char) <= 0xE01EF or unicodedata.category(char) == "Me"
 
 
@@ -164,9 +163,9 @@ _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
 @lru_cache(maxsize=4096)
 def wire_name(name: str) -> str:
-    """The name under which a model knows a tool: itself where allowed, `server__tool` for `server/tool`.
+    """Return the tool name sent to a model: unchanged if valid, `server__tool` for `server/tool`.
 
-    Whatever else is not allowed is replaced, and a hash of the whole keeps different names different.
+    Other characters are replaced, and a hash of the full name keeps different names distinct.
     """
     if _ALLOWED.fullmatch(name):
         return name
