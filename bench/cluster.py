@@ -84,7 +84,7 @@ class Model:
 
 async def serve(role: str, url: str, home: Path, pause: float) -> None:
     cluster = Cluster(url)
-    store = PostgresStore(url, beside=cluster.beside, history_cache=HistoryCache())
+    store = PostgresStore(url, transaction_hook=cluster.beside, history_cache=HistoryCache())
     await store.open()
     atlas = Atlas([Agent("assistant", model=Model(pause), tools=[look])], store=store, dispatcher=cluster)
     if role == "worker":

@@ -38,7 +38,7 @@ BODY = json.dumps({"event": "chat.delta", "text": "word " * 8}).encode()
 
 async def joined(up: AsyncExitStack, url: str, redis: str) -> tuple[Cluster, PostgresStore]:
     cluster = Cluster(url, valkey=open_valkey(Secret(redis) if redis else None))
-    store = PostgresStore(url, beside=cluster.beside)
+    store = PostgresStore(url, transaction_hook=cluster.beside)
     await store.open()
     up.push_async_callback(store.close)
     Atlas([Agent("a")], store=store, dispatcher=cluster)

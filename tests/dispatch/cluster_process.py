@@ -56,7 +56,7 @@ async def main(role: str, url: str, home: Path) -> None:
     redis = [open_valkey(Secret(address) if (address := os.environ.get("ATLAS_REDIS_URL")) else None) for _ in "12"]
     cluster = Cluster(url, valkey=redis[0])
     histories = HistoryCache(ValkeyCache(redis[1]) if redis[1] is not None else None)
-    store = PostgresStore(url, beside=cluster.beside, history_cache=histories)
+    store = PostgresStore(url, transaction_hook=cluster.beside, history_cache=histories)
     await store.open()
     atlas = in_memory_atlas(Steps(), tools_of(home), store=store, approve=Approvals(wait=True), dispatcher=cluster)
     settings = GatewaySettings(home=home, port=0, grace=float(os.environ.get("GRACE", "1")))

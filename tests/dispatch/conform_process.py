@@ -40,8 +40,8 @@ async def main(role: str, where: str, home: Path, schema: str, lost_after: float
         if on_postgres:
             await up.enter_async_context(tenure(where, shared=role != "alone", schema=schema))
         cluster = Cluster(where, schema=schema, lost_after=lost_after) if role != "alone" else None
-        beside = cluster.beside if cluster is not None else None
-        store = PostgresStore(where, schema=schema, beside=beside) if on_postgres else SqliteStore(Path(where))
+        hook = cluster.beside if cluster is not None else None
+        store = PostgresStore(where, schema=schema, transaction_hook=hook) if on_postgres else SqliteStore(Path(where))
         await store.open()
         up.push_async_callback(store.close)
         atlas = Atlas(

@@ -42,7 +42,7 @@ async def member(
     news, copies = [open_valkey(Secret(redis_url) if redis_url else None) for _ in range(2)]
     histories = HistoryCache(ValkeyCache(copies) if copies is not None else None)
     cluster = Cluster(url, schema=schema, at_once=at_once, valkey=news)
-    store = PostgresStore(url, schema=schema, beside=cluster.beside, history_cache=histories)
+    store = PostgresStore(url, schema=schema, transaction_hook=cluster.beside, history_cache=histories)
     await store.open()
     async with AsyncExitStack() as closing:
         closing.push_async_callback(store.close)

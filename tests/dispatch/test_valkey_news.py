@@ -108,7 +108,7 @@ async def test_a_commit_that_is_undone_is_not_told(url: str, schema: str, valkey
             await one.cluster.beside(*given)
             raise ValueError("not this one")
 
-        store = PostgresStore(url, schema=schema, beside=undone)
+        store = PostgresStore(url, schema=schema, transaction_hook=undone)
         await store.open()
         with pytest.raises(ValueError, match="not this one"):
             await store.commit("default", [PutSession("undone", label="x")])

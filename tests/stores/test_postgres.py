@@ -242,7 +242,7 @@ async def test_many_processes_may_open_a_new_schema_at_once(postgres_server: Pos
         ("postgresql://postgres:hunter2@127.0.0.1:{port}/nowhere", "refused the connection"),
         ("postgresql://nobody:hunter2@127.0.0.1:{port}/postgres", "refused the connection"),
         ("postgresql://postgres:hunter2@127.0.0.1:1/postgres", "cannot reach Postgres"),
-        ("postgresq://postgres:hunter2@127.0.0.1:{port}/postgres", "cannot be read"),
+        ("postgresq://postgres:hunter2@127.0.0.1:{port}/postgres", "invalid Postgres URL"),
     ],
 )
 async def test_a_database_that_cannot_be_had_is_told_without_the_password(
@@ -271,7 +271,7 @@ async def test_what_happens_beside_a_commit_is_kept_with_it_or_undoes_it(
         seen.append((tenant, results[0].key, row[0]))
 
     seen: list[tuple[str, str, int]] = []
-    store = PostgresStore(postgres_server.url, schema=schema, retry_timeout=PATIENCE, beside=beside)
+    store = PostgresStore(postgres_server.url, schema=schema, retry_timeout=PATIENCE, transaction_hook=beside)
     await store.open()
     try:
         keys = ("a", "refused", "b")

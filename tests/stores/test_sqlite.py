@@ -120,7 +120,7 @@ async def test_a_full_disk_refuses_loses_nothing_and_recovers_by_itself(tmp_path
     assert kept > 5 and seen["read"] == [kept, kept] and seen["last"] == kept + 1
     assert len(seen["refused"]) == 5
     for line in seen["refused"]:
-        assert line.startswith("StoreFull: ") and "make room" in line and "\n" not in line
+        assert line.startswith("StoreFull: ") and "free some disk space" in line and "\n" not in line
     assert seen["broken"] is None and seen["integrity"] == "ok"
 
 
@@ -229,7 +229,7 @@ async def test_another_programs_database_is_refused(tmp_path: Path) -> None:
 async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("Dear diary, " * 1000)
-    assert "not a SQLite database" in await refused(path)
+    assert "not an SQLite database" in await refused(path)
 
 
 async def test_a_folder_is_refused(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ async def test_a_database_without_rights_is_refused(file: int, folder: int) -> N
         async with asyncio.timeout(PATIENCE):
             _, told = await child.communicate()
         path.parent.chmod(0o700)
-    assert f"StoreError: the database {path} is read-only" in told.decode()
+    assert f"StoreError: database {path} is read-only" in told.decode()
 
 
 async def test_a_database_moved_away_while_in_use_takes_no_more_commits(store: SqliteStore) -> None:

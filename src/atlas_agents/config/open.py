@@ -106,7 +106,7 @@ def _postgres(url: str, settings: Settings, beside: Any) -> Store:
         from atlas_agents.stores.postgres import PostgresStore
     except ImportError as error:
         raise ConfigError("database_url: Postgres needs an extra: pip install 'atlas-agents[postgres]'") from error
-    return PostgresStore(url, beside=beside, history_cache=_histories(settings) if beside else None)
+    return PostgresStore(url, transaction_hook=beside, history_cache=_histories(settings) if beside else None)
 
 
 def _histories(settings: Settings) -> Any:

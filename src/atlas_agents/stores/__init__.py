@@ -1,4 +1,4 @@
-"""Where things are kept: one port (`core.store`), and memory, SQLite and Postgres behind it.
+"""Stores behind the port in `core.store`: in memory, SQLite and Postgres.
 
-Import the store that is needed from its own module; Postgres needs the extra `postgres`.
+Import a store from its own module. Postgres needs the extra `postgres`.
 """

@@ -1,6 +1,6 @@
-"""The schema in numbered steps, forward only: a database of any older version is brought up to date, step by step.
+"""Schema migrations: numbered steps, forward only, that bring a database of any older version up to date.
 
-A step that was released is never changed; what comes later is a new step at the end of `STEPS`.
+A released step is never changed. A new one goes to the end of `STEPS`.
 """
 
 from atlas_agents.core.errors import StoreError
@@ -58,7 +58,7 @@ _SECOND = (
     "CREATE INDEX approvals_pending ON approvals (tenant, run_id) WHERE answer IS NULL",
 )
 
-# What is searched by its words is kept by each database in its own way: `{search}` is how.
+# Full-text search differs between the databases; see `{search}`.
 _THIRD = (
     """CREATE TABLE documents (
         tenant {text} NOT NULL, kind {text} NOT NULL, id {text} NOT NULL, shelf {text} NOT NULL, source {text} NOT NULL,
@@ -116,7 +116,7 @@ _FOURTH = (
     "CREATE INDEX jobs_of_parent ON jobs (tenant, parent, seq) WHERE parent <> ''",
 )
 
-# When a run last said something, as long as that is kept; and whether its journal still is.
+# `said_at`: time of the last event, NULL once the events are pruned. `journaled`: the journal is not pruned yet.
 _FIFTH = (
     "ALTER TABLE runs ADD COLUMN said_at {int}",
     "UPDATE runs SET said_at = coalesce(ended_at, created_at) WHERE events > 0",
@@ -125,13 +125,13 @@ _FIFTH = (
     "CREATE INDEX runs_journaled ON runs (tenant, ended_at) WHERE journaled AND ended_at IS NOT NULL",
 )
 
-# How urgent a run is among those that wait for a worker; and whether it is wanted to stop, wherever it is.
+# Urgency among the runs that wait for a worker, and the request to cancel a run wherever it executes.
 _SIXTH = (
     "ALTER TABLE runs ADD COLUMN urgency {int} NOT NULL DEFAULT 1",
     "ALTER TABLE runs ADD COLUMN stop {bool} NOT NULL DEFAULT FALSE",
 )
 
-# Jobs that were given up are counted often, and are few among many.
+# Dead jobs are counted often, and are few among many.
 _SEVENTH = ("CREATE INDEX jobs_dead ON jobs (tenant) WHERE state = 'dead'",)
 
 # One row per writer and tenant, overwritten in each of its transactions; see `postgres_writer`. SQLite needs none: the
@@ -168,11 +168,11 @@ POSTGRES = {
 
 
 def pending(version: int, where: str, types: dict[str, str]) -> list[tuple[int, list[str]]]:
-    """Return the steps that a database of this version still needs, each with the version it leads to. A statement that
-    is empty for this kind of database is left out."""
+    """Return the steps that a database of this version still needs, each with the version it leads to. Statements that
+    are empty for this kind of database are left out."""
     if not 0 <= version <= VERSION:
         raise StoreError(
-            f"{where} has schema {version}, and this version of Atlas Agents knows up to {VERSION}: "
+            f"{where} has schema version {version}, but this version of Atlas Agents supports up to {VERSION}: "
             "use a newer Atlas Agents; nothing was changed"
         )
     return [

@@ -28,7 +28,7 @@ from atlas_agents.stores.postgres_connection import (
     migrate,
     translate_error,
 )
-from atlas_agents.stores.postgres_writer import Beside, Pool, Writer, prune_tokens
+from atlas_agents.stores.postgres_writer import Pool, TransactionHook, Writer, prune_tokens
 from atlas_agents.stores.sql import statements as sql
 from atlas_agents.stores.sql.query import Query, Row, Vector, bind
 from atlas_agents.stores.sql.reads import SqlReads
@@ -43,8 +43,8 @@ class PostgresStore(SqlReads):
     A lost connection is retried for up to `retry_timeout` seconds; then callers get `StoreLost`, and the next call
     tries again. A server that has not answered for `answer_timeout` seconds counts as lost; this must exceed
     `busy_timeout`, the time to wait for a lock. Vectors are compared by `pgvector` if the server has it, otherwise by
-    this process. `beside` does further work in the transaction of each commit. With `history_cache` a conversation that
-    was read before is not read again.
+    this process. `transaction_hook` does further work in the transaction of each commit. With `history_cache` a
+    conversation that was read before is not read again.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PostgresStore(SqlReads):
         answer_timeout: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
         pgvector: bool = True,
-        beside: Beside | None = None,
+        transaction_hook: TransactionHook | None = None,
         history_cache: HistoryCache | None = None,
     ) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class PostgresStore(SqlReads):
         self._answer_timeout = answer_timeout
         self._clock = clock
         self._pgvector = pgvector
-        self._beside = beside
+        self._transaction_hook = transaction_hook
         self._history_cache = history_cache
         self._vectors_in: str | None = None
         self._indexed: dict[tuple[str, int], bool] = {}
@@ -108,7 +108,7 @@ class PostgresStore(SqlReads):
             name="atlas-postgres",
         )
         await pool.open()
-        self._open = pool, Writer(pool, self._schema, self._clock, self._retry_timeout, self._beside)
+        self._open = pool, Writer(pool, self._schema, self._clock, self._retry_timeout, self._transaction_hook)
         if self._history_cache is not None and self._history_cache.shared is not None:
             try:
                 await self._history_cache.shared.open(partial(load_shared_secret, self))
@@ -129,9 +129,8 @@ class PostgresStore(SqlReads):
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         for write in writes:
             if isinstance(write, PutDocument) and write.passages and (vector := write.passages[0].vector):
-                await self._is_indexed(
-                    write.document.model, len(vector) // 2
-                )  # building the index is fast while the table is small
+                # Building the index is fast while the table is small.
+                await self._is_indexed(write.document.model, len(vector) // 2)
         results = await self._opened()[1].commit(tenant, writes)
         if self._history_cache is not None:
             for write in writes:

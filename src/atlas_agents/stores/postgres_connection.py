@@ -36,7 +36,7 @@ CONNECT_OPTIONS: dict[str, Any] = {
     "application_name": "atlas-agents",
 }
 _NAME = re.compile(r":(\w+)")
-_MIGRATING = 0x41544C53
+_MIGRATION_LOCK = 0x41544C53
 _STEP_TIMEOUT = 600.0
 """Seconds that a migration step may take, since it may scan a whole table."""
 _LOST = ("08", "57P", "53300", "25P03")
@@ -111,7 +111,7 @@ async def migrate(connection: Connection, schema: str) -> None:
     """Apply pending migrations in one transaction. Other processes wait and then find none pending."""
     name = sql.Identifier(schema)
     async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
+        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
         found = await connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,))
         if not await found.fetchone():
             await connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
@@ -178,9 +178,9 @@ class VectorDumper(Dumper):
 
 async def find_extension(connection: Connection) -> str | None:
     """The schema of pgvector, which is installed if possible; None if vectors must be compared in this process."""
-    asked = """SELECT n.nspname, e.extversion FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+    query = """SELECT n.nspname, e.extversion FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
         WHERE e.extname = 'vector'"""
-    row = await (await connection.execute(asked)).fetchone()
+    row = await (await connection.execute(query)).fetchone()
     if row is None:
         try:
             await connection.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
@@ -188,7 +188,7 @@ async def find_extension(connection: Connection) -> str | None:
             reason = " ".join((error.diag.message_primary or str(error)).split())
             logger.info("pgvector is not available (%s): comparing vectors in memory", reason)
             return None
-        row = await (await connection.execute(asked)).fetchone()
+        row = await (await connection.execute(query)).fetchone()
     if row is None or _version(row[1]) < (0, 8):
         logger.info("pgvector is missing or older than 0.8: comparing vectors in memory")
         return None

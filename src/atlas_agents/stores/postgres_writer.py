@@ -1,4 +1,4 @@
-"""The write path of the Postgres store: waiting commits of a tenant share the next transaction.
+"""Write path of the Postgres store: waiting commits of a tenant share the next transaction.
 
 If the connection is lost between COMMIT and its answer, only a row that the transaction itself wrote can tell whether
 it was committed. `pg_xact_status` cannot: after a crash, Postgres reuses transaction ids that were assigned but not yet
@@ -28,14 +28,14 @@ from atlas_agents.stores.sql.writes import apply_writes
 T = TypeVar("T")
 Pool: TypeAlias = AsyncConnectionPool[Connection]
 Commit: TypeAlias = Job[tuple[Write, ...]]
-Afterwards: TypeAlias = Callable[[], None]
-Beside: TypeAlias = Callable[
-    [psycopg.AsyncConnection[Any], str, Sequence[Write], Sequence[Any]], Awaitable[Afterwards | None]
+AfterCommit: TypeAlias = Callable[[], None]
+TransactionHook: TypeAlias = Callable[
+    [psycopg.AsyncConnection[Any], str, Sequence[Write], Sequence[Any]], Awaitable[AfterCommit | None]
 ]
-"""What else happens in the transaction of a commit: it is given the session, the tenant, the writes and their results.
-What it raises undoes that commit; what it gives back is called when the commit is there."""
+"""Further work in the transaction of a commit. It gets the connection, the tenant, the writes and their results. An
+exception rolls the commit back; the callable it returns is called after the commit."""
 
-_AT_MOST = 64
+_MAX_GROUP = 64
 _PAUSE = 0.1
 _UNCLEAR = "the connection to Postgres was lost while committing: the commit may or may not have been written"
 _BEGIN = """BEGIN; INSERT INTO commit_tokens SELECT '{id}', {token:d}, now() FROM pg_advisory_xact_lock({lock:d})
@@ -54,14 +54,14 @@ again."""
 class _Unclear(Exception):
     """The connection was lost between COMMIT and its answer."""
 
-    def __init__(self, token: int, afterwards: Sequence[Afterwards | None]) -> None:
+    def __init__(self, token: int, after_commit: Sequence[AfterCommit | None]) -> None:
         super().__init__(token)
         self.token = token
-        self.afterwards = afterwards
+        self.after_commit = after_commit
 
 
-class _Refused(Exception):
-    """One commit cannot be carried out; others can."""
+class _CommitFailed(Exception):
+    """One commit of a group failed; the others may succeed."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -69,52 +69,53 @@ class _Refused(Exception):
 
 
 class Writer:
-    """One queue per tenant that has something to write, and one task that empties it."""
+    """A queue per tenant with pending commits, and a task that empties it."""
 
     def __init__(
-        self, pool: Pool, schema: str, clock: Clock, retry_timeout: float, beside: Beside | None = None
+        self, pool: Pool, schema: str, clock: Clock, retry_timeout: float, hook: TransactionHook | None = None
     ) -> None:
         self.transactions = 0
         self._pool = pool
         self._schema = schema
         self._clock = clock
         self._retry_timeout = retry_timeout
-        self._beside = beside
+        self._hook = hook
         self._id = secrets.token_bytes(16)
         self._tokens = itertools.count(1)
         self._waiting: dict[str, deque[Commit]] = {}
         self._tasks = BackgroundTasks("Postgres writer")
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        """Wait for the turn of these writes. Cancelling stops the waiting; they may still be written."""
+        """Queue the writes and wait for their commit. After a cancellation they may still be written."""
         job = Job(tuple(writes), asyncio.get_running_loop())
         if tenant in self._waiting:
             self._waiting[tenant].append(job)
         else:
             self._waiting[tenant] = deque((job,))
-            self._tasks.spawn(self._empty(tenant))
+            self._tasks.spawn(self._empty_queue(tenant))
         return await job.future
 
     async def finish(self) -> None:
-        """Wait until all that was asked is settled."""
+        """Wait until every queued commit has a result."""
         await self._tasks.wait()
 
-    async def _empty(self, tenant: str) -> None:
+    async def _empty_queue(self, tenant: str) -> None:
         waiting = self._waiting[tenant]
         while waiting:
-            group = [waiting.popleft() for _ in range(min(len(waiting), _AT_MOST))]
+            group = [waiting.popleft() for _ in range(min(len(waiting), _MAX_GROUP))]
             try:
-                await self._group(tenant, group)
-            except BaseException as error:  # noqa: BLE001  whoever waits must hear of it, and the queue goes on
+                await self._commit_group(tenant, group)
+            except BaseException as error:  # noqa: BLE001  the callers must get it, and the queue must go on
                 _fail(
-                    group, error if isinstance(error, Exception) else StoreLost("the store was stopped", unclear=True)
+                    group,
+                    error if isinstance(error, Exception) else StoreLost("the store is shutting down", unclear=True),
                 )
             for job in group:
                 job.settle()
         del self._waiting[tenant]
 
-    async def _group(self, tenant: str, group: Sequence[Commit]) -> None:
-        """Try until it is written, refused, or retry_timeout ends."""
+    async def _commit_group(self, tenant: str, group: Sequence[Commit]) -> None:
+        """Retry until the group is written or rejected, or the retry timeout ends."""
         end = self._clock.monotonic() + self._retry_timeout
         while True:
             try:
@@ -122,29 +123,29 @@ class Writer:
                 return
             except _Unclear as unclear:
                 if await self._was_committed(tenant, unclear.token, end):
-                    _call(unclear.afterwards)
+                    _call(unclear.after_commit)
                     return
-                problem: StoreError = StoreLost("Postgres was lost while committing; nothing was written, try again")
+                failure: StoreError = StoreLost("lost Postgres while committing; nothing was written, try again")
             except psycopg.Error as error:
-                problem = translate_error(error)
+                failure = translate_error(error)
                 if not is_lost(error):
-                    await self._apart(tenant, group, problem)
+                    await self._commit_each(tenant, group, failure)
                     return
             if self._clock.monotonic() >= end:
-                _fail(group, problem)
+                _fail(group, failure)
                 return
             await self._clock.sleep(_PAUSE)
 
-    async def _apart(self, tenant: str, group: Sequence[Commit], problem: StoreError) -> None:
-        """The transaction failed as a whole: each commit has a right to its own, unless it would only wait again."""
-        if len(group) == 1 or isinstance(problem, StoreBusy):
-            _fail(group, problem)
+    async def _commit_each(self, tenant: str, group: Sequence[Commit], failure: StoreError) -> None:
+        """Give each commit a transaction of its own after the shared one failed, unless the lock is still busy."""
+        if len(group) == 1 or isinstance(failure, StoreBusy):
+            _fail(group, failure)
             return
         for job in group:
-            await self._group(tenant, [job])
+            await self._commit_group(tenant, [job])
 
-    async def _transaction(self, tenant: str, group: Sequence[Commit]) -> Sequence[Afterwards | None]:
-        """What is to be called now that it is committed."""
+    async def _transaction(self, tenant: str, group: Sequence[Commit]) -> Sequence[AfterCommit | None]:
+        """Commit the group in one transaction and return the callables for after the commit."""
         for job in group:
             job.result = job.error = None
         token = next(self._tokens)
@@ -153,11 +154,11 @@ class Writer:
             try:
                 await cursor.execute(self._with_token(_BEGIN, tenant, token))
                 if len(group) == 1:
-                    afterwards = [await self._carry_out(cursor, tenant, group[0])]
+                    after_commit = [await self._apply(cursor, tenant, group[0])]
                 else:
-                    afterwards = [await self._savepoint(cursor, tenant, job) for job in group]
-            except _Refused as refusal:
-                group[0].error = refusal.error
+                    after_commit = [await self._savepoint(cursor, tenant, job) for job in group]
+            except _CommitFailed as failure:
+                group[0].error = failure.error
                 await _roll_back(connection)
                 return []
             except BaseException:
@@ -167,33 +168,33 @@ class Writer:
                 await cursor.execute("COMMIT")
             except psycopg.Error as error:
                 if is_lost(error):
-                    raise _Unclear(token, afterwards) from error
+                    raise _Unclear(token, after_commit) from error
                 raise
             self.transactions += 1
-            return afterwards
+            return after_commit
 
-    async def _savepoint(self, cursor: Cursor, tenant: str, job: Commit) -> Afterwards | None:
-        """One commit of several, all of it or nothing."""
+    async def _savepoint(self, cursor: Cursor, tenant: str, job: Commit) -> AfterCommit | None:
+        """Apply one commit of several, or nothing of it."""
         await cursor.execute("SAVEPOINT one")
         try:
-            return await self._carry_out(cursor, tenant, job)
-        except _Refused as refusal:
+            return await self._apply(cursor, tenant, job)
+        except _CommitFailed as failure:
             await cursor.execute("ROLLBACK TO one")
-            job.error = refusal.error
+            job.error = failure.error
             return None
 
-    async def _carry_out(self, cursor: Cursor, tenant: str, job: Commit) -> Afterwards | None:
-        """Its failure is its own, unless the session is lost."""
+    async def _apply(self, cursor: Cursor, tenant: str, job: Commit) -> AfterCommit | None:
+        """Apply one commit. Its failure is its own, unless the connection is lost."""
         try:
             context = WriteContext(tenant, int(self._clock.time() * 1000))
             job.result = results = await _drive(cursor, apply_writes(context, job.request))
-            if self._beside is not None:
-                return await self._beside(cursor.connection, tenant, job.request, results)
+            if self._hook is not None:
+                return await self._hook(cursor.connection, tenant, job.request, results)
             return None
         except Exception as error:
             if isinstance(error, psycopg.Error) and is_lost(error):
                 raise
-            raise _Refused(translate_error(error) if isinstance(error, psycopg.Error) else error) from None
+            raise _CommitFailed(translate_error(error) if isinstance(error, psycopg.Error) else error) from None
 
     async def _was_committed(self, tenant: str, token: int, end: float) -> bool:
         """Look for the token of a transaction whose COMMIT was not answered. Raises an unclear `StoreLost` on failure.
@@ -226,11 +227,11 @@ async def _roll_back(connection: Connection) -> None:
     try:
         await connection.execute("ROLLBACK")
     except psycopg.Error:
-        await connection.close()  # the server rolls back what has lost its session
+        await connection.close()  # the server rolls back when the connection ends
 
 
 async def _drive(cursor: Cursor, steps: Steps[T]) -> T:
-    """Execute what the steps ask for, one query after the other."""
+    """Execute the queries that a generator of steps yields, and return its result."""
     try:
         query = next(steps)
         while True:
@@ -239,8 +240,8 @@ async def _drive(cursor: Cursor, steps: Steps[T]) -> T:
         return end.value
 
 
-def _call(afterwards: Sequence[Afterwards | None]) -> None:
-    for each in afterwards:
+def _call(after_commit: Sequence[AfterCommit | None]) -> None:
+    for each in after_commit:
         if each is not None:
             each()
 
@@ -251,6 +252,6 @@ def _fail(group: Sequence[Commit], error: Exception) -> None:
 
 
 def lock_of(schema: str, tenant: str) -> int:
-    """The number of a tenant's lock; should two tenants share one, they only wait for each other."""
+    """The advisory lock of a tenant. If two tenants share one by chance, they only wait for each other."""
     digest = hashlib.sha256(f"{schema}\0{tenant}".encode(errors="replace")).digest()
     return int.from_bytes(digest[:8], signed=True)

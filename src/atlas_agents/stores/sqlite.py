@@ -40,7 +40,7 @@ class SqliteStore(SqlReads):
         self.path = Path(path)
         self._options = OpenOptions(self.path, must_exist, max_pages, busy_timeout)
         self._clock = clock
-        self._threads: tuple[_Writer, _Reader, _Reader] | None = None
+        self._threads: tuple[_WriteThread, _ReadThread, _ReadThread] | None = None
 
     @property
     def transactions(self) -> int:
@@ -51,9 +51,9 @@ class SqliteStore(SqlReads):
         if self._threads is not None:
             raise StoreError(f"database {self.path} is open already")
         writer, reader, searcher = (
-            _Writer(self._options, self._clock),
-            _Reader(self._options),
-            _Reader(self._options, large_cache=True),
+            _WriteThread(self._options, self._clock),
+            _ReadThread(self._options),
+            _ReadThread(self._options, large_cache=True),
         )
         try:
             for each in (writer, reader, searcher):
@@ -87,7 +87,7 @@ class SqliteStore(SqlReads):
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await sqlite_matching(self.search, tenant, where, words, limit)
 
-    def _open_threads(self) -> "tuple[_Writer, _Reader, _Reader]":
+    def _open_threads(self) -> "tuple[_WriteThread, _ReadThread, _ReadThread]":
         if self._threads is None:
             raise StoreError(f"database {self.path} is not open")
         return self._threads
@@ -103,7 +103,7 @@ _ReadRequest: TypeAlias = Query | Literal["open", "close"]
 _WriteJob: TypeAlias = Job[_WriteRequest]
 
 
-class _Writer:
+class _WriteThread:
     """Owns the only connection that writes, and uses it on its thread only."""
 
     def __init__(self, options: OpenOptions, clock: Clock) -> None:
@@ -189,7 +189,7 @@ class _Writer:
         return self._connection
 
 
-class _Reader:
+class _ReadThread:
     """Owns a read-only connection. It sees every commit that has returned."""
 
     def __init__(self, options: OpenOptions, *, large_cache: bool = False) -> None:

@@ -19,6 +19,7 @@ from valkey.asyncio import Valkey
 from valkey.exceptions import ValkeyError
 
 from atlas_agents.core.store import StoredMessage
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.stores.history_cache import Rows
 
 logger = logging.getLogger(__name__)
@@ -31,14 +32,14 @@ _MAX_TASKS = 64
 _MAC_SIZE = 16
 
 
-class _Piece(msgspec.Struct, frozen=True, array_like=True):
+class _Segment(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive messages as (id, run, body), and the id of the message before them."""
 
     previous: str
     messages: tuple[tuple[str, str, bytes], ...]
 
 
-_decoder = msgspec.msgpack.Decoder(_Piece)
+_decoder = msgspec.msgpack.Decoder(_Segment)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -50,18 +51,15 @@ class ValkeyCache:
         self._secret = b""
         self._prefix = ""
         self._retry_at = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("history cache")
 
     async def open(self, secret: Callable[[], Awaitable[bytes]]) -> None:
         self._secret = await secret()
         self._prefix = hashlib.sha256(b"place" + self._secret).hexdigest()[:16]
 
     async def close(self) -> None:
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=_TIMEOUT)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait(_TIMEOUT)
+        await self._tasks.close()
         await self._client.aclose()
 
     async def get(self, tenant: str, session: str, created_at: int) -> Rows:
@@ -72,10 +70,10 @@ class ValkeyCache:
 
         await self._try(fetch())
         rows: list[StoredMessage] = []
-        while (piece := self._piece(key, _field(created_at, len(rows) + 1), found)) is not None:
-            if not piece.messages or piece.previous != (rows[-1].id if rows else ""):
+        while (segment := self._segment(key, _field(created_at, len(rows) + 1), found)) is not None:
+            if not segment.messages or segment.previous != (rows[-1].id if rows else ""):
                 break
-            rows += [StoredMessage(session, seq, *each) for seq, each in enumerate(piece.messages, len(rows) + 1)]
+            rows += [StoredMessage(session, seq, *each) for seq, each in enumerate(segment.messages, len(rows) + 1)]
         return tuple(rows)
 
     def put(self, tenant: str, session: str, created_at: int, rows: Rows, known: int) -> None:
@@ -83,7 +81,7 @@ class ValkeyCache:
             return
         key, field = self._key(tenant, session), _field(created_at, known + 1)
         messages = tuple((row.id, row.run_id, row.body) for row in rows[known:])
-        payload = _encoder.encode(_Piece(rows[known - 1].id if known else "", messages))
+        payload = _encoder.encode(_Segment(rows[known - 1].id if known else "", messages))
         value = self._mac(key, field, payload) + payload
 
         async def share() -> None:
@@ -104,9 +102,7 @@ class ValkeyCache:
         if len(self._tasks) >= _MAX_TASKS:
             work.close()
             return
-        task = asyncio.create_task(self._try(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._try(work))
 
     async def _try(self, work: Coroutine[Any, Any, None]) -> None:
         if time.monotonic() < self._retry_at:
@@ -133,7 +129,7 @@ class ValkeyCache:
         bound = b"%s\0%s\0%s" % (key.encode(), field, payload)
         return hashlib.blake2b(bound, key=self._secret, digest_size=_MAC_SIZE).digest()
 
-    def _piece(self, key: str, field: bytes, found: dict[bytes, bytes]) -> _Piece | None:
+    def _segment(self, key: str, field: bytes, found: dict[bytes, bytes]) -> _Segment | None:
         """The entry under a field; None if it is missing, or its MAC is not valid for this key and field."""
         value = found.get(field, b"")
         if not hmac.compare_digest(value[:_MAC_SIZE], self._mac(key, field, value[_MAC_SIZE:])):
