@@ -65,17 +65,21 @@ class VirtualClock:
         self._numbers = itertools.count()
 
     def time(self) -> float:
+        """Return the current time in seconds since the epoch."""
         return self._start + self._now
 
     def monotonic(self) -> float:
+        """Return the seconds since the clock was created."""
         return self._now
 
     def call_later(self, seconds: float, ring: Callable[[], object]) -> _Alarm:
+        """Call a function once this many seconds have passed on this clock."""
         alarm = _Alarm(ring)
         heapq.heappush(self._alarms, (self._now + max(0.0, seconds), next(self._numbers), alarm))
         return alarm
 
     async def sleep(self, seconds: float) -> None:
+        """Wait until this many seconds have passed on this clock."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         alarm = self.call_later(seconds, lambda: woken.done() or woken.set_result(None))
         try:

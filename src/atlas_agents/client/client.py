@@ -149,6 +149,7 @@ class SessionFeed:
         await self._leave(self.session_key)
 
     def end(self) -> None:
+        """End the feed: iteration stops."""
         self._over = True
         self._live = False
         self._news.set()

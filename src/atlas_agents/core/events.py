@@ -211,6 +211,7 @@ Event: TypeAlias = (
     | MessageReceived
     | ErrorRaised
 )
+"""Everything that a turn emits; `event.type` tells the classes apart."""
 
 EventName: TypeAlias = Literal[
     "message:sent",

@@ -107,6 +107,7 @@ class Opaque(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
 
 
 Part: TypeAlias = Text | ToolCall | ToolResult | Thinking | Image | File | Opaque
+"""A part of a message."""
 
 
 def _now() -> int:
@@ -159,6 +160,7 @@ class Message(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(self, parts=(*kept[:place], *said, *kept[place:]))
 
     def to_json(self) -> bytes:
+        """Encode the message as JSON."""
         return _encoder.encode(self)
 
     @staticmethod

@@ -18,10 +18,12 @@ class Metadata:
         self._watches: list[_Watch] = []
 
     def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, looked up here and then in the brokers, or the default."""
         place = self._place(key)
         return default if place is None else place._values[key]
 
     def has(self, key: str) -> bool:
+        """Return whether a key has a value, here or in a broker."""
         return self._place(key) is not None
 
     def set(self, key: str, value: Any) -> "Metadata":

@@ -83,6 +83,7 @@ class Tenancy:
         return kept
 
     async def remove_user(self, name: str) -> None:
+        """Remove a user; their stored sessions stay."""
         await self._store.commit(self.tenant, [DropRecord("user", name)])
 
     async def plans(self) -> list[Plan]:
@@ -90,6 +91,7 @@ class Tenancy:
         return [UNLIMITED, *(await self._all("plan", Plan))]
 
     async def put_plan(self, plan: Plan) -> Plan:
+        """Create or replace a plan."""
         if plan.name == UNLIMITED.name:
             raise ConfigError("the name 'unlimited' is reserved for the plan without limits; choose another name")
         await self._store.commit(self.tenant, [PutRecord("plan", plan.name, encode(plan))])
@@ -107,6 +109,7 @@ class Tenancy:
         return kept
 
     async def about(self) -> Tenant:
+        """Return the tenant's own record."""
         found = await self._store.record(self.tenant, "tenant", "")
         return msgspec.json.decode(found.body, type=Tenant) if found else Tenant(self.tenant)
 
@@ -120,6 +123,7 @@ class Tenancy:
         return self._plan[1]
 
     async def used(self) -> Used:
+        """Return how much of the plan is used: tokens of this month, bytes, users."""
         tokens, storage = await self._tokens(), await self._store.stored(self.tenant)
         return Used(tokens, storage, len(await self.users()))
 

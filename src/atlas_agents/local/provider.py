@@ -56,6 +56,7 @@ class LocalProvider:
         return Capabilities(structured=True)
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """Stream an answer; the model is fetched and its server started at the first request."""
         name = request.model or self.model
         endpoint = await self.endpoint(name)
         manner = Manner() if is_path(name) else known(name).manner

@@ -445,6 +445,7 @@ class AnthropicProvider:
         return Capabilities(structured=True)
 
     def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """Send a request to the Messages API and yield its chunks."""
         model = request.model or self.model
         if not model:
             raise ProviderError("no model is named: AnthropicProvider('claude-…')", "bad_request")
@@ -453,6 +454,7 @@ class AnthropicProvider:
         return exchange(self._http, url, self._headers, body, AnthropicReader(), self.key)
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._http.close()
 
     def __repr__(self) -> str:

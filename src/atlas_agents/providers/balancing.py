@@ -77,6 +77,7 @@ class Balanced:
         return getattr(self.members[0].provider, "base_url", None)
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """Send a request to the provider with the most capacity left and yield its chunks."""
         counts = self.members[0].pace.tokens is not None
         tokens = sum([approximate_tokens(message) for message in request.messages]) if counts else 0
         left = list(self.members)
@@ -147,6 +148,7 @@ class Balanced:
             await self._ledger.rest(member.name, min(error.retry_after or _RESTS[error.kind], 3600.0))
 
     async def close(self) -> None:
+        """Close all providers."""
         for member in self.members:
             close = getattr(member.provider, "close", None)
             if close is not None:

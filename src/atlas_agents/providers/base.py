@@ -93,6 +93,7 @@ class DoneChunk(msgspec.Struct, frozen=True, tag="done", tag_field="type"):
 
 
 Chunk: TypeAlias = TextChunk | ThinkingChunk | ToolCallChunk | OpaqueChunk | ResetChunk | DoneChunk
+"""What a provider yields."""
 
 
 @runtime_checkable
@@ -105,7 +106,9 @@ class Provider(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    def stream(self, request: Request) -> AsyncGenerator[Chunk, None]: ...
+    def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """Send a request and yield its chunks; the last one is a `DoneChunk`."""
+        ...
 
 
 def keys_of(provider: Provider) -> tuple[Secret, ...]:

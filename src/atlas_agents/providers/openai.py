@@ -375,10 +375,12 @@ class OpenAIProvider:
         return Capabilities(structured=True)
 
     def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """Send a request to the chat completions API and yield its chunks."""
         model = request.model or self.model
         return self._ask(request, model) if model else self._ask_first(request)
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._http.close()
 
     def __repr__(self) -> str:

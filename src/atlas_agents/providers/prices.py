@@ -18,6 +18,7 @@ class Price(msgspec.Struct, frozen=True):
     cached: float | None = None
 
     def of(self, usage: Usage) -> float:
+        """Return the cost of a usage in dollars."""
         cached = self.input if self.cached is None else self.cached
         fresh = usage.input_tokens - usage.cached_tokens
         spent = fresh * self.input + usage.cached_tokens * cached + usage.output_tokens * self.output

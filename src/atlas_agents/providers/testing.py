@@ -73,6 +73,7 @@ class Scripted:
         return Capabilities()
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """Yield the next scripted reply."""
         self.requests.append(request)
         if len(self.requests) > len(self._replies):
             raise ScriptExhausted(f"the scripted model was asked {len(self.requests)} times for {len(self._replies)}")
@@ -119,6 +120,7 @@ class Cassette:
         return self._provider.capabilities if self._provider else Capabilities()
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        """Replay the recorded answer to this request, or record one."""
         asked = _fingerprint(request)
         if self._takes is not None:
             for chunk in self._play(asked):

@@ -49,9 +49,13 @@ class AuditLog(Protocol):
         """Raise if nothing could be written now."""
         ...
 
-    async def append(self, entry: AuditEntry) -> AuditRecord: ...
+    async def append(self, entry: AuditEntry) -> AuditRecord:
+        """Write an entry and return its row in the chain."""
+        ...
 
-    async def records(self, tenant: str) -> Sequence[AuditRecord]: ...
+    async def records(self, tenant: str) -> Sequence[AuditRecord]:
+        """Return all rows of a tenant, oldest first."""
+        ...
 
 
 class MemoryAudit:
@@ -61,9 +65,11 @@ class MemoryAudit:
         self._chains: dict[str, list[AuditRecord]] = {}
 
     async def ready(self) -> None:
+        """Do nothing: memory can always be written."""
         return
 
     async def append(self, entry: AuditEntry) -> AuditRecord:
+        """Add an entry to the chain of its tenant."""
         chain = self._chains.setdefault(entry.tenant_id, [])
         previous = chain[-1].hash if chain else FIRST
         record = AuditRecord(len(chain) + 1, entry, previous, digest(len(chain) + 1, entry, previous))
@@ -71,6 +77,7 @@ class MemoryAudit:
         return record
 
     async def records(self, tenant: str = "default") -> Sequence[AuditRecord]:
+        """Return all rows of a tenant, oldest first."""
         return tuple(self._chains.get(tenant, ()))
 
 

@@ -48,6 +48,7 @@ class ToolRegistry:
         return [self.get(name) for name in names]
 
     def source(self, name: str) -> Source:
+        """Return where a tool came from."""
         return self._sources[self.get(name).wire_name]
 
     def drop(self, source: Source) -> None:
