@@ -1,14 +1,16 @@
 """What several tests ask: is a history whole, what did a stream say, does the loop still beat."""
 
 import asyncio
+import inspect
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from atlas_agents import AtlasStream, Event, Message, Provider, Request
+from atlas_agents.core.aio import SystemClock
 
 PATIENCE = 10.0
 """Seconds after which a wait has failed; reached only by what is broken."""
@@ -27,13 +29,36 @@ def is_paired(messages: Sequence[Message]) -> bool:
     return not awaited
 
 
-async def until(holds: Callable[[], Awaitable[Any]], pause: float = 0.01, patience: float = PATIENCE) -> Any:
-    """What it gives, as soon as that is something; looked at again and again, and not for ever."""
+async def until(condition: Callable[[], Any], pause: float = 0.01, patience: float = PATIENCE) -> Any:
+    """Poll a sync or async condition until it returns something true, and return that; fail after `patience` seconds.
+
+    Only for states that no event announces, such as those of another process.
+    """
     async with asyncio.timeout(patience):
         while True:
-            if found := await holds():
+            found = condition()
+            if found := await found if inspect.isawaitable(found) else found:
                 return found
             await asyncio.sleep(pause)
+
+
+async def rounds(count: int = 50) -> None:
+    """Let the event loop run everything that is ready, and what that makes ready, `count` times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class ShiftedClock(SystemClock):
+    """Real time plus `ahead` seconds, which a test may add to at any moment."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
 
 
 def roles(messages: Sequence[Message]) -> list[str]:

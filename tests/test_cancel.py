@@ -1,6 +1,8 @@
 """Cancelling: at every point a turn ends within half a second, and leaves a history that the next turn can use."""
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +25,7 @@ from atlas_agents import (
     tool,
 )
 from atlas_agents.testing import Scripted, VirtualClock, calls, fails, in_memory_atlas, says
-from checks import PATIENCE, Wrapped, events_of, ignoring_cancellation, is_paired, roles, told
+from checks import PATIENCE, Wrapped, events_of, ignoring_cancellation, is_paired, roles, rounds, told, until
 
 SOON = 0.5
 CUT = ("unknown", "unknown", "The turn was cancelled while this call ran; it may have happened. It was not retried.")
@@ -335,7 +337,7 @@ async def test_a_tool_may_tidy_up_before_it_ends() -> None:
         try:
             await point.wait()
         finally:
-            await asyncio.sleep(0.02)
+            await rounds()
             tidied.append("yes")
 
     async with hung(point.reached.wait, Scripted(calls("careful"), says("Yes.")), [careful]) as (atlas, stream):
@@ -345,18 +347,19 @@ async def test_a_tool_may_tidy_up_before_it_ends() -> None:
 
 
 async def test_a_sync_tool_in_this_process_is_not_waited_for() -> None:
-    started = asyncio.Event()
+    started, release = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     @tool(in_process=True)
     def block() -> None:
         loop.call_soon_threadsafe(started.set)
-        time.sleep(1.5)
+        release.wait(PATIENCE)
 
     async with hung(started.wait, Scripted(calls("block"), says("Yes.")), [block]) as (atlas, stream):
         await cancelled(stream, atlas)
         assert results(atlas) == [CUT]
         await goes_on(atlas)
+        release.set()
 
 
 async def test_a_sync_tool_in_a_process_of_its_own_is_ended(tmp_path: Any) -> None:
@@ -365,18 +368,19 @@ async def test_a_sync_tool_in_a_process_of_its_own_is_ended(tmp_path: Any) -> No
     @tool
     def block() -> None:
         """Write, wait, write."""
-        started.touch()
-        time.sleep(1)
+        started.write_text(str(os.getpid()))
+        threading.Event().wait(1)
         finished.touch()
 
     async def reached() -> None:
-        while not started.exists():  # noqa: ASYNC110 - another process cannot set an event
-            await asyncio.sleep(0.01)
+        await until(lambda: started.exists() and started.read_text())
 
     async with hung(reached, Scripted(calls("block"), says("Yes.")), [block]) as (atlas, stream):
         await cancelled(stream, atlas)
         assert results(atlas) == [CUT]
         await goes_on(atlas)
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(started.read_text()), 0)
         assert not finished.exists()
 
 
@@ -407,7 +411,7 @@ async def test_cancelling_twice_is_cancelling_once() -> None:
     model = Scripted(calls("stubborn", n=1) + calls("stubborn", n=2), says("Yes."))
     async with hung(started.wait, model, [stubborn]) as (atlas, stream):
         stream.cancel()
-        await asyncio.sleep(0.05)  # it is being stopped
+        await rounds()  # it is being stopped
         stream.cancel()
         await cancelled(stream, atlas)
         assert results(atlas) == [CUT, CUT]

@@ -112,7 +112,7 @@ async def test_giving_up_waiting_stops_the_call() -> None:
     @tool
     async def hang() -> None:
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             stopped.set()
             raise
@@ -131,7 +131,7 @@ async def test_a_call_that_a_sudden_end_cut_short_is_unknown_and_not_made_again(
     async def transfer() -> None:
         ran.append("transfer")
         began.set()
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     before = Atlas([Agent("a", tools=[transfer])], store=store)
     stream = await before.begin_call("transfer", {})

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import threading
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Event, ProviderError, RetryPolicy, ToolFailed, Usage, tool
 from atlas_agents.testing import Scripted, VirtualClock, calls, fails, in_memory_atlas, says
-from checks import PATIENCE, Wrapped, beating, events_of, told
+from checks import PATIENCE, Wrapped, beating, events_of, ignoring_cancellation, told
 
 NEVER = "The turn was cancelled before this call ran; nothing happened."
 CUT = "The turn was cancelled while this call ran; it may have happened. It was not retried."
@@ -366,16 +367,11 @@ async def hangs_async(event: Any) -> None:
 
 
 def hangs(event: Any) -> None:
-    time.sleep(3)
+    threading.Event().wait(3)
 
 
 async def hangs_and_ignores_it(event: Any) -> None:
-    end = asyncio.get_running_loop().time() + 3
-    while asyncio.get_running_loop().time() < end:
-        try:
-            await asyncio.sleep(0.05)
-        except asyncio.CancelledError:
-            continue
+    await ignoring_cancellation(asyncio.Event(), 3)
 
 
 class Until(logging.Handler):

@@ -48,7 +48,7 @@ from atlas_agents.tools.policy import Actor
 from atlas_agents.tools.redact import HIDDEN, Redactor
 from atlas_agents.tools.tool import Effect
 from atlas_agents.tools.worker_pool import Workers
-from checks import PATIENCE, is_paired
+from checks import PATIENCE, is_paired, rounds
 
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
 
@@ -413,7 +413,7 @@ async def test_a_tool_that_was_stopped_gets_no_other_try(late: bool) -> None:
         if not late:
             stream.cancel()
         await _ended(stream)
-        await asyncio.sleep(0.3)
+        await rounds()
         (result,) = atlas.conversation().messages[2].tool_results
     assert tried == ["tried"]
     assert (result.status, result.error) == ("unknown", "timeout" if late else "unknown")
@@ -700,9 +700,9 @@ async def test_who_gives_up_waiting_as_a_place_becomes_free_is_just_cancelled() 
 
 
 class SlowLog(MemoryAudit):
-    """Takes its time, before or after it has written."""
+    """Takes its time, counted in rounds of the loop, before or after it has written."""
 
-    def __init__(self, *, before: float = 0.0, after: float = 0.0) -> None:
+    def __init__(self, *, before: int = 0, after: int = 0) -> None:
         super().__init__()
         self.before, self.after = before, after
         self.reached = asyncio.Event()
@@ -710,16 +710,25 @@ class SlowLog(MemoryAudit):
     async def append(self, entry: AuditEntry) -> AuditRecord:
         if self.before:
             self.reached.set()
-            await asyncio.sleep(self.before)
+            await rounds(self.before)
         record = await super().append(entry)
         self.reached.set()
-        await asyncio.sleep(self.after)
+        await rounds(self.after)
         return record
 
 
-@pytest.mark.parametrize("log", [{"before": 0.05}, {"after": 0.05}], ids=["before", "after"])
+class HungLog(SlowLog):
+    """Never writes."""
+
+    async def append(self, entry: AuditEntry) -> AuditRecord:
+        self.reached.set()
+        await asyncio.Event().wait()
+        return await super().append(entry)
+
+
+@pytest.mark.parametrize("log", [{"before": 200}, {"after": 200}], ids=["before", "after"])
 @pytest.mark.parametrize("case", ["done", "refused"])
-async def test_a_turn_cancelled_while_its_row_is_written_has_that_row_once(log: dict[str, float], case: str) -> None:
+async def test_a_turn_cancelled_while_its_row_is_written_has_that_row_once(log: dict[str, int], case: str) -> None:
     shop, audit = Shop(confirm=case == "refused"), SlowLog(**log)
     async with in_memory_atlas(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
         stream = atlas.send("go")
@@ -732,7 +741,7 @@ async def test_a_turn_cancelled_while_its_row_is_written_has_that_row_once(log: 
 
 
 async def test_a_log_that_hangs_holds_up_no_cancelled_turn_and_what_it_did_not_take_is_not_told_as_done() -> None:
-    shop, audit = Shop(confirm=False), SlowLog(before=3600)
+    shop, audit = Shop(confirm=False), HungLog()
     async with in_memory_atlas(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
         stream = atlas.send("go")
         await audit.reached.wait()
@@ -768,17 +777,17 @@ class Moody(MemoryAudit):
 
     async def append(self, entry: AuditEntry) -> AuditRecord:
         if self._dice.random() < 0.5:
-            await asyncio.sleep(self._dice.random() * 0.02)
+            await rounds(self._dice.randrange(40))
         record = await super().append(entry)
         if self._dice.random() < 0.5:
-            await asyncio.sleep(self._dice.random() * 0.02)
+            await rounds(self._dice.randrange(40))
         return record
 
 
 def _tools_of_all_tempers(dice: random.Random, ran: list[int]) -> list[Tool]:
     async def nap(n: int) -> int:
         ran.append(n)
-        await asyncio.sleep(dice.random() * 0.03)
+        await rounds(dice.randrange(60))
         return n
 
     async def fail(n: int) -> None:
@@ -828,7 +837,7 @@ async def _rough_turn(seed: int) -> AsyncGenerator[tuple[Conversation, Moody, li
     async with in_memory_atlas(model, tools, approve=approve, audit=audit, limits=limits, agent=agent) as atlas:
         task = asyncio.create_task(atlas.ask("go", session=talk))
         for _ in range(dice.choice([0, 1, 1, 2])):
-            await asyncio.sleep(dice.random() * 0.05)
+            await rounds(dice.randrange(200))
             task.cancel()
         async with asyncio.timeout(PATIENCE):
             with suppress(asyncio.CancelledError):
@@ -845,7 +854,7 @@ async def test_however_roughly_a_turn_ends_each_call_has_one_result_one_row_and_
     assert is_paired(talk.messages)
     assert sorted(row.entry.meta["call_id"] for row in rows) == asked
     assert verify(rows) is None
-    await asyncio.sleep(0.02)
+    await rounds(200)
     assert ran == at_the_end
     slots = process_slots()
     taken = sum(slots.take() for _ in range(65))

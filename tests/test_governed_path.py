@@ -1,7 +1,7 @@
 """One table of cases through every door, for every shape of tool: equal verdicts, equal audit rows."""
 
 import asyncio
-import time
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def _behave(what: str, trace: str, n: int) -> str:
     if what == "crashing":
         raise KeyError("a detail that no model should read")
     if what == "timed out":
-        time.sleep(30)
+        threading.Event().wait(30)
     return f"did {n}"
 
 
@@ -65,7 +65,7 @@ def _tool(shape: str, what: str, trace: str) -> Tool:
             """Act on a number."""
             if what == "timed out":
                 _note(trace, n)
-                await asyncio.sleep(30)
+                await asyncio.Event().wait()
             return _behave(what, trace, n)
 
         return tool(name="act", **terms)(act_async)
@@ -73,7 +73,7 @@ def _tool(shape: str, what: str, trace: str) -> Tool:
     async def handler(arguments: dict[str, Any], _: object) -> str:
         if what == "timed out":
             _note(trace, arguments["n"])
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
         return _behave(what, trace, arguments["n"])
 
     made = tool({"name": "act", "description": "Act on a number.", "parameters": _SCHEMA}, handler)

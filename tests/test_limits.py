@@ -1,13 +1,13 @@
 """How much may be done: at once, per tick, per day, and not over and over."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Limits, ToolResult, tool
 from atlas_agents.core.paths import Environment
 from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, in_memory_atlas, says
+from checks import rounds, until
 
 
 def _together(count: int, name: str = "act") -> Reply:
@@ -39,18 +39,12 @@ class Gate:
         self.tool = tool(act)
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event to offer
-            await asyncio.sleep(0.001)
-
-
 async def test_five_calls_of_a_session_run_at_once_and_the_rest_follow_in_order() -> None:
     gate, model = Gate(), Scripted(_together(12), says("Done."))
     async with in_memory_atlas(model, [gate.tool]) as atlas:
         stream = atlas.send("go")
-        await _until(lambda: gate.now == 5)
-        await asyncio.sleep(0.01)
+        await until(lambda: gate.now == 5)
+        await rounds()
         assert gate.now == 5
         gate.open.set()
         async with asyncio.timeout(5):
@@ -71,7 +65,7 @@ async def test_a_hung_tool_holds_up_no_other_session() -> None:
     free = Agent("free", model=Scripted(_together(3, "quick"), says("Free.")), tools=[quick])
     async with Atlas([hung, free]) as atlas:
         atlas.send("go", agent_id="hung", session="one")
-        await _until(lambda: gate.now == 5)
+        await until(lambda: gate.now == 5)
         async with asyncio.timeout(1):
             reply = await atlas.ask("go", agent_id="free", session="two")
     assert reply.text == "Free."
@@ -90,7 +84,7 @@ async def test_beyond_ten_a_tick_calls_wait_for_the_next_ticks_in_order() -> Non
     async with in_memory_atlas(model, [act], clock=clock, limits=Limits(per_tick=10, tick=5)) as atlas:
         stream = atlas.send("go")
         await clock.advance(0)
-        await _until(lambda: len(when) == 10)
+        await until(lambda: len(when) == 10)
         await clock.advance(4.9)
         assert len(when) == 10
         for _ in range(3):
@@ -114,7 +108,7 @@ async def test_a_turn_cancelled_while_its_calls_wait_for_a_tick_runs_none_of_the
     model = Scripted(_together(4), says("Going on."), calls("act", n=9), says("ok"))
     async with in_memory_atlas(model, [act], clock=clock, limits=Limits(per_tick=2, tick=5)) as atlas:
         stream = atlas.send("go")
-        await _until(lambda: len(ran) == 2)
+        await until(lambda: len(ran) == 2)
         stream.cancel()
         async with asyncio.timeout(5):
             types = [event.type async for event in stream]

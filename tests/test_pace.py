@@ -15,6 +15,7 @@ from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request,
 from atlas_agents.providers.rate_limits import BURST, LocalRateLimiter, RateLimit, read_paces
 from atlas_agents.providers.registry import Registry
 from atlas_agents.testing import Scripted, VirtualClock, fails, says
+from checks import rounds
 from model_server import Asked, ModelServer, Reply, serving
 
 ASK = Request([user("Hello")])
@@ -91,7 +92,7 @@ async def test_the_least_busy_is_asked() -> None:
     tasks = [asyncio.create_task(complete(Balanced(keys), ASK)) for _ in range(1)]
     provider = Balanced(keys, rng=random.Random(3))
     tasks += [asyncio.create_task(complete(provider, ASK)) for _ in range(30)]
-    await asyncio.sleep(0.05)
+    await rounds()
     assert sorted(key.asked for key in keys)[0] >= 10
     gate.set()
     await asyncio.gather(*tasks)

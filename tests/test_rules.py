@@ -1,7 +1,7 @@
 """Rules: always, or while their condition holds; what applies enters the system prompt."""
 
 import asyncio
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -76,14 +76,15 @@ async def test_a_sync_condition_never_blocks_the_loop() -> None:
 
 
 async def test_a_turn_can_be_cancelled_while_a_sync_condition_hangs() -> None:
-    model = Scripted(says("never"))
+    model, release = Scripted(says("never")), threading.Event()
     async with in_memory_atlas(
-        model, agent={"rules": [Rule("x", when=lambda context: time.sleep(2) or True)]}
+        model, agent={"rules": [Rule("x", when=lambda context: release.wait(PATIENCE))]}
     ) as atlas:
         stream = atlas.send("hi")
         stream.cancel()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(PATIENCE / 2):
             ends = [event async for event in stream if event.type == "stream:end"]
+        release.set()
     assert [end.cancelled for end in ends] == [True]
     assert model.requests == []
 
