@@ -1,4 +1,4 @@
-"""Turns in which nobody can be asked, and wishes about the model that an agent leaves room for."""
+"""Turns in which nobody can be asked, and sampling options that apply where an agent leaves room."""
 
 from atlas_agents import Approvals, Question, Tool
 from atlas_agents.engine.options import SamplingOptions, options_of
@@ -44,11 +44,11 @@ async def test_what_was_allowed_for_good_needs_nobody() -> None:
     assert result.result == "noted x"
 
 
-async def test_wishes_fill_what_an_agent_leaves_open_and_only_lower_its_limit() -> None:
+async def test_sampling_options_fill_what_an_agent_leaves_open_and_only_lower_its_limit() -> None:
     model = Scripted(*[says("Yes.")] * 3)
     async with in_memory_atlas(model, agent={"max_tokens": 100}) as atlas:
-        for wishes in (SamplingOptions(0.5, 40), SamplingOptions(max_tokens=400), None):
-            await atlas.send("Hello", wishes=wishes).reply()
+        for sampling in (SamplingOptions(0.5, 40), SamplingOptions(max_tokens=400), None):
+            await atlas.send("Hello", sampling=sampling).reply()
     asked = [(request.temperature, request.max_tokens) for request in model.requests]
     assert asked == [(0.5, 40), (None, 100), (None, 100)]
-    assert SamplingOptions(0.5).within(in_memory_atlas(model, agent={"temperature": 0.0}).agents[0].settings).temperature == 0.0
+    assert SamplingOptions(0.5).apply_to(in_memory_atlas(model, agent={"temperature": 0.0}).agents[0].settings).temperature == 0.0

@@ -19,7 +19,7 @@ from conform_listener import Listener
 from conform_troupe import Setting, Troupe, troupe
 
 from atlas_agents.core.messages import new_id
-from atlas_agents.tools.journal import MOST_LIVES
+from atlas_agents.tools.journal import MAX_RESUMES_WITHOUT_PROGRESS
 from checks import until
 from gateway.processes import inside
 from stores.postgres_server import PostgresServer
@@ -132,7 +132,7 @@ async def test_a_turn_that_ends_every_process_is_given_up_and_its_session_goes_o
         last = client.heard[poisoned][-1]
         assert last["event"] == "chat.error" and "given up" in last["data"]["message"]
         deaths = [note for note in evidence.notes if note.who == "points"]
-        assert len(deaths) == MOST_LIVES + 1
+        assert len(deaths) == MAX_RESUMES_WITHOUT_PROGRESS + 1
 
 
 @on_both

@@ -29,7 +29,7 @@ async def test_what_the_caller_wished_of_the_model_holds_in_the_next_life_too(tm
         await store.open()
         async with in_memory_atlas(model, [look], store=store) as atlas, asyncio.timeout(5):
             if not await atlas.recover():
-                atlas.send("go", session="s", wishes=SamplingOptions(temperature=0.25, max_tokens=7))
+                atlas.send("go", session="s", sampling=SamplingOptions(temperature=0.25, max_tokens=7))
             await asked.wait()
             asked.clear()
         await store.close()

@@ -347,7 +347,7 @@ async def test_only_so_many_jobs_are_worked_on_at_once_the_most_urgent_first() -
     lead = agent("lead", asked, says("Asked."), *[says("ok")] * 6)
     atlas = team(lead, agent("w", *[says("done")] * 6), delegation=Delegation(at_once=1))
     seen: list[tuple[str, str]] = []
-    atlas.jobs.on_change = lambda job: seen.append((job.task, job.state))
+    atlas.jobs.on_change(lambda job: seen.append((job.task, job.state)))
     async with atlas:
         await atlas.ask("go")
         assert [job.state for job in await atlas.jobs.list()] == ["queued"] * 6, "nobody is at work yet"

@@ -113,12 +113,12 @@ async def test_whoever_dies_between_two_looks_neither_loses_nor_doubles_a_time(t
         await clock.advance(130)
         store.commit = lost  # written, and nobody was told so
         with pytest.raises(StoreLost):
-            await atlas.jobs.schedules.due()
+            await atlas.jobs.schedules.add_due_jobs()
         store.commit = commit
         (job,) = await tasks(atlas)
     async with house(clock, store) as atlas:
         for _ in range(3):
-            await atlas.jobs.schedules.due()
+            await atlas.jobs.schedules.add_due_jobs()
         assert await tasks(atlas) == [job]
         assert (await atlas.jobs.schedules.get("news")).last == int(
             datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp() * 1000

@@ -11,7 +11,7 @@ from atlas_agents.core.errors import StaleOwner, StoreBusy, StoreFull, StoreLost
 from atlas_agents.core.store import AddJournal, ClaimRun, Write
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
-from atlas_agents.tools.journal import MOST_LIVES
+from atlas_agents.tools.journal import MAX_RESUMES_WITHOUT_PROGRESS
 from atlas_agents.tools.tool import Tool
 
 
@@ -123,7 +123,7 @@ async def test_who_lost_its_run_to_another_writes_nothing_more() -> None:
 async def test_a_turn_that_ends_every_process_is_given_up() -> None:
     store = MemoryStore()
     await store.open()
-    for life in range(MOST_LIVES + 1):
+    for life in range(MAX_RESUMES_WITHOUT_PROGRESS + 1):
         atlas = in_memory_atlas(Scripted(calls("hang"), calls("hang")), [hanging()], store=store)
         if life == 0:
             atlas.send("go", session="s")

@@ -1,4 +1,4 @@
-"""An agent: who it is, which model speaks for it, what it may use. It owns no transport, no screen, no storage."""
+"""Agent: identity, models, instructions and tools. It owns no transport, user interface or storage."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -11,11 +11,10 @@ from atlas_agents.core.messages import Message, user
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.rules import Rule
 from atlas_agents.engine.context import Context
-from atlas_agents.engine.house import House
 from atlas_agents.engine.loop import run_turn
-from atlas_agents.engine.order import line_of
-from atlas_agents.engine.result import CallResult
-from atlas_agents.engine.settings import Mode, Settings
+from atlas_agents.engine.options import AgentSettings, Mode
+from atlas_agents.engine.run import CallResult, session_lock
+from atlas_agents.engine.runtime import AgentRuntime
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import RetryPolicy, Route
 from atlas_agents.providers.registry import Model, parse_model_ref
@@ -23,13 +22,13 @@ from atlas_agents.tools.tool import Function, Tool
 
 
 class Agent:
-    """Identity and model settings are frozen; metadata, rules, tools and messages are its own context's.
+    """An agent. Identity and model settings are frozen; metadata, rules, tools and messages live in its context.
 
-    `model` is a ref (`"anthropic/claude-…"`), a provider or a callable; `provider="openai", model="gpt-…"` is the same
-    as the ref; `providers` names several, tried as `retry` says.
+    `model` is a reference (`"anthropic/claude-…"`), a provider or a callable; `provider="openai", model="gpt-…"`
+    equals a reference; `providers` lists several models for failover, as `retry` configures.
     """
 
-    __slots__ = ("__weakref__", "_context", "_house", "_settings")
+    __slots__ = ("__weakref__", "_context", "_runtime", "_settings")
 
     def __init__(
         self,
@@ -56,11 +55,11 @@ class Agent:
         max_rounds: int = 10,
         hands_off_to: Sequence[str] = (),
     ) -> None:
-        self._settings = Settings(
+        self._settings = AgentSettings(
             id=id,
             name=name or id,
             description=description,
-            models=_models(id, model, provider, providers),
+            models=_normalize_models(id, model, provider, providers),
             retry=retry or RetryPolicy(),
             system_prompt=system_prompt,
             temperature=temperature,
@@ -74,11 +73,11 @@ class Agent:
             hands_off_to=tuple(hands_off_to),
         )
         self._context = Context(*contexts, name=id, metadata=metadata, rules=rules, tools=tools)
-        self._house: House | None = None
+        self._runtime: AgentRuntime | None = None
 
     @property
-    def settings(self) -> Settings:
-        """Everything frozen, as one value."""
+    def settings(self) -> AgentSettings:
+        """All frozen settings as one value."""
         return self._settings
 
     @property
@@ -127,7 +126,7 @@ class Agent:
 
     @property
     def context(self) -> Context:
-        """Its own context, child of those it was given."""
+        """The agent's own context, a child of the contexts passed to the constructor."""
         return self._context
 
     @property
@@ -163,58 +162,58 @@ class Agent:
         self._context.messages = messages
 
     async def call(self, prompt: str | Message) -> CallResult:
-        """Run a turn in the agent's own context, without an Atlas: what is said joins `agent.messages`.
+        """Run a turn without an Atlas and add its messages to `agent.messages`.
 
-        A model that could not be heard is no exception here: `success` is False and `error` says why.
+        A provider error is not raised: `success` is False and `error` has the reason.
         """
-        if self._house is None:
-            self._house = House()
-        conversation, prelude = self._context.as_conversation()
-        line = line_of(self._context)
-        run = self._house.open_run(self, self._settings, self._context, conversation, line=line, prelude=prelude)
+        if self._runtime is None:
+            self._runtime = AgentRuntime(find_agent=dict[str, Agent]().get)
+        conversation, inherited = self._context.as_conversation()
+        lock = session_lock(self._context)
+        run = self._runtime.create_run(self, self._context, conversation, lock=lock, inherited_messages=inherited)
         try:
             await run_turn(run, user(prompt) if isinstance(prompt, str) else prompt)
         except ProviderError as error:
             return CallResult([*self.messages], False, str(error))
-        error = "Max iterations reached" if run.rounds_spent else None
-        return CallResult([*self.messages], not run.rounds_spent, error)
+        error = "Max iterations reached" if run.rounds_exhausted else None
+        return CallResult([*self.messages], not run.rounds_exhausted, error)
 
     async def close(self) -> None:
-        """Give back what `call` opened."""
-        if self._house is not None:
-            await self._house.close()
+        """Close connections and processes that `call` opened."""
+        if self._runtime is not None:
+            await self._runtime.close()
 
     def __repr__(self) -> str:
         return f"Agent({self.id!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a worker process it is a copy that tells who it is: models, which hold keys, and tools stay here."""
+        """Pickle as a copy for worker processes, without models, which hold API keys, and without tools."""
         settings = msgspec.structs.asdict(self._settings)
         del settings["models"]
         return partial(Agent, **settings, metadata=self.metadata.all()), ()
 
 
 def agent(id: str, **options: Any) -> Agent:
-    """The same as `Agent(…)`."""
+    """Create an agent, like `Agent(…)`."""
     return Agent(id, **options)
 
 
-def _models(
+def _normalize_models(
     id: str, model: Model | None, provider: str | Provider | None, providers: Sequence[Model] | None
 ) -> tuple[Model, ...]:
-    """The one way in which an agent's models are written down, from the three in which they may be given."""
+    """Convert the three ways to specify models into one tuple."""
     if providers is not None:
         if model is not None or provider is not None:
-            raise ConfigError(f"agent {id!r}: give either providers=… or model=…, not both")
+            raise ConfigError(f"agent {id!r}: pass either providers=… or model=…, not both")
         if not providers:
             raise ConfigError(f"agent {id!r}: providers=… is empty")
-        return tuple(_checked(each) for each in providers)
+        return tuple(_normalize(each) for each in providers)
     if provider is None:
-        return () if model is None else (_checked(model),)
+        return () if model is None else (_normalize(model),)
     if not isinstance(model, str):
-        raise ConfigError(f"agent {id!r}: provider=… needs model=… as the name of one of its models")
-    return (_checked(f"{provider}/{model}") if isinstance(provider, str) else Route(provider, model),)
+        raise ConfigError(f"agent {id!r}: provider=… requires model=… with the name of a model")
+    return (_normalize(f"{provider}/{model}") if isinstance(provider, str) else Route(provider, model),)
 
 
-def _checked(model: Model) -> Model:
+def _normalize(model: Model) -> Model:
     return str(parse_model_ref(model)) if isinstance(model, str) else model

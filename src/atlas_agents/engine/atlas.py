@@ -1,8 +1,10 @@
-"""The library's front door: `ask` for an answer, `send` for a stream, `run` for the whole result."""
+"""Atlas: the entry point of the library. `ask` returns an answer, `send` a stream, `run` a full result."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self, get_args
+from typing import Any, Self
+
+import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Decision, Question
@@ -11,25 +13,29 @@ from atlas_agents.core.events import EventName
 from atlas_agents.core.messages import Conversation, Message, ToolResult, new_id
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import NO_CHAIN, Chain, Store, UsageRow
-from atlas_agents.core.tenancy import AgentInfo, Delegation, Tenancy
+from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenancy
 from atlas_agents.dispatch.base import Dispatcher, Inline
 from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.direct import call_of, request_of, result_of, session_of
 from atlas_agents.engine.history import History
-from atlas_agents.engine.house import House
-from atlas_agents.engine.intake import as_message, split
-from atlas_agents.engine.interceptors import Interceptor
+from atlas_agents.engine.hooks import Interceptor
 from atlas_agents.engine.jobs import Jobs
-from atlas_agents.engine.lineup import Lineup
-from atlas_agents.engine.result import RunResult
-from atlas_agents.engine.roster import Roster
-from atlas_agents.engine.run import Terms, WhenBusy, Wishes
+from atlas_agents.engine.options import Mode, SamplingOptions, TurnOptions, WhenBusy
+from atlas_agents.engine.run import RunResult
+from atlas_agents.engine.runner import (
+    AgentRegistry,
+    ConversationCache,
+    TurnRunner,
+    as_message,
+    split_messages,
+    tool_call_for,
+    tool_call_message,
+    tool_call_result,
+    tool_call_session,
+)
+from atlas_agents.engine.runtime import AgentRuntime
 from atlas_agents.engine.sessions import Sessions
-from atlas_agents.engine.settings import Mode
-from atlas_agents.engine.shelf import Shelf
 from atlas_agents.engine.stream import AtlasStream
-from atlas_agents.engine.team import Strategy, known_lineup
-from atlas_agents.engine.turns import Turns
+from atlas_agents.engine.team import Strategy, check_plan
 from atlas_agents.providers.prices import Price
 from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve
@@ -38,14 +44,14 @@ from atlas_agents.tools.limits import Limits
 from atlas_agents.tools.policy import Actor, Policy, Verdict
 from atlas_agents.tools.tool import Tool
 
-_WARM = 64
+_CACHED_CONVERSATIONS = 64
 
 
 class Atlas:
-    """Agents, and conversations with them. State lives in memory, or in the store that it is given.
+    """Agents and conversations with them. State is kept in memory, or in a store.
 
-    `session` names a conversation that is kept here, or is a `Conversation` of your own; without one there is a
-    single conversation. Turns of one session wait for each other.
+    `session` is the key of a conversation, or a `Conversation` object of your own; the default is a single
+    conversation. Turns of one session run one after another.
     """
 
     def __init__(
@@ -69,8 +75,12 @@ class Atlas:
         delegation: Delegation | None = None,
         dispatcher: Dispatcher | None = None,
     ) -> None:
-        self._roster = Roster(agents, default_agent)
-        self._house = House(
+        self._agents = AgentRegistry(agents, default_agent)
+        self._dispatcher = dispatcher or Inline()
+        services = TeamServices(store, tenant, self._agent_infos, delegation, clock) if store is not None else None
+        self._runtime = AgentRuntime(
+            find_agent=self._agents.get,
+            shared=self._dispatcher.apart,
             system_prompt=system_prompt,
             history=history,
             approve=approve,
@@ -80,121 +90,125 @@ class Atlas:
             limits=limits,
             audit=audit,
             store=store,
+            team_services=services,
             retries=retries,
             registry=registry,
             prices=prices,
             clock=clock,
-            delegation=delegation,
         )
-        self._house.find_agent = self._roster.get
-        self._dispatcher = dispatcher or Inline()
-        self._house.shared = self._dispatcher.apart
+        self._governance = self._runtime.governance
         self._strategy: Strategy | None = None
-        self._shelf = Shelf(most=_WARM if store is not None else None)
-        self._turns = Turns(self._house, self._roster, self._shelf, self._dispatcher)
-        self.sessions = Sessions(store, tenant, self._shelf.drop)
-        office, limiter = self._house.governance.team_services, self._house.governance.limiter
-        self._jobs = self._turns.jobs = Jobs(self, office, limiter.beat) if office is not None else None
-        if office is not None:
-            office.agents = lambda: [AgentInfo(each.id, each.name, each.role, each.description) for each in self.agents]
+        self._conversations = ConversationCache(max_size=_CACHED_CONVERSATIONS if store is not None else None)
+        self._jobs = Jobs(self, services, self._governance.limiter.beat) if services is not None else None
+        self._runner = TurnRunner(self._runtime, self._agents, self._conversations, self._dispatcher, self._jobs)
+        self.sessions = Sessions(store, tenant, self._conversations.remove)
 
     @property
     def agents(self) -> tuple[Agent, ...]:
-        return self._roster.all
+        return self._agents.all
+
+    def _agent_infos(self) -> list[AgentInfo]:
+        return [AgentInfo(each.id, each.name, each.role, each.description) for each in self.agents]
 
     def get_agent(self) -> Agent | None:
-        """The agent that answers when none is named."""
-        return self._roster.current
+        """Return the default agent."""
+        return self._agents.default
 
     def set_agent(self, agent: Agent) -> Self:
-        """Let this agent answer from now on; a new one of a known id takes the old one's place."""
-        self._roster.current = self._roster.adopt(agent)
+        """Make this the default agent; it replaces an agent with the same id."""
+        self._agents.default = self._agents.add(agent)
         return self
 
     def set_agents(self, agents: Iterable[Agent]) -> Self:
-        """Let these be the agents from now on; turns under way keep theirs. The one that answers when none is named
-        stays the one of that id, if there still is one, else it is the first."""
-        self._roster.replace(agents)
+        """Replace all agents; running turns keep theirs.
+
+        The default agent keeps its id if there is still an agent with it; otherwise it is the first one.
+        """
+        self._agents.replace_all(agents)
         return self
 
     def set_agent_by_id(self, agent_id: str) -> Self:
-        self._roster.current = self._roster.find(agent_id)
+        """Make a registered agent the default agent."""
+        self._agents.default = self._agents.find(agent_id)
         return self
 
     def register_agent(self, agent: Agent) -> Self:
-        """Have one more agent, or another one of a known id; who answers when none is named stays the same."""
-        self._roster.adopt(agent)
-        self._roster.current = self._roster.current or agent
+        """Add an agent, or replace the one with the same id; the default agent stays the same."""
+        self._agents.add(agent)
+        self._agents.default = self._agents.default or agent
         return self
 
     def route(self, strategy: Strategy | None) -> Self:
-        """Let a strategy of `atlas_agents.team` say who takes a turn for which no agent is named; None ends that."""
+        """Choose the agents of turns that name none with a strategy of `atlas_agents.team`; None turns that off."""
         self._strategy = strategy
         return self
 
     @property
     def store(self) -> Store | None:
-        """Where its state is kept, if not in memory."""
-        return self._house.store
+        """The store, or None if state is kept in memory."""
+        return self._runtime.store
 
     @property
     def jobs(self) -> Jobs:
-        """The work that its agents hand to each other, or that is due at a time; it is done within `jobs.at_work()`."""
+        """Delegated and scheduled tasks; they run within `jobs.at_work()`."""
         if self._jobs is None:
-            raise ConfigError("this Atlas keeps no jobs: give it a store, Atlas(store=…)")
+            raise ConfigError("jobs require a store: Atlas(store=…)")
         return self._jobs
 
     @property
     def tenancy(self) -> Tenancy:
-        """The users of its tenant, and its plan."""
-        if self._house.governance.team_services is None:
-            raise ConfigError("this Atlas keeps no users: give it a store, Atlas(store=…)")
-        return self._house.governance.team_services.tenancy
+        """The users and the plan of its tenant."""
+        if self._governance.team_services is None:
+            raise ConfigError("users and plans require a store: Atlas(store=…)")
+        return self._governance.team_services.tenancy
 
     @property
     def tenant(self) -> str:
-        return self._house.tenant
+        return self._runtime.tenant
 
     @property
     def limits(self) -> Limits:
-        """How much its agents' tools may do."""
-        return self._house.governance.limiter.limits
+        """Limits on tool calls."""
+        return self._governance.limiter.limits
 
     def hide(self, text: str) -> str:
-        """The same text without the secrets that this Atlas knows of, and without what looks like one."""
-        return self._house.governance.redactor.text(text)
+        """Redact known secrets, and what looks like one, in a text."""
+        return self._governance.redactor.text(text)
 
     def keep_secret(self, *secrets: Secret) -> None:
-        """Hide these from now on, wherever something is logged, audited or told to a model."""
-        self._house.governance.redactor.learn(*[secret.reveal() for secret in secrets])
+        """Redact these secrets from now on in logs, the audit log and everything sent to a model."""
+        self._governance.redactor.learn(*[secret.reveal() for secret in secrets])
 
     @property
     def registry(self) -> Registry:
-        """The providers that there are here."""
-        return self._house.registry
+        """The provider registry."""
+        return self._runtime.registry
 
     def verdict(self, agent: Agent, tool: Tool, user: str = "") -> Verdict:
-        """May this agent call this tool for this user?"""
-        return self._house.governance.verdict(tool, Actor(agent.id, agent.role, user, self._house.tenant))
+        """Return whether an agent may call a tool on behalf of a user."""
+        return self._governance.verdict(tool, Actor(agent.id, agent.role, user, self._runtime.tenant))
 
     @property
     def audit(self) -> AuditLog:
-        """One line for every tool call of this Atlas."""
-        return self._house.governance.audit
+        """The audit log, with one row per tool call."""
+        return self._governance.audit
 
     @property
     def policy(self) -> Policy | None:
-        """Who may call what. Assigning another one counts at once, also for calls that wait for an answer."""
-        return self._house.governance.policy
+        """The permission policy. A new one takes effect at once, also for calls that wait for approval."""
+        return self._governance.policy
 
     @policy.setter
     def policy(self, policy: Policy | None) -> None:
-        self._house.governance.policy = policy
+        self._governance.policy = policy
 
     def conversation(self, session: str = "default") -> Conversation:
-        """The conversation of a session, begun if there is none yet. With a store it is filled when a turn begins, and
-        only the latest are kept in memory; `sessions.history` reads what is kept."""
-        return self._shelf.take(session)
+        """Return the conversation of a session, created if there is none.
+
+        With a store, it is filled when a turn starts, and only recent ones stay in memory; use `sessions.history` to
+        read a stored session.
+        """
+        return self._conversations.get(session)
 
     async def ask(
         self,
@@ -209,34 +223,20 @@ class Atlas:
         when_busy: WhenBusy = "queue",
         idempotency_key: str = "",
     ) -> Message:
-        """Take one turn and give back the answer. `output` is the JSON schema or Python type it must fit; the others
-        are as in `send`."""
-        if idempotency_key or when_busy == "interrupt":
-            return await self._ask_once(
-                self.send(
-                    message,
-                    session=session,
-                    agent_id=agent_id,
-                    output=output,
-                    user=user,
-                    model=model,
-                    mode=mode,
-                    when_busy=when_busy,
-                    idempotency_key=idempotency_key,
-                )
-            )
-        message = as_message(message)
-        agent_id, team = self._lined_up(message, agent_id)
-        terms = Terms(when_busy, model=model, mode=mode, team=team)
-        run = self._turns.open(session, agent_id, output=output, user=user, terms=terms)
-        return await self._turns.take(run, message)
+        """Run one turn and return the answer.
 
-    def _lined_up(self, message: Message, agent_id: str | None) -> tuple[str | None, Lineup]:
-        """Who takes the turn: the agent that is named, else whom the strategy says."""
-        if agent_id is not None or self._strategy is None:
-            return agent_id, Lineup()
-        team = known_lineup(self._strategy(message, self._roster.all), self._roster.__contains__)
-        return team.agent_id or None, team
+        `output` is a JSON schema or Python type that the answer must match; for the other options see `send`.
+        """
+        options = TurnOptions(
+            output=output, model=model, mode=mode or "", when_busy=when_busy, idempotency_key=idempotency_key
+        )
+        if idempotency_key or when_busy == "interrupt":
+            stream = self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
+            return await _reply_or_cancel(stream)
+        message = as_message(message)
+        agent_id, options = self._choose_agents(message, agent_id, options)
+        run = self._runner.create(session, agent_id, options, user=user)
+        return await self._runner.run(run, message)
 
     def send(
         self,
@@ -251,28 +251,56 @@ class Atlas:
         when_busy: WhenBusy = "queue",
         idempotency_key: str = "",
         asks: bool = True,
-        wishes: Wishes | None = None,
+        sampling: SamplingOptions | None = None,
         chain: Chain = NO_CHAIN,
     ) -> AtlasStream:
-        """Start one turn and give back its stream; `await stream.accepted()` tells when the message is taken in.
+        """Start one turn and return its stream; `await stream.accepted()` waits until the message is accepted.
 
-        `model` is the ref of one that speaks in this turn in place of the agent's, `mode` how it is taken.
-        `when_busy` says what to do while a turn of the session is under way: wait in its queue, reject this one, or
-        interrupt those that were sent before. The same `idempotency_key` again in a session that is kept gives the turn
-        that it named first. With `asks=False` nobody is there to be asked: a call that needs a yes is refused, and the
-        model is told why. `wishes` are what the caller would like of the model, where the agent leaves room.
-        `chain` says for whom it is, where an agent handed it on.
+        `model` is the reference of a model to use in this turn instead of the agent's, `mode` likewise. `when_busy`
+        decides what happens while another turn of the session runs: queue this one, reject it, or interrupt the
+        earlier ones. Repeating an `idempotency_key` in a stored session returns the turn that first used it. With
+        `asks=False` no one can be asked: a call that requires approval is refused, and the model is told why.
+        `sampling` overrides temperature and token limit as far as the agent's settings allow. `chain` is the
+        delegation that the turn belongs to.
         """
-        if when_busy not in get_args(WhenBusy):
-            raise ConfigError(f"when_busy is one of {', '.join(get_args(WhenBusy))}, not {when_busy!r}")
+        options = TurnOptions(
+            output=output,
+            model=model,
+            mode=mode or "",
+            when_busy=when_busy,
+            idempotency_key=idempotency_key,
+            asks=asks,
+            sampling=sampling,
+            chain=chain,
+        )
+        return self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
+
+    def start_turn(
+        self,
+        message: str | Message,
+        options: TurnOptions,
+        *,
+        session: str | Conversation = "default",
+        agent_id: str | None = None,
+        user: str = "",
+    ) -> AtlasStream:
+        """Start one turn like `send`, with all options in one value."""
         stream = AtlasStream(new_id())
         message = as_message(message)
-        agent_id, team = self._lined_up(message, agent_id)
-        terms = Terms(when_busy, idempotency_key, model, mode, team, asks=asks, chain=chain, wishes=wishes)
-        run = self._turns.open(session, agent_id, output=output, stream=stream, user=user, terms=terms)
-        if idempotency_key and run.desk.journal is None:
-            raise ConfigError("an idempotency key needs a store, Atlas(store=…), and a session by name")
-        return self._turns.start(stream, run, message)
+        agent_id, options = self._choose_agents(message, agent_id, options)
+        run = self._runner.create(session, agent_id, options, user=user, stream=stream)
+        if options.idempotency_key and run.journal is None:
+            raise ConfigError("an idempotency key requires a store, Atlas(store=…), and a session key")
+        return self._runner.start(stream, run, message)
+
+    def _choose_agents(
+        self, message: Message, agent_id: str | None, options: TurnOptions
+    ) -> tuple[str | None, TurnOptions]:
+        """Choose the agents of a turn: the named agent, or else those that the routing strategy returns."""
+        if agent_id is not None or self._strategy is None:
+            return agent_id, options
+        plan = check_plan(self._strategy(message, self._agents.all), self._agents.__contains__)
+        return plan.agent_id or None, msgspec.structs.replace(options, team=plan)
 
     async def invoke(
         self,
@@ -285,10 +313,10 @@ class Atlas:
         idempotency_key: str = "",
         asks: bool = True,
     ) -> ToolResult:
-        """Have an agent's tool called without its model, and give back what came of it; a call that is refused or fails
-        is a result, too. It is permitted, checked, confirmed, limited and written down like every call of that agent.
+        """Call a tool of an agent without its model and return the result, also if the call is refused or fails.
 
-        It is kept in a session of its own, unless you name one.
+        The call passes the same checks, approvals, limits and audit as every call of that agent. It is stored in a
+        session of its own, unless you name one.
         """
         stream = await self.begin_call(
             tool,
@@ -299,7 +327,7 @@ class Atlas:
             idempotency_key=idempotency_key,
             asks=asks,
         )
-        return result_of(await self._ask_once(stream))
+        return tool_call_result(await _reply_or_cancel(stream))
 
     async def begin_call(
         self,
@@ -312,48 +340,54 @@ class Atlas:
         idempotency_key: str = "",
         asks: bool = True,
     ) -> AtlasStream:
-        """The same as a stream, whose reply holds the result."""
-        message, stream = request_of(tool, arguments), AtlasStream(new_id())
-        terms = Terms(idempotency_key=idempotency_key, asks=asks, call=call_of(stream.stream_id, tool, arguments))
-        own = session_of(user, stream.stream_id, idempotency_key)
-        place: str | Conversation = session or (own if self._house.store is not None else Conversation(id=own))
-        run = self._turns.open(place, agent_id, stream=stream, user=user, terms=terms)
-        if idempotency_key and run.desk.journal is None:
-            raise ConfigError("an idempotency key needs a store, Atlas(store=…)")
-        if not session and self._house.store is not None:
+        """Start a tool call like `invoke` and return its stream, whose reply holds the result."""
+        message, stream = tool_call_message(tool, arguments), AtlasStream(new_id())
+        call = tool_call_for(stream.stream_id, tool, arguments)
+        options = TurnOptions(idempotency_key=idempotency_key, asks=asks, call=call)
+        own = tool_call_session(user, stream.stream_id, idempotency_key)
+        place: str | Conversation = session or (own if self._runtime.store is not None else Conversation(id=own))
+        run = self._runner.create(place, agent_id, options, user=user, stream=stream)
+        if idempotency_key and run.journal is None:
+            raise ConfigError("an idempotency key requires a store: Atlas(store=…)")
+        if not session and self._runtime.store is not None:
             await self.sessions.put(own, label=tool[:80], archived=True)
-        return self._turns.start(stream, run, message)
+        return self._runner.start(stream, run, message)
 
     def stream(self, run_id: str) -> AtlasStream | None:
-        """The stream of a turn that is under way, or waits for its turn, and was taken in or is run in this process."""
-        return self._turns.stream(run_id)
+        """Return the stream of an unfinished turn that was accepted in, or runs in, this process."""
+        return self._runner.stream(run_id)
 
     async def follow(self, run_id: str) -> AtlasStream | None:
-        """Hear a turn that is under way, from its first word on, wherever it was taken in and is run; None if there is
-        no such turn. To cancel what this gives stops the turn."""
-        return await self._turns.follow(run_id)
+        """Return a stream of an unfinished turn from its first event, whichever process runs it; None if there is none.
+
+        Cancelling the stream cancels the turn.
+        """
+        return await self._runner.follow(run_id)
 
     async def cancel(self, run_id: str) -> bool:
-        """Have a turn of a session that is kept stopped, wherever it is run; False if there is nothing to stop."""
+        """Cancel a turn of a stored session, whichever process runs it; False if there is nothing to cancel."""
         return await self._dispatcher.cancel(run_id)
 
     async def answer(self, approval_id: str, answer: Answer | Decision) -> Question:
-        """Answer a question that waits; kept when this returns. NotStored if there is none, Conflict if too late."""
+        """Answer a pending approval; the answer is durable when this returns.
+
+        Raises NotFound if there is no such approval, Conflict if it is too late.
+        """
         given = answer if isinstance(answer, Answer) else Answer(answer)
-        question = await self._house.answer(approval_id, given)
-        if self._house.store is not None:
+        question = await self._runtime.answer(approval_id, given)
+        if self._runtime.store is not None:
             await self._dispatcher.wake(approval_id)
         return question
 
     async def pending(self) -> list[Question]:
-        """The questions that wait for an answer, the oldest first."""
-        return await self._house.pending()
+        """Return pending approvals, oldest first."""
+        return await self._runtime.pending_approvals()
 
     async def usage(self, since: str = "", until: str = "9999") -> list[UsageRow]:
-        """Tokens and cost by day, session, agent and model, for days from `since` up to, and without, `until`."""
-        if self._house.store is None:
-            raise ConfigError("this Atlas keeps no sums: give it a store, Atlas(store=…)")
-        return await self._house.store.usage(self._house.tenant, since=since, until=until)
+        """Return tokens and cost by day, session, agent and model, from day `since` up to but excluding `until`."""
+        if self._runtime.store is None:
+            raise ConfigError("usage requires a store: Atlas(store=…)")
+        return await self._runtime.store.usage(self._runtime.tenant, since=since, until=until)
 
     async def run(
         self,
@@ -364,46 +398,48 @@ class Atlas:
         output: Any = None,
         user: str = "",
     ) -> RunResult:
-        """Take one turn on these messages, of which nothing is kept, and give back all that came of it."""
-        past, last = split(messages)
-        run = self._turns.open(Conversation(past), agent_id, output=output, max_rounds=max_rounds, user=user)
-        reply = await self._turns.take(run, last)
+        """Run one turn on these messages and return everything it produced; nothing is stored."""
+        past, last = split_messages(messages)
+        options = TurnOptions(output=output, max_rounds=msgspec.UNSET if max_rounds is None else max_rounds)
+        run = self._runner.create(Conversation(past), agent_id, options, user=user)
+        reply = await self._runner.run(run, last)
         return RunResult(
-            success=not run.rounds_spent,
+            success=not run.rounds_exhausted,
             answer=reply.text,
-            error="Max iterations reached" if run.rounds_spent else None,
+            error="Max iterations reached" if run.rounds_exhausted else None,
             steps=tuple(run.steps),
             usage=run.usage,
             message=reply,
-            intermediate=tuple(each for each in run.added if each is not reply and each is not run.question),
-            output=run.value,
+            intermediate=tuple(each for each in run.added if each is not reply and each is not run.user_message),
+            output=run.output_value,
             plan=run.plan,
         )
 
     async def recover(self) -> list[AtlasStream]:
-        """Go on with every turn that a sudden end cut short, or that waited behind one; where its agent is gone, end it
-        as failed. Call it once at the start: nobody else may be at work on these turns.
+        """Resume every turn that a crash interrupted, or that was queued behind one; fail those whose agent is gone.
 
-        Side effects that are known to have happened do not happen again; where nobody can tell, the model is told so.
+        Call it once at the start, when no other process runs these turns. Side effects that are recorded are not
+        repeated; where the outcome of one is unknown, the model is told so.
         """
-        return await self._turns.recover()
+        return await self._runner.recover()
 
     def on(self, name: EventName, listener: Callable[[Any], Any]) -> Callable[[], None]:
-        """Have a function, sync or async, called for each event of that name; the result takes it off again."""
-        return self._house.listeners.on(name, listener)
+        """Call a function, sync or async, for each event of that name; call the result to unsubscribe."""
+        return self._runtime.subscribers.on(name, listener)
 
     def off(self, name: EventName, listener: Callable[[Any], Any]) -> None:
-        self._house.listeners.off(name, listener)
+        """Unsubscribe a listener that `on` added."""
+        self._runtime.subscribers.off(name, listener)
 
     async def close(self, grace: float = 0.0) -> None:
-        """Give turns under way so many seconds to end, stop the others, and give back connections and processes.
+        """Wait up to `grace` seconds for running turns, stop the others, and close connections and processes.
 
-        With a store, turns that were stopped stay open, and go on after the next start; without one they are cancelled.
+        With a store, stopped turns stay open and resume at the next start; without one they are cancelled.
         """
         if self._jobs is not None:
             await self._jobs.close()
-        await self._turns.stop(grace)
-        await self._house.close()
+        await self._runner.stop(grace)
+        await self._runtime.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -411,9 +447,11 @@ class Atlas:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _ask_once(self, stream: AtlasStream) -> Message:
-        try:
-            return await stream.reply()
-        except asyncio.CancelledError:
-            stream.cancel()
-            raise
+
+async def _reply_or_cancel(stream: AtlasStream) -> Message:
+    """Wait for the reply; cancelling the wait cancels the turn."""
+    try:
+        return await stream.reply()
+    except asyncio.CancelledError:
+        stream.cancel()
+        raise

@@ -184,13 +184,13 @@ class Subscribers:
             for subscriber in self._by_name.get(event.type, ()):
                 subscriber.publish(event)
 
-    async def drain(self, timeout: float = DRAIN_TIMEOUT) -> None:
+    async def drain(self) -> None:
         """Wait a short time until subscribers have received the queued events."""
         if not self._by_name:
             return
         running = [task for items in self._by_name.values() for item in items if (task := item.running)]
         if running:
-            await asyncio.wait(running, timeout=timeout)
+            await asyncio.wait(running, timeout=DRAIN_TIMEOUT)
 
     def _remove(self, subscriber: _Subscriber) -> None:
         for name in list(self._by_name):

@@ -87,7 +87,7 @@ async def run_turn(run: Run, message: Message | None, execute: TurnFunction = ru
 
 
 async def accept_message(run: Run, message: Message | None) -> list[Message]:
-    """Accept the message in order of arrival. Nothing is awaited between the two session locks, which keeps the order."""
+    """Accept the message in order of arrival; nothing is awaited between the two session locks, to keep the order."""
     if run.resumed or message is None:
         return []
     async with run.lock.accept:

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
 
-import msgspec
-
 from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError, Conflict, NotFound, UnknownAgent, failure_of
 from atlas_agents.core.events import Event
 from atlas_agents.core.json import encode

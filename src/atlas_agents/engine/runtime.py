@@ -10,7 +10,7 @@ from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.events import Event, MessageKept
 from atlas_agents.core.messages import Conversation, Message, new_id
 from atlas_agents.core.store import RunRow, Store
-from atlas_agents.core.tenancy import Delegation, TeamServices
+from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.history import History
 from atlas_agents.engine.hooks import Interceptor, Interceptors, Subscribers

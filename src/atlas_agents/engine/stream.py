@@ -44,6 +44,7 @@ class AtlasStream:
         return self._task
 
     def push(self, event: Event) -> None:
+        """Add an event and wake the consumers."""
         self._events.append(event)
         for follower in self._followers:
             follower(event)
@@ -133,7 +134,7 @@ class AtlasStream:
             yield self.output
 
     def cancel(self) -> None:
-        """Cancel the turn. It is cancelled in the next iteration of the event loop, so that it can emit how it ended."""
+        """Cancel the turn, in the next iteration of the event loop, so that it can emit how it ended."""
         if self._mirrored is not None:
             self._mirrored.cancel()
             return

@@ -4,8 +4,8 @@ from typing import Any
 
 from atlas_agents.core.messages import Message, new_id
 from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.options import Mode
-from atlas_agents.engine.run import Accepted, SamplingOptions, WhenBusy
+from atlas_agents.engine.options import DEFAULT_OPTIONS, TurnOptions
+from atlas_agents.engine.run import Accepted
 from atlas_agents.engine.runner import tool_call_session
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.auth import Grant
@@ -23,13 +23,7 @@ async def take_in(
     *,
     session: str,
     user: str,
-    model: str = "",
-    mode: Mode | None = None,
-    when_busy: WhenBusy = "queue",
-    idempotency_key: str = "",
-    output: Any = None,
-    asks: bool = True,
-    wishes: SamplingOptions | None = None,
+    options: TurnOptions = DEFAULT_OPTIONS,
 ) -> tuple[Accepted, AtlasStream]:
     """Start a turn; it is on the disk when this returns. What it says is logged, and told to all who hear the session.
 
@@ -37,22 +31,10 @@ async def take_in(
     """
     if hub.stopping:
         raise ProtocolError("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
-    stream = hub.atlas.send(
-        message,
-        session=session,
-        agent_id=agent.id,
-        user=user,
-        model=model,
-        mode=mode,
-        when_busy=when_busy,
-        idempotency_key=idempotency_key,
-        output=output,
-        asks=asks,
-        wishes=wishes,
-    )
+    stream = hub.atlas.start_turn(message, options, session=session, agent_id=agent.id, user=user)
     accepted = await stream.accepted()
     if accepted.status in _NEW:
-        hub.runs.follow(stream, model or model_of(agent, hub.atlas.registry))
+        hub.runs.follow(stream, options.model or model_of(agent, hub.atlas.registry))
     return accepted, stream
 
 
@@ -79,7 +61,7 @@ async def call_tool(
     if hub.stopping:
         raise ProtocolError("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
     user = who.principal.id
-    session = who.prefix + session_of(user, new_id(), idempotency_key)
+    session = who.prefix + tool_call_session(user, new_id(), idempotency_key)
     await hub.atlas.sessions.put(session, label=tool[:80], archived=True)
     stream = await hub.atlas.begin_call(
         tool,

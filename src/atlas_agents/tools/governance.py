@@ -63,11 +63,11 @@ class Governance:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def drain(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for the background tasks of the current event loop."""
+    async def drain(self, seconds: float) -> None:
+        """Wait up to `seconds` for the background tasks of the current event loop."""
         loop = asyncio.get_running_loop()
         if tasks := [task for task in self._tasks if task.get_loop() is loop]:
-            await asyncio.wait(tasks, timeout=timeout)
+            await asyncio.wait(tasks, timeout=seconds)
 
     @property
     def policy_version(self) -> str:

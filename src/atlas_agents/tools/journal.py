@@ -209,7 +209,7 @@ class JournaledApprovals:
         return _questions.decode(row.question), answer
 
     async def answered(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
-        """Persist an answer and return the one that counts: the first. An answer that is not `new` is stored already."""
+        """Persist an answer and return the one that counts: the first. One that is not `new` is stored already."""
         if question.id in self._answered:
             return answer
         writes = (AnswerApproval(question.id, encode(answer), grants),) if new else ()

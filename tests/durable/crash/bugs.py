@@ -6,16 +6,16 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from atlas_agents.engine.job_work import Work
-from atlas_agents.tools.kept_questions import KeptQuestions
 
 from atlas_agents import Answer, Atlas, Message, Question, ToolCall, ToolResult
 from atlas_agents.core.errors import Conflict, NotFound, StoreError
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import AddAudit, AnswerApproval, JobRow, MarkJobNotified, Reserve, RunStatus, Store, Write
-from atlas_agents.engine import house
+from atlas_agents.engine import runtime
 from atlas_agents.engine.history import History
+from atlas_agents.engine.jobs import JobExecutor
+from atlas_agents.engine.options import TurnOptions
 from atlas_agents.engine.run import Accepted, Run
 from atlas_agents.stores import migrations
 from atlas_agents.stores.sql import statements, writes
@@ -23,7 +23,7 @@ from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.execute import Attempt
-from atlas_agents.tools.journal import Journal
+from atlas_agents.tools.journal import Journal, JournaledApprovals
 
 
 class Bug(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Bug(msgspec.Struct, frozen=True):
 
 def run_then_record() -> None:
     """Nothing is written down before a call acts; what it was about to do is written with its outcome."""
-    settle, held = Journal.settle, dict[str, tuple[Any, ...]]()
+    record, held = Journal.record_outcome, dict[str, tuple[Any, ...]]()
 
     async def intend(self: Journal, call: ToolCall, reserve: Reserve | None = None) -> None:
         held[call.id] = (reserve,) if reserve else ()
@@ -45,9 +45,9 @@ def run_then_record() -> None:
     async def late(self: Journal, call: ToolCall, result: ToolResult, entry: AuditEntry) -> None:
         if call.id in held:
             await _step(self)("intent", call.id, encode(call), *held[call.id])
-        await settle(self, call, result, entry)
+        await record(self, call, result, entry)
 
-    _set(Journal, intend=intend, settle=late)
+    _set(Journal, record_intent=intend, record_outcome=late)
 
 
 def record_then_run() -> None:
@@ -55,7 +55,7 @@ def record_then_run() -> None:
     tries: Any = vars(Attempt)["_tries"]
 
     async def first(self: Any, context: ToolContext) -> Any:
-        await self._settle(f"did {self._ticket.call.arguments['n']}", None)
+        await self._settle(f"did {self._approved.call.arguments['n']}", None)
         self._settle = _nothing
         return await tries(self, context)
 
@@ -63,21 +63,21 @@ def record_then_run() -> None:
 
 
 def acknowledge_before_commit() -> None:
-    take_in = Run.take_in
+    accept = Run.accept
 
     async def early(self: Run, message: Message) -> list[Message]:
         if self.accepted is not None:
             self.accepted.set_result(Accepted(self.id, "started"))
-        return await take_in(self, message)
+        return await accept(self, message)
 
-    _set(Run, take_in=early)
+    _set(Run, accept=early)
 
 
 def split_a_pair() -> None:
     def last(self: History, messages: Sequence[Message]) -> Sequence[Message]:
         return messages[-self.max_messages :] if self.max_messages else messages
 
-    _set(History, shown=last)
+    _set(History, select=last)
 
 
 def forget_the_key() -> None:
@@ -106,7 +106,7 @@ def swallow_audit_errors() -> None:
         with suppress(StoreError):
             await self._store.commit(self._tenant, [AddAudit(encode(entry))])
 
-    _set(Journal, settle=settle)
+    _set(Journal, record_outcome=settle)
 
 
 def accept_a_stale_yes() -> None:
@@ -120,7 +120,7 @@ def accept_a_stale_yes() -> None:
         approvals.give(id, answer)
         return msgspec.json.decode(row.question, type=Question)
 
-    _set(house, answer_kept=answer)
+    _set(runtime, answer_kept=answer)
 
 
 def tell_the_end_before_it_is_kept() -> None:
@@ -136,20 +136,20 @@ def tell_the_end_before_it_is_kept() -> None:
 
 
 def tell_a_result_before_it_is_kept() -> None:
-    from atlas_agents.tools.settle import Settling
+    from atlas_agents.tools.pipeline import ToolCallExecution
 
-    record: Any = vars(Settling)["_record"]
+    record: Any = vars(ToolCallExecution)["_record"]
 
     async def told(self: Any, result: ToolResult) -> None:
-        self.result = self._tell(result)
+        self.result = self._emit_result(result)
         await asyncio.sleep(0)
         await record(self, result)
 
-    _set(Settling, _record=told)
+    _set(ToolCallExecution, _record=told)
 
 
 def no_intent() -> None:
-    _set(Journal, intend=_nothing)
+    _set(Journal, record_intent=_nothing)
 
 
 def other_names() -> None:
@@ -166,7 +166,7 @@ def try_again() -> None:
     def never(*_: object) -> bool:
         return False
 
-    _set(Journal, intended=never, settled_before=settled)
+    _set(Journal, has_intent=never, is_settled=settled)
 
 
 def never_end() -> None:
@@ -175,24 +175,24 @@ def never_end() -> None:
 
 def count_apart() -> None:
     """The day is counted in a step of its own."""
-    intend = Journal.intend
+    intend = Journal.record_intent
 
     async def apart(self: Any, call: ToolCall, reserve: Reserve | None = None) -> None:
         await intend(self, call)
         if reserve is not None:
             await self._store.commit(self._tenant, [reserve])
 
-    _set(Journal, intend=apart)
+    _set(Journal, record_intent=apart)
 
 
 def ask_again() -> None:
     """An answer that was given in an earlier life is forgotten."""
-    ask = KeptQuestions.ask
+    ask = JournaledApprovals.ask
 
-    async def anew(self: KeptQuestions, question: Question) -> tuple[Question, Answer | None]:
+    async def anew(self: JournaledApprovals, question: Question) -> tuple[Question, Answer | None]:
         return (await ask(self, question))[0], None
 
-    _set(KeptQuestions, ask=anew)
+    _set(JournaledApprovals, ask=anew)
 
 
 def fence_nobody() -> None:
@@ -207,36 +207,38 @@ def fence_nobody() -> None:
 
 def keep_a_job_apart() -> None:
     """A job is written when its call has its outcome, and not with it."""
-    settle = Journal.settle
+    settle = Journal.record_outcome
 
     async def apart(self: Any, call: ToolCall, result: ToolResult, entry: AuditEntry, *more: Write) -> None:
         await settle(self, call, result, entry)
         if more:
             await self._store.commit(self._tenant, more)
 
-    _set(Journal, settle=apart)
+    _set(Journal, record_outcome=apart)
 
 
 def tell_before_telling() -> None:
     """That its asker knows is written before it is so."""
-    tell = Work.tell
+    tell = JobExecutor.notify_asker
 
     async def early(self: Any, job: JobRow) -> bool:
         await self._store.commit(self._tenant, [MarkJobNotified(job.id, job.attempts)])
         return await tell(self, job)
 
-    _set(Work, tell=early)
+    _set(JobExecutor, notify_asker=early)
 
 
 def forget_names() -> None:
     """What came of a job is told anew each time."""
-    send: Callable[..., Any] = Atlas.send
+    start: Callable[..., Any] = Atlas.start_turn
 
-    def nameless(self: Atlas, *given: Any, idempotency_key: str = "", **more: Any) -> Any:
-        key = f"{idempotency_key} {new_id()}" if idempotency_key.startswith("answer") else idempotency_key
-        return send(self, *given, idempotency_key=key, **more)
+    def nameless(self: Atlas, message: Message, options: TurnOptions, **more: Any) -> Any:
+        key = options.idempotency_key
+        if key.startswith("answer"):
+            options = msgspec.structs.replace(options, idempotency_key=f"{key} {new_id()}")
+        return start(self, message, options, **more)
 
-    _set(Atlas, send=nameless)
+    _set(Atlas, start_turn=nameless)
 
 
 BUGS: dict[str, Bug] = {
@@ -276,7 +278,7 @@ def _schema(old: str, new: str) -> None:
 
 
 def _step(journal: Any) -> Callable[..., Any]:
-    return journal._step
+    return journal._write_step
 
 
 async def _nothing(*_: object) -> None:

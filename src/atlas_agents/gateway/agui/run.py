@@ -32,7 +32,7 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.store import OPEN, ApprovalRow
 from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.options import WhenBusy
+from atlas_agents.engine.options import TurnOptions, WhenBusy
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.agui import events as agui
 from atlas_agents.gateway.agui.events import (
@@ -348,8 +348,7 @@ class PageRun:
             message,
             session=self._session,
             user=self._who.principal.id,
-            when_busy=self._busy,
-            idempotency_key=f"ag-ui:{self._asked.run_id}",
+            options=TurnOptions(when_busy=self._busy, idempotency_key=f"ag-ui:{self._asked.run_id}"),
         )
         if accepted.status == "done":
             async for said in self._past(accepted.run_id, ""):

@@ -95,7 +95,7 @@ class McpRequest:
         try:
             session = self._who.prefix + name
             _, stream = await take_in(
-                self._hub, agent, user(message), session=session, user=self._who.principal.id, asks=True
+                self._hub, agent, user(message), session=session, user=self._who.principal.id
             )
             await self._follow(stream)
             return ToolOutcome((await stream.reply()).text)

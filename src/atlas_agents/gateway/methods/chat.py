@@ -10,6 +10,7 @@ from atlas_agents.core.approvals import Answer
 from atlas_agents.core.errors import ConfigError, Conflict, NotFound
 from atlas_agents.core.messages import Message, Text, user
 from atlas_agents.core.store import JournalRow, RunRow, StoredMessage
+from atlas_agents.engine.options import TurnOptions
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import (
     ANSWERS,
@@ -65,10 +66,12 @@ async def send(caller: ClientConnection, params: ChatSend) -> Sent:
         _message(params),
         session=session,
         user=caller.who.principal.id,
-        model=params.model or "",
-        mode=params.mode,
-        when_busy=params.when_busy or "queue",
-        idempotency_key=params.idempotency_key or "",
+        options=TurnOptions(
+            model=params.model or "",
+            mode=params.mode or "",
+            when_busy=params.when_busy or "queue",
+            idempotency_key=params.idempotency_key or "",
+        ),
     )
     if caller.who.may("read"):
         caller.hear(session)

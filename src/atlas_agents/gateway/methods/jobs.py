@@ -124,7 +124,7 @@ def follow_jobs(hub: Hub) -> None:
                 peer.put(body_of(JobUpdated(job_shape(job, prefix))))
 
     hub.atlas.jobs.on_turn(follow)
-    hub.atlas.jobs.on_change = tell
+    hub.atlas.jobs.on_change(tell)
 
 
 def add_schedule_methods(methods: Methods) -> None:

@@ -339,11 +339,11 @@ async def _made(caller: ClientConnection, lines: list[str], key: str | None) -> 
 def _own_key(line: str) -> str:
     """The name that the session had where it comes from, if it can be one here."""
     try:
-        return msgspec.convert(msgspec.json.decode(line, type=Header).key, Key)
+        return msgspec.convert(msgspec.json.decode(line, type=SessionHeader).key, Key)
     except msgspec.MsgspecError as error:
         raise ProtocolError("INVALID_PARAMS", f"line 1: this is no exported session ({error})") from None
 
 
 def _renamed(line: str, key: str) -> str:
-    header = msgspec.json.decode(line, type=Header)
+    header = msgspec.json.decode(line, type=SessionHeader)
     return msgspec.json.encode(msgspec.structs.replace(header, key=key)).decode()

@@ -15,6 +15,7 @@ from atlas_agents.core.events import Event, StreamChunk, StreamEnd, StreamReset,
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, new_id
 from atlas_agents.engine.agent import Agent
+from atlas_agents.engine.options import TurnOptions
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.asgi import Json
 from atlas_agents.gateway.auth import Grant
@@ -48,7 +49,7 @@ from atlas_agents.gateway.openai.schema import (
     conversation,
     output_of,
     read,
-    wishes_of,
+    sampling_of,
 )
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.submit import take_in
@@ -121,7 +122,8 @@ async def start(
         raise bad("x-atlas-approvals is refuse or wait", "x-atlas-approvals")
     if asks == "wait" and not session:
         raise bad("a question waits only in a session: name one with X-Atlas-Session", "x-atlas-approvals")
-    output, wishes, user = output_of(asked), wishes_of(asked), who.principal.id
+    options = TurnOptions(output=output_of(asked), asks=asks == "wait", sampling=sampling_of(asked))
+    user = who.principal.id
     if session:
         _, stream = await take_in(
             hub,
@@ -129,20 +131,16 @@ async def start(
             read(asked.messages[-1], len(asked.messages) - 1),
             session=who.prefix + session,
             user=user,
-            when_busy=when_busy(request),
-            idempotency_key=short(request, "idempotency-key"),
-            output=output,
-            asks=asks == "wait",
-            wishes=wishes,
+            options=msgspec.structs.replace(
+                options, when_busy=when_busy(request), idempotency_key=short(request, "idempotency-key")
+            ),
         )
         return stream, True
     if hub.stopping:
         raise ProtocolError("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
     *past, last = conversation(asked.messages)
     alone = Conversation(past, id=who.prefix + new_id())
-    return hub.atlas.send(
-        last, session=alone, agent_id=agent.id, user=user, output=output, asks=False, wishes=wishes
-    ), False
+    return hub.atlas.start_turn(last, options, session=alone, agent_id=agent.id, user=user), False
 
 
 class Answering:

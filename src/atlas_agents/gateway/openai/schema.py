@@ -185,7 +185,7 @@ def check(asked: CompletionRequest) -> None:
         raise bad("the last message must be the user's", "messages")
 
 
-def wishes_of(asked: CompletionRequest) -> SamplingOptions:
+def sampling_of(asked: CompletionRequest) -> SamplingOptions:
     return SamplingOptions(asked.temperature, asked.max_completion_tokens or asked.max_tokens)
 
 
