@@ -44,7 +44,7 @@ class Minds:
         self.held = threading.Event()
 
     def __call__(self, asked: Asked) -> Reply:
-        *_, name = re.findall(r"^You are ([\w-]+), and", asked.body["messages"][0]["content"], re.MULTILINE)
+        *_, name = re.findall(r"^You are ([\w-]+)\.", asked.body["messages"][0]["content"], re.MULTILINE)
         agent = NAMES[name]
         self.asked.append((agent, asked))
         if not self.lines.get(agent):
