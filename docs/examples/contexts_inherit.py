@@ -14,7 +14,7 @@ async def look_up(customer: str) -> str:
 
 company = Context(name="company", metadata={"language": "English", "plan": "basic"}, rules=["Be polite."])
 support = Context(company, name="support", metadata={"plan": "premium"}, tools=[look_up])
-late = Rule("Say that the office is closed.", when=lambda context: context.metadata.get("hour", 12) >= 18)
+late = Rule("Say that we are closed.", when=lambda context: context.metadata.get("hour", 12) >= 18)
 
 model = Scripted(says("Good day."), says("Good evening, we are closed."))
 agent = Agent("anna", model=model, system_prompt="You are Anna.", contexts=[support], rules=[late])

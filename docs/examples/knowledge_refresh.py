@@ -9,8 +9,8 @@ from atlas_agents.stores.memory import MemoryStore
 
 
 async def main() -> None:
-    study = KnowledgeBase(MemoryStore())  # no embedder: full-text search only
-    knowledge = study.knowledge
+    knowledge_base = KnowledgeBase(MemoryStore())  # no embedder: full-text search only
+    knowledge = knowledge_base.knowledge
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "tea.md").write_text("# Tea\n\nGreen tea wants 80 degrees.\n")
@@ -25,7 +25,7 @@ async def main() -> None:
             print(found.document.title, "|", found.passage.text)
         print(await knowledge.search("another tenant", "degrees"))
         print("removed:", await knowledge.remove("default", place))
-    await study.close()
+    await knowledge_base.close()
 
 
 asyncio.run(main())

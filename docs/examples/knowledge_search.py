@@ -17,25 +17,25 @@ HANDBOOK = """\
 
 Everyone has 27 days off a year. Ask two weeks ahead.
 
-## Doors
+## Access
 
-The doors open with the badge from six to ten in the evening.
+The building opens with the badge from six to ten in the evening.
 """
 
 
 async def main() -> None:
     store = MemoryStore()
-    study = KnowledgeBase(store, LocalEmbedder())
+    knowledge_base = KnowledgeBase(store, LocalEmbedder())
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "handbook.md").write_text(HANDBOOK)
-        report = await study.knowledge.add("default", f"{folder}/handbook.md", category="people")
+        report = await knowledge_base.knowledge.add("default", f"{folder}/handbook.md", category="people")
     print(f"{report.added} document, {report.passages} passages")
 
     model = Scripted(
         calls("search_atlasux_knowledge", query="how much vacation do I get", max_results=1),
         says("27 days a year (handbook.md, line 5)."),
     )
-    agent = Agent("tina", model=model, tools=study.tools)
+    agent = Agent("tina", model=model, tools=knowledge_base.tools)
     async with Atlas([agent], store=store) as atlas:
         async for event in atlas.send("How much vacation do I get?"):
             if event.type == "tool:result":
@@ -43,7 +43,7 @@ async def main() -> None:
                 print(f"{found['source']}, {found['position']}: {found['heading']}\n{found['text']}")
             elif event.type == "message:received":
                 print("→", event.message.text)
-    await study.close()
+    await knowledge_base.close()
 
 
 asyncio.run(main())

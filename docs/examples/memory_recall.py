@@ -13,18 +13,18 @@ from atlas_agents.testing import Scripted, says
 
 async def main() -> None:
     store = MemoryStore()
-    study = KnowledgeBase(store, LocalEmbedder())
+    knowledge_base = KnowledgeBase(store, LocalEmbedder())
     ann = Whose("default", "tina", "ann")
-    await study.memories.remember(ann, "Ann drinks tea, never coffee.", ["food"], MemoryOrigin(key="1"))
-    await study.memories.remember(ann, "Her boat is called Petrel.", ["boat"], MemoryOrigin(key="2"))
+    await knowledge_base.memories.remember(ann, "Ann drinks tea, never coffee.", ["food"], MemoryOrigin(key="1"))
+    await knowledge_base.memories.remember(ann, "Her boat is called Petrel.", ["boat"], MemoryOrigin(key="2"))
 
     model = Scripted(says("A tea."))
-    atlas = Atlas([Agent("tina", model=model)], store=store, interceptors=[study.recalling()])
+    atlas = Atlas([Agent("tina", model=model)], store=store, interceptors=[knowledge_base.recalling()])
     async with atlas:
         await atlas.ask("Order me tea or coffee", user="ann")
     for message in model.requests[0].messages:
         print(f"{message.role}: {re.sub(r'20..-..-..', 'some day', message.text)}")
-    await study.close()
+    await knowledge_base.close()
 
 
 asyncio.run(main())

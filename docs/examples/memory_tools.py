@@ -13,7 +13,7 @@ LOOK = calls("search_my_memories", query="what may she not eat", sources=["memor
 
 async def main() -> None:
     store = MemoryStore()
-    study = KnowledgeBase(store, LocalEmbedder())
+    knowledge_base = KnowledgeBase(store, LocalEmbedder())
     model = Scripted(
         calls("remember", text="Ann is allergic to peanuts.", tags=["food"]),
         says("I will remember that."),
@@ -22,13 +22,13 @@ async def main() -> None:
         LOOK,
         says("I do not know."),
     )
-    async with Atlas([Agent("tina", model=model, tools=study.tools)], store=store) as atlas:
+    async with Atlas([Agent("tina", model=model, tools=knowledge_base.tools)], store=store) as atlas:
         await atlas.ask("I cannot eat peanuts", session="monday", user="ann")
         for user in ("ann", "bob"):
             await atlas.ask("What can I not eat?", session=f"{user} on friday", user=user)
             (found,) = [part.result for part in model.requests[-1].messages[-1].tool_results]
             print(user, [(each["source"], each["text"], each["tags"]) for each in found["results"]])
-    await study.close()
+    await knowledge_base.close()
 
 
 asyncio.run(main())

@@ -7,7 +7,7 @@ from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, ProviderE
 
 
 class Speller:
-    """Spell the user's last word."""
+    """Spell the final word of the message."""
 
     id = "speller"
     capabilities = Capabilities(tools=False)

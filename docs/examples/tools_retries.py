@@ -30,7 +30,7 @@ async def pay() -> str:
 
 @tool
 async def book() -> str:
-    """Book a room; the server rejects the request before doing anything."""
+    """Book a table; the server rejects the request before doing anything."""
     raise Transient("the server is busy")
 
 
