@@ -51,7 +51,7 @@ def test_where_there_is_no_cluster_the_command_says_why_and_what_to_do(bare: Hom
     empty = bare.run("cluster", "status", ATLAS_DATABASE_URL=postgres.made("empty"))
     assert empty.returncode == 2 and "has never worked on this database: start a member with" in empty.stderr
     gone = bare.run("cluster", "status", ATLAS_DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x")
-    assert gone.returncode == 1 and "Postgres cannot be reached" in gone.stderr and "secret" not in gone.stderr
+    assert gone.returncode == 1 and "cannot reach Postgres" in gone.stderr and "secret" not in gone.stderr
     assert alone.stdout == empty.stdout == gone.stdout == ""
 
 

@@ -113,7 +113,7 @@ def test_a_backup_of_a_gateway_that_runs_comes_back_after_all_is_lost(home: Home
     assert refused.exit_code == 1
     assert (
         refused.stderr
-        == f"atlas: the database {home.path / 'atlas.db'} is not empty: say --replace, and it is set aside\n"
+        == f"atlas: database {home.path / 'atlas.db'} is not empty: pass --replace to rename it and restore the backup\n"
     )
     (home.path / "atlas.db").write_bytes(b"rubbish" * 1000)
     done = atlas(home, "restore", str(copy), "--replace")
@@ -166,9 +166,9 @@ def test_a_copy_of_a_broken_audit_log_is_kept_and_complained_of(bare: Home) -> N
     copy = bare.folder / "backup.db"
     done = atlas(bare, "backup", str(copy))
     assert done.exit_code == 1 and copy.exists()
-    assert "the audit log of the tenant 'default' is broken at line 1" in done.stderr
+    assert "the audit log of tenant 'default' is broken at entry 1" in done.stderr
     refused = atlas(bare, "restore", str(copy), "--replace")
-    assert refused.exit_code == 1 and refused.stderr.endswith("is broken at line 1; nothing was changed\n")
+    assert refused.exit_code == 1 and refused.stderr.endswith("is broken at entry 1; nothing was changed\n")
 
 
 @pytest.mark.parametrize(("command", "program"), [("backup", "pg_dump"), ("restore", "pg_restore")])
