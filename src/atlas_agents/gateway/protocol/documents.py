@@ -60,10 +60,10 @@ def asyncapi() -> dict[str, Any]:
     """The whole document."""
     _, definitions = components("#/components/schemas/{name}")
     messages = {
-        "auth": _message("The first frame.", _ref("Auth")),
-        "welcome": _message("The token is right.", _ref("Welcome")),
-        "unwelcome": _message("The token is wrong; the socket is closed.", _ref("Unwelcome")),
-        "failure": _message("A request that has no result.", _ref("Failure")),
+        "auth": _message("The first frame.", _ref(AuthFrame.__name__)),
+        "welcome": _message("The token is right.", _ref(WelcomeFrame.__name__)),
+        "unwelcome": _message("The token is wrong; the socket is closed.", _ref(AuthErrorFrame.__name__)),
+        "failure": _message("A request that has no result.", _ref(ErrorFrame.__name__)),
     }
     operations: dict[str, Any] = {
         "auth": _operation("receive", "auth", replies=("welcome", "unwelcome")),
