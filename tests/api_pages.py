@@ -280,12 +280,18 @@ def _constructor(found: griffe.Class) -> list[griffe.Parameter]:
             annotation=each.annotation,
             default=each.value,
             kind=griffe.ParameterKind.positional_or_keyword,
-            docstring=each.docstring,
+            docstring=each.docstring or _about(each),
         )
         for each in found.members.values()
         if isinstance(each, griffe.Attribute) and each.annotation is not None and _is_field(each)
     ]
     return [*inherited, *fields]
+
+
+def _about(attribute: griffe.Attribute) -> griffe.Docstring | None:
+    """The description of a setting: `Annotated[int, about("…")]`."""
+    found = re.search(r"\babout\((['\"])(.*?)(?<!\\)\1", str(attribute.annotation))
+    return griffe.Docstring(found[2]) if found else None
 
 
 def _is_field(attribute: griffe.Attribute) -> bool:
@@ -337,7 +343,7 @@ def _parameters(parameters: list[griffe.Parameter]) -> Iterator[str]:
         stars = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
         text = f"{stars.get(each.kind, '')}{each.name}"  # type: ignore[arg-type]
         if each.annotation is not None:
-            text += f": {each.annotation}"
+            text += f": {_type(each.annotation)}"
         if each.default is not None and not stars.get(each.kind):  # type: ignore[arg-type]
             text += f" = {each.default}" if each.annotation is not None else f"={each.default}"
         yield text
@@ -377,7 +383,15 @@ def _plain(text: str) -> str:
 
 
 def _code(annotation: str | griffe.Expr | None) -> str:
-    return f"`{annotation}`".replace("|", "\\|") if annotation is not None else ""
+    return f"`{_type(annotation)}`".replace("|", "\\|") if annotation is not None else ""
+
+
+def _type(annotation: str | griffe.Expr) -> str:
+    """The type without what `Annotated` adds to it."""
+    if isinstance(annotation, griffe.ExprSubscript) and str(annotation.left) == "Annotated":
+        inner = annotation.slice
+        return str(inner.elements[0] if isinstance(inner, griffe.ExprTuple) else inner)
+    return str(annotation)
 
 
 def _anchor(name: str) -> str:
