@@ -40,7 +40,7 @@ def test_members_are_shown_with_what_they_do_until_they_end(home: Home, postgres
         assert worker.kill(signal.SIGTERM) == 0
         found = json.loads(home.run("cluster", "status", "--json").stdout)
         assert [each["role"] for each in found["members"]] == ["gateway"]
-        assert found["problems"] == ["Nobody works: turns will wait. Start a worker: atlas serve --role worker"]
+        assert found["problems"] == ["No worker is running, so turns will wait. Start one: atlas serve --role worker"]
         assert TOKEN not in said.stdout and "postgres@" not in json.dumps(found)
 
 
@@ -49,7 +49,7 @@ def test_where_there_is_no_cluster_the_command_says_why_and_what_to_do(bare: Hom
     alone = bare.run("cluster", "status")
     assert alone.returncode == 2 and "one process alone; set ATLAS_DATABASE_URL=postgresql://" in alone.stderr
     empty = bare.run("cluster", "status", ATLAS_DATABASE_URL=postgres.made("empty"))
-    assert empty.returncode == 2 and "has never worked on this database: start a member with" in empty.stderr
+    assert empty.returncode == 2 and "has never used this database; start a member with" in empty.stderr
     gone = bare.run("cluster", "status", ATLAS_DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x")
     assert gone.returncode == 1 and "cannot reach Postgres" in gone.stderr and "secret" not in gone.stderr
     assert alone.stdout == empty.stdout == gone.stdout == ""
@@ -70,9 +70,9 @@ def problems(*members: MemberStatus, waiting: int = 0, dead: int = 0) -> list[st
 def test_what_somebody_should_look_at_is_said_in_sentences() -> None:
     gateway, leader = member("gateway"), member(leads=True)
     assert problems(gateway, leader) == problems(member("all", leads=True)) == []
-    assert problems(gateway, leader, member(lost=True), dead=2) == ["2 jobs were given up"]
-    assert problems(gateway, member(lost=True), waiting=3) == ["Nobody works"]
-    assert problems(gateway, member(draining=True)) == ["Nobody works"]
-    assert problems(gateway, member()) == ["Nobody leads"]
-    assert problems(leader) == ["There is no gateway"]
-    assert problems() == ["Nobody works", "There is no gateway"]
+    assert problems(gateway, leader, member(lost=True), dead=2) == ["2 jobs are dead"]
+    assert problems(gateway, member(lost=True), waiting=3) == ["No worker is running"]
+    assert problems(gateway, member(draining=True)) == ["No worker is running"]
+    assert problems(gateway, member()) == ["No leader"]
+    assert problems(leader) == ["No gateway is running"]
+    assert problems() == ["No worker is running", "No gateway is running"]

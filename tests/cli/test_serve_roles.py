@@ -42,11 +42,11 @@ def test_who_works_alone_and_who_works_with_others_are_kept_apart(home: Home, da
         refused = home.run("serve", "--role", "worker", **elsewhere)
         assert (refused.returncode, refused.stderr) == (
             2,
-            "atlas: another Atlas works alone on this database: end it, or start all of them with --role\n",
+            "atlas: another Atlas process uses this database exclusively; stop it, or start every process with --role\n",
         )
     with home.gateway("--role", "all"):
         refused = home.run("serve", **elsewhere)
-        assert refused.returncode == 2 and "a cluster works on this database" in refused.stderr
+        assert refused.returncode == 2 and "a cluster uses this database" in refused.stderr
         assert home.run("ask", "Hello").stdout == "You said: Hello\n"
 
 

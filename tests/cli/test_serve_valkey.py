@@ -26,7 +26,7 @@ def test_a_cluster_uses_the_valkey_that_is_set_and_one_that_refuses_it_ends_the_
             assert "Traceback" not in each.said and PASSWORD not in each.said, each.said
         assert PASSWORD not in home.run("config", "show").stdout
         refused = home.run("serve", "--role", "worker", ATLAS_REDIS_URL=valkey.url.replace(PASSWORD, "wrong-canary"))
-        assert refused.returncode == 2 and "redis_url: Valkey does not let us in" in refused.stderr
+        assert refused.returncode == 2 and "redis_url: access to Valkey denied" in refused.stderr
         assert "canary" not in refused.stderr + refused.stdout
 
 

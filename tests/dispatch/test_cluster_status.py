@@ -244,12 +244,12 @@ async def test_a_process_that_does_both_counts_a_turn_once_and_tells_the_lag_of_
 
 
 async def test_where_no_cluster_has_worked_the_look_says_what_to_do(server: PostgresServer) -> None:
-    with pytest.raises(ConfigError, match="Atlas has never worked on this database: start a member"):
+    with pytest.raises(ConfigError, match="Atlas has never used this database; start a member"):
         await look(server)
     store = PostgresStore(server.url)
     await store.open()
     await store.close()
-    with pytest.raises(ConfigError, match="a cluster has never worked on this database: start a member"):
+    with pytest.raises(ConfigError, match="a cluster has never used this database; start a member"):
         await look(server)
 
 

@@ -242,7 +242,7 @@ async def test_two_clusters_on_one_database_are_kept_apart_and_nobody_works_alon
         for n in range(3):
             await client.say("keyed", f"s{n}")
             await other.say("pure", f"s{n}")
-        with pytest.raises(AssertionError, match="a cluster works on this database: use one of its gateways"):
+        with pytest.raises(AssertionError, match="a cluster uses this database; connect to one of its gateways"):
             await here.start("alone")
         await client.all()
         await other.all()

@@ -59,7 +59,7 @@ async def test_news_go_through_tls_and_a_certificate_of_nobody_known_is_refused(
             known = f"?ssl_ca_certs={tmp_path / 'cert'}"
             for address in (f"localhost:{port}", f"127.0.0.1:{port}/{known}"):
                 news = _news(f"rediss://:{PASSWORD}@{address}", heard.put_nowait)
-                with pytest.raises(ConfigError, match=r"Valkey does not let us in: .*certificate") as refused:
+                with pytest.raises(ConfigError, match=r"access to Valkey denied: .*certificate") as refused:
                     await news.open("here")
                 await news.close()
                 assert PASSWORD not in str(refused.value)

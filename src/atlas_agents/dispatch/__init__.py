@@ -1,1 +1,1 @@
-"""Who runs a run that was taken in, and takes over from the dead: a port of four verbs, and what stands behind it."""
+"""Dispatchers: decide which process executes an accepted run, and reassign the runs of processes that died."""

@@ -1,4 +1,4 @@
-"""The dispatcher of one machine: a run is a task of the process that took it in, and of nobody else."""
+"""Dispatcher port and the inline dispatcher, which executes every run in the process that accepted it."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
@@ -8,102 +8,102 @@ from atlas_agents.core.events import Event
 from atlas_agents.core.store import RunRow
 
 Hear: TypeAlias = Callable[[Event], None]
-"""Is called with all that a run says."""
+"""Receives every event of a run."""
 
 
 class RunningTurn(Protocol):
-    """A run that is run in this process."""
+    """A run that executes in this process."""
 
     @property
     def epoch(self) -> int | None:
-        """Under which it is run here, once it has begun."""
+        """The owner epoch under which the run executes here, once it has started."""
         ...
 
     def cancel(self) -> None:
-        """Have it stopped; it ends by itself, and says so."""
+        """Request that the run stops; it ends and reports that itself."""
         ...
 
     async def over(self) -> None:
-        """Wait until it is over here, however it ended."""
+        """Wait until the run has ended here, whatever its outcome."""
         ...
 
 
 class RunExecutor(Protocol):
-    """What a dispatcher can have done in its own process."""
+    """What a dispatcher needs from its own process."""
 
     @property
     def tenant(self) -> str: ...
 
     async def open_runs(self) -> list[RunRow]:
-        """All that were taken in and have not ended, whoever is at them."""
+        """Return all accepted runs that have not ended, whichever process owns them."""
         ...
 
     async def run_row(self, run_id: str) -> RunRow | None: ...
 
     async def take_on(self, row: RunRow) -> RunningTurn | None:
-        """Go on with a run, from wherever it is. None if it cannot be, and was ended, or is run here already."""
+        """Resume a run from its last recorded step. None if it cannot be resumed (and was ended) or already runs
+        here."""
         ...
 
     def turn(self, run_id: str) -> RunningTurn | None:
-        """The run, if it is run here."""
+        """Return the run if it executes here."""
         ...
 
     async def want_stop(self, run_id: str) -> bool:
-        """Write down that a run is to be stopped; False if it has ended, or there is none."""
+        """Record that a run shall stop; False if it has ended or does not exist."""
         ...
 
     async def answered(self, approval_id: str) -> None:
-        """A question has its answer in the store: whoever waits for it here is to hear it."""
+        """Deliver an approval answer from the store to the run that waits for it here."""
         ...
 
     async def job_changed(self, job_id: str) -> None:
-        """Somebody has added, begun or ended a job."""
+        """Handle a job that was added, started or ended by another process."""
         ...
 
     async def jobs_begin(self) -> None:
-        """See to the jobs of the tenant, and to its schedules, from now on: nobody else does."""
+        """Start processing the tenant's jobs and schedules; this process is now the only one that does."""
         ...
 
     async def jobs_end(self) -> None:
-        """See to them no more: somebody else will."""
+        """Stop processing jobs and schedules; another process takes over."""
         ...
 
     async def look_again(self) -> None:
-        """News may have been missed: look at all that is under way here."""
+        """Re-read the state of everything that runs here: notifications may have been lost."""
         ...
 
 
 class Dispatcher(Protocol):
-    """One per house, which it serves."""
+    """Dispatcher port; one per runtime."""
 
     @property
     def apart(self) -> bool:
-        """Whoever takes a message in leaves the run to others: it is submitted, and may be run by any process. What a
-        process remembers of a session is not sure to be the last then."""
+        """Whether accepted runs may execute in other processes. A process's own view of a session may then be stale."""
         ...
 
     def serve(self, house: RunExecutor) -> None: ...
 
     async def submit(self, row: RunRow, hear: Hear) -> RunRow:
-        """Have a run run that was taken in, and give its row once it is over. `hear` is told what it says."""
+        """Run an accepted run to completion and return its final row. `hear` receives its events."""
         ...
 
     async def cancel(self, run_id: str) -> bool:
-        """Have a run stopped, wherever it is run; False if there is nothing to stop."""
+        """Cancel a run, wherever it executes; False if there is nothing to cancel."""
         ...
 
     async def wake(self, approval_id: str) -> None:
-        """A question was answered: the run that waits for it goes on, wherever it waits."""
+        """An approval was answered: resume the run that waits for it, wherever it waits."""
         ...
 
     async def recover(self) -> list[str]:
-        """Have every open run run that nobody is at, and say which these are."""
+        """Resume every open run without an owner and return their ids."""
         ...
 
 
 class Inline:
-    """Needs no server. Whoever takes a message in goes on with its run itself, so `submit` is for those that an earlier
-    life of the process has left."""
+    """Dispatcher for a single process, without a server. The process that accepts a message executes its run, so
+    `submit` only handles runs that were left over from before a restart."""
 
     apart = False
     _house: RunExecutor
@@ -112,13 +112,13 @@ class Inline:
         self._house = house
 
     async def submit(self, row: RunRow, hear: Hear) -> RunRow:
-        """What it says is heard where it is taken on."""
+        """Resume the run; its events are emitted where it was resumed."""
         turn = self._house.turn(row.id) or await self._house.take_on(row)
         if turn is not None:
             await turn.over()
         found = await self._house.run_row(row.id)
         if found is None:
-            raise NotFound(f"there is no run {row.id!r} any more")
+            raise NotFound(f"run not found: {row.id!r}")
         return found
 
     async def cancel(self, run_id: str) -> bool:
@@ -131,6 +131,6 @@ class Inline:
         await self._house.answered(approval_id)
 
     async def recover(self) -> list[str]:
-        """Once, at the start: nobody else may be at work on these runs."""
+        """Resume open runs once at startup; no other process may be working on them."""
         rows = [row for row in await self._house.open_runs() if row.tenant == self._house.tenant]
         return [row.id for row in rows if await self._house.take_on(row) is not None]

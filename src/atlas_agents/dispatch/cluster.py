@@ -1,7 +1,7 @@
-"""The dispatcher of many machines: runs wait in a queue on Postgres, and any process that is free runs them.
+"""Cluster dispatcher: runs wait in a queue on Postgres, and any free worker executes them.
 
-A run and its place in the queue are one commit, by `beside`, which the store calls in its transaction; so are the news
-of it, which Postgres tells when the commit is there, or Valkey, where there is one.
+A run and its queue entry are written in one commit by `beside`, which the store calls inside its transaction. So are
+the notifications, which Postgres delivers on commit; with Valkey they are published after the commit instead.
 """
 
 import asyncio
@@ -33,27 +33,28 @@ from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue, Queu
 
 logger = logging.getLogger(__name__)
 Taken: TypeAlias = Callable[[RunningTurn, RunRow], Awaitable[None]]
-"""Is called with a run that is taken on here, and its row as it was before."""
+"""Called with a run that was resumed here, and its row before that."""
 Follow: TypeAlias = Callable[[RunRow, Hear], Awaitable[None]]
-"""Tells what a run says that is run elsewhere, until it has said its last word."""
+"""Forwards the events of a run that executes elsewhere until its terminal event."""
 _SWEEP = 2
 _COUNT = 5
 _LOOK = 15.0
-_LOOK_BEHIND_VALKEY = 5.0
-"""Seconds after which a process looks at everything without having been told: who dies between a commit and its
-publication has told nobody, and a member that has no Valkey does not hear it."""
-_TELL = "SELECT pg_notify(%s, told) FROM unnest(%s::text[]) AS told"
-_TELL_ONE = "SELECT pg_notify(%(channel)s, %(told)s)"
+_VALKEY_POLL_INTERVAL = 5.0
+"""Polling interval in seconds behind Valkey: a process that dies between a commit and its publication has notified
+no one, and a member without Valkey does not receive the message."""
+_NOTIFY_MANY = "SELECT pg_notify(%s, told) FROM unnest(%s::text[]) AS told"
+_NOTIFY = "SELECT pg_notify(%(channel)s, %(told)s)"
 _URGENCY = "SELECT urgency FROM runs WHERE tenant = %s AND id = %s"
 
 
 class Cluster:
-    """One per process. `async with cluster.joined():` hears the others, and `cluster.at_work(…)` in it runs runs. With
-    `valkey`, a client that is the cluster's from then on, the news go by it."""
+    """The cluster as one process sees it. `async with cluster.joined():` receives notifications of the other
+    members, and `cluster.at_work(…)` inside it executes runs. With a `valkey` client, which the cluster then owns,
+    notifications go through Valkey."""
 
     apart = True
     _house: RunExecutor
-    _taken: Taken
+    _acquire_lock: Taken
 
     def __init__(
         self,
@@ -72,34 +73,34 @@ class Cluster:
         self._lead_key = lead_key(schema, tenant)
         self._at_once = at_once
         self._queue = Queue(url, schema, tenant, lost_after)
-        self._bus = PostgresSubscriber(url, self._channel, self._hear, self._renewed)
+        self._bus = PostgresSubscriber(url, self._channel, self._receive, self._reconnected)
         self._valkey = None
         if valkey is not None:
             from atlas_agents.dispatch.valkey import ValkeySubscriber
 
-            self._valkey = ValkeySubscriber(valkey, self._hear_text, self._renewed, self._notify)
+            self._valkey = ValkeySubscriber(valkey, self._receive_text, self._reconnected, self._notify)
         self._worker: QueueWorker | None = None
         self._lead: LeaderElection | None = None
         self._draining = False
         self._roster = MemberRegistry(self._queue, tenant, lambda: self.standing)
         self.backlog: Backlog | None = None
-        """What waits for a worker, of the whole cluster; only the leader knows."""
+        """The backlog of the whole cluster; only the leader has it."""
         self._ends: dict[str, list[asyncio.Future[None]]] = {}
         self._tasks = BackgroundTasks("cluster", expected=StoreError)
         self._beats = 0
-        self.follow: Follow = self._until_ended
-        """How a run elsewhere is followed; a gateway has its own way, which also hears what is said."""
+        self.follow: Follow = self._wait_until_ended
+        """How to follow a run elsewhere; a gateway replaces it with a way that also receives the events."""
         self.on_notice: Callable[[Notification], None] = lambda notice: None
         self.on_renewed: Callable[[], None] = lambda: None
 
     @property
     def worker(self) -> QueueWorker | None:
-        """That of this process, while it works."""
+        """The worker of this process, while it executes runs."""
         return self._worker
 
     @property
     def standing(self) -> MemberInfo:
-        """How this process stands among the others."""
+        """This process's current entry in the member registry."""
         worker, lead = self._worker, self._lead
         if worker is None:
             return MemberInfo(draining=self._draining)
@@ -107,15 +108,16 @@ class Cluster:
 
     @property
     def leads(self) -> bool:
-        """This process sees to what must happen once."""
+        """Whether this process is the leader."""
         return self._lead is not None and self._lead.leads
 
     async def look(self) -> None:
-        """StoreLost unless this process hears the others, and they hear of it."""
+        """Check the connection in both directions; raises StoreLost if notifications or heartbeats do not get
+        through."""
         if not self._bus.steady:
-            raise StoreLost("the line to Postgres does not hold")
+            raise StoreLost("no connection to Postgres for notifications")
         if self._worker is not None and self._worker.silent > self._queue.lost_after:
-            raise StoreLost("Postgres cannot be told that this worker is well")
+            raise StoreLost("cannot send heartbeats to Postgres")
 
     def serve(self, house: RunExecutor) -> None:
         self._house = house
@@ -123,8 +125,8 @@ class Cluster:
     async def beside(
         self, session: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
     ) -> Callable[[], None] | None:
-        """What belongs into the transaction of a commit: the place in the queue, and the news, unless Valkey tells them
-        afterwards."""
+        """Write the queue entry and the notifications inside a commit's transaction; with Valkey, return a function
+        that publishes the notifications afterwards."""
         for run_id in submitted_by(writes, results):
             row = await (await session.execute(_URGENCY, (tenant, run_id))).fetchone()
             await self._queue.put(run_id, row[0] if row else 1, session)
@@ -132,43 +134,43 @@ class Cluster:
         if told and self._valkey is not None and self._valkey.up:
             return partial(self._valkey.tell, told)
         if told:
-            await session.execute(_TELL, (self._channel, told))
+            await session.execute(_NOTIFY_MANY, (self._channel, told))
         return None
 
     async def submit(self, row: RunRow, hear: Hear) -> RunRow:
-        """It stands in the queue since the commit that began it."""
+        """Wait for a run that was queued by the commit that accepted it."""
         await self.follow(row, hear)
         while True:
             found = await self._house.run_row(row.id)
             if found is None:
-                raise NotFound(f"there is no run {row.id!r} any more")
+                raise NotFound(f"run not found: {row.id!r}")
             if found.status not in OPEN:
                 return found
-            await self._until_ended(found, hear)
+            await self._wait_until_ended(found, hear)
 
     async def cancel(self, run_id: str) -> bool:
-        """Kept first, then told: whoever is at it stops, and so does whoever takes it on later."""
+        """Record the cancellation, then notify: the current owner stops, and so does any later one."""
         return await self._house.want_stop(run_id)
 
     async def wake(self, approval_id: str) -> None:
-        """The commit of the answer has told the others."""
+        """Nothing to do: the commit of the answer has notified the other members."""
         await self._house.answered(approval_id)
 
     async def recover(self) -> list[str]:
-        """What the leader does every few seconds."""
-        async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as line:
-            return await self._sweep(line)
+        """Reassign runs without an owner, as the leader does every few seconds."""
+        async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
+            return await self._sweep(connection)
 
     @asynccontextmanager
     async def joined(self, role: str = "worker", door: str = "") -> AsyncGenerator["Cluster", None]:
-        """A member as long as the block lasts; others are told its role, and the address of its door."""
+        """Be a member of the cluster for the duration of the block, with this role and health endpoint address."""
         try:
             await reached(self._queue.open)
         except BaseException:
             await self._queue.close()
             raise
         services = BackgroundTasks("cluster member")
-        for work in (self._bus.run(), self._look_on(), self._roster.run(role, door)):
+        for work in (self._bus.run(), self._poll(), self._roster.run(role, door)):
             services.spawn(work)
         try:
             await reached(self._bus.ready.wait)
@@ -187,13 +189,13 @@ class Cluster:
 
     @asynccontextmanager
     async def at_work(self, taken: Taken, stop: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
-        """Run runs as long as the block lasts, and lead when nobody else does. Then `stop` is called, which ends or
-        leaves the runs that are under way here; those that are left go to others."""
-        self._taken = taken
-        self._worker = worker = QueueWorker(self._queue, self._perform, self._at_once)
-        worker.on_registered, worker.on_left = self._roster.tell, self._left
+        """Execute runs for the duration of the block, and lead if there is no other leader. Afterwards `stop` is
+        called, which ends or releases the runs that execute here; released runs go to other workers."""
+        self._acquire_lock = taken
+        self._worker = worker = QueueWorker(self._queue, self._execute_run, self._at_once)
+        worker.on_registered, worker.on_left = self._roster.tell, self._released
         self._lead = lead = LeaderElection(
-            self._url, self._lead_key, self._begin_to_lead, self._lead_on, self._end_to_lead
+            self._url, self._lead_key, self._begin_to_lead, self._reassign_lost_runs, self._end_to_lead
         )
         services = BackgroundTasks("cluster worker")
         for work in (worker.run(), lead.run()):
@@ -208,9 +210,9 @@ class Cluster:
             await worker.finish(2.0)
             self._worker = self._lead = None
 
-    async def _perform(self, run_id: str) -> bool:
-        """Run a run to its end, from wherever it is; False if it is not over, and somebody is to go on with it. One
-        that was taken from here by another process is that one's."""
+    async def _execute_run(self, run_id: str) -> bool:
+        """Execute a run to completion from its last recorded step; False if it has not ended and another worker must
+        continue it. A run that another process took over belongs to that process."""
         row = await self._house.run_row(run_id)
         if row is None or row.status not in OPEN:
             return True
@@ -219,16 +221,16 @@ class Cluster:
             turn = await self._house.take_on(row)
             if turn is None:
                 return True
-            await self._taken(turn, row)
+            await self._acquire_lock(turn, row)
         await turn.over()
         found = await self._house.run_row(run_id)
         return found is None or found.status not in OPEN or found.epoch > max(row.epoch, turn.epoch or 0)
 
-    async def _left(self, run_id: str) -> None:
-        """A run is in the queue again: others need not wait until they look by themselves."""
+    async def _released(self, run_id: str) -> None:
+        """Announce a run that is back in the queue, so that others fetch it without waiting for their next poll."""
         with suppress(ConnectorException):
             told = to_json(Notification("begun", self._tenant, run_id))
-            await self._queue.execute(_TELL_ONE, channel=self._channel, told=told)
+            await self._queue.execute(_NOTIFY, channel=self._channel, told=told)
 
     async def _begin_to_lead(self) -> None:
         self._beats = 0
@@ -240,42 +242,43 @@ class Cluster:
         self._roster.tell()
         await self._house.jobs_end()
 
-    async def _lead_on(self, line: psycopg.AsyncConnection[Any]) -> None:
-        """Look for lost workers, if those that are well have had time to say so: after an outage of the database all of
-        them look lost, and who saw it waits."""
+    async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Look for dead workers, unless the database was down recently: after an outage every heartbeat is late, so the
+        leader waits until live workers had time to send one."""
         self._beats += 1
         if self._beats % _COUNT == 1:
-            self.backlog = await read_backlog(line, schema=self._schema, tenant=self._tenant)
+            self.backlog = await read_backlog(connection, schema=self._schema, tenant=self._tenant)
         if self._beats % _SWEEP == 0 and self._bus.steady > self._queue.lost_after:
             with suppress(ConnectorException):
-                await self._sweep(line)
+                await self._sweep(connection)
 
-    async def _sweep(self, line: psycopg.AsyncConnection[Any]) -> list[str]:
-        found = [*await self._queue.put_back_stalled(), *await self._queue.put_orphans(line)]
+    async def _sweep(self, connection: psycopg.AsyncConnection[Any]) -> list[str]:
+        found = [*await self._queue.put_back_stalled(), *await self._queue.put_orphans(connection)]
         if found:
-            logger.warning("runs that nobody was at go on elsewhere: %s", ", ".join(found))
+            logger.warning("reassigned runs without an owner: runs=%s", ", ".join(found))
             told = [to_json(Notification("begun", self._tenant, run_id)) for run_id in found]
-            await line.execute(_TELL, (self._channel, told))
+            await connection.execute(_NOTIFY_MANY, (self._channel, told))
         return found
 
-    async def _look_on(self) -> None:
+    async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK if self._valkey is None else _LOOK_BEHIND_VALKEY)
-            self._renewed()
+            await asyncio.sleep(_LOOK if self._valkey is None else _VALKEY_POLL_INTERVAL)
+            self._reconnected()
 
     async def _notify(self, told: Sequence[str]) -> None:
-        """Tell by Postgres what was to be told by Valkey. If it cannot be, others find out when they look."""
+        """Send through Postgres what could not be published through Valkey. If that fails too, others find out by
+        polling."""
         try:
-            async with await psycopg.AsyncConnection.connect(self._url, **LINE) as line:
-                await line.execute(_TELL, (self._channel, list(told)))
-        except (psycopg.Error, OSError) as trouble:
-            logger.warning("others could not be told what was committed here: %s", trouble)
+            async with await psycopg.AsyncConnection.connect(self._url, **LINE) as connection:
+                await connection.execute(_NOTIFY_MANY, (self._channel, list(told)))
+        except (psycopg.Error, OSError) as error:
+            logger.warning("notification not sent: error=%s", error)
 
-    def _hear_text(self, told: str) -> None:
+    def _receive_text(self, told: str) -> None:
         if (notice := from_json(told)) is not None:
-            self._hear(notice)
+            self._receive(notice)
 
-    def _hear(self, notice: Notification) -> None:
+    def _receive(self, notice: Notification) -> None:
         if notice.tenant != self._tenant:
             return
         match notice.kind:
@@ -295,8 +298,8 @@ class Cluster:
                 pass
         self.on_notice(notice)
 
-    def _renewed(self) -> None:
-        """News may have been missed."""
+    def _reconnected(self) -> None:
+        """Re-read state after a reconnect: notifications may have been lost."""
         if self._worker is not None:
             self._worker.wake()
         for waiters in self._ends.values():
@@ -307,8 +310,8 @@ class Cluster:
         self._tasks.spawn(self._house.look_again())
         self.on_renewed()
 
-    async def _until_ended(self, row: RunRow, hear: Hear) -> None:
-        """Only that it is over is heard."""
+    async def _wait_until_ended(self, row: RunRow, hear: Hear) -> None:
+        """Wait until the run has ended, without its events."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ends.setdefault(row.id, []).append(waiter)
         found = await self._house.run_row(row.id)

@@ -1,6 +1,7 @@
-"""One look at the database of a cluster says how it stands, whether or not anybody of it answers.
+"""Cluster membership: heartbeats, the member registry and the status query.
 
-All times are the database's, so that clocks that disagree do not matter.
+The status is read from the database alone, whether or not a member responds. All times are the database's, so clock
+differences between machines do not matter.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue, queu
 
 logger = logging.getLogger(__name__)
 BEAT = 2.0
-_KEPT = 3600.0
-"""Seconds for which a member that is not heard of any more is remembered."""
+_MEMBER_TTL = 3600.0
+"""Seconds for which a member is listed after its last heartbeat."""
 _LEAVING = 2.0
 _BEAT = """
 INSERT INTO cluster_members
@@ -44,14 +45,14 @@ DO $$ BEGIN
             worker bigint, capacity integer NOT NULL, backend integer, draining boolean NOT NULL);
     END IF;
 END $$"""
-"""Every member writes its row every two seconds, and anew after a crash of the server: it needs no place in the log."""
+"""Unlogged: every member rewrites its row every two seconds, also after a crash of the server."""
 _FORGET = "DELETE FROM cluster_members WHERE seen < now() - make_interval(secs => %(kept)s)"
 _LEAVE = "DELETE FROM cluster_members WHERE id = %(id)s"
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
-    """How a member stands: its number in the queue and the turns that it has at hand at most, if it works, and whether
-    it takes no more. `backend` is the process of Postgres at the other end of the line by which it leads."""
+    """A member's state: its worker id and capacity if it executes runs, and whether it is draining. `backend` is the
+    Postgres backend that holds its leader lock."""
 
     worker: int | None = None
     capacity: int = 0
@@ -60,11 +61,11 @@ class MemberInfo(msgspec.Struct, frozen=True):
 
 
 class MemberRegistry:
-    """This process's row in it. A database that is away, or has lost the row, hears of this process when it is back."""
+    """This process's entry in the member registry. While the database is down or has lost the row, it is retried."""
 
     def __init__(self, queue: Queue, tenant: str, standing: Callable[[], MemberInfo]) -> None:
         self._queue = queue
-        self._standing = standing
+        self._member_info = standing
         self._changed = asyncio.Event()
         self._there = asyncio.Event()
         self._begun = time.monotonic()
@@ -72,51 +73,51 @@ class MemberRegistry:
         self._who |= {"version": version("atlas-agents"), "role": "worker", "door": ""}
 
     async def seen(self) -> None:
-        """Wait until others can see this process, or for a moment if the database does not take it."""
+        """Wait until other members can see this process, with a short limit if the database does not respond."""
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT):
                 await self._there.wait()
 
     def tell(self) -> None:
-        """Something has changed that others should see now."""
+        """Publish a changed state now."""
         self._changed.set()
 
     async def run(self, role: str, door: str) -> None:
-        """Until cancelled."""
+        """Send heartbeats until cancelled."""
         self._who |= {"role": role, "door": door}
         self._begun = time.monotonic()
         made = False
         while True:
             self._changed.clear()
-            made = made or (await self._say(_TABLE) and await self._say(_FORGET, kept=_KEPT))
+            made = made or (await self._execute(_TABLE) and await self._execute(_FORGET, kept=_MEMBER_TTL))
             if made:
                 age = time.monotonic() - self._begun
-                if await self._say(_BEAT, age=age, **self._who, **msgspec.structs.asdict(self._standing())):
+                if await self._execute(_BEAT, age=age, **self._who, **msgspec.structs.asdict(self._member_info())):
                     self._there.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT):
                     await self._changed.wait()
 
     async def leave(self) -> None:
-        """Be a member no more, if the database can be told."""
+        """Remove this process from the registry, if the database responds."""
         try:
             async with asyncio.timeout(_LEAVING):
-                await self._say(_LEAVE, id=self._who["id"])
+                await self._execute(_LEAVE, id=self._who["id"])
         except TimeoutError:
-            logger.info("others will take this process for lost: the database does not answer")
+            logger.info("could not leave the member registry: database not responding")
 
-    async def _say(self, statement: LiteralString, **values: object) -> bool:
+    async def _execute(self, statement: LiteralString, **values: object) -> bool:
         try:
             await self._queue.execute(statement, **values)
-        except ConnectorException as trouble:
-            logger.info("others cannot see how this process stands: %s", trouble.__cause__ or trouble)
+        except ConnectorException as error:
+            logger.info("heartbeat failed: error=%s", error.__cause__ or error)
             return False
         return True
 
 
 class MemberStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """A process of the cluster. Since when it is there, and when it was last heard of, in seconds ago. `lost` is one
-    that has not been heard of for so long that others go on with its turns."""
+    """A process of the cluster. `since` and `seen` are seconds ago; `lost` marks one without a heartbeat for so long
+    that its runs are reassigned."""
 
     id: str
     role: str
@@ -134,7 +135,7 @@ class MemberStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TurnCounts(msgspec.Struct, frozen=True, rename="camel"):
-    """Turns that have not ended: under way, waiting for a person, and queued behind another one of their session."""
+    """Open turns: running, waiting for a person, and queued behind another turn of their session."""
 
     open: int = 0
     running: int = 0
@@ -143,7 +144,7 @@ class TurnCounts(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Backlog(msgspec.Struct, frozen=True, rename="camel"):
-    """Turns that wait for a worker, those that one has, and how many seconds the first has waited."""
+    """Runs that wait for a worker, runs that have one, and the longest wait in seconds."""
 
     waiting: int = 0
     taken: int = 0
@@ -151,7 +152,7 @@ class Backlog(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class JobCounts(msgspec.Struct, frozen=True, rename="camel"):
-    """Jobs that are due, that are not yet, that are under way, and that were given up until a person has them tried."""
+    """Jobs that are due, scheduled for later, running, and dead until a person retries them."""
 
     due: int = 0
     later: int = 0
@@ -160,14 +161,14 @@ class JobCounts(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class KeyRest(msgspec.Struct, frozen=True, rename="camel"):
-    """A key of a provider, named by what does not give it away, and the seconds for which it rests."""
+    """A provider key, identified by a hash, and its remaining cool-down in seconds."""
 
     name: str
     seconds: float
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """All of it."""
+    """The status of the whole cluster."""
 
     postgres: str
     members: tuple[MemberStatus, ...]
@@ -175,32 +176,36 @@ class ClusterStatus(msgspec.Struct, frozen=True, rename="camel"):
     queue: Backlog
     jobs: JobCounts
     keys: tuple[KeyRest, ...]
-    """Keys of providers that nobody may use at the moment."""
+    """Provider keys in cool-down."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What somebody should look at, in sentences."""
+        """Return problems that need attention, as sentences."""
         living = [each for each in self.members if not each.lost]
         working = [each for each in living if each.capacity and not each.draining]
         found: list[str] = []
         if not working and self.queue.waiting:
-            found.append(f"Nobody works: {self.queue.waiting} turns wait. Start a worker: atlas serve --role worker")
+            found.append(
+                f"No worker is running: {self.queue.waiting} turns are waiting. Start one: atlas serve --role worker"
+            )
         elif not working:
-            found.append("Nobody works: turns will wait. Start a worker: atlas serve --role worker")
+            found.append("No worker is running, so turns will wait. Start one: atlas serve --role worker")
         if not any(each.leads for each in living) and working:
-            found.append("Nobody leads: jobs and schedules wait. It lasts seconds, if Postgres is well")
+            found.append(
+                "No leader: jobs and schedules are paused. Expect a new leader within seconds if Postgres is healthy"
+            )
         if all(each.role == "worker" for each in living):
-            found.append("There is no gateway: nobody can connect. Start one: atlas serve --role gateway")
+            found.append("No gateway is running, so clients cannot connect. Start one: atlas serve --role gateway")
         if len({each.version for each in living}) > 1:
-            found.append("Not all members have the same version")
+            found.append("Members run different versions")
         if self.jobs.dead:
-            found.append(f"{self.jobs.dead} jobs were given up: atlas jobs list --state dead shows them")
+            found.append(f"{self.jobs.dead} jobs are dead: see atlas jobs list --state dead")
         return tuple(found)
 
 
 _FORGOTTEN = 3600.0
 _OLDEST = 500
-"""Of so many places in the queue the longest wait is looked for; those after them are later."""
+"""How many queue entries to examine for the longest wait; later entries are younger."""
 _TABLES = "SELECT to_regclass('runs') IS NOT NULL, to_regclass('cluster_members') IS NOT NULL"
 _MEMBERS = """
 SELECT m.id, m.role, m.host, m.pid, m.door, m.version, extract(epoch FROM greatest(now() - m.since, '0'))::float8,
@@ -235,61 +240,61 @@ _KEYS = """
 SELECT key, rest.seconds FROM records, LATERAL (
     SELECT (convert_from(body, 'UTF8')::json->>'rest')::float8 - extract(epoch FROM now())::float8 AS seconds) rest
 WHERE tenant = 'default' AND kind = 'pace' AND rest.seconds > 0 ORDER BY key"""
-"""The account of `providers.shared_pace`."""
+"""Cool-downs recorded by the shared rate limiter."""
 
 
 def lead_key(schema: str, tenant: str) -> int:
-    """The lock that the leader holds."""
+    """Return the key of the leader lock."""
     return int.from_bytes(hashlib.sha256(f"lead\0{schema}\0{tenant}".encode()).digest()[:8], signed=True)
 
 
-async def read_backlog(line: psycopg.AsyncConnection[Any], *, schema: str, tenant: str) -> Backlog:
-    """Of the queue alone."""
-    async with line.transaction():
-        await line.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(schema)))
-        return await _backlog(line, queue_of(tenant))
+async def read_backlog(connection: psycopg.AsyncConnection[Any], *, schema: str, tenant: str) -> Backlog:
+    """Read the backlog of the queue."""
+    async with connection.transaction():
+        await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(schema)))
+        return await _backlog(connection, queue_of(tenant))
 
 
 async def read_status(
-    line: psycopg.AsyncConnection[Any], *, schema: str = "atlas", tenant: str = "default"
+    connection: psycopg.AsyncConnection[Any], *, schema: str = "atlas", tenant: str = "default"
 ) -> ClusterStatus:
-    """All of it as it is at one moment; ConfigError if no cluster has ever worked here."""
-    async with line.transaction():
-        await line.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        await line.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(schema)))
-        store, members = await _row(line, _TABLES)
+    """Read the cluster's status from one snapshot; ConfigError if no cluster has ever used this database."""
+    async with connection.transaction():
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(schema)))
+        store, members = await _row(connection, _TABLES)
         if not (store and members):
             missing = "a cluster" if store else "Atlas"
             raise ConfigError(
-                f"{missing} has never worked on this database: start a member with `atlas serve --role …`, or set "
-                "ATLAS_DATABASE_URL to the database of the cluster"
+                f"{missing} has never used this database; start a member with `atlas serve --role …`, or set "
+                "ATLAS_DATABASE_URL to the cluster's database"
             )
         return ClusterStatus(
-            (await _row(line, "SELECT current_setting('server_version')"))[0],
-            await _members(line, schema, tenant),
-            TurnCounts(*await _row(line, _RUNS, tenant=tenant)),
-            await _backlog(line, queue_of(tenant)),
-            JobCounts(*await _row(line, _JOBS, tenant=tenant)),
-            tuple(KeyRest(*row) for row in await _rows(line, _KEYS)),
+            (await _row(connection, "SELECT current_setting('server_version')"))[0],
+            await _members(connection, schema, tenant),
+            TurnCounts(*await _row(connection, _RUNS, tenant=tenant)),
+            await _backlog(connection, queue_of(tenant)),
+            JobCounts(*await _row(connection, _JOBS, tenant=tenant)),
+            tuple(KeyRest(*row) for row in await _rows(connection, _KEYS)),
         )
 
 
-async def _backlog(line: psycopg.AsyncConnection[Any], queue: str) -> Backlog:
-    waiting, taken = await _row(line, _QUEUE, queue=queue)
-    (lag,) = await _row(line, _LAG, queue=queue, most=_OLDEST) if waiting else (0.0,)
+async def _backlog(connection: psycopg.AsyncConnection[Any], queue: str) -> Backlog:
+    waiting, taken = await _row(connection, _QUEUE, queue=queue)
+    (lag,) = await _row(connection, _LAG, queue=queue, most=_OLDEST) if waiting else (0.0,)
     return Backlog(waiting, taken, lag or 0.0)
 
 
-async def _members(line: psycopg.AsyncConnection[Any], schema: str, tenant: str) -> tuple[MemberStatus, ...]:
+async def _members(connection: psycopg.AsyncConnection[Any], schema: str, tenant: str) -> tuple[MemberStatus, ...]:
     key = lead_key(schema, tenant) & 0xFFFFFFFFFFFFFFFF
     lock = {"high": key >> 32, "low": key & 0xFFFFFFFF}
-    rows = await _rows(line, _MEMBERS, **lock, tenant=tenant, queue=queue_of(tenant), kept=_FORGOTTEN)
+    rows = await _rows(connection, _MEMBERS, **lock, tenant=tenant, queue=queue_of(tenant), kept=_FORGOTTEN)
     return tuple(MemberStatus(*row, lost=row[7] > STALLED) for row in rows)
 
 
-async def _rows(line: psycopg.AsyncConnection[Any], statement: str, **values: Any) -> list[tuple[Any, ...]]:
-    return await (await line.execute(statement.encode(), values)).fetchall()
+async def _rows(connection: psycopg.AsyncConnection[Any], statement: str, **values: Any) -> list[tuple[Any, ...]]:
+    return await (await connection.execute(statement.encode(), values)).fetchall()
 
 
-async def _row(line: psycopg.AsyncConnection[Any], statement: str, **values: Any) -> tuple[Any, ...]:
-    return (await _rows(line, statement, **values))[0]
+async def _row(connection: psycopg.AsyncConnection[Any], statement: str, **values: Any) -> tuple[Any, ...]:
+    return (await _rows(connection, statement, **values))[0]

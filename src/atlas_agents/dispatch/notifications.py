@@ -1,4 +1,4 @@
-"""Hears what other processes have committed: LISTEN on a connection of its own, made anew whenever it is lost."""
+"""Notifications between processes over Postgres LISTEN/NOTIFY: their format, and a subscriber that reconnects."""
 
 import asyncio
 import logging
@@ -33,13 +33,13 @@ from atlas_agents.core.store import (
 
 Kind: TypeAlias = Literal["begun", "ended", "events", "stop", "asked", "answer", "job", "audit", "session"]
 _LONGEST = 7900
-"""Bytes; Postgres takes less than 8000."""
+"""Payload limit in bytes; Postgres accepts less than 8000."""
 
 
 class Notification(msgspec.Struct, frozen=True, array_like=True):
-    """`id` is a run's, a question's or a job's; of an audit line and of a session it is empty. Of events, `seq`
-    is the number of the last one that is written. A session whose name is too long is left out; whoever wants to know
-    it asks the store."""
+    """A notification. `id` names a run, an approval or a job; it is empty for audit records and sessions. For
+    events, `seq` is the number of the last event written. A session key that does not fit is omitted; read it from
+    the store."""
 
     kind: Kind
     tenant: str
@@ -59,7 +59,7 @@ def to_json(notice: Notification) -> str:
 
 
 def from_json(text: str) -> Notification | None:
-    """None for what another version says, and this one does not know."""
+    """Decode a notification; None for one of a newer version that is unknown here."""
     try:
         return _decoder.decode(text)
     except msgspec.MsgspecError:
@@ -67,12 +67,12 @@ def from_json(text: str) -> Notification | None:
 
 
 def notices_of(tenant: str, writes: Sequence[Write], results: Sequence[Any]) -> list[Notification]:
-    """What others should know of a commit."""
+    """Return the notifications for a commit."""
     pairs = zip(writes, results, strict=True)
-    return [notice for write, result in pairs for notice in _notices(tenant, write, result)]
+    return [notice for write, result in pairs for notice in _notifications(tenant, write, result)]
 
 
-def _notices(tenant: str, write: Write, result: Any) -> Iterable[Notification]:
+def _notifications(tenant: str, write: Write, result: Any) -> Iterable[Notification]:
     match write:
         case AcceptRun(id=id) if _is_new(id, result):
             yield Notification("begun", tenant, id, write.session)
@@ -108,7 +108,7 @@ def _records(tenant: str, write: Write) -> Iterable[Notification]:
 
 
 def submitted_by(writes: Sequence[Write], results: Sequence[Any]) -> list[str]:
-    """Runs whose turn has come by a commit, and that whoever wrote it does not begin itself."""
+    """Return runs that became ready by a commit and that its writer does not start itself."""
     claimed = {write.run_id for write in writes if isinstance(write, ClaimRun)}
     found: list[str] = []
     for write, result in zip(writes, results, strict=True):
@@ -120,7 +120,7 @@ def submitted_by(writes: Sequence[Write], results: Sequence[Any]) -> list[str]:
 
 
 def _is_new(id: str, result: Any) -> bool:
-    """It is that run, and none that was accepted before under the same key."""
+    """Return whether the result is this run, and not one accepted earlier under the same idempotency key."""
     return isinstance(result, RunRow) and result.id == id
 
 
@@ -133,66 +133,66 @@ LINE: dict[str, Any] = {
     "keepalives_count": 3,
     "application_name": "atlas-cluster",
 }
-"""How a connection that is kept open for long is made."""
+"""Connection options for long-lived connections."""
 _PING_INTERVAL = 5.0
 _RECONNECT_DELAY = 0.5
 
 
 class PostgresSubscriber:
-    """`on_notice` hears every notice while the line holds; `on_renewed` is called whenever it holds anew, because what
-    was told in between was not heard."""
+    """Subscriber: calls `on_notice` for every notification, and `on_renewed` after every reconnect, because
+    notifications in between were lost."""
 
     def __init__(
         self, url: str, channel: str, on_notice: Callable[[Notification], None], on_renewed: Callable[[], None]
     ) -> None:
         self._url = url
         self._channel = channel
-        self._on_notice = on_notice
-        self._on_renewed = on_renewed
+        self._on_notification = on_notice
+        self._on_reconnected = on_renewed
         self.ready = asyncio.Event()
-        """It listens, or did once."""
+        """Set once the first subscription is active."""
         self._since: float | None = None
 
     @property
     def steady(self) -> float:
-        """Seconds for which the line has held without a break."""
+        """Seconds since the connection was last established."""
         return time.monotonic() - self._since if self._since is not None else 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Listen until cancelled."""
         while True:
             try:
-                async with await psycopg.AsyncConnection.connect(self._url, **LINE) as line:
-                    await line.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+                async with await psycopg.AsyncConnection.connect(self._url, **LINE) as connection:
+                    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
                     self.ready.set()
                     self._since = time.monotonic()
-                    self._on_renewed()
-                    await self._hear(line)
-            except (psycopg.Error, OSError, TimeoutError) as trouble:
-                logger.warning("news of other processes cannot be heard at the moment: %s", _line(trouble))
+                    self._on_reconnected()
+                    await self._receive(connection)
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                logger.warning("not receiving notifications: error=%s", _one_line(error))
             finally:
                 self._since = None
             await asyncio.sleep(_RECONNECT_DELAY)
 
-    async def _hear(self, line: psycopg.AsyncConnection[Any]) -> None:
+    async def _receive(self, connection: psycopg.AsyncConnection[Any]) -> None:
         while True:
-            async for told in line.notifies(timeout=_PING_INTERVAL):
+            async for told in connection.notifies(timeout=_PING_INTERVAL):
                 notice = from_json(told.payload)
                 if notice is not None:
-                    self._on_notice(notice)
+                    self._on_notification(notice)
             async with asyncio.timeout(
                 _PING_INTERVAL
-            ):  # a server that is stopped keeps its connections, and answers nothing
-                await line.execute("SELECT 1")
+            ):  # a suspended server keeps its connections open but does not respond
+                await connection.execute("SELECT 1")
 
 
 async def place_of(url: str, schema: str) -> str:
-    """A name that is this database's and schema's own, and the same by whichever address they are reached."""
-    async with await psycopg.AsyncConnection.connect(url, **LINE) as line:
-        asked = await line.execute("SELECT system_identifier, current_database() FROM pg_control_system()")
+    """Return a name that identifies this database and schema, whichever address they are reached by."""
+    async with await psycopg.AsyncConnection.connect(url, **LINE) as connection:
+        asked = await connection.execute("SELECT system_identifier, current_database() FROM pg_control_system()")
         system, database = await asked.fetchone() or ("", "")
     return f"{system}\0{database}\0{schema}"
 
 
-def _line(trouble: BaseException) -> str:
-    return " ".join(str(trouble).split())[:200] or type(trouble).__name__
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,8 +1,8 @@
-"""Runs that wait for somebody to run them, in procrastinate's tables beside the store's own.
+"""Run queue on procrastinate's tables, which live beside the store's own.
 
-Of procrastinate this uses the queue: jobs, who has fetched which, heartbeats, and which jobs are stalled. Its worker is
-not used: it ends with the first connection that is lost, waits for all its jobs to end before it begins again, and has
-no heartbeat meanwhile, so that after every restart of Postgres turns would be taken from processes that are well.
+Only procrastinate's queue is used: jobs, which worker fetched them, heartbeats and stalled jobs. Its worker is not
+used: it stops when it loses its first connection, waits for all its jobs before it starts again and sends no heartbeat
+meanwhile, so that every Postgres restart would take runs away from healthy processes.
 """
 
 import asyncio
@@ -25,86 +25,88 @@ from atlas_agents.dispatch.notifications import LINE
 
 _MAKING = 0x41544C51
 _FIRST = "03.04.00_50_post_add_retry_failed_job_procedure.sql"
-"""The last step that the tables have of which nobody wrote down how they were made."""
+"""The last migration contained in tables that have no record of how they were created."""
 _MARK = "atlas-queue "
-_ROOM = 36
-"""Letters of the schema that fit beside it into the 63 that Postgres keeps."""
-_KEEP = "CREATE TABLE IF NOT EXISTS queue_steps (name TEXT PRIMARY KEY)"
+_SCHEMA_LENGTH = 36
+"""Characters of the schema's name that fit into the 63 that Postgres keeps."""
+_CREATE_STEPS = "CREATE TABLE IF NOT EXISTS queue_steps (name TEXT PRIMARY KEY)"
 _OTHERS = """
 SELECT application_name FROM pg_stat_activity WHERE datname = current_database()
 AND starts_with(application_name, %s)"""
 
 
 def packaged_steps(folder: Path | None = None) -> list[Path]:
-    """All steps that the installed version knows, in their order."""
+    """Return all migrations of the installed procrastinate version, in order."""
     return sorted((folder or Path(SchemaManager.get_migrations_path())).glob("*.sql"), key=lambda step: step.name)
 
 
 def mark(schema: str, steps: Sequence[Path]) -> str:
-    """How a process that is at the queue names its connections: by the newest step that its code knows."""
+    """Return the application name of this process's queue connections; it contains the newest migration it knows."""
     newest = max((_number(step.name) for step in steps), default="")
-    return f"{_MARK}{newest} {schema[:_ROOM]}"
+    return f"{_MARK}{newest} {schema[:_SCHEMA_LENGTH]}"
 
 
 async def bring_up_to_date(url: str, schema: str, steps: Sequence[Path]) -> list[str]:
-    """Make the tables, or take the steps that they have not taken yet; which these were."""
-    async with await psycopg.AsyncConnection.connect(url, **LINE) as line:
-        await line.execute("SELECT pg_advisory_lock(%s)", (_MAKING,))  # over several transactions
-        await line.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
-        taken = await _taken(line, steps)
+    """Create the tables, or apply the pending migrations, and return their names."""
+    async with await psycopg.AsyncConnection.connect(url, **LINE) as connection:
+        await connection.execute("SELECT pg_advisory_lock(%s)", (_MAKING,))  # held across several transactions
+        await connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
+        taken = await _acquire_lock(connection, steps)
         missing = [step for step in steps if step.name not in taken]
-        if missing and await _older_code_is_here(line, schema, steps):
+        if missing and await _older_version_is_running(connection, schema, steps):
             missing = _without_last_posts(missing)
         for step in missing:
-            async with line.transaction():
-                await line.execute(step.read_bytes())
-                await _write_down(line, [step.name])
-        await line.execute("SELECT pg_advisory_unlock(%s)", (_MAKING,))
+            async with connection.transaction():
+                await connection.execute(step.read_bytes())
+                await _write_down(connection, [step.name])
+        await connection.execute("SELECT pg_advisory_unlock(%s)", (_MAKING,))
         return [step.name for step in missing]
 
 
-async def _taken(line: psycopg.AsyncConnection[Any], steps: Sequence[Path]) -> set[str]:
-    async with line.transaction():
-        await line.execute(_KEEP)
-        rows = await (await line.execute("SELECT name FROM queue_steps")).fetchall()
+async def _acquire_lock(connection: psycopg.AsyncConnection[Any], steps: Sequence[Path]) -> set[str]:
+    async with connection.transaction():
+        await connection.execute(_CREATE_STEPS)
+        rows = await (await connection.execute("SELECT name FROM queue_steps")).fetchall()
         if rows:
             return {row[0] for row in rows}
-        found = await (await line.execute("SELECT to_regclass('procrastinate_jobs')")).fetchone()
+        found = await (await connection.execute("SELECT to_regclass('procrastinate_jobs')")).fetchone()
         names = [step.name for step in steps]
         if found is None or found[0] is None:
-            await line.execute(SchemaManager.get_schema())
+            await connection.execute(SchemaManager.get_schema())
         else:
             names = [name for name in names if name <= _FIRST]
-        await _write_down(line, names)
+        await _write_down(connection, names)
         return set(names)
 
 
-async def _write_down(line: psycopg.AsyncConnection[Any], names: Sequence[str]) -> None:
-    await line.execute("INSERT INTO queue_steps SELECT unnest(%s::text[])", (list(names),))
+async def _write_down(connection: psycopg.AsyncConnection[Any], names: Sequence[str]) -> None:
+    await connection.execute("INSERT INTO queue_steps SELECT unnest(%s::text[])", (list(names),))
 
 
-async def _older_code_is_here(line: psycopg.AsyncConnection[Any], schema: str, steps: Sequence[Path]) -> bool:
-    rows = await (await line.execute(_OTHERS, (_MARK,))).fetchall()
-    others = [row[0] for row in rows if row[0].endswith(f" {schema[:_ROOM]}")]
+async def _older_version_is_running(
+    connection: psycopg.AsyncConnection[Any], schema: str, steps: Sequence[Path]
+) -> bool:
+    rows = await (await connection.execute(_OTHERS, (_MARK,))).fetchall()
+    others = [row[0] for row in rows if row[0].endswith(f" {schema[:_SCHEMA_LENGTH]}")]
     return any(other < mark(schema, steps) for other in others)
 
 
 def _without_last_posts(steps: list[Path]) -> list[Path]:
-    """What comes before a later `pre` has waited long enough: that one counts on it."""
+    """Drop trailing post-deployment migrations; those before a later `pre` migration are required by it."""
     while steps and "_post_" in steps[-1].name:
         steps = steps[:-1]
     return steps
 
 
 def _number(name: str) -> str:
-    """`03.04.00_50` of a step's name."""
+    """Return the number of a migration, for example `03.04.00_50`."""
     return name[:11]
 
 
 logger = logging.getLogger(__name__)
 TASK = "atlas.run"
 STALLED = 8.0
-"""Seconds without a heartbeat after which a worker is taken for lost."""
+"""Seconds without a heartbeat after which a worker is considered dead."""
 _ORPHANS = """
 SELECT r.id, r.urgency FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
 AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)s AND j.status IN ('todo', 'doing')
@@ -112,7 +114,7 @@ AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)
 
 
 def queue_of(tenant: str) -> str:
-    """The name of a tenant's queue."""
+    """Return the name of a tenant's queue."""
     return f"atlas:{tenant}"
 
 
@@ -145,25 +147,25 @@ class Queue:
         return self._app.job_manager
 
     async def open(self) -> None:
-        """Connect, and have procrastinate's tables; the schema is there already."""
+        """Connect and migrate procrastinate's tables; the schema must exist."""
         if taken := await bring_up_to_date(self._url, self._schema, self._steps):
-            logger.info("the tables of the queue were brought up to date: %s", ", ".join(taken))
+            logger.info("queue tables migrated: migrations=%s", ", ".join(taken))
         await self._app.open_async()
 
     async def close(self) -> None:
         await self._app.close_async()
 
     async def put(self, run_id: str, urgency: int, session: psycopg.AsyncConnection[Any] | None = None) -> None:
-        """Have a run run; within the transaction of a session, if one is given."""
+        """Enqueue a run, inside the transaction of `session` if one is given."""
         try:
             await self._app.configure_task(
                 TASK, queue=self.name, priority=urgency, connection=session, lock=None
             ).defer_async(run_id=run_id)
         except ConnectorException as error:
-            raise error.__cause__ or error from None  # the store knows what its own errors mean
+            raise error.__cause__ or error from None  # the store maps its own errors
 
     async def execute(self, statement: LiteralString, **values: Any) -> None:
-        """Have something written beside the queue, by a connection of its pool."""
+        """Execute a statement on a connection of the queue's pool."""
         await self._app.connector.execute_query_async(statement, **values)
 
     async def register(self) -> int:
@@ -176,7 +178,7 @@ class Queue:
         await self.jobs.update_heartbeat(worker)
 
     async def fetch(self, worker: int) -> Job | None:
-        """The most urgent one, and of those the oldest."""
+        """Fetch the most urgent job, the oldest first."""
         return await self.jobs.fetch_job(queues=[self.name], worker_id=worker)
 
     async def held_by(self, worker: int) -> list[Job]:
@@ -184,111 +186,112 @@ class Queue:
         return [*await self.jobs.list_jobs_async(queue=self.name, status=Status.DOING.value, worker_id=worker)]
 
     async def finish(self, job: Job) -> None:
-        """Delete a job. A job that is not there was finished before, and the answer to that was lost."""
+        """Delete a job. A job that is missing was finished before, and the response to that was lost."""
         with _suppress_missing():
             await self.jobs.finish_job(job, Status.SUCCEEDED, delete_job=True)
 
     async def put_back(self, job: Job) -> None:
-        """Let any worker fetch this job again. A job that nobody holds was put back before, or finished."""
+        """Release a job so that any worker can fetch it. A job without a holder was released or finished before."""
         with _suppress_missing():
             await self.jobs.retry_job(job)
 
     async def put_back_stalled(self) -> list[str]:
-        """The runs that workers had who are not heard of any more; others may have them."""
+        """Release the runs of workers without a heartbeat and return their ids."""
         found: list[str] = []
         for job in await self.jobs.get_stalled_jobs(queue=self.name, seconds_since_heartbeat=self.lost_after):
-            with _suppress_missing():  # it was finished just now
+            with _suppress_missing():  # finished just now
                 await self.jobs.retry_job(job)
                 found.append(str(job.task_kwargs["run_id"]))
         return found
 
-    async def put_orphans(self, line: psycopg.AsyncConnection[Any]) -> list[str]:
-        """The runs whose turn it is and that stand in no queue; they are put there."""
-        async with line.transaction():
-            await line.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self._schema)))
-            asked = await line.execute(_ORPHANS, {"tenant": self._tenant, "queue": self.name})
+    async def put_orphans(self, connection: psycopg.AsyncConnection[Any]) -> list[str]:
+        """Enqueue runs that are ready but in no queue and return their ids."""
+        async with connection.transaction():
+            await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self._schema)))
+            asked = await connection.execute(_ORPHANS, {"tenant": self._tenant, "queue": self.name})
             rows = await asked.fetchall()
             for run_id, urgency in rows:
-                await self.put(run_id, urgency, line)
+                await self.put(run_id, urgency, connection)
         return [run_id for run_id, _ in rows]
 
 
 @contextlib.contextmanager
 def _suppress_missing() -> Generator[None]:
-    """Ignore that procrastinate does not find a job in the expected state; a lost connection is raised as before."""
+    """Ignore that procrastinate does not find a job in the expected state; a lost connection is still raised."""
     try:
         yield
     except ConnectorException as error:
         if not isinstance(error.__cause__, psycopg.errors.RaiseException):
             raise
-        logger.info("the job was not in the queue any more: %s", error.__cause__)
+        logger.info("job no longer in the queue: %s", error.__cause__)
 
 
 __all__ = ["STALLED", "AlreadyEnqueued", "ConnectorException", "Job", "Queue", "queue_of"]
 
 
 T = TypeVar("T")
-_BEATS = 4
-"""So many heartbeats are missed before a worker is taken for lost."""
+_MISSED_HEARTBEATS = 4
+"""Number of missed heartbeats after which a worker is considered dead."""
 _LOOK = 5.0
 _PAUSE = 0.5
 _RECHECK = 30.0
-"""Seconds after a failed fetch during which this worker looks for jobs it was given without learning of it."""
+"""Seconds after a failed fetch during which this worker looks for jobs that were assigned to it unnoticed."""
 
 
 class QueueWorker:
-    """`perform` runs a run to its end; False if it is not over, and somebody else is to go on with it. A lost database
-    ends neither the worker nor its runs: both go on when it is back."""
+    """Queue worker: fetches runs and executes them with `perform`, which returns False if another worker must
+    continue the run. A lost database connection stops neither the worker nor its runs; both continue once it is
+    back."""
 
     def __init__(self, queue: Queue, perform: Callable[[str], Awaitable[bool]], at_once: int) -> None:
         self._queue = queue
-        self._perform = perform
-        self._room = asyncio.Semaphore(at_once)
+        self._execute_run = perform
+        self._slots = asyncio.Semaphore(at_once)
         self.id: int | None = None
-        """Its number in the queue."""
+        """Its worker id in the queue."""
         self.on_registered: Callable[[], None] = lambda: None
-        self.on_left: Callable[[str], Awaitable[None]] = _nobody
-        """Called with a run that others may have now."""
-        self._news = asyncio.Event()
+        self.on_left: Callable[[str], Awaitable[None]] = _ignore
+        """Called with a run that was released to other workers."""
+        self._subscriber = asyncio.Event()
         self._runs = BackgroundTasks("worker run")
         self._heartbeat = BackgroundTasks("worker heartbeat")
         self._held: set[int | None] = set()
         self._recheck_until = 0.0
         self._beaten = time.monotonic()
         self.taken = 0
-        """Runs that were fetched, ever; so are the next two."""
+        """Counters since the start: runs fetched; the next two likewise."""
         self.finished = 0
         self.given_back = 0
 
     @property
     def at_hand(self) -> int:
-        """Runs that are under way here."""
+        """Number of runs that execute here."""
         return len(self._runs)
 
     @property
     def silent(self) -> float:
-        """Seconds since this worker could last say that it is well."""
+        """Seconds since the last successful heartbeat."""
         return time.monotonic() - self._beaten
 
     def wake(self) -> None:
-        """There may be something to do."""
-        self._news.set()
+        """Check the queue for new runs now."""
+        self._subscriber.set()
 
     async def run(self) -> None:
-        """Until cancelled; runs that are under way are not touched by that."""
-        self.id = id = await _patiently(self._queue.register)
+        """Fetch and execute runs until cancelled; executing runs are not affected by the cancellation."""
+        self.id = id = await _retry_until_connected(self._queue.register)
         self._beaten = time.monotonic()
-        self._heartbeat.spawn(self._beat(id))  # until `finish`, because runs may outlast this method
+        self._heartbeat.spawn(self._send_heartbeats(id))  # until `finish`, because runs may outlast this method
         self.on_registered()
         while True:
-            await self._room.acquire()
+            await self._slots.acquire()
             job = await self._next(id)
             self.taken += 1
             self._held.add(job.id)
-            self._runs.spawn(self._do(job)).add_done_callback(lambda _: self._room.release())
+            self._runs.spawn(self._run_job(job)).add_done_callback(lambda _: self._slots.release())
 
     async def finish(self, limit: float) -> None:
-        """After the end: what was not over is given to others, and the worker signs off."""
+        """Release unfinished runs to other workers and deregister this worker."""
         await self._runs.wait(limit)
         if self.id is None:
             return
@@ -296,24 +299,24 @@ class QueueWorker:
         try:
             async with asyncio.timeout(limit):
                 await self._queue.unregister(self.id)
-        except (ConnectorException, TimeoutError) as trouble:
-            logger.warning("the worker could not sign off: %s", trouble)
+        except (ConnectorException, TimeoutError) as error:
+            logger.warning("worker not deregistered: error=%s", error)
 
     async def _next(self, id: int) -> Job:
         while True:
-            self._news.clear()
-            job = await _patiently(lambda: self._fetch(id))
+            self._subscriber.clear()
+            job = await _retry_until_connected(lambda: self._fetch(id))
             if job is not None:
                 return job
             try:
                 async with asyncio.timeout(_LOOK):
-                    await self._news.wait()
+                    await self._subscriber.wait()
             except TimeoutError:
                 pass
 
     async def _fetch(self, id: int) -> Job | None:
-        """Fetch the next job. If the answer to a fetch was lost, the server may have assigned a job to this worker that
-        no one else would ever run: for a while, look for such jobs first."""
+        """Fetch the next job. If the response to a fetch was lost, the server may have assigned a job to this worker
+        that no other would run, so check for such jobs first for a while."""
         if time.monotonic() < self._recheck_until:
             held = set(self._held)
             for job in await self._queue.held_by(id):
@@ -325,40 +328,40 @@ class QueueWorker:
             self._recheck_until = time.monotonic() + _RECHECK
             raise
 
-    async def _do(self, job: Job) -> None:
+    async def _run_job(self, job: Job) -> None:
         run_id, over, broken = str(job.task_kwargs["run_id"]), False, False
         try:
-            over = await self._perform(run_id)
+            over = await self._execute_run(run_id)
         except Exception:
             broken = True
-            logger.exception("the run %s could not be run here", run_id)
+            logger.exception("run failed to execute here: run=%s", run_id)
             await asyncio.sleep(_PAUSE)
-        await _patiently(lambda: self._queue.finish(job) if over else self._queue.put_back(job))
+        await _retry_until_connected(lambda: self._queue.finish(job) if over else self._queue.put_back(job))
         self._held.discard(job.id)
         self.finished += over
         self.given_back += not over
         if not over and not broken:
             await self.on_left(run_id)
 
-    async def _beat(self, id: int) -> None:
+    async def _send_heartbeats(self, id: int) -> None:
         while True:
-            await asyncio.sleep(self._queue.lost_after / _BEATS)
+            await asyncio.sleep(self._queue.lost_after / _MISSED_HEARTBEATS)
             try:
                 await self._queue.beat(id)
                 self._beaten = time.monotonic()
-            except ConnectorException as trouble:
-                logger.warning("this worker cannot say that it is well: %s", trouble.__cause__ or trouble)
+            except ConnectorException as error:
+                logger.warning("heartbeat failed: error=%s", error.__cause__ or error)
 
 
-async def _nobody(run_id: str) -> None:
-    """Nobody is told."""
+async def _ignore(run_id: str) -> None:
+    """Default callback: no one is notified."""
 
 
-async def _patiently(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Until the database is there."""
+async def _retry_until_connected(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Retry an operation until the database is back."""
     while True:
         try:
             return await work()
-        except ConnectorException as trouble:
-            logger.warning("the queue cannot be reached at the moment: %s", trouble.__cause__ or trouble)
+        except ConnectorException as error:
+            logger.warning("queue unreachable: error=%s", error.__cause__ or error)
             await asyncio.sleep(_PAUSE)

@@ -1,7 +1,7 @@
-"""News by the publish and subscribe of Valkey or Redis, which takes them off the commits of Postgres.
+"""Notifications over Valkey or Redis pub/sub, which relieves Postgres commits of NOTIFY.
 
-It is a quicker way, never the only one. What cannot be told here is told by Postgres; who cannot hear, or may have
-missed something, looks at everything.
+An optimisation, never the only channel: messages that cannot be published go through Postgres, and a process that may
+have missed some re-reads the state.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ _AT_ONCE = 512
 
 
 class ValkeySubscriber:
-    """`on_told` hears every notice; `on_gap` is called whenever some may have been missed, every second as long as it
-    cannot hear. What could not be told is given to `otherwise`."""
+    """Publisher and subscriber: `on_told` receives every notification, and `on_gap` is called when some may have been
+    missed, every second while disconnected. Messages that cannot be published are passed to `otherwise`."""
 
     def __init__(
         self,
@@ -36,62 +36,62 @@ class ValkeySubscriber:
         otherwise: Callable[[Sequence[str]], Awaitable[None]],
     ) -> None:
         self._client: Any = client
-        self._on_told = on_told
+        self._on_message = on_told
         self._on_gap = on_gap
-        self._otherwise = otherwise
+        self._fallback = otherwise
         self._channel = ""
         self._waiting: list[str] = []
         self._more = asyncio.Event()
         self._away = False
         self.up = False
-        """It can be told, and heard."""
+        """Whether publishing and receiving work."""
 
     async def open(self, place: str) -> None:
-        """See who is there, for a place that is no other cluster's. One that lets us not in is a ConfigError; one that
-        is away may come back."""
+        """Connect on a channel that is unique to this cluster. ConfigError if access is denied; a server that is
+        down may come back."""
         self._channel = f"atlas:{hashlib.sha256(place.encode()).hexdigest()[:16]}:news"
         try:
             async with asyncio.timeout(_STARTING):
                 await self._client.ping()
-        except LOST as trouble:
-            if _is_refusal(trouble):
-                raise ConfigError(f"redis_url: Valkey does not let us in: {in_a_line(trouble)}") from None
-            self._say_away(trouble)
+        except LOST as error:
+            if _is_refusal(error):
+                raise ConfigError(f"redis_url: access to Valkey denied: {in_a_line(error)}") from None
+            self._log_unreachable(error)
 
     async def close(self) -> None:
         await self._client.aclose()
 
     def tell(self, notices: Sequence[str]) -> None:
-        """After the commit, and without waiting."""
+        """Publish notifications after the commit, without waiting."""
         self._waiting += notices
         self._more.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish and receive until cancelled."""
         while True:
             try:
-                async with self._client.pubsub() as line:
-                    await line.subscribe(self._channel)
-                    _heed()
-                    await self._hold(line)
-            except LOST as trouble:
-                self._say_away(trouble)
+                async with self._client.pubsub() as connection:
+                    await connection.subscribe(self._channel)
+                    _deliver_cancellation()
+                    await self._hold(connection)
+            except LOST as error:
+                self._log_unreachable(error)
             finally:
                 self.up = False
             self._on_gap()
-            await self._pass_on(self._taken())
+            await self._pass_on(self._acquire_lock())
             await asyncio.sleep(_PAUSE)
 
-    async def _hold(self, line: Any) -> None:
+    async def _hold(self, connection: Any) -> None:
         async with asyncio.timeout(_PING):
-            while (heard := await line.get_message(timeout=_PING)) is None or heard["type"] != "subscribe":
+            while (heard := await connection.get_message(timeout=_PING)) is None or heard["type"] != "subscribe":
                 pass
         if self._away:
-            logger.warning("Valkey is back, and carries the news again")
+            logger.warning("Valkey connected again, notifications go through it")
         self.up, self._away = True, False
         self._on_gap()
         telling = asyncio.create_task(self._publish())
-        hearing = asyncio.create_task(self._hear(line))
+        hearing = asyncio.create_task(self._receive(connection))
         try:
             done, _ = await asyncio.wait((telling, hearing), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -102,35 +102,35 @@ class ValkeySubscriber:
                 task.cancel()
             await asyncio.gather(telling, hearing, return_exceptions=True)
 
-    async def _hear(self, line: Any) -> None:
+    async def _receive(self, connection: Any) -> None:
         silent = False
         while True:
-            heard = await line.get_message(timeout=_PING)
-            _heed()
+            heard = await connection.get_message(timeout=_PING)
+            _deliver_cancellation()
             if heard is not None:
                 silent = False
                 if heard["type"] == "message":
                     for told in heard["data"].decode(errors="replace").split("\n"):
-                        self._on_told(told)
-            elif silent:  # a server that is stopped keeps its connections, and answers nothing
-                raise TimeoutError(f"no answer for {_PING:g} seconds")
+                        self._on_message(told)
+            elif silent:  # a suspended server keeps its connections open but does not respond
+                raise TimeoutError(f"no response for {_PING:g} seconds")
             else:
                 silent = True
-                await line.ping()
+                await connection.ping()
 
     async def _publish(self) -> None:
         while True:
             await self._more.wait()
-            told = self._taken()
+            told = self._acquire_lock()
             try:
                 async with asyncio.timeout(_PING):
                     await self._client.publish(self._channel, "\n".join(told))
             except BaseException:
                 self._waiting[:0] = told  # for `otherwise`
                 raise
-            _heed()
+            _deliver_cancellation()
 
-    def _taken(self) -> list[str]:
+    def _acquire_lock(self) -> list[str]:
         told, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
         if not self._waiting:
             self._more.clear()
@@ -138,31 +138,32 @@ class ValkeySubscriber:
 
     async def _pass_on(self, told: Sequence[str]) -> None:
         while told:
-            await self._otherwise(told)
-            told = self._taken()
+            await self._fallback(told)
+            told = self._acquire_lock()
 
-    def _say_away(self, trouble: BaseException) -> None:
+    def _log_unreachable(self, error: BaseException) -> None:
         if not self._away:
             self._away = True
-            words = "Valkey cannot be reached (%s): Postgres carries the news until it is back"
-            logger.warning(words, in_a_line(trouble))
+            words = "Valkey unreachable, notifications go through Postgres: error=%s"
+            logger.warning(words, in_a_line(error))
 
 
-def _heed() -> None:
-    """The client waits by `wait_for`, which before Python 3.12 loses a cancellation that comes with the answer."""
+def _deliver_cancellation() -> None:
+    """Deliver a lost cancellation: the client uses `wait_for`, which before Python 3.12 loses one that arrives together
+    with the response."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
-def in_a_line(trouble: BaseException) -> str:
-    return " ".join(str(trouble).split())[:200] or type(trouble).__name__
+def in_a_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _is_refusal(trouble: BaseException) -> bool:
-    """It is there, and will not have us however often we ask."""
+def _is_refusal(error: BaseException) -> bool:
+    """Return whether the server is there but denies access permanently."""
     refusals = (AuthenticationError, AuthorizationError, ResponseError, ssl.SSLCertVerificationError)
-    cause: BaseException | None = trouble
+    cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, refusals):
             return True
