@@ -162,7 +162,7 @@ async def test_what_was_committed_and_never_published_is_found_without_news(
     url: str, schema: str, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if each process died between a commit and its publication; the worker looks into the queue by itself."""
-    monkeypatch.setattr(cluster_module, "_LOOK_BEHIND_VALKEY", 0.3)
+    monkeypatch.setattr(cluster_module, "_VALKEY_POLL_INTERVAL", 0.3)
     async with (
         asyncio.timeout(2 * PATIENCE),
         member(url, schema, Scripted(), works=False, redis_url=valkey.url) as front,
