@@ -14,6 +14,7 @@ from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.audit import AuditRecord
+from checks import until
 
 
 @asynccontextmanager
@@ -111,8 +112,7 @@ async def test_a_run_whose_agent_is_gone_is_ended_as_failed() -> None:
     old = Atlas([Agent("old", model=hang)], store=store)
     old.send("go")
     async with asyncio.timeout(5):
-        while not await store.open_runs():  # noqa: ASYNC110 - the store has no event to wait for
-            await asyncio.sleep(0.001)
+        await until(store.open_runs)
         assert await in_memory_atlas(Scripted(), store=store).recover() == []
     (run,) = await store.runs("default", "default")
     assert (run.status, run.error) == ("failed", "there is no agent 'old' any more")

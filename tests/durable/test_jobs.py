@@ -17,6 +17,7 @@ from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, calls, fails, says
 from atlas_agents.tools.policy import Cell
+from checks import until
 
 QUICK = (0.0, 0.0, 0.0, 0.0)
 
@@ -33,14 +34,6 @@ def team(*agents: Agent, **more: Any) -> Atlas:
     more.setdefault("store", MemoryStore(clock=more.get("clock") or VirtualClock()))
     more.setdefault("delegation", Delegation(pauses=QUICK))
     return Atlas(agents, registry=Registry(Environment({}, dotenv=None)), **more)
-
-
-async def until(holds: Callable[[], Awaitable[Any]]) -> Any:
-    """What it comes to, as soon as it is something."""
-    async with asyncio.timeout(10):
-        while not (found := await holds()):  # noqa: ASYNC110 - of the store, which tells nobody
-            await asyncio.sleep(0.001)
-    return found
 
 
 async def settled(atlas: Atlas, *states: str) -> list[JobRow]:
@@ -189,7 +182,7 @@ async def test_a_job_whose_deadline_passes_is_stopped_and_said_to_be() -> None:
     async def hang() -> str:
         """Hang."""
         begun.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return "never"
 
     lead = agent("lead", hand("slow", deadline="2 minutes"), says("Asked."), says("A pity."))
@@ -229,7 +222,7 @@ async def test_cancelling_a_job_stops_all_that_was_asked_for_in_it() -> None:
     async def hang() -> str:
         """Hang."""
         begun.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return "never"
 
     a = agent("a", hand("b"), says("Asked."), says("A pity."))
@@ -373,7 +366,7 @@ async def test_a_job_that_ended_while_nobody_was_there_does_not_go_on(how: str, 
     async def hang() -> str:
         """Hang."""
         begun.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return "never"
 
     store = SqliteStore(tmp_path / "atlas.db", clock=clock)

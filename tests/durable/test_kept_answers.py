@@ -1,7 +1,7 @@
 """Questions that outlive the process: the same id, the same deadline, one answer, and one act that comes of it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from atlas_agents.core.store import AnswerApproval, Store, Write
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
+from checks import until
 
 BUY = calls("buy", what="tea")
 
@@ -40,14 +41,6 @@ async def kept() -> MemoryStore:
     store = MemoryStore()
     await store.open()
     return store
-
-
-async def until(holds: Callable[[], Awaitable[Any]]) -> Any:
-    """What comes of it as soon as it is anything."""
-    async with asyncio.timeout(5):
-        while not (found := await holds()):  # noqa: ASYNC110 - the store has no event to wait for
-            await asyncio.sleep(0.005)
-    return found
 
 
 async def asked(atlas: Atlas) -> Question:

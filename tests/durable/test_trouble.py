@@ -13,6 +13,7 @@ from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.journal import MAX_RESUMES_WITHOUT_PROGRESS
 from atlas_agents.tools.tool import Tool
+from checks import PATIENCE, rounds, until
 
 
 class Moody(MemoryStore):
@@ -88,8 +89,7 @@ async def test_a_turn_that_cannot_be_written_down_can_still_be_cancelled() -> No
     await store.open()
     async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
-        while not store.failed:  # noqa: ASYNC110 - the store has no event to wait for
-            await asyncio.sleep(0.01)
+        await until(lambda: store.failed)
         stream.cancel()
         assert [event.type async for event in stream][-1] == "stream:end"
 
@@ -109,8 +109,11 @@ async def test_who_lost_its_run_to_another_writes_nothing_more() -> None:
     async with in_memory_atlas(model, [slow, counting(effects)], store=store) as atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
         await reached.wait()
-        while len(await store.journal("default", stream.stream_id)) < 4:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+
+        async def is_written() -> bool:
+            return len(await store.journal("default", stream.stream_id)) >= 4
+
+        await until(is_written)
         await store.commit("default", [ClaimRun(stream.stream_id)])
         before = await store.journal("default", stream.stream_id)
         go_on.set()
@@ -124,12 +127,13 @@ async def test_a_turn_that_ends_every_process_is_given_up() -> None:
     store = MemoryStore()
     await store.open()
     for life in range(MAX_RESUMES_WITHOUT_PROGRESS + 1):
-        atlas = in_memory_atlas(Scripted(calls("hang"), calls("hang")), [hanging()], store=store)
+        began = asyncio.Event()
+        atlas = in_memory_atlas(Scripted(calls("hang"), calls("hang")), [hanging(began)], store=store)
         if life == 0:
             atlas.send("go", session="s")
         else:
             await atlas.recover()
-        await asyncio.sleep(0.02)
+        await asyncio.wait_for(began.wait(), PATIENCE)
         await atlas.close()
     async with in_memory_atlas(Scripted(says("Next.")), store=store) as atlas, asyncio.timeout(5):
         (stream,) = await atlas.recover()
@@ -139,10 +143,11 @@ async def test_a_turn_that_ends_every_process_is_given_up() -> None:
     assert [run.status for run in await store.runs("default", "s")] == ["failed", "done"]
 
 
-def hanging() -> Tool:
+def hanging(began: asyncio.Event) -> Tool:
     @tool(effect="pure")
     async def hang() -> None:
         """Never ends."""
+        began.set()
         await asyncio.Event().wait()
 
     return hang
@@ -155,7 +160,7 @@ async def test_closing_leaves_turns_open_and_gives_those_time_that_need_little()
     @tool(effect="pure")
     async def brief() -> str:
         """Take a moment."""
-        await asyncio.sleep(0.05)
+        await rounds()
         return "ok"
 
     atlas = in_memory_atlas(Scripted(calls("brief"), says("Done.")), [brief], store=store)
@@ -163,7 +168,7 @@ async def test_closing_leaves_turns_open_and_gives_those_time_that_need_little()
     await stream.accepted()
     await atlas.close(grace=5)
     assert (await stream.reply()).text == "Done."
-    atlas = in_memory_atlas(Scripted(calls("hang")), [hanging()], store=store)
+    atlas = in_memory_atlas(Scripted(calls("hang")), [hanging(asyncio.Event())], store=store)
     stream = atlas.send("on", session="s")
     await stream.accepted()
     await atlas.close()

@@ -11,6 +11,7 @@ from atlas_agents import Agent, Approvals, Atlas, Delegation, ProviderError, too
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry, Reply, Scripted, calls, fails, says
+from checks import until
 
 HAND = calls("delegate_task", target_agent="writer", task_description="a poem", priority="high")
 STRONG = "-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -62,7 +63,7 @@ async def test_a_job_is_stopped_and_tried_again(tmp_path: Path) -> None:
     @tool
     async def hang() -> str:
         """Hang."""
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return "never"
 
     atlas = team([HAND, says("Asked."), says("A pity."), says("At last.")], [calls("hang"), says("A poem.")], hang)
@@ -113,8 +114,11 @@ async def test_whose_job_it_is_not_cannot_tell_it_from_one_that_never_was(tmp_pa
         await bob.get("jobs.list")
         await ann.get("chat.send", sessionKey="s", message="A poem!")
         job = await job_of(ann, "running")
-        while not (questions := (await ann.get("approvals.list"))["approvals"]):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+
+        async def asked() -> Any:
+            return (await ann.get("approvals.list"))["approvals"]
+
+        questions = await until(asked)
         assert (await bob.get("jobs.list"))["jobs"] == (await bob.get("approvals.list"))["approvals"] == []
         for method in ("jobs.get", "jobs.cancel", "jobs.retry"):
             others, nobodys = await bob.ask(method, jobId=job["jobId"]), await bob.ask(method, jobId="0" * 16)

@@ -1,7 +1,7 @@
 """What can be looked up about the past: turns step by step, words that were said, the audit log's chain, tools used."""
 
-import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from gateway_client import Client, talking
@@ -10,6 +10,7 @@ from atlas_agents import Approvals, Atlas, ToolFailed, tool
 from atlas_agents.core.store import AuditRow
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
+from checks import ShiftedClock
 
 
 @tool(confirm=True)
@@ -20,8 +21,9 @@ async def note(text: str) -> str:
     return text
 
 
-def atlas(*replies: Reply, store: MemoryStore | None = None) -> Atlas:
-    return in_memory_atlas(Scripted(*replies), [note], store=store or MemoryStore(), approve=Approvals(wait=True))
+def atlas(*replies: Reply, store: MemoryStore | None = None, **more: Any) -> Atlas:
+    approvals = Approvals(wait=True)
+    return in_memory_atlas(Scripted(*replies), [note], store=store or MemoryStore(), approve=approvals, **more)
 
 
 async def turn(client: Client, message: str, session: str = "s") -> str:
@@ -70,9 +72,10 @@ async def test_a_turn_is_told_step_by_step(tmp_path: Path) -> None:
 
 
 async def test_turns_are_listed_the_latest_first(tmp_path: Path) -> None:
-    async with talking(tmp_path, atlas(says("1"), says("2"))) as client:
+    clock = ShiftedClock()
+    async with talking(tmp_path, atlas(says("1"), says("2"), store=MemoryStore(clock=clock), clock=clock)) as client:
         first = await turn(client, "one", "a")
-        await asyncio.sleep(0.002)
+        clock.ahead += 1
         second = await turn(client, "two", "b")
         runs = (await client.get("runs.list"))["runs"]
         assert [run["runId"] for run in runs] == [second, first]

@@ -14,6 +14,7 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import Write
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
+from checks import PATIENCE
 
 
 def kept(*replies: Reply, tools: tuple[Tool, ...] = ()) -> Atlas:
@@ -61,8 +62,13 @@ class Full(MemoryStore):
 
     full = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = asyncio.Event()
+
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         if self.full:
+            self.refused.set()
             raise StoreFull("the disk is full")
         return await super().commit(tenant, writes)
 
@@ -98,7 +104,7 @@ async def test_what_a_run_says_waits_for_a_store_that_comes_back(tmp_path: Path)
         run_id = (await client.get("chat.send", sessionKey="main", message="Hi"))["runId"]
         await client.until("tool.call")
         go.set()
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(store.refused.wait(), PATIENCE)
         store.full = False
         await client.until("chat.final")
         numbers = [frame["data"]["seq"] for frame in client.events(run_id)]

@@ -11,6 +11,7 @@ from openai_client import MODEL, Slow, asking, client_of, kept, said, upper
 
 from atlas_agents import Approvals, ProviderError, RetryPolicy, Tool
 from atlas_agents.testing import Scripted, calls, fails, says
+from checks import rounds
 
 
 async def test_a_session_remembers_and_takes_only_the_last_message(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ async def test_who_leaves_a_session_does_not_stop_its_turn_unless_that_was_asked
         task = asyncio.create_task(_heard(create(model=MODEL, messages=said("Go"), stream=stream, user="main")))
         await asyncio.wait_for(staying.begun.wait(), 5)
         task.cancel()
-        await asyncio.sleep(0.1)
+        await rounds(200)  # the gateway sees that the client has left
         staying.go.set()
         assert (await page.until("chat.final"))["message"]["parts"][0]["text"] == "Done."
         headers = {"X-Atlas-On-Disconnect": "cancel"}

@@ -4,6 +4,8 @@ import asyncio
 import json
 import random
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from atlas_agents.gateway.server import Gateway
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.stores.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from checks import until
 
 SHORT = "Pack my box with five dozen jugs."
 LONG = "The quick brown fox jumps over the lazy dog. " * 6
@@ -46,8 +49,15 @@ async def steady(client: Client, run_id: str) -> list[dict[str, Any]]:
             return client.events(run_id)
 
 
-async def flaky(gateway: Gateway, run_id: str, cuts: Any, pauses: Any) -> tuple[list[dict[str, Any]], int]:
-    """Hear the same run over sockets that break after a few frames each."""
+def has_heard(client: Client, count: int) -> bool:
+    """Whether a client has so many frames, or the last one of the run."""
+    return len(client.frames) >= count or client.frames[-1].get("event") == "chat.final"
+
+
+async def flaky(
+    gateway: Gateway, run_id: str, cuts: Callable[[], int], away: Callable[[], int], steady: Client
+) -> tuple[list[dict[str, Any]], int]:
+    """Hear the same run over sockets that break after `cuts` frames, and stay away for `away` frames of `steady`."""
     heard: list[dict[str, Any]] = []
     broken = 0
     while True:
@@ -65,7 +75,7 @@ async def flaky(gateway: Gateway, run_id: str, cuts: Any, pauses: Any) -> tuple[
                 return heard, broken
             client.socket.transport.abort()
             broken += 1
-        await asyncio.sleep(pauses())
+        await until(partial(has_heard, steady, len(steady.frames) + away()))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +89,7 @@ async def test_a_socket_cut_at_every_frame_hears_what_a_steady_one_hears(kind: s
     async with opened(tmp_path, talkative(words, store=store)) as gateway, joined(gateway) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         whole, (pieces, broken) = await asyncio.gather(
-            steady(client, run_id), flaky(gateway, run_id, lambda: 1, lambda: 0.0)
+            steady(client, run_id), flaky(gateway, run_id, lambda: 1, lambda: 0, client)
         )
         assert broken > 10
         assert pieces == whole
@@ -97,7 +107,7 @@ async def test_a_socket_cut_at_random_hears_the_same_also_what_happened_while_it
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         whole, (pieces, _) = await asyncio.gather(
             steady(client, run_id),
-            flaky(gateway, run_id, lambda: dice.randint(1, 12), lambda: dice.choice((0.0, 0.02, 0.2))),
+            flaky(gateway, run_id, lambda: dice.randint(1, 12), lambda: dice.choice((0, 4, 40)), client),
         )
         assert pieces == whole
 

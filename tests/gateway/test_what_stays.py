@@ -14,6 +14,7 @@ from atlas_agents.gateway.protocol.events import name_of
 from atlas_agents.gateway.runs import finalize_run
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from checks import ShiftedClock
 
 DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 
@@ -22,14 +23,6 @@ DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA6
 async def wipe(path: str) -> str:
     """Remove something."""
     return f"removed {path}"
-
-
-@tool
-async def draw(context: ToolContext) -> dict[str, Any]:
-    """Draw a dot."""
-    context.progress("drawing")
-    await asyncio.sleep(0.05)
-    return {"title": "a dot", "plot": Image("image/png", DOT)}
 
 
 async def test_what_a_stopped_turn_said_is_in_every_view_of_the_session(tmp_path: Path) -> None:
@@ -75,7 +68,16 @@ async def test_the_model_is_told_why_a_person_said_no(reason: str, told: dict[st
 
 
 async def test_how_long_a_call_took_and_its_picture_are_the_same_live_and_later(tmp_path: Path) -> None:
-    atlas = in_memory_atlas(Scripted(calls("draw"), says("Drawn.")), [draw], store=MemoryStore())
+    clock = ShiftedClock()
+
+    @tool
+    async def draw(context: ToolContext) -> dict[str, Any]:
+        """Draw a dot."""
+        context.progress("drawing")
+        clock.ahead += 0.05
+        return {"title": "a dot", "plot": Image("image/png", DOT)}
+
+    atlas = in_memory_atlas(Scripted(calls("draw"), says("Drawn.")), [draw], store=MemoryStore(), clock=clock)
     async with talking(tmp_path, atlas) as client:
         await client.get("chat.send", sessionKey="s", message="draw")
         live = await client.until("tool.result")
@@ -102,15 +104,14 @@ async def _copied(client: Any) -> Any:
 
 
 async def test_the_wait_for_a_person_is_not_the_tools_time(tmp_path: Path) -> None:
-    model = Scripted(calls("wipe", path="/"), says("Done."))
-    async with talking(
-        tmp_path, in_memory_atlas(model, [wipe], store=MemoryStore(), approve=Approvals(wait=True))
-    ) as client:
+    model, clock = Scripted(calls("wipe", path="/"), says("Done.")), ShiftedClock()
+    atlas = in_memory_atlas(model, [wipe], store=MemoryStore(), approve=Approvals(wait=True), clock=clock)
+    async with talking(tmp_path, atlas) as client:
         await client.get("chat.send", sessionKey="s", message="wipe it")
         asked = await client.until("exec.approval_request")
-        await asyncio.sleep(1)
+        clock.ahead += 60
         await client.get("approvals.resolve", approvalId=asked["approvalId"], decision="allow-once")
-        assert (await client.until("tool.result"))["durationMs"] < 950
+        assert (await client.until("tool.result"))["durationMs"] < 60_000
 
 
 async def test_who_comes_in_the_middle_hears_what_a_tool_has_said(tmp_path: Path) -> None:
