@@ -5,7 +5,7 @@ import { Empty, Input, Modal, Spin } from "antd";
 import { type KeyboardEvent, useEffect, useMemo, useState } from "react";
 import { formatTimeOrDate } from "../state/format";
 import { useAppState, useClient } from "../state/hooks";
-import type { Hit } from "../wire";
+import type { SessionHit } from "../wire";
 import { useRestoreFocus } from "./focus";
 import { navigate } from "./router";
 
@@ -15,7 +15,7 @@ export default function SearchDialog({ onClose }: { onClose: () => void }) {
   const client = useClient();
   const { sessions } = useAppState();
   const [input, setInput] = useState("");
-  const [found, setFound] = useState<{ hits: Hit[]; complete: boolean }>();
+  const [found, setFound] = useState<{ hits: SessionHit[]; complete: boolean }>();
   const [selected, setSelected] = useState(0);
   useRestoreFocus();
   const query = input.trim();
@@ -35,11 +35,11 @@ export default function SearchDialog({ onClose }: { onClose: () => void }) {
       clearTimeout(timer);
     };
   }, [client, query]);
-  const hits = useMemo<Hit[]>(
+  const hits = useMemo<SessionHit[]>(
     () => (query ? (found?.hits ?? []) : sessions.slice(0, 8).map((session) => ({ session }))),
     [query, found, sessions],
   );
-  const openHit = (hit: Hit | undefined) => {
+  const openHit = (hit: SessionHit | undefined) => {
     if (!hit) return;
     navigate({ view: "chat", id: hit.session.sessionKey });
     onClose();

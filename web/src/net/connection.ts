@@ -1,6 +1,6 @@
 // WebSocket connection to the gateway that served this page. Reconnects with backoff when it is lost.
 
-import type { Events, FaultShape, Methods, Welcome } from "../wire";
+import type { ErrorPayload, Events, Methods, WelcomeFrame } from "../wire";
 
 export type ConnectionStatus = "connecting" | "online" | "offline" | "unauthorized";
 export type EventName = keyof Events;
@@ -17,10 +17,10 @@ export class RequestError extends Error {
   readonly kind: string;
   readonly retryable: boolean;
 
-  constructor(fault: FaultShape) {
-    super(fault.message);
-    this.kind = fault.data.kind;
-    this.retryable = fault.data.retryable;
+  constructor(error: ErrorPayload) {
+    super(error.message);
+    this.kind = error.data.kind;
+    this.retryable = error.data.retryable;
   }
 }
 
@@ -31,7 +31,7 @@ interface PendingRequest {
 
 export interface ConnectionListener {
   onStatus(status: ConnectionStatus): void;
-  onWelcome(welcome: Welcome): void;
+  onWelcome(welcome: WelcomeFrame): void;
   onEvent(frame: EventFrame): void;
 }
 
@@ -117,14 +117,14 @@ export class Connection {
       this.authenticated = true;
       this.backoff.reset();
       this.heartbeatTimer = setInterval(() => void this.sendHeartbeat(), HEARTBEAT_INTERVAL_MS);
-      this.listener.onWelcome(frame as unknown as Welcome);
+      this.listener.onWelcome(frame as unknown as WelcomeFrame);
       this.listener.onStatus("online");
     } else if (typeof frame.event === "string") {
       this.listener.onEvent(frame as unknown as EventFrame);
     } else if (typeof frame.id === "string") {
       const request = this.pending.get(frame.id);
       this.pending.delete(frame.id);
-      if (frame.error) request?.reject(new RequestError(frame.error as FaultShape));
+      if (frame.error) request?.reject(new RequestError(frame.error as ErrorPayload));
       else request?.resolve(frame.result as never);
     }
   }

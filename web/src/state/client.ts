@@ -13,7 +13,7 @@ import type {
   Principal,
   ServerShape,
   SessionShape,
-  Welcome,
+  WelcomeFrame,
 } from "../wire";
 import { loadPendingMessages, savePendingMessages } from "./drafts";
 import { newId } from "./ids";
@@ -172,7 +172,7 @@ export class AtlasClient {
     if (status === "online") void this.refresh();
   }
 
-  private handleWelcome(welcome: Welcome): void {
+  private handleWelcome(welcome: WelcomeFrame): void {
     this.state.update({
       server: welcome.server ?? undefined,
       principal: welcome.principal ?? undefined,

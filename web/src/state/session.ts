@@ -4,8 +4,8 @@
 import type { EventFrame } from "../net/connection";
 import type {
   ApprovalShape,
+  ChatHistoryPage,
   Events,
-  History,
   MessageShape,
   PlanStepShape,
   RunOutcome,
@@ -210,7 +210,10 @@ function joinText(parts: readonly MessagePart[], type: "text" | "thinking"): str
 }
 
 /** Prepend a page of older messages. */
-export function prependHistory(state: SessionState, { messages, hasMore, outcomes = [] }: History): SessionState {
+export function prependHistory(
+  state: SessionState,
+  { messages, hasMore, outcomes = [] }: ChatHistoryPage,
+): SessionState {
   const known = new Set(state.messages.map((message) => message.id));
   const runs = { ...state.runs };
   for (const outcome of outcomes) runs[outcome.runId] ??= endRun(undefined, outcome);
