@@ -88,8 +88,8 @@ class GatewayProcess:
             self._process.stdout.close()
             self._process = None
 
-    def release_tool(self) -> None:
-        """Let a tool return that waits in `page_gateway.wait_for_release`; block until one waits."""
+    def release(self) -> None:
+        """Continue a tool or model that blocks in `page_model.wait_for_release`."""
         (self.working_directory / "release").write_text("")
 
     @property
@@ -108,8 +108,8 @@ class GatewayProcess:
 @contextmanager
 def running_gateway(home: Path, script: Path = HERE / "page_gateway.py") -> Generator[GatewayProcess]:
     gateway = GatewayProcess(home, script)
-    gateway.start()
     try:
+        gateway.start()
         yield gateway
     finally:
         gateway.kill()

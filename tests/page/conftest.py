@@ -7,7 +7,7 @@ import pytest
 from browser import GatewayProcess, Tab, launch_browser, open_tabs, running_gateway
 from playwright.sync_api import Browser
 
-from atlas_agents.gateway.page import BuiltPage
+from atlas_agents.gateway.asgi import BuiltPage
 
 
 @pytest.fixture(scope="module")

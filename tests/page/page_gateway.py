@@ -1,7 +1,6 @@
 """A gateway with scripted agents: `page_gateway.py HOME [PORT]`. It prints its port as the first line."""
 
 import asyncio
-import os
 import struct
 import sys
 import zlib
@@ -9,16 +8,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from page_model import PageModel
+from page_model import PageModel, wait_for_release
 
 from atlas_agents import Agent, Approvals, Atlas, Image, ToolContext, ToolFailed, tool
-from atlas_agents.core.forms import Choice, Field, Form
-from atlas_agents.gateway.logs import set_up
+from atlas_agents.builtin_tools.team import delegate_task
+from atlas_agents.core.approvals import Choice, Field, Form
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.gateway.telemetry import set_up
 from atlas_agents.providers.registry import Registry
 from atlas_agents.stores.sqlite import SqliteStore
-from atlas_agents.toolbox.team import delegate_task
 
 
 @tool
@@ -48,15 +47,8 @@ async def build(lines: int, context: ToolContext) -> str:
     """Write lines of output, then wait until the test releases the tool."""
     for number in range(1, lines + 1):
         context.progress(f"[{number:4}] cc -c part{number}.c")
-    await asyncio.to_thread(wait_for_release, Path("release"))
+    await asyncio.to_thread(wait_for_release)
     return f"built {lines}"
-
-
-def wait_for_release(path: Path) -> None:
-    """Block until the test writes to the named pipe."""
-    if not path.exists():
-        os.mkfifo(path)
-    path.read_text()
 
 
 @tool(effect="pure")

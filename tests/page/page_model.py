@@ -1,8 +1,10 @@
 """A model whose output is scripted in the user's message, so that a test states in one place what happens."""
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,8 +32,8 @@ class PageModel:
 
     A round is a list of steps: `["text", text]`, `["reasoning", text]`, `["call", tool, arguments]`,
     `["pause", seconds]`, `["pace", seconds]` between words from then on, `["fail", message]`, `["results"]` for the
-    results of the last tool calls as text, and `["drop", text]` for text before a lost connection, the first time
-    only. The model keeps no state: after a restart it plays the same round again.
+    results of the last tool calls as text, and `["drop", text]` for text before a connection that is lost when the
+    test releases it, the first time only. Rounds are not stored: after a restart the same round is played again.
     """
 
     def __init__(self, scripts: Mapping[str, Rounds] | None = None, *, id: str = "scripted", pace: float = 0.0) -> None:
@@ -56,7 +58,7 @@ class PageModel:
                         words += 1
                         yield ThinkingChunk(word) if kind == "reasoning" else TextChunk(word)
                     if kind == "drop":
-                        await asyncio.sleep(0.5)  # the page shows the text before it is withdrawn
+                        await asyncio.to_thread(wait_for_release)
                         raise ProviderError("connection lost", "network")
                 case "call":
                     calls += 1
@@ -89,6 +91,13 @@ class PageModel:
         except msgspec.DecodeError:
             found = None
         return found if isinstance(found, list) else [[["text", f"You wrote: {text}"]]]  # pyright: ignore[reportUnknownVariableType]
+
+
+def wait_for_release(path: Path = Path("release")) -> None:
+    """Block until the test writes to a named pipe in the working directory."""
+    if not path.exists():
+        os.mkfifo(path)
+    path.read_text()
 
 
 def _is_from_user(message: Message) -> bool:

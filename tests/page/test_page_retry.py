@@ -62,6 +62,7 @@ def test_retry_with_another_agent_uses_its_tools_and_keeps_attachments(tab: Tab)
 def test_text_of_a_dropped_attempt_is_removed_when_the_provider_retries(tab: Tab) -> None:
     tab.send(script([["reasoning", "hm"], ["drop", "This text is wrong."], ["text", "This is right."]]))
     tab.wait_for_answer("This text is wrong.")
+    tab.gateway.release()
     tab.wait_for_answer("This is right.")
     tab.wait_until_idle()
     for _ in range(2):
@@ -75,6 +76,7 @@ def test_text_of_a_dropped_attempt_is_removed_when_the_provider_retries(tab: Tab
 def test_text_of_a_dropped_attempt_is_removed_after_a_reload(tab: Tab) -> None:
     tab.send(script([["drop", "This text is wrong."], ["pace", 0.05], ["text", "This is right. " * 8]]))
     tab.wait_for_answer("This text is wrong.")
+    tab.gateway.release()
     tab.page.reload()
     tab.wait_for_answer("This is right.")
     tab.wait_until_idle()

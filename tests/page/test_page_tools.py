@@ -11,7 +11,7 @@ def test_progress_is_shown_while_the_tool_runs(tab: Tab) -> None:
     tab.send(script([["call", "build", {"lines": 30}]]))
     expect(tab.page.locator(".tool-call .output.live")).to_contain_text("part30.c")
     expect(tab.page.locator(".tool-call .status")).to_have_text("Running")
-    tab.gateway.release_tool()
+    tab.gateway.release()
     tab.wait_for_answer("Done.")
 
 
@@ -28,7 +28,7 @@ def test_long_output_is_followed_and_kept(tab: Tab) -> None:
     tab.page.locator(".tool-call > button").click()
     expanded = tab.page.locator(".tool-call-body .output")
     expect(expanded).to_contain_text("part1000.c")
-    tab.gateway.release_tool()
+    tab.gateway.release()
     tab.wait_for_answer("Done.")
     expect(tab.page.locator(".tool-call")).to_have_attribute("data-status", "ok")
     expect(expanded).to_contain_text("[ 500]")
@@ -77,7 +77,7 @@ def test_plan_steps_are_checked_off(tab: Tab) -> None:
     expect(items.nth(1)).to_have_attribute("data-status", "running")
     tab.page.reload()
     expect(tab.page.locator(".plan li[data-status=running]")).to_contain_text(steps[1])
-    tab.gateway.release_tool()
+    tab.gateway.release()
     tab.wait_for_answer("The sky over Oslo is clear.")
     tab.wait_until_idle()
     for _ in range(2):
