@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, cast
@@ -39,6 +39,7 @@ from atlas_agents.core.events import (
 from atlas_agents.core.messages import Message, Thinking, ToolCall, ToolResult
 from atlas_agents.core.messages import Part as CorePart
 from atlas_agents.core.store import OPEN, RunRow, Store
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.dispatch.base import Hear, RunningTurn
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.members import Backlog
@@ -198,7 +199,7 @@ class RemoteRuns:
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
         self._heard: dict[str, list[tuple[int, EventDecoder]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("runs of other processes", expected=StoreError)
 
     def attend(self, run_id: str, session: str) -> RunLog:
         """Follow a run from its first word on."""
@@ -263,7 +264,7 @@ class RemoteRuns:
             case "ended":
                 session = self._forget(notice.id) or notice.session
                 if log is not None:
-                    self._spawn(self._heal(log))
+                    self._tasks.spawn(self._heal(log))
                 elif session:
                     self._runs.on_change(session)
             case _:
@@ -271,7 +272,7 @@ class RemoteRuns:
 
     def renewed(self) -> None:
         """News may have been missed: look at everything."""
-        self._spawn(self._look_round())
+        self._tasks.spawn(self._look_round())
 
     async def _look_round(self) -> None:
         rows = [row for row in await self._store.open_runs() if row.tenant == self._tenant]
@@ -284,13 +285,13 @@ class RemoteRuns:
         for log in self._runs.all:
             self._look(log)
             if log.run_id not in self._open:
-                self._spawn(self._heal(log))
+                self._tasks.spawn(self._heal(log))
 
     def _wanted(self, run_id: str) -> None:
         """Follow a run if somebody hears its session."""
         session = self._open.get(run_id)
         if session is None:
-            self._spawn(self._find(run_id))
+            self._tasks.spawn(self._find(run_id))
         elif self._runs.listened(session):
             self.attend(run_id, session)
 
@@ -328,7 +329,7 @@ class RemoteRuns:
         if log.run_id in self._reading:
             self._again.add(log.run_id)
             return
-        self._reading[log.run_id] = asyncio.create_task(self._read(log))
+        self._reading[log.run_id] = self._tasks.spawn(self._read(log))
 
     async def _read(self, log: RunLog) -> None:
         try:
@@ -359,24 +360,8 @@ class RemoteRuns:
             self._heard.pop(log.run_id, None)
             self._forget(log.run_id)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        async def done() -> None:
-            try:
-                await work
-            except StoreError as trouble:
-                logger.warning("news of runs elsewhere could not be looked at: %s", trouble)
-
-        task = asyncio.create_task(done())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: work.close())  # of one that was ended before it began
-
     async def close(self) -> None:
-        tasks = [*self._tasks, *self._reading.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.close()
 
 
 _RETRY_DELAY = 0.04
@@ -394,7 +379,8 @@ class WorkerEventLog:
         self._hurry = hurry or asyncio.Event()
         self.runs = RunRegistry(self._store, atlas.tenant, metrics, pause=_RETRY_DELAY, joins=True)
         self.runs.hide = atlas.hide
-        self._writing = asyncio.create_task(self.runs.writer.run())
+        self._tasks = BackgroundTasks("worker event log")
+        self._tasks.spawn(self.runs.writer.run())
 
     async def taken(self, turn: RunningTurn, row: RunRow) -> None:
         """Write down what a run says that was taken on here. Its numbers go on where the last owner's end; that can be
@@ -410,7 +396,7 @@ class WorkerEventLog:
         self.runs.stopping = True
         await close_within(self._atlas, self._grace, self._hurry)
         await self.runs.settle(_LAST_WORDS)
-        self._writing.cancel()
+        await self._tasks.close()
 
 
 async def follow_on(runs: RunRegistry, atlas: Atlas, stream: AtlasStream, row: RunRow) -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.dispatch import Bound, id_of
 from atlas_agents.gateway.events import Channel
@@ -35,7 +36,7 @@ class ClientConnection:
     """A client that has shown a right token, or has yet to."""
 
     __slots__ = (
-        *("_link", "_waiting", "address", "full", "grant", "hub", "incoming", "jobs", "lists", "on_close", "sessions"),
+        *("_link", "_tasks", "address", "full", "grant", "hub", "incoming", "jobs", "lists", "on_close", "sessions"),
     )
 
     def __init__(self, hub: Hub, link: WebSocketTransport, address: str) -> None:
@@ -51,7 +52,7 @@ class ClientConnection:
         """Pieces of a session that is being carried here."""
         self.jobs = False
         self._link = link
-        self._waiting: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("connection")
 
     async def serve(self, receive: Receive) -> None:
         """From the first frame to the last."""
@@ -95,9 +96,7 @@ class ClientConnection:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside the requests, as long as the socket lives."""
-        task = asyncio.create_task(work)
-        self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
+        self._tasks.spawn(work)
 
     @property
     def who(self) -> Grant:
@@ -156,7 +155,7 @@ class ClientConnection:
             return
         if not bound.method.waits:
             self.put(await dispatch.answer(request, bound, self))
-        elif len(self._waiting) >= _MOST_WAITING:
+        elif len(self._tasks) >= _MOST_WAITING:
             self.put(dispatch.failed(id, ProtocolError("LIMIT_EXCEEDED", "too many requests wait on this socket")))
         else:
             self.spawn(self._answer_later(request, bound))
@@ -165,8 +164,7 @@ class ClientConnection:
         self.put(await self.hub.dispatch.answer(request, bound, self))
 
     def _leave(self) -> None:
-        for task in self._waiting:
-            task.cancel()
+        self._tasks.cancel()
         for session in list(self.sessions):
             self.hear_no_more(session)
         undo, self.on_close = self.on_close, set()

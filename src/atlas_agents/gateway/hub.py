@@ -13,6 +13,7 @@ import msgspec
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, day_of
 from atlas_agents.core.errors import ConfigError, StoreError
 from atlas_agents.core.store import AuditRow, Session, Store
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.atlas import Atlas
 from atlas_agents.gateway.auth import Authenticator, Grant
@@ -88,6 +89,7 @@ class AuditTail:
         self._last = 0
         self._listeners: set[Listener] = set()
         self._told = 0
+        self._tasks = BackgroundTasks("audit feed", expected=StoreError)
         self._telling: asyncio.Task[None] | None = None
         self._again = False
 
@@ -148,16 +150,12 @@ class AuditTail:
         """There may be new lines: tell them, if somebody listens."""
         self._again = True
         if self._listeners and (self._telling is None or self._telling.done()):
-            self._telling = asyncio.create_task(self._tell())
+            self._telling = self._tasks.spawn(self._tell())
 
     async def _tell(self) -> None:
         while self._again and self._listeners:
             self._again = False
-            try:
-                rows = await self._store.audit(self._tenant, after=self._told)
-            except StoreError as error:
-                logger.warning("the audit log could not be read: %s", error)
-                return
+            rows = await self._store.audit(self._tenant, after=self._told)
             for row in rows:
                 self._told = row.seq
                 frame = body_of(AuditAdded(_shape(row)))

@@ -13,6 +13,7 @@ from atlas_agents.core.errors import StaleOwner, StoreError
 from atlas_agents.core.events import Event, Usage
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import OPEN, AddEvents, EventRow, ReserveEvents, RunRow, Store
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.convert import Translator, message_shape, usage_shape
 from atlas_agents.gateway.events import PAUSE, Channel, Listener, LogWriter, Replay, RunLog
@@ -52,7 +53,7 @@ async def outcomes_of(
 async def said_by(store: Store, row: RunRow) -> tuple[TextPart | ThinkingPart, ...]:
     """The words of a message that was never completed."""
     ended = await read_end_record(store, row)
-    said = ended.said if ended is not None else ()
+    said = ended.partial if ended is not None else ()
     return tuple([TextPart(part.text) if isinstance(part, Text) else ThinkingPart(part.text) for part in said])
 
 
@@ -163,7 +164,7 @@ class RunRegistry:
         self._channels: dict[str, Channel] = {}
         self._expected: Counter[str] = Counter()
         self._healing: dict[str, asyncio.Lock] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("run registry")
 
     def follow(self, stream: AtlasStream, model: str, row: RunRow | None = None) -> RunLog:
         """Log and tell all that a run says; of one that goes on after a sudden end, above every number it ever used,
@@ -280,9 +281,7 @@ class RunRegistry:
         if said is None:
             return
         if self.stopping and said.event in LAST_WORDS and _how(said) != "done":
-            task = asyncio.create_task(self._say_unless_left(log, said))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._tasks.spawn(self._say_unless_left(log, said))
             return
         self._say(log, said)
 
@@ -339,8 +338,7 @@ class RunRegistry:
 
     async def settle(self, limit: float) -> None:
         """Before the end: what was said is written."""
-        if self._leaving:
-            await asyncio.wait(self._leaving, timeout=limit)
+        await self._tasks.wait(limit)
         await self.writer.flush(limit)
 
 

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.store import RunRow
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.engine.atlas import Atlas
 from atlas_agents.gateway.agui.run import agui_routes
 from atlas_agents.gateway.asgi import App, Readiness, site
@@ -244,7 +245,9 @@ class Gateway:
         self._addresses = [each.getsockname()[:2] for each in sockets]
         server = server_of(self._app, self.settings)
         serving = asyncio.create_task(server.serve(sockets))
-        beside = [asyncio.create_task(work) for work in (self.hub.watch_tokens(), self.hub.runs.writer.run())]
+        services = BackgroundTasks("gateway")
+        for work in (self.hub.watch_tokens(), self.hub.runs.writer.run()):
+            services.spawn(work)
         member = AsyncExitStack()
         try:
             await look_who_may_not(self.hub)
@@ -260,8 +263,7 @@ class Gateway:
             yield self
         finally:
             await self._end(server, member)
-            for task in beside:
-                task.cancel()
+            await services.close()
             server.should_exit = True
             await serving
 

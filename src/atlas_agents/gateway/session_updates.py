@@ -9,6 +9,7 @@ import msgspec
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.messages import Message
 from atlas_agents.core.store import Session
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.gateway.convert import session_shape
 from atlas_agents.gateway.hub import Hub, Peer
 from atlas_agents.gateway.protocol.events import ApprovalsUpdated, SessionUpdated, body_of
@@ -25,15 +26,13 @@ class SessionUpdates:
         self._hub = hub
         self._due: set[str] = set()
         self._named: OrderedDict[str, None] = OrderedDict()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("session updates", expected=StoreError)
 
     def changed(self, session: str) -> None:
         """Something has happened in a session."""
         if session not in self._due and (session not in self._named or self._curious(session)):
             self._due.add(session)
-            task = asyncio.create_task(self._look(session))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._look(session))
 
     def asked(self, session: str) -> None:
         """A question was put or answered in a session."""
@@ -66,14 +65,11 @@ class SessionUpdates:
         await asyncio.sleep(0)  # what else happens in this tick is the same news
         self._due.discard(key)
         hub = self._hub
-        try:
-            session = await hub.store.session(hub.atlas.tenant, key)
-            if session is None:
-                self.tell(Session(key), deleted=True)  # by another gateway, if its name is known here
-            else:
-                self.tell(await self._name(session))
-        except StoreError as error:
-            logger.warning("the news of a session could not be read: %s", error)
+        session = await hub.store.session(hub.atlas.tenant, key)
+        if session is None:
+            self.tell(Session(key), deleted=True)  # by another gateway, if its name is known here
+        else:
+            self.tell(await self._name(session))
 
     async def _name(self, session: Session) -> Session:
         """Give a session without a name the first words that were said in it."""

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import AtlasError, ToolFailed, Transient
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.mcp import transports
 from atlas_agents.mcp.callbacks import ActiveCalls, Caller, Elicitation, Sampling, Speak
 from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, VariableLookup, more_tools, shown
@@ -296,6 +297,7 @@ class McpConnection:
         self._stale = asyncio.Event()
         self._news = asyncio.Condition()
         self._resting_until: float | None = None
+        self._tasks = BackgroundTasks(f"MCP server {server.name}")
         self._keeping: asyncio.Task[None] | None = None
 
     async def tools(self) -> tuple[DiscoveredTool, ...]:
@@ -318,10 +320,8 @@ class McpConnection:
             raise ConnectionError(f"the MCP server {self.server.name} ended in the middle of the call") from error
 
     async def close(self) -> None:
-        keeping, self._keeping = self._keeping, None
-        if keeping is not None:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+        self._keeping = None
+        await self._tasks.close()
 
     def _check(self, tool: DiscoveredTool) -> None:
         if tool.kind != "tool":  # one of ours, which says nothing in the server's words
@@ -339,7 +339,7 @@ class McpConnection:
     async def _reached(self, patience: float) -> McpSession:
         """The conversation, begun if there is none. While it rests after a trouble, nobody waits for it."""
         if self._keeping is None or self._keeping.done():
-            self._keeping = asyncio.create_task(self._keep(), context=Context())  # no call's: it serves many
+            self._keeping = self._tasks.spawn(self._keep(), Context())  # not the context of one call: it serves many
             self._resting_until = None
         with suppress(TimeoutError):
             async with asyncio.timeout(patience), self._news:

@@ -29,6 +29,7 @@ from atlas_agents.channels.telegram.user_session import UserSession
 from atlas_agents.client.client import GatewayAddress, GatewayClient
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ConfigError, GatewayError
+from atlas_agents.core.tasks import BackgroundTasks
 
 Command: TypeAlias = Callable[[UserSession, str, int], Awaitable[str]]
 HELP = (
@@ -130,17 +131,16 @@ class TelegramChannel:
 
     async def run(self) -> None:
         self._paired = await self._pairs()
-        watching: asyncio.Task[None] | None = None
+        tasks = BackgroundTasks("Telegram channel")
         try:
             await self._persistently(self._introduce)
             await self._persistently(self._resume)
-            watching = asyncio.create_task(self._watch())
+            tasks.spawn(self._watch())
             while True:
                 for update in await self._persistently(self._poll):
                     await self._take(update)
         finally:
-            if watching is not None:
-                watching.cancel()
+            await tasks.close()
             for guest in self._guests.values():
                 await guest.close()
             await self._api.close()

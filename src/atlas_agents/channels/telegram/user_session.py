@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 
@@ -15,6 +13,7 @@ from atlas_agents.channels.telegram.state import ActiveSession, PendingDelivery,
 from atlas_agents.channels.telegram.types import TelegramMessage, TelegramTiming
 from atlas_agents.client.client import GatewayClient, SessionEvent, SessionFeed
 from atlas_agents.core.errors import GatewayError, Unauthorized
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.gateway.protocol.admin import AgentsFound
 from atlas_agents.gateway.protocol.chat import Aborted
 from atlas_agents.gateway.protocol.events import ChatError, ChatFinal
@@ -38,7 +37,7 @@ class UserSession:
         self._asking = ApprovalPrompts(user, client, api, notebook)
         self._feeds: dict[str, SessionFeed] = {}
         self._deliveries: dict[str, Delivery] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("Telegram user")
         self._door = asyncio.Lock()
 
     @property
@@ -88,10 +87,7 @@ class UserSession:
         return await self._asking.answer(approval_id, yes=yes, under=under)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.close()
         await self._client.close()
 
     async def _listened(self, session: str) -> SessionFeed:
@@ -103,7 +99,7 @@ class UserSession:
                     feed.positions[run_id] = 0
                     self._owe(run_id, owed)
             self._feeds[session] = feed
-            self._spawn(self._hear(feed))
+            self._tasks.spawn(self._hear(feed))
         return self._feeds[session]
 
     async def _hear(self, feed: SessionFeed) -> None:
@@ -124,15 +120,15 @@ class UserSession:
         delivery = self._deliveries.get(event.run_id)
         if delivery is None:  # somebody else's, by another door
             return
-        self._spawn(self._asking.hear(event, delivery))
+        self._tasks.spawn(self._asking.hear(event, delivery))
         delivery.hear(event)
         if isinstance(event, ChatFinal | ChatError):
-            self._spawn(self._asking.close(event.run_id))
+            self._tasks.spawn(self._asking.close(event.run_id))
 
     def _owe(self, run_id: str, owed: PendingDelivery) -> None:
         if run_id not in self._deliveries:
             delivery = self._deliveries[run_id] = Delivery(run_id, owed, self._api, self._notebook, self._pace)
-            self._spawn(self._deliver(delivery))
+            self._tasks.spawn(self._deliver(delivery))
 
     async def _deliver(self, delivery: Delivery) -> None:
         await delivery.run()
@@ -145,13 +141,3 @@ class UserSession:
         for session in [session for session in self._feeds if session not in used]:
             with suppress(GatewayError):
                 await self._feeds.pop(session).close()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("something for a guest failed: %s", error, exc_info=error)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.gateway.asgi import Receive, Send
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.http_api import AT_ONCE, who_asks
@@ -41,7 +42,7 @@ class McpMount:
         self.offers = McpOffers()
         self._hub = hub
         self._serving: McpService | None = None
-        self._running: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks("MCP server")
         self._waking = asyncio.Lock()
         self._inside: Counter[str] = Counter()
 
@@ -66,10 +67,8 @@ class McpMount:
 
     async def close(self) -> None:
         """No more; calls under way are told so."""
-        running, self._running, self._serving = self._running, None, None
-        if running is not None:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+        self._serving = None
+        await self._tasks.close()
 
     def _admitted(self, request: Request) -> Grant:
         who = who_asks(request, "read")
@@ -92,7 +91,7 @@ class McpMount:
                     raise HTTPError(501, "not_installed", words) from error
                 serving: McpService = served.McpProtocolServer(self._hub, self.offers)
                 ready = asyncio.Event()
-                self._running = asyncio.create_task(serving.run(ready))
+                self._tasks.spawn(serving.run(ready))
                 await asyncio.wait_for(ready.wait(), _LOADS_WITHIN)
                 self._serving = serving
             return self._serving
