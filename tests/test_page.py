@@ -4,11 +4,12 @@ import asyncio
 import io
 
 import pytest
+from atlas_agents.cli.page import Page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from atlas_agents.cli.page import Page
+from checks import until
 from terminal import Screen
 
 ANSWER = """\
@@ -59,9 +60,9 @@ class Seen:
         return self._screen.text
 
 
-async def drawn(seen: Seen) -> str:
-    """What is seen after the page had time to draw."""
-    await asyncio.sleep(0.1)
+async def drawn(seen: Seen, expected: str) -> str:
+    """Wait until the page has drawn its end; return what is seen then."""
+    await until(lambda: seen.text.endswith(expected))
     return seen.text
 
 
@@ -96,9 +97,9 @@ async def test_words_are_seen_before_their_paragraph_is_complete() -> None:
     seen = Seen()
     seen.page.begin()
     seen.page.say("First **paragraph**.\n\nThe seco")
-    assert await drawn(seen) == "First paragraph.\n\nThe seco"
+    assert await drawn(seen, "The seco") == "First paragraph.\n\nThe seco"
     seen.page.say("nd *one*")
-    assert await drawn(seen) == "First paragraph.\n\nThe second *one*"
+    assert await drawn(seen, "*one*") == "First paragraph.\n\nThe second *one*"
     seen.page.end()
     assert seen.text == "First paragraph.\n\nThe second one"
 
@@ -110,7 +111,7 @@ async def test_a_withdrawn_message_leaves_the_lines_before_it() -> None:
     seen.page.line("→ now()")
     seen.page.say("hm", "thinking")
     seen.page.say("It is\n\nten o'clock and")
-    assert await drawn(seen) == "Let me see.\n→ now()\n\nhm\n\nIt is\n\nten o'clock and"
+    assert await drawn(seen, "and") == "Let me see.\n→ now()\n\nhm\n\nIt is\n\nten o'clock and"
     seen.page.withdraw()
     assert seen.text == "Let me see.\n→ now()"
     seen.page.say("It is noon.")
@@ -123,7 +124,7 @@ async def test_what_has_scrolled_away_is_declared_void() -> None:
     seen.page.begin()
     for number in range(12):
         seen.page.say(f"Paragraph {number}.\n\n")
-    await drawn(seen)
+    await drawn(seen, "Paragraph 11.")
     seen.page.withdraw()
     shown = seen.text
     assert shown.startswith("Paragraph 0.")
@@ -136,7 +137,7 @@ async def test_a_terminal_that_cannot_move_its_cursor_is_told(monkeypatch: pytes
     seen = Seen()
     seen.page.begin()
     seen.page.say("One.\n\nTwo.\n\nThr")
-    assert await drawn(seen) == "One.\n\nTwo."
+    assert await drawn(seen, "Two.") == "One.\n\nTwo."
     seen.page.withdraw()
     seen.page.say("Again.")
     seen.page.end()

@@ -1,9 +1,9 @@
 """A tool that is stopped really stops; one that fails is tried again only where that is safe."""
 
 import asyncio
+import os
+import threading
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,65 +12,56 @@ import pytest
 from atlas_agents import ToolResult, Transient, tool
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import Effect
+from checks import PATIENCE, until
 
 
 def _results(model: Scripted) -> list[ToolResult]:
     return [part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)]
 
 
-@asynccontextmanager
-async def heartbeat() -> AsyncGenerator[list[float]]:
-    """Measures how long the loop was ever kept from running."""
-    gaps: list[float] = []
-
-    async def beat() -> None:
-        last = time.perf_counter()
-        while True:
-            await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
-
-    task = asyncio.create_task(beat())
-    try:
-        yield gaps
-    finally:
-        task.cancel()
-
-
 async def test_a_sync_tool_is_dead_before_the_model_hears_that_it_timed_out(tmp_path: Path) -> None:
-    file = tmp_path / "late"
+    file = tmp_path / "process"
 
-    @tool(timeout=0.3)
-    def slow(path: str) -> str:
-        """Write a file, too late."""
-        time.sleep(1.5)
-        Path(path).write_text("too late")
-        return "written"
+    @tool(timeout=1.5)
+    def slow(path: str) -> None:
+        """Never end."""
+        Path(path).write_text(str(os.getpid()))
+        threading.Event().wait()
 
     model = Scripted(calls("slow", path=str(file)), says("It timed out."))
     async with in_memory_atlas(model, [slow]) as atlas:
-        await atlas.ask("warm up and go")
-        await asyncio.sleep(1.6)
-    assert not file.exists()
+        async for event in atlas.send("go"):
+            if event.type == "tool:result":
+                with pytest.raises(ProcessLookupError):
+                    os.kill(int(file.read_text()), 0)
     assert [(result.status, result.error) for result in _results(model)] == [("unknown", "timeout")]
 
 
-async def test_while_a_sync_tool_blocks_the_loop_goes_on() -> None:
-    @tool
-    def block() -> str:
-        """Block."""
-        time.sleep(0.5)
-        return "done"
+async def test_while_a_sync_tool_blocks_the_loop_goes_on(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
 
-    stalls: list[float] = []
-    for _ in range(4):  # a loaded machine stalls everything now and then: the best try is the tool's own doing
-        async with in_memory_atlas(Scripted(calls("block"), says("ok")), [block]) as atlas, heartbeat() as gaps:
-            await atlas.ask("go")
-        stalls.append(max(gaps))
-        if stalls[-1] < 0.02:
-            break
-    assert min(stalls) < 0.02
+    @tool
+    def block(path: str) -> str:
+        """Block until somebody writes into a named pipe."""
+        return Path(path).read_text()
+
+    def opened_for_writing() -> int | None:
+        """The other end of the pipe, once the tool has opened its own."""
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return None
+
+    model = Scripted(calls("block", path=str(pipe)), says("ok"))
+    async with in_memory_atlas(model, [block]) as atlas:
+        stream = atlas.send("go")
+        end = await until(opened_for_writing)
+        os.write(end, b"written by the loop")
+        os.close(end)
+        async with asyncio.timeout(PATIENCE):
+            await stream.reply()
+    assert [result.result for result in _results(model)] == ["written by the loop"]
 
 
 class Flaky:

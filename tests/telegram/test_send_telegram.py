@@ -37,8 +37,7 @@ async def told(double: BotDouble | str, *, chat: str | None = "42", token: str =
     model = Scripted(calls(NAME, **arguments), says("Done."))
     async with Atlas([Agent("a", model=model, tools=[telegram_tool(api, chat)])], clock=clock) as atlas:
         turn = asyncio.ensure_future(atlas.run("Notify me"))
-        while not turn.done():
-            await asyncio.sleep(0.002)
+        while not (await asyncio.wait([turn], timeout=0.002))[0]:
             await clock.advance(0.5)
         result = turn.result()
         await api.close()
