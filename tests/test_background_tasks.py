@@ -122,3 +122,13 @@ def test_tasks_of_another_event_loop_are_not_awaited() -> None:
     loop.run_until_complete(tasks.close())
     loop.close()
     assert task.cancelled()
+
+
+async def test_adopted_task_is_logged_like_a_spawned_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    tasks = BackgroundTasks("test")
+    tasks.adopt(asyncio.create_task(fail()))
+    await tasks.wait()
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]

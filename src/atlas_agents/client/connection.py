@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from atlas_agents.core.errors import GatewayError, Unauthorized, Unreachable
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.gateway.protocol.frames import PROTOCOL, AuthErrorFrame, AuthFrame, Client, WelcomeFrame
 
 Hear: TypeAlias = Callable[[str, msgspec.Raw], None]
@@ -80,7 +81,8 @@ class WebSocketLink:
         self._asked: dict[int, _Asked] = {}
         self._number = 0
         self._why: str | None = None
-        self._reader = asyncio.create_task(self._read())
+        self._tasks = BackgroundTasks("gateway connection")
+        self._tasks.spawn(self._read())
 
     @property
     def ended(self) -> bool:
@@ -109,9 +111,7 @@ class WebSocketLink:
     async def close(self) -> None:
         with suppress(aiohttp.ClientError, ConnectionError):
             await self._socket.close()
-        self._reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reader
+        await self._tasks.close()
 
     async def _read(self) -> None:
         try:

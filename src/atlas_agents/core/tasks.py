@@ -33,9 +33,13 @@ class BackgroundTasks:
     def spawn(self, work: Coroutine[Any, Any, T], context: Context | None = None) -> asyncio.Task[T]:
         """Start a coroutine as a task of its own, in a copy of the current context unless one is given."""
         task = asyncio.create_task(work, context=context)
+        self.adopt(task)
+        return task
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        """Treat a task that was started elsewhere as one of these."""
         self._tasks.add(task)
         task.add_done_callback(self._done)
-        return task
 
     async def wait(self, seconds: float | None = None) -> None:
         """Wait until no task is left, or for at most `seconds`; nothing is cancelled."""

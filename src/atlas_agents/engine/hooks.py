@@ -12,6 +12,7 @@ from atlas_agents.core.aio import invoke
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.events import Event, EventName
 from atlas_agents.core.messages import Message
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.providers.base import Request
 from atlas_agents.tools.policy import Actor
 
@@ -24,7 +25,7 @@ FormatTrace: TypeAlias = Callable[[BaseException], str]
 SUBSCRIBER_TIMEOUT = 1.0
 DRAIN_TIMEOUT = 0.25
 _EVENT_NAMES: tuple[str, ...] = get_args(EventName)
-_hung: set[asyncio.Task[None]] = set()
+_hung = BackgroundTasks("subscriber that timed out")
 """References to tasks of subscribers that timed out, until they end."""
 
 
@@ -139,8 +140,7 @@ class _Subscriber:
                 )
                 self._queue.clear()
                 self._remove(self)
-                _hung.add(task)
-                task.add_done_callback(_hung.discard)
+                _hung.adopt(task)
                 task.cancel()
 
     async def _deliver(self, event: Event) -> None:

@@ -12,10 +12,11 @@ from atlas_agents.core.aio import Clock
 from atlas_agents.core.aio import invoke as call_user
 from atlas_agents.core.approvals import Answer, Decision, Question
 from atlas_agents.core.errors import BadArguments, Declined
+from atlas_agents.core.tasks import BackgroundTasks
 
 _DECISIONS: tuple[str, ...] = ("once", "session", "always", "dismiss")
 _NOES = ("no", "dismiss")
-_asking: set[asyncio.Task[None]] = set()
+_asking = BackgroundTasks("approve function")
 """Kept here until they end: the loop itself would forget an `approve` that was left behind."""
 
 
@@ -166,10 +167,7 @@ class Approvals:
         heard: asyncio.Future[Heard] = asyncio.get_running_loop().create_future()
         left = max(0.0, min(self.deadline, question.expires_at - clock.time()))
         late = Answer("no", reason=f"nobody answered within {self.deadline:g} s")
-        asking = asyncio.create_task(_put(self.approve, question, heard)) if self.approve is not None else None
-        if asking is not None:
-            _asking.add(asking)
-            asking.add_done_callback(_asking.discard)
+        asking = _asking.spawn(_put(self.approve, question, heard)) if self.approve is not None else None
         alarm = clock.call_later(left, lambda: heard.done() or heard.set_result((late, None, True)))
         self._open[question.id] = question, heard
         try:

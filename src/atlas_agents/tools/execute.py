@@ -16,6 +16,7 @@ import msgspec
 from atlas_agents.core.aio import Alarm, in_thread
 from atlas_agents.core.errors import DailyLimitExceeded, OutcomeUnknown, ToolFailed, ToolFault, ToolTimeout, Transient
 from atlas_agents.core.store import Reserve
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.core.text import clean
 from atlas_agents.tools.checks import recheck
 from atlas_agents.tools.context import ToolContext
@@ -186,7 +187,7 @@ def _forbid(value: Any, levels: int = _DEEPEST) -> None:
 
 logger = logging.getLogger(__name__)
 GRACE = 0.25
-abandoned: set[asyncio.Task[Any]] = set()
+_abandoned = BackgroundTasks("abandoned tool call")
 """Tools that ignored their cancellation and still run; a growing set is a bug in one of them."""
 Settle: TypeAlias = Callable[[Any, Exception | None], Coroutine[Any, Any, None]]
 _inside: ContextVar[bool] = ContextVar("atlas_inside_a_call", default=False)
@@ -266,8 +267,7 @@ class Attempt:
 
     def _abandon(self) -> None:
         if not self.ended:
-            abandoned.add(self._task)
-            self._task.add_done_callback(abandoned.discard)
+            _abandoned.adopt(self._task)
             logger.warning("the tool %r ignores its cancellation and is left behind", self._approved.tool.name)
             self._end()
             self._scope.governance.spawn(self._settle(None, self._too_late()))

@@ -1,6 +1,5 @@
 """Governance shared by all runs of an Atlas, and the scope in which the tool calls of one run execute."""
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from atlas_agents.core.events import Event, Usage
 from atlas_agents.core.messages import Conversation, ToolCall
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.approvals import Approvals, Book
 from atlas_agents.tools.audit import AuditLog
@@ -55,19 +55,15 @@ class Governance:
         self.redactor = redactor
         self.policy = policy
         self.retries = retries
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("governance")
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work in a background task that outlives the turn it belongs to."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(work)
 
     async def drain(self, seconds: float) -> None:
         """Wait up to `seconds` for the background tasks of the current event loop."""
-        loop = asyncio.get_running_loop()
-        if tasks := [task for task in self._tasks if task.get_loop() is loop]:
-            await asyncio.wait(tasks, timeout=seconds)
+        await self._tasks.wait(seconds)
 
     @property
     def policy_version(self) -> str:

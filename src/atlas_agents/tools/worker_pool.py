@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from atlas_agents.core.aio import in_thread
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.tools.worker_codec import (
     CALL,
     HEAD,
@@ -57,7 +58,6 @@ class WorkerProcess:
     def __init__(self, max_result: int) -> None:
         loop = asyncio.get_running_loop()
         self.ready = False
-        self.opening: asyncio.Task[None] | None = None
         self.end: asyncio.Future[str] = loop.create_future()
         self._limit = max(max_result, MAX_FAULT) + SMALL
         self._lock = threading.Lock()
@@ -282,6 +282,7 @@ class _Pool:
         self.closed = False
         self._warm, self._at_most, self._max_result = warm, max(1, at_most), max_result
         self._all: set[WorkerProcess] = set()
+        self._tasks = BackgroundTasks("worker pool")
         self._idle: list[WorkerProcess] = []
         self._waiting: deque[asyncio.Future[WorkerProcess]] = deque()
 
@@ -365,7 +366,7 @@ class _Pool:
                 return
             self._all.add(worker)
             worker.end.add_done_callback(lambda _, worker=worker: self._forget(worker))
-            worker.opening = asyncio.create_task(self._open(worker))
+            self._tasks.spawn(self._open(worker))
 
     async def _open(self, worker: WorkerProcess) -> None:
         try:
