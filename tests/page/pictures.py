@@ -81,7 +81,7 @@ def take_views(tab: Tab, folder: Path, theme: str) -> None:
     take(tab, folder / f"question-{theme}.png")
     for view in ("approvals", "agents", "jobs", "audit", "usage"):
         tab.open_view(view)
-        tab.page.locator(".approval, .card, tbody tr, .bar-chart").first.wait_for()
+        tab.page.locator(".approval, .card, tbody tr.ant-table-row, .bar-chart").first.wait_for()
         take(tab, folder / f"{view}-{theme}.png")
     tab.open_view("runs")
     tab.page.locator("tr", has_text="How did orders do").first.click()
@@ -107,7 +107,7 @@ def take_phone(browser: Browser, gateway: GatewayProcess, folder: Path) -> None:
 
 def take(tab: Tab, path: Path) -> None:
     assert tab.errors == [], tab.errors
-    tab.page.mouse.move(640, 798)  # no element is hovered
+    tab.page.mouse.move(0, 0)  # no element is hovered
     tab.page.wait_for_load_state("networkidle")
     tab.wait_for_animations()
     tab.page.screenshot(path=path)

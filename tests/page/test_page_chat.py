@@ -284,6 +284,6 @@ def test_image_and_file_are_attached(tab: Tab) -> None:
 
 def test_failed_run_shows_its_error_after_a_reload(tab: Tab) -> None:
     tab.send(script([["text", "Half"], ["fail", "the key is not valid"]]))
-    expect(tab.answers.last).to_contain_text("the key is not valid")
+    expect(tab.answers.last).to_contain_text("The key is not valid")
     tab.page.reload()
-    expect(tab.answers.last).to_contain_text("the key is not valid")
+    expect(tab.answers.last).to_contain_text("The key is not valid")

@@ -67,8 +67,8 @@ def test_run_details_show_a_timeline(tab: Tab) -> None:
     complete_run(tab)
     tab.open_view("runs")
     tab.page.locator("tbody a").first.click()
-    expect(tab.page.locator(".bar.model")).to_have_count(2)
-    expect(tab.page.locator(".bar.tool")).to_have_count(2)
+    expect(tab.page.locator(".bar.kind-model")).to_have_count(2)
+    expect(tab.page.locator(".bar.kind-tool")).to_have_count(2)
     expect(tab.page.locator(".bar.is-failed")).to_have_count(1)
     expect(tab.page.locator(".facts")).to_contain_text("Done")
 

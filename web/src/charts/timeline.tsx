@@ -122,12 +122,12 @@ export function TimelineChart({ timeline }: { timeline: Timeline }) {
           return (
             <li key={index}>
               <span className="name" title={span.name}>
-                <i className={`swatch ${span.kind}`} aria-hidden /> {span.name}
+                <i className={`swatch kind-${span.kind}`} aria-hidden /> {span.name}
               </span>
               <span className="track">
                 <Tooltip title={`${kind}: ${duration}${span.note ? ` – ${span.note}` : ""}`}>
                   <span
-                    className={`bar ${span.kind} is-${span.status}`}
+                    className={`bar kind-${span.kind} is-${span.status}`}
                     style={{
                       left: percent(span.from - timeline.from),
                       width: `max(3px, ${percent(span.to - span.from)})`,
@@ -155,7 +155,7 @@ export function TimelineChart({ timeline }: { timeline: Timeline }) {
       <figcaption>
         {(["model", "tool", "approval"] as const).map((kind) => (
           <span key={kind}>
-            <i className={`swatch ${kind}`} aria-hidden /> {KIND_LABELS[kind]}
+            <i className={`swatch kind-${kind}`} aria-hidden /> {KIND_LABELS[kind]}
           </span>
         ))}
       </figcaption>

@@ -17,7 +17,7 @@ import {
   isSameItem,
   messageText,
 } from "../state/conversation";
-import { formatCost, formatCount } from "../state/format";
+import { formatCost, formatCount, toSentence } from "../state/format";
 import { useAppState } from "../state/hooks";
 import { isOpenRun, type RunState } from "../state/session";
 import { ImageThumbnail } from "./image";
@@ -44,7 +44,7 @@ export const Answer = memo(
     const waitingForModel = run?.status === "running" && (!last || callEnded);
     return (
       <article className="answer" aria-label="Answer" aria-busy={open} data-run={item.runId}>
-        {run?.notice && <Alert type="info" showIcon title={run.notice} />}
+        {run?.notice && <Alert type="info" showIcon title={toSentence(run.notice)} />}
         {item.plan && <Plan steps={item.plan} running={open} />}
         {pieces.map((piece) => {
           if (piece.kind === "call") return <ToolCallCard key={piece.id} call={piece.call} />;
@@ -92,7 +92,7 @@ function Outcome({ run }: { run?: RunState }) {
       type="error"
       showIcon
       title="The run failed"
-      description={run.error ?? "No error message was provided."}
+      description={run.error ? toSentence(run.error) : "No error message was provided."}
       className="failed"
     />
   );

@@ -1,10 +1,10 @@
 // Approval card: shows exactly what a tool call would do, and lets the user allow, edit or deny it.
 
-import { ClockCircleOutlined, EditOutlined, SafetyCertificateOutlined } from "@ant-design/icons";
+import { ClockCircleOutlined, SafetyCertificateOutlined } from "@ant-design/icons";
 import { App, Button, Input, Tooltip } from "antd";
 import { memo, type ReactNode, useState } from "react";
 import { ExactText } from "../components/exact-text";
-import { formatDuration, formatValue } from "../state/format";
+import { formatDuration, formatValue, toSentence } from "../state/format";
 import { useAppState, useClient, useNow } from "../state/hooks";
 import type { ApprovalDecision } from "../state/session";
 import { toSafeLine } from "../state/unicode-safety";
@@ -13,7 +13,7 @@ import { ElicitationForm } from "./elicitation";
 
 const ALLOW_OPTIONS: Record<Exclude<ApprovalDecision, "deny" | "dismiss">, { label: string; hint: string }> = {
   "allow-once": { label: "Allow once", hint: "Allow only this call" },
-  "allow-session": { label: "Allow for this session", hint: "Allow calls with the same arguments in this session" },
+  "allow-session": { label: "Allow for session", hint: "Allow calls with the same arguments in this session" },
   "allow-always": { label: "Always allow", hint: "Allow calls with the same arguments in every session" },
 };
 
@@ -88,7 +88,7 @@ function ToolApproval({ approval, disabled, resolve }: ToolApprovalProps) {
   const options = approval.options.filter((option) => option !== "deny" && option !== "dismiss");
   return (
     <>
-      {approval.risk && <p className="risk">{approval.risk}</p>}
+      {approval.risk && <p className="risk">{toSentence(approval.risk)}</p>}
       {isCommand(approval) && <ExactText text={approval.command} label="Command" />}
       {approval.preview && <Preview text={approval.preview} outdated={mode === "edit"} />}
       <Arguments approval={approval} />
@@ -116,7 +116,7 @@ function ToolApproval({ approval, disabled, resolve }: ToolApprovalProps) {
               </Button>
             </Tooltip>
           ))}
-          <Button icon={<EditOutlined aria-hidden />} disabled={disabled} onClick={() => setMode("edit")}>
+          <Button disabled={disabled} onClick={() => setMode("edit")}>
             Edit
           </Button>
           <span className="spacer" />

@@ -4,6 +4,7 @@ import { BulbOutlined, ClockCircleOutlined, CodeOutlined, InfoCircleOutlined, To
 import { Prompts } from "@ant-design/x";
 import { Alert } from "antd";
 import { Logo } from "../components/icons";
+import { toSentence } from "../state/format";
 import { useAppState, useClient } from "../state/hooks";
 
 const EXAMPLE_PROMPTS = [
@@ -48,7 +49,7 @@ export function Welcome({ agentId }: { agentId: string }) {
           : agent?.description || "Every tool call is checked and recorded. Risky ones need your approval."}
       </p>
       {agent?.notice && (
-        <Alert type="info" showIcon icon={<InfoCircleOutlined aria-hidden />} title={capitalize(agent.notice)} />
+        <Alert type="info" showIcon icon={<InfoCircleOutlined aria-hidden />} title={toSentence(agent.notice)} />
       )}
       <Prompts
         wrap
@@ -64,8 +65,4 @@ export function Welcome({ agentId }: { agentId: string }) {
       )}
     </div>
   );
-}
-
-function capitalize(text: string): string {
-  return text.charAt(0).toUpperCase() + text.slice(1);
 }

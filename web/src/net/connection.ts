@@ -1,5 +1,6 @@
 // WebSocket connection to the gateway that served this page. Reconnects with backoff when it is lost.
 
+import { toSentence } from "../state/format";
 import type { ErrorPayload, Events, Methods, WelcomeFrame } from "../wire";
 
 export type ConnectionStatus = "connecting" | "online" | "offline" | "unauthorized";
@@ -18,7 +19,7 @@ export class RequestError extends Error {
   readonly retryable: boolean;
 
   constructor(error: ErrorPayload) {
-    super(error.message);
+    super(toSentence(error.message));
     this.kind = error.data.kind;
     this.retryable = error.data.retryable;
   }

@@ -65,6 +65,11 @@ export function formatIdentifier(identifier: string): string {
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
+/** Capitalise a message of the gateway, unless it starts with a name such as a host or an identifier. */
+export function toSentence(message: string): string {
+  return /^[a-z]+(?:[\s,:;]|$)/.test(message) ? message.charAt(0).toUpperCase() + message.slice(1) : message;
+}
+
 export function formatValue(value: unknown): string {
   return typeof value === "string" ? value : (JSON.stringify(value, null, 2) ?? "");
 }

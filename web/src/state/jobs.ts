@@ -1,7 +1,7 @@
 // Jobs as the page shows them: labels of their states, available actions, and a list that merges live updates.
 
 import type { JobShape } from "../wire";
-import { formatRelativeTime, formatTimeOrDate } from "./format";
+import { formatRelativeTime, formatTimeOrDate, toSentence } from "./format";
 
 export type JobState = JobShape["state"];
 
@@ -56,7 +56,7 @@ export function formatDeadline(job: JobShape, now: number): string {
 /** Return why the job, or its last attempt, ended without a result. */
 export function jobError({ state, error }: JobShape): string {
   if (!error || state === "done" || state === "running") return "";
-  return /^(by .+|on request)$/.test(error) ? `Cancelled ${error}` : error;
+  return /^(by .+|on request)$/.test(error) ? `Cancelled ${error}` : toSentence(error);
 }
 
 /** Merge live updates into listed jobs: replace changed ones, add new ones, drop those that left the filter.

@@ -4,6 +4,7 @@ import { CheckOutlined, CloseOutlined, QuestionOutlined, RobotOutlined } from "@
 import { Alert, Drawer, Table, Tag, Tooltip } from "antd";
 import { useMemo, useState } from "react";
 import { CodeBlock } from "../markdown/code";
+import { toSentence } from "../state/format";
 import { useAppState, useQuery } from "../state/hooks";
 import type { AgentShape, Matrix, MatrixRow, ToolShape } from "../wire";
 import { EmptyState, QueryResult, View } from "./view";
@@ -60,7 +61,7 @@ function AgentCard({ agent }: { agent: AgentShape }) {
       </header>
       <p className="model">{agent.model ? <code>{agent.model}</code> : "No model"}</p>
       {agent.description && <p>{agent.description}</p>}
-      {agent.notice && <Alert type="info" showIcon title={agent.notice} />}
+      {agent.notice && <Alert type="info" showIcon title={toSentence(agent.notice)} />}
       <p className="muted">{count === 0 ? "No tools" : count === 1 ? "1 tool" : `${count} tools`}</p>
     </li>
   );

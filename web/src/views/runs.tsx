@@ -6,7 +6,7 @@ import { useEffect } from "react";
 import { buildTimeline, TimelineChart } from "../charts/timeline";
 import { RouteLink } from "../components/link";
 import { navigate } from "../layout/router";
-import { formatDateTime, formatDuration } from "../state/format";
+import { formatDateTime, formatDuration, toSentence } from "../state/format";
 import { useAppState, useNow, useQuery } from "../state/hooks";
 import type { RunFound, RunShape } from "../wire";
 import { EmptyState, QueryResult, RunStatusTag, View } from "./view";
@@ -142,7 +142,7 @@ function RunContent({ found, now }: { found: RunFound; now: number }) {
           </dd>
         </div>
       </dl>
-      {run.error && <Alert type="error" showIcon title={run.error} />}
+      {run.error && <Alert type="error" showIcon title={toSentence(run.error)} />}
       <TimelineChart timeline={timeline} />
     </div>
   );
