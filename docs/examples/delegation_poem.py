@@ -37,7 +37,7 @@ async def main() -> None:
             answered.set()
 
     async with Atlas([lead, poet], store=store) as atlas:
-        atlas.jobs.on_change = changed
+        atlas.jobs.on_change(changed)
         atlas.on("message:received", received)
         async with atlas.jobs.at_work():
             print((await atlas.ask("A poem, please.")).text)
