@@ -27,6 +27,7 @@ from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import AcceptRun, AddEvents, DropRecord, PutSession, ReserveEvents, SetRun
 from atlas_agents.stores import retention
 from atlas_agents.stores.sqlite import SqliteStore
+from checks import rounds, until
 
 DEMO = "# Agents\n\n## helper\n\nModel: ollama/tiny\nDescription: Helps.\n"
 
@@ -74,9 +75,7 @@ async def test_a_first_start_makes_a_home_a_token_and_a_workspace(tmp_path: Path
 
 async def test_an_agent_without_a_key_and_without_a_model_is_spoken_for_and_said_to_be(tmp_path: Path) -> None:
     async with served(tmp_path / "home") as here:
-        async with asyncio.timeout(15):
-            while here.runtime.crew.trouble is None:  # noqa: ASYNC110 - it changes when the download has failed
-                await asyncio.sleep(0.05)
+        await until(lambda: here.runtime.crew.trouble, patience=15)
         (agent,) = (await said(here, "agents.list"))["agents"]
         assert agent["model"] == "demo"
         assert "scripted demo answers instead" in agent["notice"]
@@ -88,23 +87,23 @@ async def test_an_agent_without_a_key_and_without_a_model_is_spoken_for_and_said
         assert "The clock says" in history
 
 
-async def test_edits_of_the_workspace_are_picked_up_and_broken_ones_are_not(tmp_path: Path) -> None:
+async def test_edits_of_the_workspace_are_picked_up_and_broken_ones_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     home = tmp_path / "home"
     async with served(home) as here:
         names = here.runtime.workspace.path / "AGENTS.md"
         names.write_text(DEMO)
-        await until(here, ["helper"])
+        await until(lambda: has_agents(here, "helper"))
         names.write_text("# Agents\n\n## helper\n\nModel: nonsense\n")
-        await asyncio.sleep(2.5)
-        await until(here, ["helper"])
+        await until(lambda: "nonsense" in caplog.text)
+        assert await has_agents(here, "helper")
         names.write_text(DEMO + "\n## other\n\nModel: ollama/tiny\nDescription: Too.\n")
-        await until(here, ["helper", "other"])
+        await until(lambda: has_agents(here, "helper", "other"))
 
 
-async def until(here: ServedGateway, ids: list[str]) -> None:
-    async with asyncio.timeout(8):
-        while [agent["id"] for agent in (await said(here, "agents.list"))["agents"]] != ids:  # noqa: ASYNC110 - asks again
-            await asyncio.sleep(0.2)
+async def has_agents(here: ServedGateway, *ids: str) -> bool:
+    return [agent["id"] for agent in (await said(here, "agents.list"))["agents"]] == list(ids)
 
 
 async def test_two_processes_do_not_work_in_one_home(tmp_path: Path) -> None:
@@ -170,7 +169,7 @@ async def test_an_idle_one_fetches_nothing_goes_on_with_nothing_and_is_not_found
     async with private_gateway(
         settings, environment=environment, told=lambda model, done, total, words: told.append(words), idle=True
     ) as here:
-        await asyncio.sleep(0.2)
+        await rounds(200)
         assert running(home) is None, "no address"
         assert (await said(here, "sessions.list"))["sessions"][0]["sessionKey"] == "s"
         row = await here.runtime.store.run("default", "cut-short")
@@ -205,12 +204,14 @@ async def test_a_gateway_removes_by_itself_what_is_kept_no_longer(
     await then.commit("default", [AddEvents("old", ((1, b"{}"),)), SetRun("old", 0, "done")])
     await then.close()
     async with served(home, keep_events=41) as here:
-        await asyncio.sleep(0.5)
+        await until(lambda: here.runtime.store.record("default", "chore", "forget"))
         assert len(await here.runtime.store.events("default", "old")) == 1
-        assert await here.runtime.store.record("default", "chore", "forget") is not None
     async with served(home) as here:
         store = here.runtime.store
         await store.commit("default", [DropRecord("chore", "forget")])
     async with served(home) as here:
-        while await here.runtime.store.events("default", "old"):  # noqa: ASYNC110 - looked at until it is gone
-            await asyncio.sleep(0.01)
+
+        async def is_removed() -> bool:
+            return not await here.runtime.store.events("default", "old")
+
+        await until(is_removed)

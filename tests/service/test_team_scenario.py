@@ -21,6 +21,7 @@ from team_process import TEAM, TeamProcess
 from atlas_agents.client import GatewayClient
 from atlas_agents.workspace.workspace import parse_agents
 from bot_double import TOKEN, BotDouble, Person, bot_double
+from checks import until
 from model_server import Asked, Reply, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -126,9 +127,12 @@ async def said(client: GatewayClient, session: str) -> list[tuple[str, str]]:
 
 async def until_told(client: GatewayClient) -> list[tuple[str, str]]:
     """The session, once the asker has answered what came back."""
-    while len(words := await said(client, SESSION)) < 4:  # noqa: ASYNC110 - asks again
-        await asyncio.sleep(0.1)
-    return words
+
+    async def whole() -> list[tuple[str, str]]:
+        words = await said(client, SESSION)
+        return words if len(words) >= 4 else []
+
+    return await until(whole, patience=30)
 
 
 async def test_a_question_goes_through_the_team_and_a_sudden_end(

@@ -1,5 +1,6 @@
 """An interpreter to try things on, in a place with things that must not be found."""
 
+import fcntl
 import json
 import secrets
 import socket
@@ -21,6 +22,16 @@ from atlas_agents.tools.context import ToolContext
 SANDBOXES: tuple[str, ...] = ("bubblewrap", "landlock", "wasm")[: 3 if sys.version_info >= (3, 12) else 2]
 """All that must work where the tests run; WebAssembly needs a newer Python than our oldest."""
 assert find_spec("sandlock"), "the tests of the sandbox need sandlock: install the dev group"
+
+
+def is_unlocked(path: Path) -> bool:
+    """Whether no process holds a lock on the file: the kernel gives it back when the last holder ends."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 class Desk:

@@ -7,7 +7,6 @@ import secrets
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from atlas_agents import Policy
 from atlas_agents.builtin_tools.bash import Telling, bash_tool
 from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from checks import until
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 
@@ -36,12 +36,10 @@ def nap() -> str:
 
 async def gone(words: str, within: float = 2.0) -> bool:
     """Whether no process of this command is left soon."""
-    until = time.monotonic() + within
-    while time.monotonic() < until:
-        if not _running(words):
-            return True
-        await asyncio.sleep(0.02)
-    return False
+    try:
+        return await until(lambda: not _running(words), patience=within)
+    except TimeoutError:
+        return False
 
 
 def _running(words: str) -> bool:
@@ -188,11 +186,6 @@ async def test_a_cancelled_turn_ends_its_command(sandbox: Any, tmp_path: Path) -
             async for _ in stream:
                 pass
         assert await gone(words)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - another process cannot set an event
-        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 601])

@@ -13,6 +13,7 @@ from atlas_agents import Actor, Answer, Approvals, Atlas, ConfigError, Policy, Q
 from atlas_agents.builtin_tools.bash import bash_tool
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
+from checks import until
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 ECHO = Policy(tools={"bash": {"*": "yes"}}, commands=[{"argv": ["echo", "**"]}, {"argv": ["git", "status"]}])
@@ -347,10 +348,7 @@ async def test_nothing_runs_when_nobody_answers_or_the_turn_is_given_up(tmp_path
 
 
 async def asked(atlas: Atlas) -> list[Question]:
-    async with asyncio.timeout(10):
-        while not (pending := await atlas.pending()):  # noqa: ASYNC110 - the store has no event to wait for
-            await asyncio.sleep(0.01)
-    return pending
+    return await until(atlas.pending)
 
 
 async def test_an_answer_is_used_once_also_after_a_restart(tmp_path: Path) -> None:
@@ -396,4 +394,4 @@ async def test_a_model_is_told_that_something_has_changed_since_the_yes(tmp_path
     script = recorder(tmp_path)
     person = Person(before=lambda: script.write_text("#!/bin/sh\necho other\n"))
     result = await call([free(tmp_path)], "bash", person, YES, argv=["./recorder"])
-    assert result.error == "declined" and "has changed since the yes" in str(result.result)
+    assert result.error == "declined" and "has changed since it was approved" in str(result.result)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from calling_tools import Person, call
-from code_desk import SANDBOXES, Desk
+from code_desk import SANDBOXES, Desk, is_unlocked
 
 from atlas_agents import Approvals, MemoryAudit, Question
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter, Kind, code_tool
@@ -19,6 +19,7 @@ from atlas_agents.builtin_tools.sandbox import choose
 from atlas_agents.core.errors import SandboxUnavailable
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from checks import until
 
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\n"
 
@@ -163,16 +164,17 @@ async def test_without_a_sandbox_no_code_is_run(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_cancelling_a_call_ends_its_code(own: Desk) -> None:
-    code = "import time\nopen('begun', 'w').close()\ntime.sleep(1.5)\nopen('alive', 'w').close()"
+    code = (
+        "import fcntl, signal\nlock = open('lock', 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "open('begun', 'w').close()\nsignal.pause()"
+    )
     running = asyncio.create_task(own.run(code))
-    async with asyncio.timeout(10):
-        while not (own.place / "begun").exists():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.02)
+    await until((own.place / "begun").exists)
+    assert not is_unlocked(own.place / "lock")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await asyncio.sleep(2)
-    assert not (own.place / "alive").exists()
+    assert await until(lambda: is_unlocked(own.place / "lock"))
 
 
 async def test_on_the_governed_path_it_asks_first_and_its_row_names_the_sandbox(tmp_path: Path) -> None:

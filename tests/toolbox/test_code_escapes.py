@@ -5,12 +5,13 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from code_desk import SANDBOXES, Desk
+from code_desk import SANDBOXES, Desk, is_unlocked
+
+from checks import until
 
 _TRY = "\n    try: {}\n    except OSError: pass"
 READING = {
@@ -192,7 +193,9 @@ async def test_the_name_of_a_session_is_no_path(desk: Desk) -> None:
 
 async def test_what_was_set_going_does_not_outlive_the_call(desk: Desk) -> None:
     code = """
-import os, time, signal
+import fcntl, os, signal
+lock = open("lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
 for _ in range(2):
     if os.fork() == 0:
         os.setsid()
@@ -201,17 +204,14 @@ for _ in range(2):
             except OSError: pass
         if os.fork() == 0:
             os.environ.clear()
-            time.sleep(1.5)
-            open("alive", "w").close()
-            os._exit(0)
-        time.sleep(60)
+        while True: signal.pause()
 "going"
 """
     result = await desk.run(code)
     if "error" not in result:
         assert result["value"] == "'going'"
-    time.sleep(2)  # noqa: ASYNC251 - long enough for it to show that it lives
-    assert not (desk.place / "alive").exists()
+        assert (desk.place / "lock").exists()
+    assert await until(lambda: is_unlocked(desk.place / "lock"))
 
 
 async def test_we_are_still_here(desk: Desk) -> None:

@@ -1,6 +1,5 @@
 """What a model reads of files: lines, encodings, pictures, folders and what is found in them."""
 
-import asyncio
 import base64
 import os
 import time
@@ -13,6 +12,7 @@ from calling_tools import call
 from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.builtin_tools.files.listing import Pattern
 from atlas_agents.providers.base import seen
+from checks import beating
 
 
 async def told(root: Path, name: str, **arguments: Any) -> Any:
@@ -280,19 +280,10 @@ async def test_a_query_that_is_none(query: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_an_endless_expression_ends_and_holds_up_nobody(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a" * 40 + "!\n")
-    beats = 0
-
-    async def pulse() -> None:
-        nonlocal beats
-        while True:
-            await asyncio.sleep(0.02)
-            beats += 1
-
-    beating = asyncio.create_task(pulse())
-    text = await told(tmp_path, "file_search", query="(a+)+$", regex=True)
-    beating.cancel()
+    async with beating() as heart:
+        text = await told(tmp_path, "file_search", query="(a+)+$", regex=True)
     assert "stopped after 3 s of work" in text
-    assert beats > 30  # the loop was free all the while
+    assert heart.beats > 30  # the loop was free all the while
 
 
 async def test_reading_is_quick_when_warm(tmp_path: Path) -> None:

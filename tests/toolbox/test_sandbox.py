@@ -16,6 +16,7 @@ from atlas_agents.builtin_tools.sandbox.base import CapturedOutput, ProcessResul
 from atlas_agents.builtin_tools.sandbox.process import HeadTailBuffer
 from atlas_agents.builtin_tools.sandbox.seccomp import program
 from atlas_agents.core.errors import SandboxUnavailable
+from checks import until
 
 Shell = Callable[..., Coroutine[Any, Any, ProcessResult]]
 
@@ -126,7 +127,7 @@ async def test_what_a_command_leaves_behind_ends_with_it(shell: Shell, nap: str)
 
 async def test_cancelling_ends_the_process(shell: Shell, nap: str) -> None:
     running = asyncio.create_task(shell(f"setsid {nap} & {nap}", limits=SandboxLimits(seconds=50)))
-    await _until(lambda: _runs(nap))
+    await until(lambda: _runs(nap))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -247,11 +248,5 @@ def _command(pid: str) -> str:
         return ""
 
 
-async def _until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.02)
-
-
 async def _nothing_runs(words: str) -> None:
-    await _until(lambda: not _runs(words), 2.0)
+    await until(lambda: not _runs(words))

@@ -49,7 +49,7 @@ def test_a_local_address_is_passed_on_to_no_vendor(url: str) -> None:
     message = user("Look:", Image("image/png", url=url), File("a.pdf", "application/pdf", url=url))
     for body in (to_openai(Request([message]), "m", official=True), to_anthropic(Request([message]), "m")):
         assert url.encode() not in body
-        assert b"[something at an address that is not public was left out]" in body
+        assert b"[omitted: content at a non-public address]" in body
     assert not is_public_url(url)
 
 

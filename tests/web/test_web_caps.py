@@ -197,8 +197,7 @@ async def test_the_loop_goes_on_while_a_page_is_read() -> None:
     async with world(page(HANGS["attributes"]), caps=Caps(reading=1)) as here:
         longest, last = 0.0, time.monotonic()
         reading = asyncio.ensure_future(here.fetch("http://pub.test/"))
-        while not reading.done():
-            await asyncio.sleep(0.01)
+        while not (await asyncio.wait([reading], timeout=0.01))[0]:
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
         assert isinstance(reading.exception(), ToolFailed)
         assert longest < 3  # reading it here would take a minute
