@@ -9,7 +9,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat team page browser sandbox searx pictures test check crash lint format coverage bench structure docs texts hooks lock upgrade clean
+.PHONY: help run chat team page browser sandbox searx pictures test check crash lint format coverage bench structure docs texts outputs hooks lock upgrade clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI he
 	$(BIN)/python tests/help_texts.py
 	$(BIN)/python tests/protocol_page.py
 	$(BIN)/python tests/settings_table.py
+
+outputs: $(READY) ## Run the examples of the docs and store what they print; EXAMPLES="tools_plain" for some
+	$(BIN)/python tests/test_docs_examples.py $(EXAMPLES)
 
 hooks: $(READY) ## Install the Git hooks that check each commit
 	$(BIN)/pre-commit install

@@ -1,4 +1,7 @@
-"""Every example of the documentation runs as a reader would run it and prints what its page shows."""
+"""Every example of the documentation runs as a reader would run it and prints what its page shows.
+
+As a script (`make outputs`) it stores what the examples print now; review the diff, then run `make texts`.
+"""
 
 import json
 import os
@@ -6,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -72,3 +76,22 @@ def test_example_runs_and_prints_what_its_page_shows(
     printed = example.with_suffix(".txt").read_text(encoding="utf-8")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == printed
+
+
+def store_outputs(examples: list[Path]) -> None:
+    """Run examples and write what they print beside them; one that fails keeps its output."""
+    with serving(answer) as server:
+        for example in examples:
+            os.environ.pop("ATLAS_HOME", None)
+            if example.stem.startswith("local_"):
+                os.environ["ATLAS_HOME"] = str(home_with_weights())
+            with tempfile.TemporaryDirectory() as folder:
+                done = run(example, server, Path(folder))
+            if done.returncode or done.stderr:
+                print(f"{example.name} failed:\n{done.stderr}", file=sys.stderr)
+            else:
+                example.with_suffix(".txt").write_text(done.stdout, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    store_outputs([example for example in EXAMPLES if not sys.argv[1:] or example.stem in sys.argv[1:]])
