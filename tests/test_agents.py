@@ -123,16 +123,16 @@ def test_several_providers_may_be_refs_objects_and_callables() -> None:
         ({"providers": ["openai/x"], "model": "openai/y"}, "either providers=… or model=…"),
         ({"providers": ["openai/x"], "provider": "openai"}, "either providers=… or model=…"),
         ({"providers": []}, "providers=… is empty"),
-        ({"provider": "openai"}, "provider=… needs model=…"),
-        ({"model": "gpt-4"}, "'gpt-4' is no model ref: write provider/model"),
+        ({"provider": "openai"}, "provider=… requires model=…"),
+        ({"model": "gpt-4"}, "invalid model reference 'gpt-4': expected 'provider/model'"),
         ({"model": "openai/"}, "'openai/' is no model ref"),
         ({"model": "/gpt"}, "'/gpt' is no model ref"),
         ({"provider": "", "model": "gpt"}, "'/gpt' is no model ref"),
         ({"providers": ["gpt-4"]}, "'gpt-4' is no model ref"),
-        ({"max_rounds": 0}, "agent 'a': max_rounds must be at least 1, not 0"),
-        ({"max_tokens": 0}, "agent 'a': max_tokens must be at least 1, not 0"),
-        ({"temperature": 3}, "agent 'a': temperature is from 0 to 2, not 3"),
-        ({"mode": "magic"}, "agent 'a': there is no mode 'magic'"),
+        ({"max_rounds": 0}, "agent 'a': max_rounds must be at least 1, got 0"),
+        ({"max_tokens": 0}, "agent 'a': max_tokens must be at least 1, got 0"),
+        ({"temperature": 3}, "agent 'a': temperature must be between 0 and 2, got 3"),
+        ({"mode": "magic"}, "agent 'a': unknown mode 'magic'"),
         ({"tools": [7]}, "7 is neither a tool nor a function"),
     ],
 )
@@ -142,7 +142,7 @@ def test_settings_that_cannot_work_are_refused_at_construction(options: dict[str
 
 
 def test_an_agent_needs_an_id() -> None:
-    with pytest.raises(ConfigError, match="an agent needs an id"):
+    with pytest.raises(ConfigError, match="an agent requires an id"):
         Agent(" ", model="openai/x")
 
 
@@ -178,7 +178,7 @@ def test_a_ref_without_a_slash_is_named_in_the_error(ref: str) -> None:
 
 async def test_an_unknown_provider_is_named_with_the_known_ones() -> None:
     atlas = Atlas([Agent("a", model="acme/gpt")], registry=offline())
-    with pytest.raises(BadModelRef, match=r"there is no provider 'acme'; there are .*anthropic.*openai"):
+    with pytest.raises(BadModelRef, match=r"unknown provider 'acme'; known providers: .*anthropic.*openai"):
         await atlas.ask("hi")
 
 
@@ -199,7 +199,7 @@ async def test_an_agent_without_a_model_takes_the_one_of_the_environment() -> No
     with pytest.raises(MissingKey, match="ANTHROPIC_API_KEY"):
         await atlas.ask("hi")
     atlas = Atlas([Agent("a")], registry=offline())
-    with pytest.raises(ConfigError, match=r"agent 'a' names no model: .* ATLAS_MODEL"):
+    with pytest.raises(ConfigError, match=r"agent 'a' has no model: .* ATLAS_MODEL"):
         await atlas.ask("hi")
 
 
@@ -258,7 +258,7 @@ def test_two_tools_of_one_name_are_refused_at_construction() -> None:
 
 
 def test_two_names_that_a_model_could_not_tell_apart_are_refused() -> None:
-    with pytest.raises(DuplicateTool, match="a model could not tell them apart"):
+    with pytest.raises(DuplicateTool, match="duplicate tool name"):
         Agent("a", model="openai/x", tools=[Tool("mail/send", print), Tool("mail__send", print)])
 
 
@@ -365,7 +365,7 @@ async def test_an_agent_named_with_a_message_answers_that_one_only() -> None:
 @pytest.mark.parametrize("ids", [("one", "two"), ()])
 async def test_an_unknown_id_lists_the_known_ones(ids: tuple[str, ...]) -> None:
     atlas = Atlas([Agent(id, model=Scripted()) for id in ids])
-    complaint = f"there is no agent 'three'; there are: {', '.join(ids) or 'none'}"
+    complaint = f"not found: agent 'three' .known agents: {', '.join(ids) or 'none'}."
     with pytest.raises(UnknownAgent, match=complaint):
         atlas.set_agent_by_id("three")
     with pytest.raises(UnknownAgent, match=complaint):
@@ -377,7 +377,7 @@ async def test_an_unknown_id_lists_the_known_ones(ids: tuple[str, ...]) -> None:
 
 
 def test_two_agents_of_one_id_are_refused() -> None:
-    with pytest.raises(ConfigError, match="two agents have the id 'a'"):
+    with pytest.raises(ConfigError, match="duplicate agent id 'a'"):
         Atlas([Agent("a", model="openai/x"), Agent("a", model="openai/y")])
 
 

@@ -22,7 +22,7 @@ async def test_where_nobody_can_be_asked_the_model_is_told_that_a_call_needs_app
         assert (await stream.reply()).text == "Not done."
         assert await atlas.pending() == []
     (result,) = model.requests[-1].messages[-1].tool_results
-    words = "note needs approval, and nobody can be asked from here"
+    words = "note requires approval, and no one can be asked in this turn"
     assert (result.status, result.error, result.result) == ("error", "declined", words)
 
 

@@ -121,7 +121,7 @@ def test_what_a_child_assigns_is_its_own() -> None:
 
 
 def test_one_context_cannot_have_two_tools_of_one_name() -> None:
-    with pytest.raises(DuplicateTool, match="two tools are named 'search'"):
+    with pytest.raises(DuplicateTool, match="duplicate tool name 'search'"):
         Context(tools=[search, search_here])
 
 

@@ -95,7 +95,7 @@ async def test_the_same_key_gives_the_first_result_and_runs_once() -> None:
         await atlas.invoke("write", {"text": "x"}, user="bob", idempotency_key="k")
         assert len(ran) == 2
     async with house() as atlas:
-        with pytest.raises(ConfigError, match="needs a store"):
+        with pytest.raises(ConfigError, match="requires a store"):
             await atlas.invoke("write", {"text": "x"}, idempotency_key="k")
 
 
@@ -137,7 +137,7 @@ async def test_a_call_that_a_sudden_end_cut_short_is_unknown_and_not_made_again(
     stream = await before.begin_call("transfer", {})
     await asyncio.wait_for(began.wait(), PATIENCE)
     run = stream._run  # type: ignore
-    run.desk.journal.leave()  # type: ignore
+    run.journal.detach()  # type: ignore
     async with Atlas([Agent("a", tools=[transfer])], store=store) as after:
         (again,) = await after.recover()
         reply = await asyncio.wait_for(again.reply(), PATIENCE)

@@ -311,9 +311,9 @@ async def test_on_gives_back_what_takes_the_listener_off() -> None:
 def test_an_unknown_event_name_is_an_error_that_lists_the_known_ones() -> None:
     atlas = in_memory_atlas(Scripted())
     for use in (atlas.on, atlas.off):
-        with pytest.raises(ConfigError, match=r"there is no event 'tool:results'; there are .*tool:result"):
+        with pytest.raises(ConfigError, match=r"unknown event 'tool:results', expected one of .*tool:result"):
             use("tool:results", print)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="a listener must be a function of the event, not 7"):
+    with pytest.raises(ConfigError, match="expected a function that takes an event, got 7"):
         atlas.on("error", 7)  # pyright: ignore[reportArgumentType]
 
 
@@ -359,7 +359,7 @@ async def test_a_listener_that_throws_harms_nobody(listener: Any, caplog: pytest
         assert (await atlas.ask("on")).text == "Four"
     assert heard == ["One ", "two ", "three", "Four"]
     if listener is not gives_up:
-        assert caplog.text.count("failed on stream:chunk") == 4
+        assert caplog.text.count("event=stream:chunk") == 4
 
 
 async def hangs_async(event: Any) -> None:
@@ -390,7 +390,7 @@ class Until(logging.Handler):
 @pytest.mark.parametrize("listener", [hangs_async, hangs, hangs_and_ignores_it])
 async def test_a_listener_that_hangs_harms_nobody_and_is_removed(listener: Any) -> None:
     heard: list[str] = []
-    removed = Until("hung for 1 s on stream:chunk and was removed")
+    removed = Until("removed a subscriber that timed out")
     logging.getLogger("atlas_agents").addHandler(removed)
     async with in_memory_atlas(Scripted(says("One two"), says("Three"))) as atlas, asyncio.timeout(PATIENCE):
         atlas.on("stream:chunk", listener)

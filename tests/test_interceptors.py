@@ -258,11 +258,11 @@ async def test_an_interceptor_that_fails_stops_the_turn_with_its_error(where: st
 @pytest.mark.parametrize(
     ("where", "value", "complaint"),
     [
-        ("outgoing", "text", "which is no Message"),
-        ("incoming", 7, "which is no Message"),
-        ("request", user("x"), "which is no Request"),
-        ("outgoing", [], "returned no message; raise Refused to stop a turn"),
-        ("outgoing", [user("x"), "text"], "which is no Message"),
+        ("outgoing", "text", "expected a Message"),
+        ("incoming", 7, "expected a Message"),
+        ("request", user("x"), "expected a Request"),
+        ("outgoing", [], "returned an empty list; raise Refused to stop a turn"),
+        ("outgoing", [user("x"), "text"], "expected a Message"),
     ],
 )
 async def test_what_an_interceptor_may_not_return_is_named(where: str, value: Any, complaint: str) -> None:
@@ -275,7 +275,7 @@ async def test_what_an_interceptor_may_not_return_is_named(where: str, value: An
 
 
 def test_what_is_no_interceptor_is_refused() -> None:
-    with pytest.raises(ConfigError, match="an interceptor is an Interceptor"):
+    with pytest.raises(ConfigError, match="expected an Interceptor"):
         in_memory_atlas(Scripted(), interceptors=[print])
 
 
@@ -317,5 +317,5 @@ async def test_what_is_known_of_who_asks_can_stand_before_the_message() -> None:
 
 async def test_what_stands_before_a_message_is_a_message() -> None:
     async with in_memory_atlas(Scripted(), interceptors=[Interceptor(before=lambda message, actor: "words")]) as atlas:
-        with pytest.raises(ConfigError, match="no Message"):
+        with pytest.raises(ConfigError, match="expected a Message"):
             await atlas.ask("Go")

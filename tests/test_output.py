@@ -87,7 +87,7 @@ async def test_an_answer_that_does_not_fit_may_be_mended_once(wanted: Any, said:
     assert len(model.requests) == 2
     complaint = model.requests[1].messages[-1]
     assert (complaint.role, complaint.metadata) == ("user", {"synthetic": True})
-    assert why in complaint.text and "Answer only with JSON that fits this schema" in complaint.text
+    assert why in complaint.text and "Answer only with JSON that matches this schema" in complaint.text
     assert roles(result.intermediate) == ["assistant", "user"]
 
 
@@ -125,7 +125,7 @@ async def test_the_wanted_shape_reaches_the_request() -> None:
     assert (request.output.name, request.output.schema) == ("city", SCHEMA)
     start, instruction = request.system.split("\n\n")
     assert start == "Be brief."
-    assert instruction.startswith("Answer only with JSON that fits this schema, without any other words:\n{")
+    assert instruction.startswith("Answer only with JSON that matches this schema, without any other text:\n{")
 
 
 async def test_without_a_wanted_shape_nothing_is_asked_for() -> None:
@@ -138,7 +138,7 @@ async def test_without_a_wanted_shape_nothing_is_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "complaint"),
-    [(socket.socket, "cannot be described as JSON"), ({"type": "strong"}, "the wanted output is no valid JSON schema")],
+    [(socket.socket, "has no JSON schema"), ({"type": "strong"}, "invalid output schema")],
 )
 async def test_a_shape_that_cannot_be_wanted_is_refused_before_anything_is_asked(wanted: Any, complaint: str) -> None:
     model = Scripted(says("never"))

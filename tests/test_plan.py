@@ -93,7 +93,7 @@ async def test_a_step_that_gets_stuck_is_planned_anew() -> None:
     )
     result = await atlas.run("Go.")
     assert result.plan == (PlanStep("Look at all", "failed"), PlanStep("Look at one", "done"))
-    assert "was given up" in model.requests[4].messages[-1].text
+    assert "was abandoned" in model.requests[4].messages[-1].text
     assert result.answer == "One is blue."
 
 
@@ -173,7 +173,7 @@ async def test_without_the_yes_nothing_is_done() -> None:
     )
     result = await atlas.run("Go.")
     assert result.plan == ()
-    assert "not agreed to" in model.requests[1].messages[-1].text and model.requests[1].tool_choice == "none"
+    assert "not approved" in model.requests[1].messages[-1].text and model.requests[1].tool_choice == "none"
 
 
 async def test_only_the_last_word_has_the_shape() -> None:

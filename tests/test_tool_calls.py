@@ -185,7 +185,7 @@ async def test_what_a_bug_says_goes_to_the_log_and_not_to_the_model(caplog: pyte
 
     assert await outcome(act) == ("error", "internal", NEUTRAL)
     assert "secret detail" in caplog.text
-    assert "the tool 'act' failed" in caplog.text
+    assert "tool failed: tool=act" in caplog.text
 
 
 async def test_a_tool_may_change_its_arguments_without_changing_history() -> None:
@@ -258,7 +258,7 @@ async def test_of_eight_parallel_calls_each_gets_its_own_result_in_the_models_or
         ("ok", None, "good 1"),
         ("error", "failed", "cannot"),
         ("unknown", "timeout", "hangs took longer than 5 s and was stopped; it may have happened"),
-        ("error", "not_found", f"There is no tool 'nowhere'. There are: {known}."),
+        ("error", "not_found", f"Unknown tool 'nowhere'. Available tools: {known}."),
         ("error", "bad_arguments", 'n: "five" is not of type "integer"'),
         ("error", "internal", NEUTRAL),
         ("ok", None, "waited"),
@@ -409,7 +409,7 @@ async def test_a_tool_that_names_a_permission_needs_somebody_to_grant_it() -> No
     async def read(path: str) -> None:
         ran.append(path)
 
-    words = "read is not permitted for assistant: it needs file:read, and there is no policy that grants it."
+    words = "read is not permitted for assistant: it requires file:read, and no policy grants that."
     assert await outcome(read, path="x") == ("error", "not_permitted", words)
     assert ran == []
 
@@ -702,7 +702,7 @@ async def test_an_unknown_tool_is_told_and_may_be_tried_again() -> None:
     async with in_memory_atlas(model, [search]) as atlas:
         result = await atlas.run("go")
     assert [(step.tool, step.status, step.output) for step in result.steps] == [
-        ("serach", "error", "There is no tool 'serach'. There are: search."),
+        ("serach", "error", "Unknown tool 'serach'. Available tools: search."),
         ("search", "ok", "found x"),
     ]
     assert result.answer == "Found."

@@ -69,9 +69,9 @@ async def test_ask_takes_a_message_as_it_is() -> None:
 @pytest.mark.parametrize("wrong", [None, 7, b"hi", ["hi"]])
 async def test_what_is_no_message_is_refused(wrong: Any) -> None:
     async with in_memory_atlas(Scripted(says("x"))) as atlas:
-        with pytest.raises(ConfigError, match="a message is a text or a Message"):
+        with pytest.raises(ConfigError, match="expected a message as a string or a Message"):
             await atlas.ask(wrong)
-        with pytest.raises(ConfigError, match="a message is a text or a Message"):
+        with pytest.raises(ConfigError, match="expected a message as a string or a Message"):
             atlas.send(wrong)
         assert atlas.conversation().messages == []
 
@@ -194,7 +194,7 @@ async def test_run_takes_a_text_a_message_or_messages_that_end_with_the_model() 
             await atlas.run(user("Hi")),
             await atlas.run([user("Hi"), assistant("And?")]),
         ]
-        with pytest.raises(ConfigError, match="run needs at least one message"):
+        with pytest.raises(ConfigError, match="run requires at least one message"):
             await atlas.run([])
     assert [result.answer for result in results] == ["1", "2", "3"]
     assert [roles(request.messages) for request in model.requests] == [["user"], ["user"], ["user", "assistant"]]
@@ -231,7 +231,7 @@ async def test_at_the_round_limit_run_has_no_success_and_what_there_is() -> None
 async def test_the_round_limit_of_a_run_goes_before_the_agents() -> None:
     async with in_memory_atlas(looping(2), [weather], agent={"max_rounds": 5}) as atlas:
         assert len((await atlas.run("go", max_rounds=2)).steps) == 2
-        with pytest.raises(ConfigError, match="max_rounds must be at least 1, not 0"):
+        with pytest.raises(ConfigError, match="max_rounds must be at least 1, got 0"):
             await atlas.run("go", max_rounds=0)
 
 
@@ -337,7 +337,7 @@ async def test_three_malformed_rounds_in_a_row_end_the_turn() -> None:
         return malformed(len(asked))
 
     async with in_memory_atlas(model, [weather]) as atlas:
-        with pytest.raises(ProviderError, match="cannot be read, again after two repairs") as caught:
+        with pytest.raises(ProviderError, match="malformed tool calls three times in a row") as caught:
             await atlas.ask("Hi")
         assert caught.value.kind == "protocol"
         assert is_paired(atlas.conversation().messages)

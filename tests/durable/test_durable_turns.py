@@ -115,7 +115,7 @@ async def test_a_run_whose_agent_is_gone_is_ended_as_failed() -> None:
         await until(store.open_runs)
         assert await in_memory_atlas(Scripted(), store=store).recover() == []
     (run,) = await store.runs("default", "default")
-    assert (run.status, run.error) == ("failed", "there is no agent 'old' any more")
+    assert (run.status, run.error) == ("failed", "agent 'old' no longer exists")
     await old.close()
 
 

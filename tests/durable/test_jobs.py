@@ -195,7 +195,7 @@ async def test_a_job_whose_deadline_passes_is_stopped_and_said_to_be() -> None:
         assert (await atlas.jobs.list())[0].state == "running"
         await clock.advance(2)
         (job,) = await settled(atlas, "expired")
-        assert "was not done by its deadline" in (await said(atlas))[2][1]
+        assert "missed its deadline" in (await said(atlas))[2][1]
         runs = await atlas.store.runs("default", job.session) if atlas.store else []
         assert [run.status for run in runs] == ["cancelled"]
 
@@ -252,7 +252,7 @@ async def test_a_job_that_fails_is_tried_again_and_then_dead() -> None:
         dead, failed = await settled(atlas, "dead", "failed")
         assert (dead.attempts, dead.error) == (5, "away") and (failed.attempts, failed.error) == (1, "no such model")
         words = [text for role, text in await said(atlas) if role == "user"]
-        assert any("in 5 attempts: away" in text for text in words)
+        assert any("after 5 attempts: away" in text for text in words)
         again = await atlas.jobs.retry(dead.id)
         assert (again.state, again.allowed) == ("queued", 10)
         done, _ = await settled(atlas, "done", "failed")

@@ -40,7 +40,7 @@ async def test_sessions_are_listed_named_and_archived() -> None:
         assert (found.label, found.archived, found.metadata) == ("Trip", True, {"colour": "red"})
         made = await atlas.sessions.put(label="New")
         assert (await atlas.sessions.get(made.key)).label == "New"
-        with pytest.raises(NotFound, match="no session 'x'"):
+        with pytest.raises(NotFound, match="not found: session 'x'"):
             await atlas.sessions.get("x")
 
 
@@ -69,7 +69,7 @@ async def test_a_fork_at_a_call_takes_its_result_with_it() -> None:
 async def test_a_fork_that_cannot_be_is_refused() -> None:
     atlas, _ = await filled()
     async with atlas:
-        with pytest.raises(NotFound, match="no message 'x'"):
+        with pytest.raises(NotFound, match="not found: message 'x'"):
             await atlas.sessions.fork("s", at="x")
         with pytest.raises(NotFound):
             await atlas.sessions.fork("nowhere")
@@ -98,10 +98,10 @@ async def test_a_session_travels_as_lines_byte_for_byte(tmp_path: Path) -> None:
 
 BAD: list[tuple[list[str], type[Exception], str]] = [
     ([], ConfigError, "nothing to import"),
-    (["{}"], ConfigError, "line 1: this is no exported session"),
+    (["{}"], ConfigError, "line 1: expected the header of an exported session"),
     (["not json"], ConfigError, "line 1"),
-    (['{"atlas_session": 99, "key": "s"}'], ConfigError, "format 99 is not known"),
-    (['{"atlas_session": 1, "key": "s"}', "{"], ConfigError, "line 2: this is no message"),
+    (['{"atlas_session": 99, "key": "s"}'], ConfigError, "unsupported format 99"),
+    (['{"atlas_session": 1, "key": "s"}', "{"], ConfigError, "line 2: expected a message"),
     (['{"atlas_session": 1, "key": "s"}', "[]"], ConfigError, "line 2"),
 ]
 

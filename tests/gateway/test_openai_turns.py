@@ -151,7 +151,7 @@ async def test_a_call_that_needs_a_yes_is_refused_because_nobody_can_be_asked(se
         answer = await client.chat.completions.create(model=MODEL, messages=said("Go"), extra_headers=headers)
     assert answer.choices[0].message.content == "It needs approval."
     (result,) = model.requests[-1].messages[-1].tool_results
-    assert result.result == "upper needs approval, and nobody can be asked from here"
+    assert result.result == "upper requires approval, and no one can be asked in this turn"
 
 
 async def test_a_request_may_wait_until_somebody_else_answers(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ class TurnRunner:
         if row.id in self._live:
             return None
         if row.agent_id not in self._agents:
-            await self._fail(row, f"not found: agent {row.agent_id!r}")
+            await self._fail(row, f"agent {row.agent_id!r} no longer exists")
             return None
         stream = AtlasStream(row.id)
         run = self.create(row.session, row.agent_id, options_of(row), user=row.user, stream=stream, row=row)
