@@ -78,7 +78,7 @@ def take_views(tab: Tab, folder: Path, theme: str) -> None:
     take(tab, folder / f"chat-{theme}.png")
     tab.page.get_by_text("Send the weekly report").first.click()
     tab.page.locator(".approval").wait_for()
-    take(tab, folder / f"question-{theme}.png")
+    take(tab, folder / f"approval-{theme}.png")
     for view in ("approvals", "agents", "jobs", "audit", "usage"):
         tab.open_view(view)
         tab.page.locator(".approval, .card, tbody tr.ant-table-row, .bar-chart").first.wait_for()
@@ -98,7 +98,7 @@ def take_phone(browser: Browser, gateway: GatewayProcess, folder: Path) -> None:
     take(tab, folder / "phone-menu.png")
     session.filter(has_text="Send the weekly report").click()
     tab.page.locator(".approval").wait_for()
-    take(tab, folder / "phone-question.png")
+    take(tab, folder / "phone-approval.png")
     tab.button("Menu").click()
     session.filter(has_text="How did orders do").click()
     tab.wait_for_answer(LAST_WORDS)
