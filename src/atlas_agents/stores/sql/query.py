@@ -13,6 +13,7 @@ from atlas_agents.core.errors import StoreError
 
 Row: TypeAlias = tuple[Any, ...]
 T = TypeVar("T")
+_MIN, _MAX = -(1 << 63), (1 << 63) - 1
 
 
 class Vector(bytes):
@@ -36,16 +37,22 @@ class WriteContext(msgspec.Struct, frozen=True):
     now: int
 
     def bind(self, sql: str, /, **values: Any) -> Query:
-        return bind(self.tenant, sql, now=self.now, **values)
+        values["now"] = self.now
+        return _checked(self.tenant, sql, values)
 
 
 def bind(tenant: str, sql: str, /, **values: Any) -> Query:
     """Bind a statement to a tenant and values. Values that some database cannot store raise `StoreError`."""
+    return _checked(tenant, sql, values)
+
+
+def _checked(tenant: str, sql: str, values: dict[str, Any]) -> Query:
     values["tenant"] = tenant
     for name, value in values.items():
         if isinstance(value, str):
-            _check_text(name, value)
-        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            if not value.isascii() or "\0" in value:
+                _check_text(name, value)
+        elif isinstance(value, int) and not _MIN <= value <= _MAX:
             raise StoreError(f"{name} must fit into 64 bits, got {value}")
     if not tenant:
         raise StoreError("the tenant must not be empty")
@@ -60,8 +67,7 @@ def clean_text(text: str | None) -> str | None:
 def _check_text(name: str, text: str) -> None:
     if "\0" in text:
         raise StoreError(f"{name} must not contain a null character")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise StoreError(f"{name} must not contain an unpaired surrogate") from None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise StoreError(f"{name} must not contain an unpaired surrogate") from None
