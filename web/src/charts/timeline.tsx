@@ -23,76 +23,83 @@ export interface Timeline {
 export function buildTimeline({ run, steps }: RunFound, now: number): Timeline {
   const end = run.endedAt ?? now;
   const ended = run.endedAt !== undefined && run.endedAt !== null;
-  const spans: Span[] = [];
-  const open = new Map<string, Span>();
-  let previousAt = run.createdAt;
-  let round = 0;
-  const startSpan = (key: string, step: RunStep, kind: Span["kind"]) => {
-    const span: Span = { kind, name: step.name || kind, from: step.at, to: end, status: "open", note: "" };
-    spans.push(span);
-    open.set(key, span);
-  };
-  const endSpan = (key: string, at: number, change: Partial<Span>) => {
-    const span = open.get(key);
-    if (!span) return;
-    open.delete(key);
-    Object.assign(span, { to: at, status: "done" }, change);
-  };
-  for (const step of steps) {
+  const builder = new SpanBuilder(run.createdAt, end);
+  for (const step of steps) builder.add(step);
+  const spans = builder.finish(ended);
+  return { from: run.createdAt, to: Math.max(end, run.createdAt + 1, ...spans.map((span) => span.to)), spans };
+}
+
+class SpanBuilder {
+  private spans: Span[] = [];
+  private open = new Map<string, Span>();
+  private modelCalls = 0;
+
+  constructor(
+    private previousAt: number,
+    private readonly end: number,
+  ) {}
+
+  add(step: RunStep): void {
     switch (step.kind) {
       case "reply":
-        round += 1;
-        spans.push({
-          kind: "model",
-          name: `Model call ${round}${step.name ? ` · ${step.name}` : ""}`,
-          from: previousAt,
-          to: step.at,
-          status: "done",
-          note: step.usage ? `${step.usage.inputTokens} input, ${step.usage.outputTokens} output tokens` : "",
-        });
+        this.addModelCall(step);
         break;
       case "intent":
-        startSpan(`call ${step.callId}`, step, "tool");
+        this.openSpan(`call ${step.callId}`, step, "tool");
         break;
       case "outcome": {
         const failed = step.status !== "ok";
         const note = failed ? (step.error ?? step.status ?? "") : "";
-        endSpan(`call ${step.callId}`, step.at, { status: failed ? "failed" : "done", note });
+        this.closeSpan(`call ${step.callId}`, step.at, failed ? "failed" : "done", note);
         break;
       }
       case "asked":
-        startSpan(`approval ${step.key}`, step, "approval");
+        this.openSpan(`approval ${step.key}`, step, "approval");
         break;
-      case "answered":
-        endSpan(`approval ${step.key}`, step.at, {
-          status: step.status === "deny" ? "denied" : "done",
-          note: `${step.status ?? ""}${step.by ? ` by ${step.by}` : ""}${step.reason ? `: ${step.reason}` : ""}`,
-        });
+      case "answered": {
+        const note = `${step.status ?? ""}${step.by ? ` by ${step.by}` : ""}${step.reason ? `: ${step.reason}` : ""}`;
+        this.closeSpan(`approval ${step.key}`, step.at, step.status === "deny" ? "denied" : "done", note);
         break;
+      }
       case "resumed":
-        spans.push({
-          kind: "offline",
-          name: "Gateway offline",
-          from: previousAt,
-          to: step.at,
-          status: "failed",
-          note: "resumed after a restart",
-        });
+        this.push("offline", "Gateway offline", step.at, "failed", "resumed after a restart");
         break;
     }
-    previousAt = step.at;
+    this.previousAt = step.at;
   }
-  if (!ended && open.size === 0)
-    spans.push({
-      kind: "model",
-      name: `Model call ${round + 1}`,
-      from: previousAt,
-      to: end,
-      status: "open",
-      note: "running",
-    });
-  for (const span of open.values()) span.note ||= ended ? "no outcome recorded" : "running";
-  return { from: run.createdAt, to: Math.max(end, run.createdAt + 1, ...spans.map((span) => span.to)), spans };
+
+  /** Return all spans. While the run is open and nothing else is, the model is being called. */
+  finish(ended: boolean): Span[] {
+    if (!ended && this.open.size === 0)
+      this.push("model", `Model call ${this.modelCalls + 1}`, this.end, "open", "running");
+    for (const span of this.open.values()) span.note ||= ended ? "no outcome recorded" : "running";
+    return this.spans;
+  }
+
+  private addModelCall({ name, usage, at }: RunStep): void {
+    this.modelCalls += 1;
+    const label = `Model call ${this.modelCalls}${name ? ` · ${name}` : ""}`;
+    const note = usage ? `${usage.inputTokens} input, ${usage.outputTokens} output tokens` : "";
+    this.push("model", label, at, "done", note);
+  }
+
+  /** Add a span that starts at the previous step. */
+  private push(kind: Span["kind"], name: string, to: number, status: Span["status"], note: string): void {
+    this.spans.push({ kind, name, from: this.previousAt, to, status, note });
+  }
+
+  private openSpan(key: string, { name, at }: RunStep, kind: Span["kind"]): void {
+    const span: Span = { kind, name: name || kind, from: at, to: this.end, status: "open", note: "" };
+    this.spans.push(span);
+    this.open.set(key, span);
+  }
+
+  private closeSpan(key: string, at: number, status: Span["status"], note: string): void {
+    const span = this.open.get(key);
+    if (!span) return;
+    this.open.delete(key);
+    Object.assign(span, { to: at, status, note });
+  }
 }
 
 /** Return round times for the axis. */
