@@ -60,7 +60,7 @@ def test_approval_is_allowed(tab: Tab) -> None:
     expect(tab.page.locator(".navigation .ant-badge")).to_have_count(0)
 
 
-def test_approval_shows_the_proposed_changes(tab: Tab) -> None:
+def test_approval_shows_a_preview(tab: Tab) -> None:
     tab.send(script([["call", "write_note", {"note": "tea\u200b"}]]))
     card = tab.page.get_by_role("region", name="Allow write_note?")
     expect(card.locator(".preview .exact-text")).to_contain_text("-milk\n+tea")

@@ -135,10 +135,8 @@ function ToolApproval({ approval, disabled, resolve }: ToolApprovalProps) {
 function Preview({ text, outdated }: { text: string; outdated: boolean }) {
   return (
     <div className={outdated ? "preview outdated" : "preview"}>
-      <p className="muted">
-        {outdated ? "Changes of the original call. Your edited call may differ." : "Proposed changes"}
-      </p>
-      <ExactText text={text} label="Proposed changes" />
+      <p className="muted">{outdated ? "Preview of the original call. Your edited call may differ." : "Preview"}</p>
+      <ExactText text={text} label="Preview" />
     </div>
   );
 }
