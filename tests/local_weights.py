@@ -20,10 +20,3 @@ def home_with_weights() -> Path:
     """A home folder in which the default model is installed."""
     asyncio.run(pull(folder=Path(_HOME) / "models"))
     return Path(_HOME)
-
-
-async def eventually(true: Callable[[], bool], within: float = 10) -> None:
-    """Wait for what no event tells: a process that is gone, a line in a log."""
-    async with asyncio.timeout(within):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)

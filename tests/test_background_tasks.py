@@ -82,7 +82,7 @@ async def test_close_cancels_all_tasks_and_those_they_start_while_ending(caplog:
 
 async def test_task_cancelled_before_it_starts_leaves_no_unawaited_coroutine() -> None:
     tasks = BackgroundTasks("test")
-    tasks.spawn(asyncio.sleep(PATIENCE))
+    tasks.spawn(asyncio.Event().wait())
     async with asyncio.timeout(PATIENCE):
         await tasks.close()
     gc.collect()
@@ -104,7 +104,7 @@ async def test_wait_ends_at_its_limit_and_cancels_nothing() -> None:
 
 async def test_task_can_close_its_own_owner() -> None:
     tasks = BackgroundTasks("test")
-    other = tasks.spawn(asyncio.sleep(PATIENCE))
+    other = tasks.spawn(asyncio.Event().wait())
     async with asyncio.timeout(PATIENCE):
         await tasks.spawn(tasks.close())
     assert other.cancelled()
@@ -113,8 +113,8 @@ async def test_task_can_close_its_own_owner() -> None:
 def test_tasks_of_another_event_loop_are_not_awaited() -> None:
     tasks, loop = BackgroundTasks("test"), asyncio.new_event_loop()
 
-    async def start() -> asyncio.Task[None]:
-        return tasks.spawn(asyncio.sleep(PATIENCE))
+    async def start() -> asyncio.Task[bool]:
+        return tasks.spawn(asyncio.Event().wait())
 
     task = loop.run_until_complete(start())
     asyncio.run(tasks.close())

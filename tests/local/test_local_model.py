@@ -23,7 +23,8 @@ from atlas_agents import (
 from atlas_agents.local.server import Endpoint
 from atlas_agents.providers.base import complete
 from atlas_agents.testing import Environment, Registry, Scripted, says
-from local_weights import Make, eventually
+from checks import until
+from local_weights import Make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -138,7 +139,7 @@ async def test_leaving_a_stream_stops_the_model(share: Make, shared_home: Path) 
     stream = provider.stream(Request([user("Tell me a very long story.")], max_tokens=4000))
     assert isinstance(await anext(stream), TextChunk)
     await stream.aclose()
-    await eventually(lambda: b"cancel task" in log.read_bytes()[logged:])
+    await until(lambda: b"cancel task" in log.read_bytes()[logged:])
     assert len(await complete(provider, Request([user("Hello!")], max_tokens=5))) > 1
 
 

@@ -17,7 +17,8 @@ import pytest
 from atlas_agents import Agent, Atlas, LocalProvider, OpenAIProvider, ProviderError, Request, TextChunk, user
 from atlas_agents.providers.base import complete
 from atlas_agents.testing import Environment
-from local_weights import Make, eventually
+from checks import until
+from local_weights import Make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -61,7 +62,7 @@ async def test_the_child_dies_with_a_parent_that_is_killed(home: Path) -> None:
     assert parent.stdout and await parent.stdout.readline() == b"ready\n"
     (child,) = children(parent.pid)
     parent.kill()
-    await eventually(lambda: not _alive(child), within=2)
+    await until(lambda: not _alive(child), patience=2)
     await parent.wait()
 
 
@@ -102,7 +103,7 @@ async def test_a_child_that_dies_again_and_again_is_not_started_at_once(make: Ma
         waits.append(time.monotonic() - start)
         (child,) = children(os.getpid())
         os.kill(child, signal.SIGKILL)
-        await eventually(lambda: not children(os.getpid()))
+        await until(lambda: not children(os.getpid()))
         await asyncio.sleep(0.2)  # until its end was noticed
     assert waits[2] >= 1 and waits[3] >= 2
 

@@ -8,6 +8,7 @@ from wire_turns import ANTHROPIC, OPENAI, PATIENCE, WIRES, Room, Wire, check_pai
 
 from atlas_agents import AtlasStream, Cancelled, RetryPolicy
 from atlas_agents.core.events import StreamEnd
+from checks import rounds
 from fault_server import FaultServer, Script, answer, head
 from sse_words import a, o
 
@@ -47,7 +48,7 @@ async def until_held(here: Room, stream: AtlasStream, text: str) -> None:
     async for _ in stream:
         if stream.text == text:
             break
-    await asyncio.sleep(0.02)  # what follows the words is not seen by a listener
+    await rounds()  # what follows the words is not seen by a listener
 
 
 async def check_cancelled(here: Room, stream: AtlasStream, text: str) -> None:
