@@ -260,12 +260,12 @@ def loop() -> Any:
 
 
 NO_COMPLETION: list[tuple[str, Any, str]] = [
-    ("None", None, "must return a chat completion, not NoneType"),
-    ("text", "Hello.", "must return a chat completion, not str"),
-    ("number", 7, "must return a chat completion, not int"),
-    ("list", [completion("x")], "must return a chat completion, not list"),
-    ("cycle", loop(), "no chat completion"),
-    ("bare object", {"choices": [{"message": {"content": object()}}]}, "no chat completion"),
+    ("None", None, "must return a chat completion, got NoneType"),
+    ("text", "Hello.", "must return a chat completion, got str"),
+    ("number", 7, "must return a chat completion, got int"),
+    ("list", [completion("x")], "must return a chat completion, got list"),
+    ("cycle", loop(), "did not return a chat completion"),
+    ("bare object", {"choices": [{"message": {"content": object()}}]}, "did not return a chat completion"),
     ("wrong type", {"choices": [{"message": {"content": 7}, "finish_reason": "stop"}]}, "content"),
 ]
 

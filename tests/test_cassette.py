@@ -55,7 +55,7 @@ async def test_a_recording_that_is_over_is_an_error(tmp_path: Path) -> None:
     await turn(Cassette(path, script()))
     cassette = Cassette(path)
     await turn(cassette)
-    with pytest.raises(ConfigError, match="has only 2 answers; delete it to record anew"):
+    with pytest.raises(ConfigError, match="has only 2 answers; delete it to record again"):
         await turn(cassette)
 
 
@@ -71,9 +71,7 @@ async def test_only_complete_answers_are_kept(tmp_path: Path) -> None:
 
 
 def test_neither_recording_nor_provider_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"there is no recording at .*nowhere.jsonl, and no provider to make one from"
-    ):
+    with pytest.raises(ConfigError, match=r"no recording at .*nowhere.jsonl, and no provider to record"):
         Cassette(tmp_path / "nowhere.jsonl")
 
 

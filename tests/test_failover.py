@@ -148,7 +148,7 @@ async def test_when_all_fail_the_error_names_each() -> None:
 
 async def test_an_error_that_is_no_providers_own_is_not_hidden() -> None:
     async with several(Scripted(), Model("two")) as atlas:
-        with pytest.raises(Exception, match="the scripted model was asked 1 times for 0"):
+        with pytest.raises(Exception, match="the scripted model has 0 replies and was asked 1 times"):
             await atlas.ask("hi")
 
 
@@ -319,7 +319,7 @@ async def test_one_turn_has_one_budget_over_all_providers_and_rounds() -> None:
     async with several(*models, retry=retry, clock=clock) as atlas:
         stream = atlas.send("hi")
         await clock.advance(100)
-        with pytest.raises(ProviderError, match="the turn's budget of attempts is spent: network!"):
+        with pytest.raises(ProviderError, match="the turn's retry budget is used up: network!"):
             await stream.reply()
         assert sum(model.asked for model in models) == 5
         stream = atlas.send("again")  # the next turn has its own

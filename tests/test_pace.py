@@ -125,7 +125,7 @@ async def test_when_all_rest_for_long_it_says_so_at_once() -> None:
     provider = Balanced(spent, clock=VirtualClock())
     with pytest.raises(ProviderError, match="no money"):
         await complete(provider, ASK)
-    with pytest.raises(ProviderError, match="all 2 keys of vendor are used up or rest") as caught:
+    with pytest.raises(ProviderError, match="all 2 keys of vendor are rate-limited or cooling down") as caught:
         await complete(provider, ASK)
     assert (caught.value.kind, caught.value.retry_after) == ("rate_limit", 600)
     assert [key.asked for key in spent] == [1, 1]
@@ -180,7 +180,7 @@ def test_keys_and_addresses_go_together(values: dict[str, str], pairs: list[tupl
 
 def test_keys_and_addresses_that_do_not_match_are_refused() -> None:
     values = {"OPENAI_API_KEY": "k,l", "OPENAI_BASE_URL": "http://a,http://b,http://c"}
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY has 2 keys and OPENAI_BASE_URL 3 addresses"):
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY has 2 keys but OPENAI_BASE_URL has 3 addresses"):
         Registry(Environment(values, dotenv=None)).provider("openai")
 
 
@@ -191,7 +191,7 @@ def test_limits_are_written_in_a_line_each() -> None:
 
 @pytest.mark.parametrize("line", ["openai", "openai requests=many", "openai 5", "openai requests=5 requests=6"])
 def test_a_limit_that_is_none_is_refused_with_an_example(line: str) -> None:
-    with pytest.raises(ConfigError, match="like 'openai requests=500"):
+    with pytest.raises(ConfigError, match="for example 'openai requests=500"):
         read_paces((line,))
     with pytest.raises(ConfigError, match="at least 1"):
         read_paces(("openai requests=0",))

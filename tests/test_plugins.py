@@ -102,7 +102,7 @@ async def test_a_provider_of_a_plugin_is_found_by_its_ref_and_replaces_no_other(
     found = [entry("providers", "acme", "some_plugin:provider"), entry("providers", "openai", "some_plugin:provider")]
     plugins, registry = Plugins(found=found), Registry(Environment({}))
     registry.load_plugins(plugins)
-    assert plugins.disabled == {"openai": "ConfigError: there is a provider 'openai' already"}
+    assert plugins.disabled == {"openai": "ConfigError: provider 'openai' already exists"}
     atlas = Atlas([Agent("a", model="acme/one")], registry=registry)
     assert (await atlas.ask("Hello")).text == "From a plugin."
 

@@ -223,7 +223,7 @@ async def test_neither_an_action_nor_an_answer_is_mended_at_most_twice() -> None
     assert chunks[-1] == DoneChunk(chunks[-1].usage, "stop") and chunks[-1].usage.input_tokens == 1 + 3 + 5  # type: ignore[union-attr]
 
     stubborn = Scripted(*[says("Thought: Hm.")] * 4)
-    with pytest.raises(ProviderError, match="again after two repairs"):
+    with pytest.raises(ProviderError, match="even after two corrections"):
         await complete(React(stubborn), ASK)
     assert len(stubborn.requests) == 3
 

@@ -63,13 +63,13 @@ def test_what_is_missing_is_named(id: str, variable: str) -> None:
 
 
 def test_an_unknown_provider_is_named_with_the_known_ones() -> None:
-    with pytest.raises(BadModelRef, match=r"there is no provider 'acme'; there are anthropic, http.*openai"):
+    with pytest.raises(BadModelRef, match=r"unknown provider 'acme'; known providers: anthropic, http.*openai"):
         Registry(environment()).provider("acme")
 
 
 @pytest.mark.parametrize("wrong", [7, None, object()])
 def test_what_is_no_model_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="a model is a ref, a provider or a callable"):
+    with pytest.raises(ConfigError, match="expected a model reference, a provider or a callable"):
         Registry(environment()).route(wrong)
 
 
@@ -81,7 +81,7 @@ def test_the_default_model_comes_from_the_environment() -> None:
 async def test_the_machines_own_environment_is_read_when_a_model_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     atlas = Atlas([Agent("a", model="openai/gpt-x")])  # nothing is read yet
     monkeypatch.setenv("OPENAI_API_KEY", "bad\nkey")
-    with pytest.raises(MissingKey, match="has characters that no key has"):
+    with pytest.raises(MissingKey, match="contains invalid characters"):
         await atlas.ask("hi")
 
 
@@ -146,7 +146,7 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / ".env"
     path.write_bytes(b"A=\xff\xfe")
-    with pytest.raises(ConfigError, match=r"\.env cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot read .*\.env"):
         environment(path)
 
 

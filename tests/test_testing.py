@@ -75,7 +75,7 @@ async def test_running_out_raises_and_is_not_tried_again() -> None:
     model = Scripted(says("One."))
     async with in_memory_atlas(model) as atlas:
         await atlas.ask("?")
-        with pytest.raises(ScriptExhausted, match="the scripted model was asked 2 times for 1"):
+        with pytest.raises(ScriptExhausted, match="the scripted model has 1 replies and was asked 2 times"):
             await atlas.ask("?")
     assert len(model.requests) == 2
 

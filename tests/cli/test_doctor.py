@@ -1,4 +1,4 @@
-"""`atlas doctor` on installations that are broken in one way each."""
+"""`atlas doctor` on installations with one problem each."""
 
 import json
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from atlas_command import Home, furnished, install_plugin
+from atlas_command import Home, create_home, install_plugin
 
 from model_server import ModelServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def examined(home: Home, **env: str) -> tuple[int, list[dict[str, Any]]]:
+def diagnose(home: Home, **env: str) -> tuple[int, list[dict[str, Any]]]:
     done = home.run("doctor", "--json", **env)
     found = json.loads(done.stdout)
     assert found["healthy"] is (done.returncode == 0)
@@ -25,34 +25,34 @@ def examined(home: Home, **env: str) -> tuple[int, list[dict[str, Any]]]:
     return done.returncode, found["findings"]
 
 
-def test_a_healthy_one_is_told_so(home: Home) -> None:
+def test_healthy_installation_has_no_problems(home: Home) -> None:
     assert home.run("ask", "Hello").returncode == 0
-    code, findings = examined(home)
+    code, findings = diagnose(home)
     assert (code, [each for each in findings if each["state"] != "ok"]) == (0, [])
     assert {each["what"] for each in findings} >= {
         "python", "clock", "settings", "home", "disk", "token", "workspace", "policy", "keys", "models", "plugins",
         "sandbox", "database", "gateway",
     }  # fmt: skip
-    assert {"what": "sandbox", "state": "ok", "words": "bubblewrap: it runs, and holds"} in findings
-    told = home.run("doctor")
-    assert told.returncode == 0
-    assert told.stdout.endswith("0 things broken, 0 notices.\n")
-    assert "\x1b" not in told.stdout
+    assert {"what": "sandbox", "state": "ok", "words": "bubblewrap: works"} in findings
+    shown = home.run("doctor")
+    assert shown.returncode == 0
+    assert shown.stdout.endswith("0 problems, 0 notices.\n")
+    assert "\x1b" not in shown.stdout
 
 
-def test_a_new_one_has_notices_and_nothing_broken(bare: Home) -> None:
-    code, findings = examined(bare)
+def test_new_installation_has_notices_only(bare: Home) -> None:
+    code, findings = diagnose(bare)
     assert code == 0
     assert {each["what"] for each in findings if each["state"] == "notice"} >= {"home", "token", "workspace"}
-    assert not bare.path.exists(), "a doctor changes nothing"
+    assert not bare.path.exists(), "the doctor changes nothing"
 
 
-def test_a_gateway_that_runs_is_found_and_well(home: Home) -> None:
+def test_running_gateway_is_found(home: Home) -> None:
     with home.gateway() as gateway:
-        code, findings = examined(home)
+        code, findings = diagnose(home)
         (found,) = [each for each in findings if each["what"] == "gateway"]
         assert (code, found["state"]) == (0, "ok")
-        assert f"it runs at {gateway.url}" in found["words"]
+        assert f"running at {gateway.url}" in found["words"]
 
 
 def _open_home(home: Home) -> None:
@@ -149,58 +149,58 @@ def _larger_model(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "what", "words", "remedy"),
+    ("damage", "what", "message", "remedy"),
     [
-        (_open_home, "home", "can be entered by other users (mode 755)", "say chmod 700"),
-        (_home_is_a_file, "home", "is no folder", "set ATLAS_HOME to a folder"),
-        (_open_token, "token", "can be read by other users (mode 644)", "say chmod 600"),
-        (_blank_token, "token", "is blank", "say atlas token rotate"),
-        (_broken_tokens, "token", "tokens.json", "mend the file"),
-        (_weak_and_exposed, "token", "too weak to listen on 0.0.0.0", "22 random letters"),
-        (_bad_setting, "settings", "prot: there is no such setting; did you mean port?", "mend that first"),
-        (_bad_agents, "workspace", "AGENTS.md:2: Model: 'nonsense' is no model ref", "mend that line"),
-        (_unknown_tool, "workspace", "there is no tool 'hammer'", "mend that line"),
-        (_hidden, "workspace", "SOUL.md:1:9: hidden character U+200B ZERO WIDTH SPACE and 1 more", "take it out"),
-        (_bad_policy, "policy", "tools.x", "mend it"),
-        (_unknown_provider, "models", "there is no provider 'acme'", "mend that"),
-        (_damaged_database, "database", "damaged or no database", "restore a backup"),
-        (_foreign_database, "database", "is a database of another program", "set ATLAS_DATABASE_URL elsewhere"),
+        (_open_home, "home", "is accessible to other users (mode 755)", "run: chmod 700"),
+        (_home_is_a_file, "home", "is not a folder", "set ATLAS_HOME to a folder"),
+        (_open_token, "token", "is readable by other users (mode 644)", "run: chmod 600"),
+        (_blank_token, "token", "is blank", "run: atlas token rotate"),
+        (_broken_tokens, "token", "tokens.json", "fix the file"),
+        (_weak_and_exposed, "token", "too weak to listen on 0.0.0.0", "22 random characters"),
+        (_bad_setting, "settings", "prot: there is no such setting; did you mean port?", "fix this first"),
+        (_bad_agents, "workspace", "AGENTS.md:2: Model: invalid model reference 'nonsense'", "fix this line"),
+        (_unknown_tool, "workspace", "there is no tool 'hammer'", "fix this line"),
+        (_hidden, "workspace", "SOUL.md:1:9: hidden character U+200B ZERO WIDTH SPACE and 1 more", "remove it from"),
+        (_bad_policy, "policy", "tools.x", "fix it"),
+        (_unknown_provider, "models", "unknown provider 'acme'", "fix it"),
+        (_damaged_database, "database", "damaged or not a database", "restore a backup"),
+        (_foreign_database, "database", "belongs to another program", "set ATLAS_DATABASE_URL to another file"),
         (_newer_database, "database", "was written by a newer version (schema 900", "install the newer version"),
-        (_folder_for_database, "database", "is no file", "set ATLAS_DATABASE_URL"),
-        (_no_postgres, "database", "postgresql://ana:…@127.0.0.1:1/atlas", "is it running"),
-        (_no_redis, "redis", "redis://:…@127.0.0.1:1/0 does not answer", "is it running"),
-        (_bad_plugin, "plugins", "demo (tools) is disabled: RuntimeError: the plugin is ill", "mend or remove"),
-        (_larger_model, "local model", "qwen2.5-coder-1.5b is not here yet, 1117 MB", "say atlas models pull qwen"),
+        (_folder_for_database, "database", "is not a file", "set ATLAS_DATABASE_URL"),
+        (_no_postgres, "database", "postgresql://ana:…@127.0.0.1:1/atlas", "check that it is running"),
+        (_no_redis, "redis", "redis://:…@127.0.0.1:1/0 does not respond", "check that it is running"),
+        (_bad_plugin, "plugins", "demo (tools) is disabled: RuntimeError: the plugin is ill", "fix or uninstall"),
+        (_larger_model, "local model", "qwen2.5-coder-1.5b is not installed, 1117 MB", "run: atlas models pull qwen"),
     ],
 )
-def test_what_is_broken_is_found_with_its_remedy(
-    home: Home, harm: Callable[[Home], None], what: str, words: str, remedy: str
+def test_problem_is_found_with_its_remedy(
+    home: Home, damage: Callable[[Home], None], what: str, message: str, remedy: str
 ) -> None:
-    harm(home)
-    code, findings = examined(home)
+    damage(home)
+    code, findings = diagnose(home)
     broken = [each for each in findings if each["state"] == "broken"]
     assert code == 1
     assert {each["what"] for each in broken} == {what}
-    assert any(words in each["words"] and remedy in each.get("remedy", "") for each in broken), broken
+    assert any(message in each["words"] and remedy in each.get("remedy", "") for each in broken), broken
     assert "hush" not in json.dumps(findings)
 
 
-def test_a_port_that_is_taken_is_found(home: Home) -> None:
+def test_port_in_use_is_found(home: Home) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        code, findings = examined(home, ATLAS_PORT=str(taken.getsockname()[1]))
+        code, findings = diagnose(home, ATLAS_PORT=str(taken.getsockname()[1]))
     (found,) = [each for each in findings if each["what"] == "gateway"]
     assert (code, found["state"]) == (1, "broken")
     assert "Address already in use" in found["words"] and "atlas serve --port 0" in found["remedy"]
 
 
-def test_a_gateway_that_hangs_is_found(home: Home) -> None:
+def test_hanging_gateway_is_found(home: Home) -> None:
     with home.gateway() as gateway:
         assert gateway.process is not None
         gateway.process.send_signal(19)
         try:
-            code, findings = examined(home)
+            code, findings = diagnose(home)
         finally:
             gateway.process.send_signal(18)
     (found,) = [each for each in findings if each["what"] == "gateway"]
@@ -208,20 +208,20 @@ def test_a_gateway_that_hangs_is_found(home: Home) -> None:
     assert f"process {gateway.process.pid}" in found["words"]
 
 
-def test_keys_are_looked_for_and_never_shown(tmp_path: Path, server: ModelServer) -> None:
-    home = furnished(tmp_path, server, agents="## a\nModel: openai/gpt-5.2\n")
+def test_keys_are_checked_but_not_shown(tmp_path: Path, server: ModelServer) -> None:
+    home = create_home(tmp_path, server, agents="## a\nModel: openai/gpt-5.2\n")
     key = "sk-this-must-not-be-seen"
-    code, findings = examined(home, OPENAI_API_KEY=key, ANTHROPIC_API_KEY=key)
+    code, findings = diagnose(home, OPENAI_API_KEY=key, ANTHROPIC_API_KEY=key)
     assert code == 0
     (keys,) = [each for each in findings if each["what"] == "keys"]
     assert "ANTHROPIC_API_KEY is set, OPENAI_API_KEY is set" in keys["words"]
     assert key not in json.dumps(findings)
 
 
-def test_what_is_read_only_is_found(home: Home) -> None:
+def test_read_only_home_is_found(home: Home) -> None:
     if os.getuid() == 0:
         pytest.skip("root may write everywhere")
     home.path.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    code, findings = examined(home)
+    code, findings = diagnose(home)
     assert code == 1
     assert any(each["what"] == "home" and each["state"] == "broken" for each in findings)

@@ -11,7 +11,7 @@ from settings_words import Desk
 from atlas_agents import BadModelRef
 from checks import as_nobody
 
-REF = "is no model ref: write provider/model, for example anthropic/claude-opus-4-6"
+REF = "expected 'provider/model', for example 'anthropic/claude-opus-4-6'"
 KEYS = "keys come only from the environment, .env or a secret file"
 
 
@@ -48,9 +48,9 @@ KEYS = "keys come only from the environment, .env or a secret file"
             "port: 1\n",
             "1: the first line: this is no TOML: …",
         ),
-        ("model = 'gpt'\n", f"1: model: 'gpt' {REF}"),
-        ("model = '/gpt'\n", f"1: model: '/gpt' {REF}"),
-        ("model = 'a/b c'\n", "1: model: 'a/b c' is no model ref: it has a space in it"),
+        ("model = 'gpt'\n", f"1: model: invalid model reference 'gpt': {REF}"),
+        ("model = '/gpt'\n", f"1: model: invalid model reference '/gpt': {REF}"),
+        ("model = 'a/b c'\n", "1: model: invalid model reference 'a/b c': it contains a space"),
         ("host = 'http://x'\n", "1: host: 'http://x' is no address to listen on; write one like 127.0.0.1, or a name"),
         (
             "allowed_origins = [\n  'https://a.example',\n  '*',\n]\n",
@@ -133,7 +133,7 @@ def test_a_list_of_the_settings_is_given_where_no_name_is_close(desk: Desk) -> N
 
 
 def test_a_bad_model_ref_is_also_known_by_its_type(desk: Desk) -> None:
-    with pytest.raises(BadModelRef, match=r"^environment: ATLAS_MODEL: 'gpt' is no model ref"):
+    with pytest.raises(BadModelRef, match=r"^environment: ATLAS_MODEL: invalid model reference 'gpt'"):
         desk.load(ATLAS_MODEL="gpt")
 
 

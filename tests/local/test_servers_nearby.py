@@ -65,7 +65,7 @@ def test_the_usual_ports_are_known(id: str, port: int) -> None:
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="OLLAMA_BASE_URL: an address begins with"):
+    with pytest.raises(ConfigError, match="OLLAMA_BASE_URL: invalid address"):
         registry(OLLAMA_BASE_URL="localhost:11434").provider("ollama")
 
 
@@ -79,7 +79,7 @@ async def test_a_provider_of_ones_own_can_be_registered() -> None:
     birds.register("parrot", lambda environment: Scripted(says(environment.get("WORDS") or "")))
     async with Atlas([Agent("a", model="parrot/grey")], registry=birds) as house:
         assert (await house.ask("hi")).text == "Lora!"
-    with pytest.raises(ConfigError, match="cannot be a provider's id"):
+    with pytest.raises(ConfigError, match="invalid provider id"):
         birds.register("par/rot", lambda environment: Scripted())
 
 

@@ -112,15 +112,15 @@ LONG = "a" * 65
         ("## a\nRole: x\nrole: y", "3: role: it stands in line 2 already; keep one of them"),
         (
             "## a\nModel: gpt",
-            "2: Model: 'gpt' is no model ref: write provider/model, for example anthropic/claude-opus-4-6",
+            "2: Model: invalid model reference 'gpt': expected 'provider/model', for example 'anthropic/claude-opus-4-6'",
         ),
         (
             "## a\nModel: a/b, /c",
-            "2: Model: '/c' is no model ref: write provider/model, for example anthropic/claude-opus-4-6",
+            "2: Model: invalid model reference '/c': expected 'provider/model', for example 'anthropic/claude-opus-4-6'",
         ),
         (
             "## a\nModel: a/b c/d",
-            "2: Model: 'a/b c/d' is no model ref: it has a space in it; put a comma between two models",
+            "2: Model: invalid model reference 'a/b c/d': it contains a space; put a comma between two models",
         ),
         (
             "## a\nModel: a/b,",
@@ -156,7 +156,7 @@ def test_a_mistake_is_told_with_its_file_its_line_and_its_key(text: str, error: 
     with pytest.raises(ConfigError) as caught:
         parse_agents(text)
     assert str(caught.value) == f"AGENTS.md:{error}"
-    assert isinstance(caught.value, BadModelRef) == ("is no model ref" in error)
+    assert isinstance(caught.value, BadModelRef) == ("invalid model reference" in error)
 
 
 def test_a_mistake_names_the_whole_path_of_its_file(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from atlas_agents.workspace import LOCAL_MODEL, AgentSpec, Workspace, build_agen
 CLAUDE, GPT = "anthropic/claude-opus-4-6", "openai/gpt-5.2"
 NO_CLAUDE = (
     f"{CLAUDE} cannot answer "
-    "(Anthropic needs a key: set ANTHROPIC_API_KEY (in the environment or in .env) or pass api_key=)"
+    "(Anthropic API key missing: set ANTHROPIC_API_KEY (in the environment or in .env) or pass api_key=)"
 )
 NO_GPT = (
-    f"{GPT} cannot answer (OpenAI needs a key: set OPENAI_API_KEY (in the environment or in .env) or pass api_key=)"
+    f"{GPT} cannot answer (OpenAI API key missing: set OPENAI_API_KEY (in the environment or in .env) or pass api_key=)"
 )
 NO_GPT_BY_DEFAULT = NO_GPT.replace(GPT, f"{GPT} of ATLAS_MODEL")
 
@@ -69,11 +69,11 @@ def test_the_local_model_can_be_named_like_any_other() -> None:
 
 def test_a_provider_that_there_is_not_is_a_mistake_and_no_missing_key() -> None:
     spec = AgentSpec("a", models=("acme/x",), where="AGENTS.md:3")
-    with pytest.raises(BadModelRef, match=r"^AGENTS\.md:3: Model: there is no provider 'acme'; there are anthropic"):
+    with pytest.raises(BadModelRef, match=r"^AGENTS\.md:3: Model: unknown provider 'acme'; known providers: anthropic"):
         resolve_models(spec, registry("OPENAI"))
-    with pytest.raises(BadModelRef, match=r"^ATLAS_MODEL: 'gpt' is no model ref"):
+    with pytest.raises(BadModelRef, match=r"^ATLAS_MODEL: invalid model reference 'gpt'"):
         resolve_models(AgentSpec("a"), registry(), "gpt")
-    with pytest.raises(BadModelRef, match=r"^ATLAS_MODEL: there is no provider 'acme'"):
+    with pytest.raises(BadModelRef, match=r"^ATLAS_MODEL: unknown provider 'acme'"):
         resolve_models(AgentSpec("a"), registry(model="acme/x"))
 
 

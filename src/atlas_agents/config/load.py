@@ -259,7 +259,7 @@ def _model(value: str, given: Given) -> str:
     except BadModelRef as error:
         raise BadModelRef(str(given.wrong(str(error)))) from error
     if re.search(r"\s", value.strip()):
-        raise BadModelRef(str(given.wrong(f"{_short(value)} is no model ref: it has a space in it")))
+        raise BadModelRef(str(given.wrong(f"invalid model reference {_short(value)}: it contains a space")))
     return str(ref)
 
 

@@ -1,1 +1,1 @@
-"""Models behind one port: a provider turns a request into a stream of chunks."""
+"""Model providers behind one port: a provider turns a request into a stream of chunks."""

@@ -1,4 +1,4 @@
-"""Anthropic's Messages."""
+"""Anthropic Messages API: request encoder, stream decoder and provider."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -95,7 +95,7 @@ class _Event(msgspec.Struct):
 
 
 class _MessageResponse(msgspec.Struct):
-    """An answer in one piece."""
+    """A complete, non-streamed response."""
 
     content: list[dict[str, Any]] = []
     error: Any = None
@@ -114,13 +114,13 @@ _KNOWN = frozenset(
         b"message_stop",
     )
 )
-"""Events that count. Others (pings, and whatever comes next year) are not even read."""
+"""Events that are decoded; all others, such as pings, are skipped."""
 _decoder = msgspec.json.Decoder(_Event)
 _answer_decoder = msgspec.json.Decoder(_MessageResponse)
 
 
 class _Block:
-    """A block that is still being written."""
+    """A content block that is still streaming."""
 
     __slots__ = ("content", "joiner", "kind", "pieces")
 
@@ -132,7 +132,7 @@ class _Block:
 
 
 class AnthropicReader:
-    """Reads one answer."""
+    """Decoder of one Messages API response."""
 
     def __init__(self) -> None:
         self.heard = 0
@@ -173,19 +173,19 @@ class AnthropicReader:
 
     def finish(self) -> list[Chunk]:
         if self.heard == 0:
-            raise ProviderError("the answer was empty: not one event of a message came", "empty_response")
+            raise ProviderError("empty response: the stream contained no message events", "empty_response")
         if not self.complete:
             raise ProviderError("the stream ended before its stop_reason", "incomplete")
         if self._open:
-            raise ProviderError("the stream ended inside a block", "incomplete")
+            raise ProviderError("the stream ended inside a content block", "incomplete")
         stop = _STOP.get(self._stop, "other")
         calls = self._calls if stop in ("stop", "tool_calls", "length") else []
         if not calls and not self._said and stop in ("stop", "tool_calls"):
-            raise ProviderError("the answer was empty: it ended without a word or a call", "empty_response")
-        if stop == "length":  # whatever was cut, and we cannot tell which call was whole
+            raise ProviderError("empty response: neither text nor a tool call", "empty_response")
+        if stop == "length":  # truncated: there is no telling which call is complete
             calls = [finished_call(call.id, call.name, _written(call), cut=True) for call in calls]
         output = self._output if self._counted else round(self._said / 3.6)
-        read = self._input + self._cached + self._written  # they count only what no cache had part in
+        read = self._input + self._cached + self._written  # Anthropic counts cached tokens separately from input tokens
         usage = Usage(read, output, self._cached, estimated=not self._counted)
         return [*(ToolCallChunk(call) for call in calls), DoneChunk(usage, stop, self._model)]
 
@@ -209,7 +209,7 @@ class AnthropicReader:
         self.heard += 1
 
     def _begin(self, event: _Event) -> None:
-        self._require(not self._started, "a second message_start")
+        self._require(not self._started, "repeated message_start")
         self._started = True
         self.heard += 1
         if event.message:
@@ -217,7 +217,9 @@ class AnthropicReader:
             self._count(event.message.usage, final=False)
 
     def _open_block(self, event: _Event, chunks: list[Chunk]) -> None:
-        self._require(self._started and not self.complete and event.index not in self._open, "a block out of order")
+        self._require(
+            self._started and not self.complete and event.index not in self._open, "content block out of order"
+        )
         block = self._open[event.index] = _Block(event.content_block or {})
         text, thought = block.content.get("text"), block.content.get("thinking")
         if block.kind == "text" and text:
@@ -228,7 +230,7 @@ class AnthropicReader:
     def _add(self, event: _Event, chunks: list[Chunk]) -> None:
         block, delta = self._open.get(event.index), event.delta
         if block is None or delta is None:
-            raise ProviderError(f"out of order: a delta for block {event.index}, which is not open", "protocol")
+            raise ProviderError(f"out of order: delta for block {event.index}, which is not open", "protocol")
         if delta.text:
             self._say(block, delta.text, chunks)
         elif delta.thinking:
@@ -270,7 +272,7 @@ class AnthropicReader:
             self.complete, self._stop = True, event.delta.stop_reason
 
     def _count(self, usage: _Usage | None, *, final: bool) -> None:
-        """Counts are running totals: the last one said is right, and what the start says of the output is none."""
+        """Update the usage. Counts are running totals, so the last one wins; the initial output count is ignored."""
         if usage is None:
             return
         self._input = usage.input_tokens if usage.input_tokens is not None else self._input
@@ -281,18 +283,18 @@ class AnthropicReader:
 
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds:
-            raise ProviderError(f"the stream is out of order: {otherwise}", "protocol")
+            raise ProviderError(f"stream events out of order: {otherwise}", "protocol")
 
 
 def _keepable(block: dict[str, Any]) -> dict[str, Any]:
-    """The block as it can be sent again: half a surrogate pair is replaced, a number that JSON lacks is an error."""
+    """Make a block safe to send again: lone surrogates are replaced, numbers that JSON cannot express are errors."""
     try:
         written = encode(block)
     except UnicodeEncodeError:
         block = json.loads(clean(json.dumps(block, ensure_ascii=False)))
         written = encode(block)
     if json.loads(written) != block:
-        raise ProviderError("a block of the answer is no JSON that could be sent again", "protocol")
+        raise ProviderError("a block of the response is not valid JSON and could not be sent again", "protocol")
     return block
 
 
@@ -305,7 +307,7 @@ _MAX_TOKENS = 8192
 
 
 def encode_request(request: Request, model: str) -> bytes:
-    """The body. Refuses (BrokenHistory) a history in which a call and its result are apart."""
+    """Encode the request body. Raises BrokenHistory if a tool call and its result are separated."""
     messages = encoded(request.messages, _CACHE, _encode)
     parts = [
         b'{"model":',
@@ -356,14 +358,14 @@ def _cached_tool(tool: ToolSpec) -> bytes:
 
 def _encode(message: Message) -> bytes:
     blocks = [block for part in message.parts if (block := _block(part)) is not None]
-    if message.role == "system":  # in mid-conversation they know no system message
+    if message.role == "system":  # the API accepts no system message inside a conversation
         blocks = [{"type": "text", "text": f"<system>\n{message.text}\n</system>"}]
     role = "assistant" if message.role == "assistant" else "user"
     return encode({"role": role, "content": blocks}) if blocks else b""
 
 
 def _block(part: Part) -> dict[str, Any] | None:
-    """One part as a block; None for what this vendor must not see (again)."""
+    """Encode one part as a content block; None for parts this vendor must not receive."""
     match part:
         case Text(text):
             return {"type": "text", "text": text} if text.strip() else None
@@ -373,7 +375,7 @@ def _block(part: Part) -> dict[str, Any] | None:
         case ToolResult(call_id, status, _):
             block: dict[str, Any] = {"type": "tool_result", "tool_use_id": wire_name(call_id), "content": _told(part)}
             return block if status == "ok" else {**block, "is_error": True}
-        case Thinking(text, signature):  # an unsigned thought would be refused
+        case Thinking(text, signature):  # the API rejects thinking without a signature
             return {"type": "thinking", "thinking": text, "signature": signature} if signature else None
         case Image(url=url) | File(url=url) if url and not may_be_fetched(url):
             return {"type": "text", "text": LEFT_OUT}
@@ -388,7 +390,7 @@ def _block(part: Part) -> dict[str, Any] | None:
 
 
 def _told(result: ToolResult) -> str | list[dict[str, Any]]:
-    """What a tool gave back: words, and pictures after them."""
+    """Encode a tool result: text, followed by its images."""
     words, pictures = seen(result)
     if not pictures:
         return words
@@ -405,7 +407,7 @@ _VERSION = "2023-06-01"
 
 
 class AnthropicProvider:
-    """Messages at `base_url`; without one, `ANTHROPIC_BASE_URL` or Anthropic itself.
+    """Anthropic Messages API at `base_url`, by default `ANTHROPIC_BASE_URL` or Anthropic's own address.
 
     The key comes from `api_key` or `ANTHROPIC_API_KEY`.
     """
@@ -428,7 +430,7 @@ class AnthropicProvider:
         key = api_key or where.secret("ANTHROPIC_API_KEY")
         if not key and self.base_url == OFFICIAL:
             raise MissingKey(
-                "Anthropic needs a key: set ANTHROPIC_API_KEY (in the environment or in .env) or pass api_key="
+                "Anthropic API key missing: set ANTHROPIC_API_KEY (in the environment or in .env) or pass api_key="
             )
         self.key = Secret(key) if key else None
         self._http = HttpClient(clocks, clock)
@@ -448,7 +450,9 @@ class AnthropicProvider:
         """Send a request to the Messages API and yield its chunks."""
         model = request.model or self.model
         if not model:
-            raise ProviderError("no model is named: AnthropicProvider('claude-…')", "bad_request")
+            raise ProviderError(
+                "no model given: expected a name, for example AnthropicProvider('claude-…')", "bad_request"
+            )
         body = encode_request(request, model)
         url = f"{self.base_url}/v1/messages"
         return exchange(self._http, url, self._headers, body, AnthropicReader(), self.key)

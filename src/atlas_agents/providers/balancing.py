@@ -1,4 +1,4 @@
-"""One provider by several keys or addresses: the least busy is asked, each at its own pace, and a tired one rests."""
+"""Load balancing: spreads requests over several keys or addresses of one provider, with a rate limit for each."""
 
 import asyncio
 import hashlib
@@ -14,19 +14,21 @@ from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider
 from atlas_agents.providers.rate_limits import NO_LIMIT, LocalRateLimiter, RateLimit, RateLimiter
 
 LONGEST = 60.0
-"""Seconds that a request waits for its turn; with longer to go it fails, and another model may be asked."""
+"""Maximum seconds a request waits for capacity; beyond that it fails, and failover may try another model."""
 _RESTS = {"rate_limit": 15.0, "overloaded": 15.0, "quota": 600.0, "auth": 600.0}
 
 
 class Member:
-    """One key at one address, and how many requests it is busy with."""
+    """One key at one address, and its number of requests in flight."""
 
     def __init__(self, provider: Provider, pace: RateLimit, number: int) -> None:
         self.provider = provider
         self.pace = pace
         self.busy = 0
         secrets = "\0".join(key.reveal() for key in keys_of(provider))
-        where = getattr(provider, "base_url", None) or ("" if secrets else number)  # one of two that look the same
+        where = getattr(provider, "base_url", None) or (
+            "" if secrets else number
+        )  # distinguishes two members that look the same
         place = f"{provider.id}\0{where}\0{secrets}"
         self.name = f"{provider.id}:{hashlib.sha256(place.encode()).hexdigest()[:16]}"
 
@@ -36,7 +38,7 @@ class Member:
 
 
 class Balanced:
-    """Several providers of one kind as one. What is waited for is a turn of our own; what the vendor says stands."""
+    """Several providers of one kind as one. It waits for its own rate limits; errors of the vendor are passed on."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class Balanced:
         rng: random.Random | None = None,
     ) -> None:
         if not providers:
-            raise ConfigError("there must be at least one provider to ask")
+            raise ConfigError("Balanced needs at least one provider")
         self.members = [Member(provider, pace, number) for number, provider in enumerate(providers)]
         self.id = providers[0].id
         self.model: str | None = getattr(providers[0], "model", None)
@@ -63,17 +65,17 @@ class Balanced:
 
     @property
     def keys(self) -> tuple[Secret, ...]:
-        """All that must never be shown."""
+        """All keys, for redaction."""
         return tuple(key for member in self.members for key in keys_of(member.provider))
 
     @property
     def key(self) -> Secret | None:
-        """The first of them."""
+        """The first member's key."""
         return next(iter(self.keys), None)
 
     @property
     def base_url(self) -> str | None:
-        """Where the first of them is."""
+        """The first member's address."""
         return getattr(self.members[0].provider, "base_url", None)
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
@@ -111,7 +113,7 @@ class Balanced:
             self._waiting.clear()
 
     async def _free(self, left: Sequence[Member], tokens: int) -> Member:
-        """One that may be asked now; it is busy when this returns."""
+        """Return a member with capacity; its request counts as in flight from now on."""
         end = self._clock.monotonic() + LONGEST
         while True:
             waits: list[float] = []
@@ -128,13 +130,15 @@ class Balanced:
                 await freed.wait()
             elif self._clock.monotonic() + min(waits) > end:
                 raise ProviderError(
-                    f"all {len(left)} keys of {self.id} are used up or rest", "rate_limit", retry_after=min(waits)
+                    f"all {len(left)} keys of {self.id} are rate-limited or cooling down",
+                    "rate_limit",
+                    retry_after=min(waits),
                 )
             else:
                 await self._clock.sleep(min(waits))
 
     async def _taken(self, member: Member, tokens: int) -> float:
-        """The seconds that it wants to be waited for; without any, it stays busy."""
+        """Reserve capacity; return the seconds to wait if there is none."""
         wait = 1.0
         try:
             wait = await self._ledger.take(member.name, member.pace, tokens)

@@ -1,4 +1,4 @@
-"""A provider turns a request into a stream of chunks. That is all it does."""
+"""Provider port: requests, chunks, error classification and shared encoding helpers."""
 
 import json
 import math
@@ -23,7 +23,7 @@ StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "paus
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a provider can do by itself; the engine makes up for the rest."""
+    """What a provider supports natively; the agent loop emulates the rest."""
 
     streaming: bool = True
     tools: bool = True
@@ -31,14 +31,14 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class OutputSpec(msgspec.Struct, frozen=True):
-    """The shape that the answer must have: a JSON schema and a name for it."""
+    """Structured output: a JSON schema and its name."""
 
     name: str
     schema: dict[str, Any]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """All that a model is asked with. `tool_choice` is auto, none, required or a tool's name."""
+    """A model request. `tool_choice` is auto, none, required or a tool's name."""
 
     messages: Sequence[Message]
     system: str = ""
@@ -53,39 +53,39 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class TextChunk(msgspec.Struct, frozen=True, gc=False, tag="text", tag_field="type"):
-    """A few more words."""
+    """A piece of text."""
 
     text: str
 
 
 class ThinkingChunk(msgspec.Struct, frozen=True, gc=False, tag="thinking", tag_field="type"):
-    """A few more words of reasoning; the last one of a block may carry its signature."""
+    """A piece of reasoning; the last chunk of a block may carry its signature."""
 
     text: str
     signature: str = ""
 
 
 class ToolCallChunk(msgspec.Struct, frozen=True, tag="tool_call", tag_field="type"):
-    """A whole call; it comes only after the message was complete. An empty id is given one by the engine."""
+    """A complete tool call, yielded only after the message is complete. An empty id is replaced by the agent loop."""
 
     call: ToolCall
 
 
 class OpaqueChunk(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
-    """A vendor's block that we do not know, whole."""
+    """A complete vendor-specific block of unknown type."""
 
     vendor: str
     block: dict[str, Any]
 
 
 class ResetChunk(msgspec.Struct, frozen=True, gc=False, tag="reset", tag_field="type"):
-    """What came before is void; another attempt follows."""
+    """Discards all chunks so far; another attempt follows."""
 
     attempt: int
 
 
 class DoneChunk(msgspec.Struct, frozen=True, tag="done", tag_field="type"):
-    """The message is complete. Nothing counts without it."""
+    """The message is complete. A stream without it is incomplete."""
 
     usage: Usage = Usage()
     stop_reason: StopReason = "stop"
@@ -93,12 +93,12 @@ class DoneChunk(msgspec.Struct, frozen=True, tag="done", tag_field="type"):
 
 
 Chunk: TypeAlias = TextChunk | ThinkingChunk | ToolCallChunk | OpaqueChunk | ResetChunk | DoneChunk
-"""What a provider yields."""
+"""Everything a provider yields."""
 
 
 @runtime_checkable
 class Provider(Protocol):
-    """Raises `ProviderError` and nothing else of its own. Closing the generator aborts the request."""
+    """Provider port. Raises only `ProviderError`; closing the generator aborts the request."""
 
     @property
     def id(self) -> str: ...
@@ -112,13 +112,13 @@ class Provider(Protocol):
 
 
 def keys_of(provider: Provider) -> tuple[Secret, ...]:
-    """The keys that a provider shows to a vendor, and nobody else may see."""
+    """Return a provider's secret keys, for redaction."""
     found: Any = getattr(provider, "keys", None) or (getattr(provider, "key", None),)
     return tuple(key for key in found if isinstance(key, Secret))
 
 
 async def complete(provider: Provider, request: Request) -> list[Chunk]:
-    """The same stream, drained; what a reset withdrew is left out."""
+    """Collect the whole stream, without chunks that a reset discarded."""
     chunks: list[Chunk] = []
     async for chunk in provider.stream(request):
         if type(chunk) is ResetChunk:
@@ -129,9 +129,9 @@ async def complete(provider: Provider, request: Request) -> list[Chunk]:
 
 
 def encoded(messages: Sequence[Message], wire: str, make: Callable[[Message], bytes]) -> list[bytes]:
-    """The bytes of each message on a vendor's wire, made once per message, however many requests carry it.
+    """Encode each message for a vendor, cached per message across requests.
 
-    Refuses (BrokenHistory) to let a call leave without its result, or a result without its call.
+    Raises BrokenHistory if a tool call has no result, or a result no call.
     """
     pieces: list[bytes] = []
     awaited: Ids = ()
@@ -153,16 +153,16 @@ def encoded(messages: Sequence[Message], wire: str, make: Callable[[Message], by
 def _broken(messages: Sequence[Message], place: int, awaited: Ids) -> BrokenHistory:
     expected = f"a result of {', '.join(awaited)}" if awaited else "no result"
     found = f"message {messages[place].id!r} ({messages[place].role})" if place < len(messages) else "the end"
-    return BrokenHistory(f"{expected} is due where {found} stands; nothing was sent")
+    return BrokenHistory(f"broken history: expected {expected}, found {found}; the request was not sent")
 
 
 def spoken(result: ToolResult) -> str:
-    """A tool's result as the text that a model reads; of a picture, that there is one."""
+    """Render a tool result as text for a model, with a note in place of each image."""
     return seen(result)[0]
 
 
 def seen(result: ToolResult) -> tuple[str, list[Image]]:
-    """A tool's result as a text, and the pictures in it, for vendors whose models can look at them."""
+    """Render a tool result as text and a list of images, for models with vision."""
     if isinstance(result.result, str):
         return (result.result if result.status == "ok" else f"Error ({result.error}): {result.result}"), []
     written = encode(result.result)
@@ -173,12 +173,12 @@ def seen(result: ToolResult) -> tuple[str, list[Image]]:
 
 
 def as_written(value: object) -> str:
-    """Arguments that came as a value, as the text they would have been: what is no JSON in it stays visible."""
+    """Convert arguments that arrived as a value to the text they would have been; invalid JSON stays visible."""
     return json.dumps(value)
 
 
 def finished_call(id: str, name: str, written: str, *, cut: bool) -> ToolCall:
-    """The call, its arguments parsed once and strictly; what is no JSON object, or was cut off, is kept as it came."""
+    """Build a tool call with strictly parsed arguments; invalid or truncated arguments are kept as raw text."""
     written = clean(written)
     if cut:
         return ToolCall(id, name, {}, malformed=written)
@@ -220,12 +220,12 @@ _BY_NAME: dict[str, ProviderFault] = {
     "model_not_found": "bad_request",
 }
 _STATUS = re.compile("[1-5][0-9]{2}")
-_GARBLED = "does not match the expected"  # how llama.cpp says that its model broke the form of a call
+_GARBLED = "does not match the expected"  # llama.cpp's message when its model violates the format of a call
 _TOO_LONG = ("context length", "context window", "prompt is too long", "maximum context", "too many tokens")
 
 
 def fault_of_status(status: int, body: object, headers: Mapping[str, str]) -> ProviderError:
-    """The error of an answer whose status is not 200."""
+    """Classify a response with a status other than 200."""
     names, message = _words(body)
     kind: ProviderFault = _BY_STATUS.get(status) or ("server" if status >= 500 else "bad_request")
     named = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
@@ -238,7 +238,7 @@ def fault_of_status(status: int, body: object, headers: Mapping[str, str]) -> Pr
 
 
 def fault_of_event(body: object) -> ProviderError:
-    """The error that a stream announced after it had begun with status 200."""
+    """Classify an error event in a stream that began with status 200."""
     names, message = _words(body)
     kind: ProviderFault | None = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
     if kind is None:
@@ -246,17 +246,17 @@ def fault_of_event(body: object) -> ProviderError:
         kind = _BY_STATUS.get(status) or ("bad_request" if 400 <= status < 500 else "unknown")
     if kind == "bad_request" and _too_long(message):
         kind = "context_length"
-    return ProviderError(message or "the provider reported an error without saying which", kind)
+    return ProviderError(message or "the provider reported an unspecified error", kind)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait as the server wishes; None when it did not say or said nonsense."""
+    """Return the seconds to wait from a Retry-After header; None if it is missing or invalid."""
     if (milliseconds := _seconds(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1000
     value = headers.get("retry-after")
     if (seconds := _seconds(value)) is not None or value is None:
         return seconds
-    import email.utils  # rarely needed, and slow to import
+    import email.utils  # rarely needed and slow to import
 
     try:
         wait = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
@@ -274,7 +274,7 @@ def _seconds(value: str | None) -> float | None:
 
 
 def _words(body: object) -> tuple[list[str], str]:
-    """(names that may classify it, the message) out of the shapes vendors use."""
+    """Extract (identifiers that may classify the error, its message) from the formats vendors use."""
     if not isinstance(body, dict):
         return [], clean(str(body))[:500].strip() if body else ""
     outer = cast(dict[str, Any], body)
@@ -291,9 +291,9 @@ def _too_long(message: str) -> bool:
     return any(phrase in lower for phrase in _TOO_LONG)
 
 
-LEFT_OUT = "[something at an address that is not public was left out]"
+LEFT_OUT = "[omitted: content at a non-public address]"
 
 
 def may_be_fetched(url: str) -> bool:
-    """Whether the address may be passed on."""
+    """Return whether a URL may be passed on to a vendor."""
     return url.startswith("data:") or is_public_url(url)

@@ -1,4 +1,4 @@
-"""A provider without a model: it answers by rule, so that the command can be tried before there is a key."""
+"""Demo provider: answers by fixed rules, so that the CLI can be tried without a key or a model."""
 
 import asyncio
 import re
@@ -12,30 +12,30 @@ from atlas_agents.core.messages import Message, ToolCall, ToolResult
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ThinkingChunk, ToolCallChunk
 
 QUESTION = "What time is it?"
-_HONEST = "(A scripted demo answers here, not a model.)\n\n"
+_HONEST = "(This is a scripted demo, not a model.)\n\n"
 _ABOUT = """\
-I know a few tricks, each to show how something looks:
+I can show you a few things:
 
-- `What time is it?` and `Add 2 and 40`: a tool is called
+- `What time is it?` and `Add 2 and 40`: a tool call
 - `Roll two dice`: two calls at once
-- `Count to 500`: a long answer, to be stopped with Ctrl-C
-- `Think`: some thinking before the words
-- `Stumble`: the line breaks in the middle, the words are taken back, and the answer starts again
+- `Count to 500`: a long answer that you can stop with Ctrl-C
+- `Think`: reasoning before the answer
+- `Stumble`: the connection breaks, the text is withdrawn and the answer starts again
 
-For a real model set `ANTHROPIC_API_KEY` or `OPENAI_API_KEY`, or point `OPENAI_BASE_URL` to a server of your own (for \
+To use a real model, set `ANTHROPIC_API_KEY` or `OPENAI_API_KEY`, or point `OPENAI_BASE_URL` to your own server (for \
 Ollama `http://localhost:11434/v1`), and start `atlas chat` again.
 """
 _WORDS = re.compile(r"\s*\S+\s*|\s+")
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _ALSO = {"now": ("current_time",)}
-"""Other names under which a tool may stand in a house."""
+"""Alternative names of a tool."""
 _NUMBER_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5}
 
 Answer: TypeAlias = Callable[[re.Match[str]], list[Chunk]]
 
 
 class Demo:
-    """Really streams and really calls tools; only the thinking is missing. `pause` is the time between two words."""
+    """Streams and calls tools like a real provider, with scripted replies. `pause` is the delay between words."""
 
     def __init__(self, *, pause: float) -> None:
         self.id = "demo"
@@ -55,12 +55,12 @@ class Demo:
             chunks = [*_say(_HONEST), *chunks]
         if breaks := "stumble" in last.text.lower() and last.id not in self._stumbled:
             self._stumbled.add(last.id)
-            chunks = _say("These words will not last, for the line is about to br")
+            chunks = _say("This text will be withdrawn, because the connection is about to br")
         for chunk in chunks:
             await asyncio.sleep(self._pause)
             yield chunk
         if breaks:
-            raise ProviderError("the demo let the line break", "incomplete")
+            raise ProviderError("the demo dropped its connection", "incomplete")
         yield DoneChunk(stop_reason="tool_calls" if calls else "stop")
 
 
@@ -72,7 +72,7 @@ def _answer(text: str) -> list[Chunk]:
 
 
 def _with_tools(chunks: Sequence[Chunk], offered: set[str]) -> list[Chunk]:
-    """The same, where a tool is called by the name it has here, and one that is not here is only spoken of."""
+    """Use the tool names available here; a call of a missing tool becomes text."""
     found: list[Chunk] = []
     for chunk in chunks:
         if not isinstance(chunk, ToolCallChunk):
@@ -82,7 +82,7 @@ def _with_tools(chunks: Sequence[Chunk], offered: set[str]) -> list[Chunk]:
         if names:
             found.append(ToolCallChunk(msgspec.structs.replace(chunk.call, name=names[0])))
         else:
-            found += _say(f"I would call `{chunk.call.name}` now, but there is no such tool here.")
+            found += _say(f"I would call `{chunk.call.name}` now, but this agent does not have that tool.")
     return found
 
 
@@ -113,12 +113,12 @@ def _count(found: re.Match[str]) -> list[Chunk]:
 
 
 def _think(_: re.Match[str]) -> list[Chunk]:
-    thought = "The user wants to see some thinking. I have none, but this is how it would look."
+    thought = "The user wants to see reasoning. I have none, but this is what it would look like."
     return [ThinkingChunk(word) for word in _WORDS.findall(thought)] + _say("I thought about it, in a way.")
 
 
 def _recover(_: re.Match[str]) -> list[Chunk]:
-    return _say("The line broke; the words that had come were taken back, and this is the second try.")
+    return _say("The connection broke, the text so far was withdrawn, and this is the second attempt.")
 
 
 _RULES: tuple[tuple[str, Answer], ...] = (
@@ -132,18 +132,18 @@ _RULES: tuple[tuple[str, Answer], ...] = (
 
 
 def _tell_results(messages: Sequence[Message]) -> list[Chunk]:
-    """Put into words what the tools gave back."""
+    """Describe the tool results."""
     asked = {call.id: call for message in messages for call in message.tool_calls}
     return _say("\n\n".join(_in_words(asked[result.call_id], result) for result in messages[-1].tool_results))
 
 
 def _in_words(call: ToolCall, result: ToolResult) -> str:
     if result.status != "ok":
-        return f"`{call.name}` gave no result: {result.result}"
+        return f"`{call.name}` failed: {result.result}"
     match call.name:
         case "add":
             return f"{call.arguments['a']:g} + {call.arguments['b']:g} = **{result.result:g}**"
         case "roll_dice":
             return f"The die with {call.arguments['sides']} sides shows **{result.result}**."
         case _:
-            return f"The clock says: **{result.result}**."
+            return f"The time is **{result.result}**."

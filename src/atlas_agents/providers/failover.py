@@ -1,7 +1,7 @@
-"""Several providers behind one face: ask one, and when it fails ask it again or ask another.
+"""Retries and failover over several providers, with one budget per turn.
 
-One budget per turn. What was already shown of a failed attempt is withdrawn with a ResetChunk; two answers are
-never joined, and a request that is bad is bad everywhere: it is not sprayed over the others.
+Output of a failed attempt is withdrawn with a ResetChunk; two answers are never joined. An invalid request is invalid
+everywhere, so it is not sent to the other providers.
 """
 
 import random
@@ -19,7 +19,7 @@ _LONG = frozenset(("auth", "quota"))
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A provider, and the model to ask it for if not its own."""
+    """A provider, and the model to request if not its default."""
 
     provider: Provider
     model: str | None = None
@@ -31,7 +31,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """How hard to try. Times are in seconds; `failures` is how many failed attempts one turn may spend in all."""
+    """Retry policy. Times are in seconds; `failures` is the number of failed attempts allowed in one turn."""
 
     order: Literal["random", "given"] = "random"
     retries: int = 2
@@ -44,11 +44,11 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 
 
 class _Unwilling(ProviderError):
-    """A refusal, where another model may be asked; the one that refused is well and needs no rest."""
+    """The model refused to answer; another model may be tried, and this one needs no cool-down."""
 
 
 class Failover:
-    """The providers of an agent and how they fare; shared by all its turns."""
+    """An agent's providers and their health; shared by all its turns."""
 
     def __init__(
         self, routes: Sequence[Route], policy: RetryPolicy | None = None, *, rng: random.Random | None = None
@@ -62,7 +62,7 @@ class Failover:
         self._strikes: dict[int, int] = {}
 
     def pick(self, tried: set[int], now: float) -> int | None:
-        """The next route to ask: a healthy one, else the one that comes back soonest, else none."""
+        """Pick the next route: a healthy one, else the one whose cool-down ends first, else none."""
         left = [place for place in range(len(self.routes)) if place not in tried]
         if not left:
             return None
@@ -72,7 +72,7 @@ class Failover:
         return self.rng.choice(healthy) if self.policy.order == "random" and len(healthy) > 1 else healthy[0]
 
     def failed(self, place: int, error: ProviderError, now: float) -> None:
-        """Move a provider to the back until it has cooled down; longer each time it fails again."""
+        """Put a provider into cool-down, longer after each repeated failure."""
         strikes = self._strikes[place] = self._strikes.get(place, 0) + 1
         pause = self.policy.long_cooldown if error.kind in _LONG else self.policy.cooldown * 2 ** min(strikes - 1, 4)
         self._back[place] = now + min(max(pause, error.retry_after or 0), 3600)
@@ -83,12 +83,12 @@ class Failover:
             self._back.pop(place, None)
 
     def for_turn(self, clock: Clock = SYSTEM_CLOCK) -> "TurnProvider":
-        """These providers as one, with the budget of one turn."""
+        """Return these providers as one, with the budget of one turn."""
         return TurnProvider(self, clock)
 
 
 class TurnProvider:
-    """One turn's view of the providers: a provider itself."""
+    """One turn's view of the providers; itself a provider."""
 
     def __init__(self, pool: Failover, clock: Clock) -> None:
         self._pool = pool
@@ -103,7 +103,7 @@ class TurnProvider:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What every one of them can do: which will answer is not known before."""
+        """The capabilities common to all providers, since any of them may answer."""
         all_of_them = [route.provider.capabilities for route in self._pool.routes]
         return Capabilities(
             streaming=all(each.streaming for each in all_of_them),
@@ -133,7 +133,7 @@ class TurnProvider:
         raise ProviderError("no provider answered: " + "; ".join(failures), kind)
 
     async def _attempt(self, place: int, request: Request, attempt: int, others: bool) -> AsyncGenerator[Chunk, None]:
-        """Ask once. Ends with `_failure` set, after withdrawing what it had shown, when that did not succeed."""
+        """Make one attempt. If it fails, withdraw its output and set `_failure`."""
         self._last = route = self._pool.routes[place]
         self._failure = None
         if route.model:
@@ -149,7 +149,7 @@ class TurnProvider:
                     spoke = True
                     yield chunk
             if not done:
-                raise ProviderError("the stream ended without saying that the message is complete", "incomplete")
+                raise ProviderError("the stream ended without completing the message", "incomplete")
             self._pool.succeeded(place)
         except ProviderError as error:
             self._failure = error
@@ -157,7 +157,7 @@ class TurnProvider:
                 yield ResetChunk(attempt)
 
     async def _worth_another(self, place: int, error: ProviderError, retry: int) -> bool:
-        """Wait and say True to ask the same again, False to go to the next; raise when neither helps."""
+        """Wait and return True to retry the same provider, False to move on; raise if neither helps."""
         policy = self._pool.policy
         if not error.failover:
             raise error
@@ -165,7 +165,7 @@ class TurnProvider:
         last_one = len(self._pool.routes) == 1
         if self._failures_left <= 0:
             self._pool.failed(place, error, self._clock.monotonic())
-            raise error if last_one else ProviderError(f"the turn's budget of attempts is spent: {error}", error.kind)
+            raise error if last_one else ProviderError(f"the turn's retry budget is used up: {error}", error.kind)
         wait = error.retry_after if error.retry_after is not None else self._backoff(retry)
         if error.retryable and retry < policy.retries and wait <= policy.longest_wait:
             await self._clock.sleep(wait)

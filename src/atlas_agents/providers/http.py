@@ -1,6 +1,6 @@
-"""The one HTTP client: POST a body, read the answer as it comes, under four clocks.
+"""HTTP client for providers: server-sent events, timeouts, and one exchange of request and streamed response.
 
-aiohttp is imported with the first client, not with the package: it is most of what a first import would cost.
+aiohttp is imported with the first client, because it dominates the cost of importing the package.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class EventSplitter:
-    """Feed it bytes, get whole events as (name, data). An event that never saw its blank line is not one."""
+    """Server-sent event parser: feed it bytes, get complete events as (name, data)."""
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []
@@ -38,7 +38,7 @@ class EventSplitter:
     def feed(self, piece: bytes) -> list[tuple[bytes, bytes]]:
         self._total += len(piece)
         if self._total > MAX_RESPONSE:
-            raise ProviderError(f"the answer is longer than {MAX_RESPONSE >> 20} MB", "protocol")
+            raise ProviderError(f"the response exceeds {MAX_RESPONSE >> 20} MB", "protocol")
         if self._half or b"\r" in piece:
             piece = self._unify(piece)
         if self._rest or not self._begun:
@@ -52,7 +52,8 @@ class EventSplitter:
         return [_read(block) for block in blocks if block]
 
     def _join(self, piece: bytes) -> bytes:
-        """What waited and this, or nothing while no event can have ended: a long one is joined once, not per piece."""
+        """Return the buffered bytes with this piece, or nothing until an event may be complete: long events join
+        once."""
         rest = self._rest
         ended = b"\n\n" in (rest[-1][-1:] + piece if rest else piece)
         if piece:
@@ -71,7 +72,7 @@ class EventSplitter:
         return piece
 
     def _unify(self, piece: bytes) -> bytes:
-        """All line ends as LF. Of a CRLF that was cut in half, the CR has already been counted as one."""
+        """Normalise line ends to LF, also for a CRLF split between two pieces."""
         if self._half:
             piece = piece.removeprefix(b"\n")
         self._half = piece.endswith(b"\r")
@@ -79,7 +80,7 @@ class EventSplitter:
 
 
 def _too_long() -> ProviderError:
-    return ProviderError(f"one event is longer than {MAX_EVENT >> 20} MB", "protocol")
+    return ProviderError(f"an event exceeds {MAX_EVENT >> 20} MB", "protocol")
 
 
 def _read(block: bytes) -> tuple[bytes, bytes]:
@@ -97,18 +98,22 @@ def _read(block: bytes) -> tuple[bytes, bytes]:
 
 
 def read_event(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
-    """One event's JSON as a typed value, or ProviderError."""
+    """Decode one event's JSON into a typed value; raises ProviderError."""
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # or JSON to others: half a surrogate pair
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+    ):  # or JSON that other parsers accept, such as a lone surrogate
         try:
             return msgspec.convert(json.loads(data), decoder.type)
         except (ValueError, RecursionError) as error:
-            raise ProviderError(f"an event of the stream could not be read: {error}", "incomplete") from error
+            raise ProviderError(f"invalid event in the stream: {error}", "incomplete") from error
 
 
 def read_plain(data: bytes) -> object:
-    """JSON as plain values, or the text itself where it is none."""
+    """Decode JSON into plain values; return text that is not JSON unchanged."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -119,7 +124,7 @@ _ERROR_BODY = 64 * 1024
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """How long to wait, in seconds: to connect, for the first byte, between words, and for one attempt in all."""
+    """Timeouts in seconds: to connect, for the first byte, between events, and for one attempt in total."""
 
     connect: float = 5
     first_byte: float = 30
@@ -128,7 +133,7 @@ class Timeouts(msgspec.Struct, frozen=True):
 
 
 class IdleWatchdog:
-    """One alarm for a whole answer. It does not ring per read: it looks when something was last heard."""
+    """Idle and total timeout of one response, with a single timer that checks the time of the last activity."""
 
     def __init__(self, clock: Clock, clocks: Timeouts) -> None:
         self._clock = clock
@@ -140,13 +145,13 @@ class IdleWatchdog:
         self._alarm = clock.call_later(min(self._limit, clocks.total), self._look)
 
     def touch(self) -> None:
-        """Something that counts was heard: the idle clock starts anew."""
+        """Record activity: restart the idle timeout."""
         self._last = self._clock.monotonic()
         if self._limit != self._clocks.idle:
             self.allow(self._clocks.idle)
 
     def allow(self, seconds: float) -> None:
-        """From now on, be silent for no longer than this; said again, it does not begin anew."""
+        """Change the idle limit from now on; calling it again does not restart the timeout."""
         if seconds == self._limit:
             return
         self._limit = seconds
@@ -155,7 +160,7 @@ class IdleWatchdog:
         self._alarm = self._clock.call_later(max(0, min(self._limit, self._left())), self._look)
 
     async def over(self, waiting: Awaitable[T]) -> T:
-        """Await something, for as long as the clocks allow."""
+        """Await something within the timeouts."""
         task = self._task = asyncio.current_task()
         asked = task.cancelling() if task else 0
         try:
@@ -180,14 +185,16 @@ class IdleWatchdog:
             self._alarm = self._clock.call_later(min(silent, left), self._look)
             return
         self.expired = (
-            f"nothing heard for {self._limit:g} s" if silent <= 0 else f"not finished within {self._clocks.total:g} s"
+            f"no data received for {self._limit:g} s"
+            if silent <= 0
+            else f"not finished within {self._clocks.total:g} s"
         )
         if self._task:
             self._task.cancel()
 
 
 class HttpResponse:
-    """An HTTP answer under way."""
+    """An HTTP response whose body is being read."""
 
     def __init__(self, response: Any, watch: IdleWatchdog, trouble: tuple[type[BaseException], ...]) -> None:
         self.status: int = response.status
@@ -197,7 +204,7 @@ class HttpResponse:
         self._trouble = trouble
 
     async def read(self) -> bytes:
-        """The next bytes; empty at the end."""
+        """Read the next bytes; empty at the end."""
         if self.watch.expired:
             raise ProviderError(self.watch.expired, "timeout")
         try:
@@ -206,7 +213,7 @@ class HttpResponse:
             raise _network(error) from error
 
     async def read_all(self, limit: int) -> bytes:
-        """All the rest, up to a limit."""
+        """Read the remaining body up to a limit."""
         pieces, size = list[bytes](), 0
         while size < limit and (piece := await self.read()):
             pieces.append(piece)
@@ -219,9 +226,9 @@ class HttpResponse:
 
 
 class HttpClient:
-    """Keeps connections alive between requests, one pool per event loop.
+    """HTTP client with keep-alive and one connection pool per event loop.
 
-    A loop that ends closes its pool by itself; `close` does so at once, but never under a request in flight.
+    A pool closes with its loop; `close` closes it at once, but never under a request in flight.
     """
 
     def __init__(self, clocks: Timeouts | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -239,7 +246,7 @@ class HttpClient:
     async def request(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes
     ) -> AsyncGenerator[HttpResponse]:
-        """Send, and give the answer while the `async with` lasts; leaving it early closes the socket."""
+        """Send a request and yield the response; leaving the block early closes the connection."""
         pool = await self._pool()
         address, proxy = self._address(url)
         watch = IdleWatchdog(self._clock, self._clocks)
@@ -260,7 +267,7 @@ class HttpClient:
                 await pool.keeper.aclose()
 
     async def close(self) -> None:
-        """Close this loop's connections as soon as none is in use; the client can be used again."""
+        """Close this loop's connections once none is in use; the client can be used again."""
         pool = self._pools.pop(asyncio.get_running_loop(), None)
         if pool is None:
             return
@@ -278,7 +285,7 @@ class HttpClient:
         except self._trouble as error:
             raise _network(error) from error
         except ValueError as error:
-            raise ProviderError(f"{address} cannot be asked: {error}", "bad_request") from error
+            raise ProviderError(f"cannot send a request to {address}: {error}", "bad_request") from error
 
     async def _pool(self) -> "_SessionPool":
         loop = asyncio.get_running_loop()
@@ -297,9 +304,9 @@ class HttpClient:
         return pool
 
     def _address(self, url: str) -> tuple[Any, str | None]:
-        """The parsed URL, and the proxy that the environment wants for it."""
+        """Return the parsed URL, and the proxy that the environment sets for it."""
         if url not in self._addresses:
-            from urllib.request import getproxies, proxy_bypass  # costs as much to import as half of this package
+            from urllib.request import getproxies, proxy_bypass  # as slow to import as half of this package
 
             parts = urlsplit(url)
             proxies = getproxies()
@@ -310,7 +317,7 @@ class HttpClient:
 
 
 class _SessionPool:
-    """A session and its keeper: a generator that the loop closes at its end, and the session with it."""
+    """A client session, and a generator that the loop finalises at its end to close the session."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -327,13 +334,13 @@ class _SessionPool:
 
 def _network(error: BaseException) -> ProviderError:
     if isinstance(error, asyncio.TimeoutError):
-        return ProviderError("the connection could not be made in time", "timeout")
+        return ProviderError("connection timed out", "timeout")
     words = str(error) or type(error).__name__
-    return ProviderError(f"the connection failed: {words}", "network")
+    return ProviderError(f"connection failed: {words}", "network")
 
 
 async def read_error(answer: HttpResponse) -> object:
-    """The body of a failed request, parsed where it is JSON."""
+    """Read the body of a failed request, decoded if it is JSON."""
     try:
         body = await answer.read_all(_ERROR_BODY)
     except ProviderError:
@@ -347,30 +354,30 @@ _AFTER_DONE = 0.1
 
 
 class StreamReader(Protocol):
-    """Reads one vendor's stream. Knows no socket, so that it can be tried at every cut."""
+    """Stream decoder of one vendor. It knows no socket, so it can be tested at every split."""
 
     heard: int
-    """How many events counted so far; pings and comments don't."""
+    """Number of significant events so far; pings and comments do not count."""
     complete: bool
-    """The message has ended; at most its usage is still to come."""
+    """The message has ended; only its usage may follow."""
     closed: bool
-    """The vendor said that nothing follows."""
+    """The vendor announced the end of the stream."""
 
     def feed(self, piece: bytes) -> list[Chunk]: ...
 
     def whole(self, body: bytes) -> list[Chunk]:
-        """Read an answer that came in one piece, from a server that does not stream."""
+        """Decode a complete response from a server that does not stream."""
         ...
 
     def finish(self) -> list[Chunk]:
-        """The tool calls and the end, or ProviderError if the message was not complete."""
+        """Return the tool calls and the final chunk; raises ProviderError if the message is incomplete."""
         ...
 
 
 async def exchange(
     http: HttpClient, url: str, headers: Mapping[str, str], body: bytes, reader: StreamReader, key: Secret | None
 ) -> AsyncGenerator[Chunk, None]:
-    """Ask once. Raises ProviderError, with the key taken out of whatever the server said."""
+    """Make one request. Raises ProviderError, with the key redacted from the server's message."""
     try:
         async with http.request("POST", url, headers, body) as answer:
             if answer.status != 200:
@@ -392,19 +399,19 @@ async def exchange(
 
 
 async def _pieces(answer: HttpResponse, reader: StreamReader) -> AsyncGenerator[bytes, None]:
-    """The answer's bytes until nothing more is needed; the idle clock runs on while the reader hears only pings."""
+    """Yield the response's bytes until the message is complete; pings alone do not restart the idle timeout."""
     while piece := await _next(answer, reader):
         heard = reader.heard
         for start in range(0, len(piece), _SLICE):
             if start:
-                await asyncio.sleep(0)  # a burst must not keep others, or its own listener, waiting
+                await asyncio.sleep(0)  # yield to other tasks during a burst
             yield piece[start : start + _SLICE]
         if reader.heard != heard:
             answer.watch.touch()
 
 
 async def _next(answer: HttpResponse, reader: StreamReader) -> bytes:
-    """The next bytes, or none when nothing more is needed. A complete message outlives what its connection does."""
+    """Read the next bytes, or none once the message is complete; a later connection error then does not matter."""
     if not reader.complete:
         return await answer.read()
     if reader.closed and answer.ended:
@@ -420,16 +427,16 @@ async def _refusal(answer: HttpResponse) -> ProviderError:
     if 300 <= answer.status < 400:
         target = clean(answer.headers.get("location", "another address"))
         return ProviderError(
-            f"HTTP {answer.status}: the server points to {target}; set that as base_url", "bad_request"
+            f"HTTP {answer.status}: redirected to {target}; set that address as base_url", "bad_request"
         )
     if answer.status < 300:
-        return ProviderError(f"HTTP {answer.status} where 200 was expected", "protocol")
+        return ProviderError(f"expected HTTP 200, got HTTP {answer.status}", "protocol")
     return fault_of_status(answer.status, await read_error(answer), answer.headers)
 
 
 def header_value(key: Secret, vendor: str) -> str:
-    """The key as it goes into a header; a pasted line break would forge another one."""
+    """Return the key as a header value; a line break in it would inject another header."""
     value = key.reveal().strip()
     if not value or not (value.isascii() and value.isprintable()):
-        raise MissingKey(f"the key for {vendor} is blank or has characters that no key has; paste it again")
+        raise MissingKey(f"the API key for {vendor} is blank or contains invalid characters; paste it again")
     return value

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, and every server that speaks them."""
+"""OpenAI chat completions API and compatible servers: request encoder, stream decoder and provider."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -98,7 +98,7 @@ _decoder = msgspec.json.Decoder(_CompletionEvent)
 
 
 class _Open:
-    """A call that is still being written."""
+    """A tool call that is still streaming."""
 
     __slots__ = ("id", "index", "name", "pieces")
 
@@ -110,7 +110,7 @@ class _Open:
 
 
 class OpenAIReader:
-    """Reads one answer. Choice 0 only; what comes after its finish reason is not heard, its usage apart."""
+    """Decoder of one chat completion. Reads choice 0 only, and after its finish_reason only the usage."""
 
     def __init__(self) -> None:
         self.heard = 0
@@ -143,7 +143,7 @@ class OpenAIReader:
     def finish(self) -> list[Chunk]:
         if not self.complete:
             if self.heard == 0:
-                raise ProviderError("the answer was empty: not one event of a chat completion came", "empty_response")
+                raise ProviderError("empty response: the stream contained no chat completion events", "empty_response")
             raise ProviderError("the stream ended before its finish_reason", "incomplete")
         stop = "refusal" if self._refused else _STOP.get(self._stop, "other")
         chunks: list[Chunk] = []
@@ -152,7 +152,7 @@ class OpenAIReader:
         calls = self._finished_calls(cut=stop == "length") if stop in ("stop", "tool_calls", "length") else []
         chunks += [ToolCallChunk(call) for call in calls]
         if not calls and not self._said and stop in ("stop", "tool_calls"):
-            raise ProviderError("the answer was empty: it ended without a word or a call", "empty_response")
+            raise ProviderError("empty response: neither text nor a tool call", "empty_response")
         chunks.append(DoneChunk(_count(self._usage, self._said), stop, self._model))
         return chunks
 
@@ -178,7 +178,7 @@ class OpenAIReader:
             self.heard += 1
             self._say(delta, chunks)
             for place, part in enumerate(delta.tool_calls or ()):
-                if choice.message is not None:  # each entry of a whole answer is a call, whatever id it has
+                if choice.message is not None:  # in a complete response each entry is a call, whatever its id
                     part.index = place
                 self._write(part)
         if choice.finish_reason:
@@ -196,7 +196,7 @@ class OpenAIReader:
             chunks.append(ThinkingChunk(text))
 
     def _write(self, part: _CallDelta) -> None:
-        """Add to the call that this piece belongs to; a new id means a new call, whatever the index says."""
+        """Append to the call that this delta belongs to; a new id starts a new call, whatever the index."""
         call = self._call_of(part)
         call.id = call.id or clean(part.id or "")
         if part.function is None:
@@ -230,7 +230,7 @@ def _count(usage: _CompletionUsage | None, said: int) -> Usage:
 
 
 def first_model(body: object) -> str | None:
-    """The id of the first model in an answer of `/models`."""
+    """Return the id of the first model in a `/models` response."""
     listed = cast(dict[str, Any], body).get("data") if isinstance(body, dict) else None
     for entry in cast(list[Any], listed) if isinstance(listed, list) else []:
         if isinstance(entry, dict) and isinstance(name := cast(dict[str, Any], entry).get("id"), str):
@@ -242,9 +242,9 @@ _CACHE = "openai_bytes"
 
 
 def encode_request(request: Request, model: str, *, official: bool, extra: Mapping[str, Any] | None = None) -> bytes:
-    """The body. Refuses (BrokenHistory) a history in which a call and its result are apart.
+    """Encode the request body. Raises BrokenHistory if a tool call and its result are separated.
 
-    `extra` is for a server that takes more than OpenAI does; what the request says goes before it.
+    `extra` are fields that a server accepts beyond OpenAI's; the request's own fields take precedence.
     """
     messages = encoded(request.messages, _CACHE, _encode)
     if request.system:
@@ -294,7 +294,7 @@ def _encode(message: Message) -> bytes:
 
 
 def _shapes(message: Message) -> list[dict[str, Any]]:
-    """One message of ours as none, one or (tool results) several of theirs."""
+    """Encode one message as zero, one or (tool results) several messages of the API."""
     match message.role:
         case "tool":
             return [
@@ -340,10 +340,10 @@ OFFICIAL = "https://api.openai.com/v1"
 
 
 class OpenAIProvider:
-    """Chat completions at `base_url`; without one, `OPENAI_BASE_URL` or OpenAI itself.
+    """OpenAI chat completions API at `base_url`, by default `OPENAI_BASE_URL` or OpenAI's own address.
 
-    The key comes from `api_key` or `OPENAI_API_KEY`; a server of your own may need none. Without a model, the
-    first one that the server lists is taken.
+    The key comes from `api_key` or `OPENAI_API_KEY`; your own server may need none. Without a model, the first one that
+    the server lists is used.
     """
 
     def __init__(
@@ -363,7 +363,9 @@ class OpenAIProvider:
         self.base_url = (base_url or where.get("OPENAI_BASE_URL") or OFFICIAL).rstrip("/")
         key = api_key or where.secret("OPENAI_API_KEY")
         if not key and self.base_url == OFFICIAL:
-            raise MissingKey("OpenAI needs a key: set OPENAI_API_KEY (in the environment or in .env) or pass api_key=")
+            raise MissingKey(
+                "OpenAI API key missing: set OPENAI_API_KEY (in the environment or in .env) or pass api_key="
+            )
         self.key = Secret(key) if key else None
         self._http = HttpClient(clocks, clock)
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -398,12 +400,12 @@ class OpenAIProvider:
 
     async def _first_model(self) -> str:
         if self.base_url == OFFICIAL:
-            raise ProviderError("no model is named: OpenAIProvider('gpt-…')", "bad_request")
+            raise ProviderError("no model given: expected a name, for example OpenAIProvider('gpt-…')", "bad_request")
         async with self._http.request("GET", f"{self.base_url}/models", self._headers, b"") as answer:
             body = await read_error(answer)
             if answer.status != 200:
                 raise fault_of_status(answer.status, body, answer.headers)
         self.model = first_model(body)
         if self.model is None:
-            raise ProviderError(f"{self.base_url}/models lists no model: name one with model=", "bad_request")
+            raise ProviderError(f"{self.base_url}/models lists no model; set one with model=", "bad_request")
         return self.model

@@ -1,4 +1,4 @@
-"""What tokens cost. Vendors change it: `Atlas(prices=…)` says what holds for you."""
+"""Model prices. Vendors change them: override with `Atlas(prices=…)`."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ _MILLION = 1_000_000
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Dollars for a million tokens: those that go in, those that come out, and those that a cache had."""
+    """US dollars per million input tokens, output tokens and cached input tokens."""
 
     input: float
     output: float
@@ -42,21 +42,21 @@ LISTED: Mapping[str, Price] = {
     "o3": Price(2, 8, 0.5),
     "o4-mini": Price(1.1, 4.4, 0.275),
 }
-"""List prices that were public early in 2026."""
+"""Public list prices of early 2026."""
 
 
 class Prices:
-    """Prices by the beginning of a model's name: the longest that fits counts, so that dated names are found."""
+    """Prices by model name prefix; the longest match wins, so dated model names are found."""
 
     def __init__(self, prices: Mapping[str, Price] | None = None) -> None:
         for name, price in (prices or {}).items():
             if min(price.input, price.output, price.cached or 0) < 0:
-                raise ConfigError(f"the price of {name!r} is below zero")
+                raise ConfigError(f"invalid price of {name!r}: must not be negative")
         self._listed = {**LISTED, **(prices or {})}
         self._found: dict[str, Price | None] = {}
 
     def of(self, model: str) -> Price | None:
-        """None for a model that nobody named a price for."""
+        """Return the price of a model; None if it is unknown."""
         if model not in self._found:
             if len(self._found) > 1000:
                 self._found.clear()
@@ -66,6 +66,6 @@ class Prices:
 
 
 def _begins(model: str, name: str) -> bool:
-    """`gpt-4.1-2025-04-14` begins with `gpt-4.1`; `gpt-4.15` and `gpt-4.1-turbo` are other models."""
+    """Match a name and its dated versions: `gpt-4.1-2025-04-14` matches `gpt-4.1`; `gpt-4.1-turbo` does not."""
     rest = model.removeprefix(name)
     return model.startswith(name) and (not rest or (rest[0] in "-@:" and not rest[1:2].isalpha()))

@@ -1,7 +1,7 @@
-"""The account of keys that many processes share, in their store.
+"""Rate limiters: requests and tokens per minute and key, for one process or shared by many through a store.
 
-A process takes a second's worth of a pace at a time and spends it by itself, so that a request rarely waits for the
-store; what it does not spend in time is lost. A store that is away stops nobody: each process then keeps an account.
+A process reserves capacity for one second at a time and spends it locally, so that a request rarely waits for the
+store; unspent capacity expires. If the store is down, each process limits itself.
 """
 
 import logging
@@ -18,12 +18,12 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.store import PutRecord, Store
 
 BURST = 10.0
-"""Seconds' worth of a pace that may be used in one go."""
+"""Burst capacity of the token bucket, in seconds of the rate."""
 _PART = re.compile(r"(requests|tokens|at_once)=([0-9][0-9_]*)")
 
 
 class RateLimit(msgspec.Struct, frozen=True):
-    """Requests and tokens in a minute, requests at a time; None is as many as one likes."""
+    """Rate limit of a key: requests and tokens per minute, concurrent requests. None means unlimited."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -33,22 +33,25 @@ class RateLimit(msgspec.Struct, frozen=True):
         for name in self.__struct_fields__:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
-                raise ConfigError(f"Pace({name}=…) must be at least 1, not {limit}")
+                raise ConfigError(f"invalid RateLimit({name}={limit}): must be at least 1")
 
 
 NO_LIMIT = RateLimit()
 
 
 class Due(msgspec.Struct, frozen=True):
-    """Till when what was asked so far would have taken at the pace: seconds since 1970, for requests and for tokens.
-    `rest` is how long the key is to be left alone."""
+    """Token bucket state of a key: the Unix time at which its requests and tokens so far are paid off at the limit's
+    rate.
+
+    `rest` is the end of its cool-down.
+    """
 
     requests: float = 0.0
     tokens: float = 0.0
     rest: float = 0.0
 
     def wait(self, now: float) -> float:
-        """Seconds until the key may be used; 0 is now."""
+        """Return the seconds until the key may be used; 0 means now."""
         return max(self.rest - now, self.requests - now - BURST, self.tokens - now - BURST, 0.0)
 
     def charged(self, pace: RateLimit, now: float, requests: int, tokens: int) -> "Due":
@@ -67,23 +70,23 @@ def _later(due: float, now: float, count: int, a_minute: int | None) -> float:
 
 
 class RateLimiter(Protocol):
-    """Keeps account of keys, each named by what does not give it away."""
+    """Rate limiter port. Keys are identified by a hash, never by the secret itself."""
 
     async def take(self, key: str, pace: RateLimit, tokens: int) -> float:
-        """0 if the key may be used now, and the use is counted; else the seconds to wait, and nothing is counted."""
+        """Reserve capacity and return 0, or return the seconds to wait and reserve nothing."""
         ...
 
     def spent(self, key: str, pace: RateLimit, tokens: int) -> None:
-        """So many tokens more than was thought, or fewer."""
+        """Correct the reservation by the difference between real and estimated tokens."""
         ...
 
     async def rest(self, key: str, seconds: float) -> None:
-        """Leave a key alone for so long."""
+        """Put a key into cool-down."""
         ...
 
 
 class LocalRateLimiter:
-    """The account of one process."""
+    """Rate limiter of one process."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -104,7 +107,7 @@ class LocalRateLimiter:
 
 
 def read_paces(lines: tuple[str, ...]) -> dict[str, RateLimit]:
-    """`openai requests=500 tokens=200000 at_once=8`, one for each provider; ConfigError says what is wrong with one."""
+    """Parse `openai requests=500 tokens=200000 at_once=8`, one line per provider; ConfigError names an invalid line."""
     found: dict[str, RateLimit] = {}
     for line in lines:
         provider, *parts = line.split()
@@ -112,8 +115,8 @@ def read_paces(lines: tuple[str, ...]) -> dict[str, RateLimit]:
         limits = {match[1]: int(match[2]) for match in matches if match}
         if not parts or None in matches or len(limits) < len(parts) or provider in found:
             raise ConfigError(
-                f"{line!r} is no limit of a provider: write each provider once, like "
-                "'openai requests=500 tokens=200000 at_once=8'; requests and tokens are those of a minute"
+                f"invalid rate limit {line!r}: expected one line per provider, for example "
+                "'openai requests=500 tokens=200000 at_once=8'; requests and tokens are per minute"
             )
         found[provider] = RateLimit(**limits)
     return found
@@ -121,13 +124,13 @@ def read_paces(lines: tuple[str, ...]) -> dict[str, RateLimit]:
 
 logger = logging.getLogger(__name__)
 _LASTS = 2.0
-"""Seconds in which a process must spend what it took, or look again whether a key rests."""
+"""Seconds after which reserved capacity expires and a cool-down is checked again."""
 _TRIES = 20
 Change: TypeAlias = Callable[[Due], Due | None]
 
 
 class _Share:
-    """What a process has taken and not spent; tokens may be less than none."""
+    """Capacity that a process has reserved and not spent; tokens may be negative."""
 
     __slots__ = ("requests", "tokens", "until")
 
@@ -138,7 +141,7 @@ class _Share:
 
 
 class SharedLedger:
-    """Keys by their accounts in a store; they are the house's own, whichever tenant uses them."""
+    """Rate limiter shared through a store; keys belong to the deployment, whichever tenant uses them."""
 
     def __init__(self, store: Store, *, tenant: str = "default", clock: Clock = SYSTEM_CLOCK) -> None:
         self._store = store
@@ -156,7 +159,7 @@ class SharedLedger:
                 if wait := await self._fetch(key, pace, share, tokens):
                     return wait
             except StoreError as error:
-                logger.warning("a key is used at the pace of this process alone: %s", error)
+                logger.warning("rate limit not shared: error=%s", error)
                 return await self._alone.take(key, pace, tokens)
         share.requests -= 1
         share.tokens -= tokens
@@ -172,10 +175,10 @@ class SharedLedger:
         try:
             await self._change(key, lambda due: due.rested(until))
         except StoreError as error:
-            logger.warning("only this process knows that a key rests: %s", error)
+            logger.warning("cool-down not shared: error=%s", error)
 
     async def _fetch(self, key: str, pace: RateLimit, share: _Share, tokens: int) -> float:
-        """Take a second's worth, or what is needed if that is more, and pay what was spent beyond the last."""
+        """Reserve capacity for one second, or more if needed, and settle what was overspent before."""
         requests = math.ceil((pace.requests or 3600) / 60)
         wanted = max(tokens - share.tokens, math.ceil((pace.tokens or 0) / 60))
         now = self._clock.time()
@@ -192,7 +195,7 @@ class SharedLedger:
         return 0.0
 
     async def _change(self, key: str, change: Change) -> Due | None:
-        """Make a change that nobody else makes at the same time. What stands in its way, if it makes none."""
+        """Apply a change with optimistic locking; return the current state if it cannot be applied."""
         for _ in range(_TRIES):
             record = await self._store.record(self._tenant, "pace", key)
             due = msgspec.json.decode(record.body, type=Due) if record else Due()
@@ -207,4 +210,4 @@ class SharedLedger:
             except Conflict:
                 continue
             return None
-        raise StoreError(f"too many change the account of {key} at once")
+        raise StoreError(f"too many concurrent updates of the rate limit of {key}")

@@ -1,4 +1,4 @@
-"""From a model ref to the provider behind it: one exists when its key is set."""
+"""Provider registry: resolves model references to providers, which exist when their key is set."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -25,7 +25,8 @@ _OWN = {"http": "OPENAI"}
 
 
 def each_by_itself(id: str, environment: Environment) -> list[Environment]:
-    """`OPENAI_API_KEY=one,two` are two. As many addresses go with them pair by pair, a single one with all."""
+    """Split `OPENAI_API_KEY=one,two` into two environments. Addresses are paired with keys; a single one applies to
+    all."""
     prefix = _OWN.get(id, id.upper())
     key, url = f"{prefix}_API_KEY", f"{prefix}_BASE_URL"
     keys, urls = _split(environment.secret(key)), _split(environment.get(url))
@@ -34,7 +35,7 @@ def each_by_itself(id: str, environment: Environment) -> list[Environment]:
         return [environment]
     if len(keys) > 1 and len(urls) > 1 and len(keys) != len(urls):
         raise ConfigError(
-            f"{key} has {len(keys)} keys and {url} {len(urls)} addresses: give one of either, or as many of both"
+            f"{key} has {len(keys)} keys but {url} has {len(urls)} addresses; set one of either, or equally many"
         )
     pairs = zip(_filled(key, keys, count), _filled(url, urls, count), strict=True)
     return [environment.replaced(one | other) for one, other in pairs]
@@ -49,7 +50,7 @@ def _filled(name: str, values: list[str], count: int) -> list[dict[str, str]]:
 
 
 class FunctionProvider:
-    """Wraps `provider(request)`, sync or async. A sync one runs in a thread and never blocks the loop."""
+    """Wraps a sync or async `provider(request)`; a sync one runs in a thread and never blocks the loop."""
 
     def __init__(self, function: Callable[[Request], Any]) -> None:
         self._function = function
@@ -64,7 +65,7 @@ class FunctionProvider:
             completion = await invoke(self._function, request)
         except AtlasError:
             raise
-        except Exception as error:  # the border to a user's code: whatever it raises is this provider's failure
+        except Exception as error:  # user code may raise anything; it counts as a failure of this provider
             raise _fault(error) from error
         for chunk in OpenAIReader().whole(_as_json(completion, self.id)):
             yield chunk
@@ -74,15 +75,15 @@ class FunctionProvider:
 
 
 def _as_json(completion: Any, name: str) -> bytes:
-    """A dict as it is; an SDK's object through its own `model_dump`; any other by its attributes."""
+    """Encode a dict as it is, an SDK object with its `model_dump`, any other object by its attributes."""
     if callable(dump := getattr(completion, "model_dump", None)):
         completion = dump(mode="json")
     try:
         data = encode(_plain(completion))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ProviderError(f"{name} returned what is no chat completion: {error}", "protocol") from error
+        raise ProviderError(f"{name} did not return a chat completion: {error}", "protocol") from error
     if not data.startswith(b"{"):
-        raise ProviderError(f"{name} must return a chat completion, not {type(completion).__name__}", "protocol")
+        raise ProviderError(f"{name} must return a chat completion, got {type(completion).__name__}", "protocol")
     return data
 
 
@@ -98,7 +99,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fault(error: Exception) -> ProviderError:
-    """SDK errors carry their HTTP status; anything else may be worth another try."""
+    """Classify an exception: SDK errors carry their HTTP status; others may be worth a retry."""
     status = getattr(error, "status_code", None)
     if isinstance(status, int) and status >= 400:
         headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", None) or {}
@@ -106,11 +107,11 @@ def _fault(error: Exception) -> ProviderError:
     return ProviderError(f"{type(error).__name__}: {error}", "unknown")
 
 
-_PATIENT = Timeouts(first_byte=180, idle=60, total=900)  # a model on one's own machine is loaded first
+_PATIENT = Timeouts(first_byte=180, idle=60, total=900)  # a self-hosted server may load its model first
 
 
 class SelfHosted(msgspec.Struct, frozen=True):
-    """A kind of server: where it usually listens, and how it is started."""
+    """A kind of self-hosted server: its default address and the command that starts it."""
 
     id: str
     title: str
@@ -119,7 +120,7 @@ class SelfHosted(msgspec.Struct, frozen=True):
 
     @property
     def variable(self) -> str:
-        """The setting with another address."""
+        """The variable that sets another address."""
         return f"{self.id.upper()}_BASE_URL"
 
 
@@ -134,21 +135,19 @@ NEARBY = {
 
 
 class SelfHostedProvider:
-    """Chat completions of a server nearby. When nobody listens there, it says what to start."""
+    """Chat completions of a self-hosted server. If none is listening, the error names the command that starts it."""
 
     def __init__(self, server: SelfHosted, environment: Environment) -> None:
         address = environment.get(server.variable) or server.address
         if not address.strip().startswith(("http://", "https://")):
-            raise ConfigError(
-                f"{server.variable}: an address begins with http:// or https://, and {address!r} does not"
-            )
+            raise ConfigError(f"{server.variable}: invalid address {address!r}: expected http:// or https://")
         self.id = server.id
         self._server = server
         self._provider = OpenAIProvider(
             base_url=address.strip(),
             api_key=environment.secret(f"{server.id.upper()}_API_KEY"),
             clocks=_PATIENT,
-            environment=Environment({}, dotenv=None),  # OpenAI's key is not for other people's servers
+            environment=Environment({}, dotenv=None),  # never send OpenAI's key to another server
             id=server.id,
         )
 
@@ -170,11 +169,11 @@ class SelfHostedProvider:
                 async for chunk in chunks:
                     yield chunk
         except ProviderError as error:
-            if not hasattr(error.__cause__, "os_error"):  # only a connection that was never made has it
+            if not hasattr(error.__cause__, "os_error"):  # set only if no connection was made
                 raise
             raise ProviderError(
-                f"{self._server.title} does not answer at {self.base_url}: start it with {self._server.start}, "
-                f"or say with {self._server.variable} where it is",
+                f"{self._server.title} does not respond at {self.base_url}: start it with {self._server.start}, "
+                f"or set its address with {self._server.variable}",
                 error.kind,
             ) from error
 
@@ -182,18 +181,18 @@ class SelfHostedProvider:
         await self._provider.close()
 
     def __repr__(self) -> str:
-        return f"NearbyProvider({self.id!r}, base_url={self.base_url!r})"
+        return f"SelfHostedProvider({self.id!r}, base_url={self.base_url!r})"
 
 
 Model: TypeAlias = str | Provider | Route | Callable[[Request], Any]
-"""What an agent can be given as its model: a ref, a provider (with a model), or a callable that answers like one."""
+"""What an agent accepts as its model: a reference, a provider (with a model), or a callable."""
 
 Maker: TypeAlias = Callable[[Environment], Provider]
-"""Makes a provider from the environment; raises MissingKey where something must be set first."""
+"""Makes a provider from the environment; raises MissingKey if a setting is missing."""
 
 
 class ModelRef(msgspec.Struct, frozen=True):
-    """`provider/model`, taken apart."""
+    """A parsed model reference, `provider/model`."""
 
     provider: str
     model: str
@@ -203,10 +202,12 @@ class ModelRef(msgspec.Struct, frozen=True):
 
 
 def parse_model_ref(ref: str) -> ModelRef:
-    """`"anthropic/claude-…"` → ModelRef; the model itself may contain further slashes."""
+    """Split 'provider/model' into its two parts; the model may contain further slashes."""
     provider, slash, model = ref.partition("/")
     if not slash or not provider.strip() or not model.strip():
-        raise BadModelRef(f"{ref!r} is no model ref: write provider/model, for example anthropic/claude-opus-4-6")
+        raise BadModelRef(
+            f"invalid model reference {ref!r}: expected 'provider/model', for example 'anthropic/claude-opus-4-6'"
+        )
     return ModelRef(provider.strip(), model.strip())
 
 
@@ -220,8 +221,7 @@ class Registry:
         paces: Mapping[str, RateLimit] | None = None,
         ledger: RateLimiter | None = None,
     ) -> None:
-        """`paces` says by the ids of providers how fast one key may be used; a shared `ledger` has it hold for all
-        processes together."""
+        """`paces` are rate limits of a key by provider id; a shared `ledger` enforces them across all processes."""
         self._environment = environment or Environment()
         self._paces = paces or {}
         self._ledger = ledger
@@ -229,25 +229,25 @@ class Registry:
         self._made: dict[str, Provider] = {}
 
     def register(self, id: str, maker: Maker) -> None:
-        """Let refs `id/…` lead to what `maker` makes; one that is known is replaced."""
+        """Register a provider id, so that references `id/…` resolve to it; an existing one is replaced."""
         if not id.strip() or "/" in id:
-            raise ConfigError(f"{id!r} cannot be a provider's id: it stands before the / of a ref")
+            raise ConfigError(f"invalid provider id {id!r}: it must be the part before the / of a model reference")
         self._makers[id] = maker
         self._made.pop(id, None)
 
     def load_plugins(self, plugins: Plugins | None = None) -> None:
-        """Let refs `name/…` lead to the providers of installed plugins; a built-in one is never replaced."""
+        """Register the providers of installed plugins; a built-in one is never replaced."""
         (plugins or Plugins()).load("providers", self._take)
 
     def _take(self, name: str, thing: Any) -> None:
         if name in self._makers:
-            raise ConfigError(f"there is a provider {name!r} already")
+            raise ConfigError(f"provider {name!r} already exists")
         if not callable(thing):
-            raise ConfigError(f"a plugin gives a function that makes a provider from the environment, not {thing!r}")
+            raise ConfigError(f"expected a function that makes a provider from the environment, got {thing!r}")
         self.register(name, cast(Maker, thing))
 
     def route(self, model: Model) -> Route:
-        """The provider behind a ref, a provider or a callable."""
+        """Resolve a reference, a provider or a callable to a route."""
         if isinstance(model, str):
             ref = parse_model_ref(model)
             return Route(self.provider(ref.provider), ref.model)
@@ -257,25 +257,27 @@ class Registry:
             return Route(model)
         if callable(model):
             return Route(FunctionProvider(model))
-        raise ConfigError(f"a model is a ref, a provider or a callable, not {cast(object, model)!r}")
+        raise ConfigError(
+            f"invalid model {cast(object, model)!r}: expected a model reference, a provider or a callable"
+        )
 
     def provider(self, id: str) -> Provider:
-        """The provider of that id; MissingKey or BadModelRef say what stands in the way."""
+        """Return the provider with this id; raises MissingKey or BadModelRef."""
         if id not in self._made:
             if id not in self._makers:
-                raise BadModelRef(f"there is no provider {id!r}; there are {', '.join(sorted(self._makers))}")
+                raise BadModelRef(f"unknown provider {id!r}; known providers: {', '.join(sorted(self._makers))}")
             self._made[id] = self._make(id)
         return self._made[id]
 
     def _make(self, id: str) -> Provider:
-        """One provider for each key or address that is set, and all of them as one."""
+        """Make one provider per configured key or address, balanced if there are several."""
         made = [self._makers[id](each) for each in each_by_itself(id, self._environment)]
         if len(made) == 1 and id not in self._paces and (self._ledger is None or not keys_of(made[0])):
             return made[0]
         return Balanced(made, self._paces.get(id, NO_LIMIT), ledger=self._ledger)
 
     def available(self) -> list[str]:
-        """The ids of the providers whose key, or for a server nearby whose address, is set."""
+        """Return the ids of providers whose key, or address for a self-hosted one, is set."""
         found: list[str] = []
         for id in self._makers:
             if id in NEARBY and not self._environment.get(NEARBY[id].variable):
@@ -289,12 +291,12 @@ class Registry:
 
     @property
     def default_model(self) -> str | None:
-        """`ATLAS_MODEL`: the ref for agents that name none."""
+        """Return `ATLAS_MODEL`, the model of agents that name none."""
         return self._environment.get("ATLAS_MODEL")
 
 
 def built_in(id: str, maker: Maker) -> None:
-    """Let every registry that is made from now on know this provider: for floors above this one."""
+    """Add a provider to every registry created from now on; used by higher layers."""
     _MAKERS[id] = maker
 
 

@@ -1,4 +1,4 @@
-"""A provider that records another one, and plays the recording back: real answers in tests, without the network."""
+"""Providers for tests: scripted models, and cassettes that record and replay a real provider."""
 
 import asyncio
 import re
@@ -41,27 +41,27 @@ class Reply:
 
 
 def says(text: str, *, stop: StopReason | None = None) -> Reply:
-    """The model says this, word by word."""
+    """A reply with this text, streamed word by word."""
     return Reply(*(TextChunk(word) for word in _WORD.findall(text)), stop=stop)
 
 
 def thinks(text: str, signature: str = "") -> Reply:
-    """The model thinks this before it goes on."""
+    """A reply that starts with this reasoning."""
     return Reply(ThinkingChunk(text), ThinkingChunk("", signature))
 
 
 def calls(name: str, /, **arguments: Any) -> Reply:
-    """The model asks for a tool. `calls(…) + calls(…)` asks for two at once."""
+    """A reply with a tool call; `calls(…) + calls(…)` makes two at once."""
     return Reply(ToolCallChunk(ToolCall("", name, arguments)))
 
 
 def fails(error: Exception | str) -> Reply:
-    """The model's connection fails here; `says("Half a") + fails("gone")` fails in the middle."""
+    """A reply that fails here; `says("Half a") + fails("gone")` fails in the middle."""
     return Reply(ProviderError(error) if isinstance(error, str) else error)
 
 
 class Scripted:
-    """Gives one reply per request, in order, and remembers what it was asked."""
+    """Scripted model: returns one reply per request, in order, and records the requests."""
 
     def __init__(self, *replies: Reply, id: str = "scripted") -> None:
         self.id = id
@@ -76,11 +76,13 @@ class Scripted:
         """Yield the next scripted reply."""
         self.requests.append(request)
         if len(self.requests) > len(self._replies):
-            raise ScriptExhausted(f"the scripted model was asked {len(self.requests)} times for {len(self._replies)}")
+            raise ScriptExhausted(
+                f"the scripted model has {len(self._replies)} replies and was asked {len(self.requests)} times"
+            )
         reply = self._replies[len(self.requests) - 1]
         called = spoken = 0
         for item in reply.items:
-            await asyncio.sleep(0)  # give way, as a network would; else races hide from tests
+            await asyncio.sleep(0)  # yield to other tasks as a network would, so that tests expose races
             if isinstance(item, Exception):
                 raise item
             called += type(item) is ToolCallChunk
@@ -91,7 +93,7 @@ class Scripted:
 
 
 class _Take(msgspec.Struct, frozen=True):
-    """One request, as far as it matters, and the chunks that answered it."""
+    """One recorded request, without volatile fields, and the chunks of its response."""
 
     asked: dict[str, Any]
     heard: list[Chunk]
@@ -101,9 +103,9 @@ _decoder = msgspec.json.Decoder(_Take)
 
 
 class Cassette:
-    """Plays `path` back if it is there; otherwise asks `provider` and records. Only complete answers are kept.
+    """Replays `path` if it exists; otherwise calls `provider` and records it. Only complete responses are recorded.
 
-    Ids and times are not compared, so a recording made yesterday fits today; keys and headers are never in it.
+    Ids and times are not compared, so recordings stay valid; keys and headers are never recorded.
     """
 
     def __init__(self, path: Path | str, provider: Provider | None = None) -> None:
@@ -113,7 +115,7 @@ class Cassette:
         self._next = 0
         self.id = "cassette"
         if self._takes is None and provider is None:
-            raise ConfigError(f"there is no recording at {self._path}, and no provider to make one from")
+            raise ConfigError(f"no recording at {self._path}, and no provider to record")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -142,21 +144,21 @@ class Cassette:
     def _play(self, asked: dict[str, Any]) -> list[Chunk]:
         takes = self._takes or []
         if self._next >= len(takes):
-            raise ConfigError(f"the recording {self._path} has only {len(takes)} answers; delete it to record anew")
+            raise ConfigError(f"the recording {self._path} has only {len(takes)} answers; delete it to record again")
         take = takes[self._next]
         for field in asked:
             if take.asked.get(field) != asked[field]:
                 was, now = encode(take.asked.get(field)).decode(), encode(asked[field]).decode()
                 raise ConfigError(
                     f"request {self._next + 1} differs from the recording {self._path} in {field!r}: "
-                    f"it was {was[-200:]}, now it is {now[-200:]}; delete the file to record anew"
+                    f"it was {was[-200:]}, now it is {now[-200:]}; delete the file to record again"
                 )
         self._next += 1
         return take.heard
 
 
 def _fingerprint(request: Request) -> dict[str, Any]:
-    """What was asked, with calls numbered instead of named: their ids differ from run to run."""
+    """Return the request with calls numbered, because their ids differ between runs."""
     numbers: dict[str, str] = {}
     messages: list[dict[str, Any]] = []
     for message in request.messages:

@@ -85,7 +85,7 @@ def _models(entry: SectionLine) -> list[str]:
             raise BadModelRef(str(entry.wrong(str(error)))) from error
         if any(char.isspace() for char in item):
             advice = "put a comma between two models"
-            raise BadModelRef(str(entry.wrong(f"{item!r} is no model ref: it has a space in it; {advice}")))
+            raise BadModelRef(str(entry.wrong(f"invalid model reference {item!r}: it contains a space; {advice}")))
         refs.append(str(ref))
     return refs
 

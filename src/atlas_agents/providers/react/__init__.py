@@ -1,4 +1,5 @@
-"""Tools for models that know only text: Thought, Action, Action Input, Observation, Final Answer."""
+"""ReAct provider: tools for models without tool calling, as Thought, Action, Action Input, Observation and Final
+Answer."""
 
 import json
 import re
@@ -49,44 +50,43 @@ _LONGEST_LABEL = 40
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A few words, and whose: the model's thoughts, or what it says to the user. `misread` says that what was given
-    out as words up to here was a thought."""
+    """A piece of text and its kind: reasoning or answer. `misread` if text emitted as answer so far was reasoning."""
 
     voice: Voice
     text: str = ""
 
 
 class Action(msgspec.Struct):
-    """What the model wrote after `Action:`, the name of a tool in its first line, and after `Action Input:`."""
+    """An action of the model: the tool's name from the first line after `Action:`, and its `Action Input:`."""
 
     name: str = ""
     input: str = ""
 
     @property
     def is_none(self) -> bool:
-        """It says that no tool is wanted."""
+        """Whether the model states that it needs no tool."""
         return self.name.strip(" \t\r\n`'\"*.").lower() in NONE
 
 
 class ReactParser:
-    """One reply. `bare` text, before any label, is taken for the answer, until a label says that it was a thought."""
+    """Parser of one reply. Text before any label counts as the answer until a label shows that it was reasoning."""
 
     def __init__(self) -> None:
         self.raw = ""
         self.actions: list[Action] = []
         self.section: Section = "bare"
         self.stopped = False
-        """It began to invent an observation: nothing after that counts."""
+        """The model started to invent an observation; everything after that is ignored."""
         self.answered = False
         self._held = ""
         self._gap = ""
         self._fresh = True
-        self._opening = ""  # a fence before anything else: around all of it, or part of an answer
+        self._opening = ""  # a leading code fence: around the whole reply, or part of the answer
         self._fenced = False
         self._begun = False
 
     def feed(self, text: str) -> list[Piece]:
-        """What these words add for whoever listens."""
+        """Parse more text and return the new pieces."""
         self.raw += text
         self._held += text
         pieces: list[Piece] = []
@@ -102,7 +102,7 @@ class ReactParser:
         return pieces
 
     def end(self) -> list[Piece]:
-        """The reply is over; what was held back is given out."""
+        """Finish the reply and return the buffered pieces."""
         if self.stopped:
             return []
         match = self._label() if self._fresh else None
@@ -114,11 +114,11 @@ class ReactParser:
 
     @property
     def said_something(self) -> bool:
-        """There is an answer, or an action."""
+        """Whether there is an answer or an action."""
         return bool(self.actions) or self.answered or (self.section == "bare" and self._begun)
 
     def _undecided(self) -> bool:
-        """The line under way may yet become a label, or a fence around everything."""
+        """Return whether the current line may still become a label, or a fence around everything."""
         if self.section == "final":
             return self._fenced and "\n" not in self._held and _FENCE.startswith(self._held.strip()[: len(_FENCE)])
         start = self._held
@@ -134,7 +134,7 @@ class ReactParser:
         return None if self.section == "final" else _LABEL.match(self._held)
 
     def _begin(self, label: re.Match[str]) -> list[Piece]:
-        """A section begins with this label."""
+        """Start the section of this label."""
         misread = self.section == "bare" and self._begun
         section = _section(label[1])
         self._held, self._fresh = self._held[label.end() :], False
@@ -164,16 +164,16 @@ class ReactParser:
                 return self._say("words", text)
             case "final" if not self.actions:
                 if self._fenced and _is_fence(text):
-                    self._gap += text  # it counts only if more follows
+                    self._gap += text  # counts only if more text follows
                     return []
                 self.answered = self.answered or bool(text.strip())
                 return self._say("words", text)
             case _:
-                pass  # an answer beside an action is not meant: the observation is still to come
+                pass  # an answer beside an action is ignored: its observation is still missing
         return []
 
     def _say(self, voice: Voice, text: str) -> list[Piece]:
-        """Blank space at the ends of a section is left out."""
+        """Emit text without the blank space at the ends of its section."""
         if not self._begun:
             text = text.lstrip()
         words = text.rstrip()
@@ -184,7 +184,7 @@ class ReactParser:
         return [Piece(voice, said)]
 
     def _read_anywhere(self) -> list[Piece]:
-        """Labels in the middle of lines count where there is nothing else."""
+        """Accept labels in the middle of lines if there are no others."""
         found = [match for match in _ANYWHERE.finditer(self.raw) if _section(match[1]) != "thought"]
         pieces = [Piece("misread")] if self.section == "bare" and found else []
         for place, match in enumerate(found):
@@ -214,7 +214,7 @@ def _section(label: str) -> Section:
 
 
 def _only_decorated(bare: str, label: str) -> bool:
-    """`thought 2 **` can still become a label."""
+    """Return whether the text may still become a label, for example `thought 2 **`."""
     return bare.startswith(label) and not bare[len(label) :].strip(" \t*_`0123456789")
 
 
@@ -222,7 +222,7 @@ _TYPE_EXAMPLES = {"string": '"…"', "integer": "0", "number": "0.0", "boolean":
 
 
 def shape(schema: dict[str, Any]) -> str:
-    """`{"city": "…" (which one), "days": 0 (optional)}`; what cannot be said in this way stays a schema."""
+    """Describe a schema by example: `{"city": "…" (which one), "days": 0 (optional)}`; other schemas stay JSON."""
     properties: dict[str, dict[str, Any]] = schema.get("properties") or {}
     if not all(map(_is_plain, properties.values())) or (not properties and schema.get("additionalProperties", True)):
         return json.dumps(schema, ensure_ascii=False)
@@ -285,14 +285,14 @@ _MOST_STOPS = 4
 
 
 def offered(request: Request) -> tuple[ToolSpec, ...]:
-    """The tools that may be called in this reply."""
+    """Return the tools that may be called in this reply."""
     if request.tool_choice in ("auto", "required"):
         return request.tools
     return tuple(tool for tool in request.tools if request.tool_choice in (tool.name, wire_name(tool.name)))
 
 
 def as_text(request: Request) -> Request:
-    """The same request without tools: they stand in the instructions, their calls and results in the messages."""
+    """Convert a request with tools to text: tools into instructions, calls and results into messages."""
     encoded(request.messages, "react_checked", lambda message: b"")
     tools = offered(request)
     system, stop = request.system, request.stop
@@ -309,7 +309,7 @@ def as_text(request: Request) -> Request:
 
 
 def mended(request: Request, written: str) -> Request:
-    """The request once more, after a reply that was neither an action nor an answer."""
+    """Repeat the request after a reply that was neither an action nor an answer, with a correction."""
     said = Message("assistant", (Text(written.strip() or "Thought:"),))
     return msgspec.structs.replace(
         request, messages=[*request.messages, said, Message("user", (Text(_REPAIR),))], stop=request.stop
@@ -321,7 +321,7 @@ def _described(tool: ToolSpec) -> str:
 
 
 def _in_words(message: Message) -> Message:
-    """Worked out once per message, however many requests carry it."""
+    """Convert a message to text, cached per message."""
     if message.role in ("user", "system"):
         return message
     known: Message | None = memo(message).get("react_words")
@@ -374,11 +374,10 @@ _PLAIN_ESCAPES = frozenset('"\\/bfnrtu')
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """The first object in a text, or ValueError. What is JSON is read as JSON, and nothing follows from a guess:
-    whatever the text could mean in two ways is an error."""
+    """Parse the first object in a text leniently; ValueError if it is ambiguous. Valid JSON is parsed as JSON."""
     start = text.find("{")
     if start < 0 or len(text) > _MOST:
-        raise ValueError("there is no object")
+        raise ValueError("no object found")
     text = text[start:]
     try:
         _, end = json.JSONDecoder().raw_decode(text)
@@ -388,7 +387,7 @@ def read_object(text: str) -> dict[str, Any]:
 
 
 def _as_json(text: str) -> str:
-    """The object at the beginning of the text, token by token, as JSON."""
+    """Convert the object at the start of the text to JSON, token by token."""
     made: list[str] = []
     place = depth = 0
     while place < len(text):
@@ -405,7 +404,7 @@ def _as_json(text: str) -> str:
         depth += (mark in ("{", "[")) - (mark in ("}", "]"))
         if mark and depth == 0:
             return "".join(made)
-    raise ValueError("the object has no end")
+    raise ValueError("unterminated object")
 
 
 def _written(token: re.Match[str], text: str, end: int) -> str:
@@ -418,7 +417,7 @@ def _written(token: re.Match[str], text: str, end: int) -> str:
         case "word":
             is_key = text[end:].lstrip()[:1] == ":"
             if not is_key and found not in _LITERALS:
-                raise ValueError(f"{found!r} has no quotes")
+                raise ValueError(f"missing quotes around {found!r}")
             return json.dumps(found) if is_key else _LITERALS[found]
         case _:
             return found
@@ -450,7 +449,7 @@ _QUOTES = " \t\r\n`'\"*.:,<>"
 
 
 def as_calls(actions: Sequence[Action], tools: Sequence[ToolSpec]) -> tuple[list[ToolCall], str | None]:
-    """The calls that the model asks for; and, where an action is called `Final Answer`, that answer."""
+    """Return the requested calls, and the answer if an action is named `Final Answer`."""
     calls: list[ToolCall] = []
     for action in actions:
         name, written = _taken_apart(action, tools)
@@ -464,7 +463,7 @@ def as_calls(actions: Sequence[Action], tools: Sequence[ToolSpec]) -> tuple[list
 
 
 def _taken_apart(action: Action, tools: Sequence[ToolSpec]) -> tuple[str, str]:
-    """Name and input; `search("cats")` and `search[cats]` have both in one."""
+    """Split an action into name and input; `search("cats")` and `search[cats]` contain both."""
     line, _, below = action.name.strip().partition("\n")
     written = action.input if action.input.strip() else below
     if not written.strip() and (inline := _INLINE.match(line.strip("`* "))):
@@ -474,7 +473,7 @@ def _taken_apart(action: Action, tools: Sequence[ToolSpec]) -> tuple[str, str]:
 
 
 def _known_as(name: str, tools: Sequence[ToolSpec]) -> str:
-    """The tool's own spelling of a name that differs from it only in case, blanks and hyphens."""
+    """Return the tool whose name differs only in case, spaces and hyphens."""
     folded = {re.sub(r"[\s_-]+", "_", tool.name).lower(): tool.name for tool in tools}
     return folded.get(re.sub(r"[\s_-]+", "_", name).lower(), clean(name[:64]))
 
@@ -495,7 +494,7 @@ def _call(name: str, written: str, tools: Sequence[ToolSpec]) -> ToolCall:
 
 
 def _unwrapped(given: dict[str, Any], tool: ToolSpec | None) -> dict[str, Any]:
-    """The values out of an input that was written in the form of a schema, `{"type": "object", "properties": {…}}`."""
+    """Extract the values from an input written like a schema, `{"type": "object", "properties": {…}}`."""
     inner = given.get("properties")
     if tool is None or not isinstance(inner, dict) or not given.keys() <= _OF_A_SCHEMA:
         return given
@@ -506,7 +505,7 @@ def _unwrapped(given: dict[str, Any], tool: ToolSpec | None) -> dict[str, Any]:
 
 
 def _only_text(tool: ToolSpec) -> str | None:
-    """The parameter that bare words can only be meant for."""
+    """Return the only parameter that plain text can be meant for."""
     properties: dict[str, Any] = tool.parameters.get("properties") or {}
     wanted: list[str] = list(tool.parameters.get("required") or ()) or list(properties)
     if len(wanted) != 1 or not isinstance(properties.get(wanted[0]), dict):
@@ -525,9 +524,9 @@ _REPAIRS = 2
 
 
 class React:
-    """A provider around another. Thoughts come as thinking, the final answer as text, actions as calls.
+    """Wraps a provider without tool calling. Thoughts become thinking, the final answer text, actions tool calls.
 
-    A reply that is neither an action nor an answer is asked for again, at most twice.
+    A reply that is neither an action nor an answer is requested again, at most twice.
     """
 
     def __init__(self, inner: Provider) -> None:
@@ -571,27 +570,27 @@ class React:
             spent = hearing.spent
             yield ResetChunk(attempt + 1)
             asked = mended(asked, hearing.reader.raw)
-        raise ProviderError("the model wrote neither an action nor an answer, again after two repairs", "protocol")
+        raise ProviderError("the model wrote neither an action nor an answer, even after two corrections", "protocol")
 
     def __repr__(self) -> str:
         return f"React({self.inner!r})"
 
 
 class _Hearing:
-    """One reply, from the first word to what comes of it."""
+    """Decoder of one reply, from its first chunk to the resulting calls."""
 
     def __init__(self, tools: Sequence[ToolSpec], attempt: int, spent: Usage) -> None:
         self.reader = ReactParser()
         self.complete = self.ended = False
         self.spent = spent
-        """Tokens, of the replies before it too."""
+        """Usage, including earlier replies."""
         self._tools = tools
         self._attempt = attempt
-        self._kept: list[Chunk] = []  # what still stands after a withdrawal
+        self._kept: list[Chunk] = []  # chunks that remain valid after a withdrawal
         self._done: DoneChunk | None = None
 
     async def out(self, inner: Provider, asked: Request) -> AsyncGenerator[Chunk, None]:
-        """Chunks as a provider with tools would give them."""
+        """Yield chunks as a provider with tool calling would."""
         async with aclosing(inner.stream(asked)) as chunks:
             async for chunk in chunks:
                 for made in self._take(chunk):
@@ -600,7 +599,7 @@ class _Hearing:
                     break
         self.ended = self._done is not None or self.reader.stopped
         if not self.ended:
-            return  # whoever asked sees that no end came
+            return  # the caller detects the missing end
         for made in self._last():
             yield made
 
@@ -632,13 +631,13 @@ class _Hearing:
         return found
 
     def _last(self) -> list[Chunk]:
-        """What was held back, the calls, and the end; nothing if it must be asked for again."""
+        """Return the buffered text, the calls and the end; nothing if the reply must be requested again."""
         found = self._told(self.reader.end())
         done = self._done or DoneChunk(Usage(0, len(self.reader.raw) // 4, estimated=True))
         self.spent += done.usage
         calls, answer = as_calls(self.reader.actions, self._tools)
         if done.stop_reason == "length":
-            calls, answer = [], ""  # what was cut off is never run, and neither is what stands beside it
+            calls, answer = [], ""  # truncated output is never executed, nor anything beside it
         said = not self.reader.actions and self.reader.said_something
         self.complete = bool(calls or answer or said) or done.stop_reason in ("length", "refusal")
         if not self.complete:
