@@ -26,6 +26,29 @@ class Agent:
 
     `model` is a reference (`"anthropic/claude-…"`), a provider or a callable; `provider="openai", model="gpt-…"`
     equals a reference; `providers` lists several models for failover, as `retry` configures.
+
+    Args:
+        id: Unique name of the agent.
+        name: Display name; the id by default.
+        description: What the agent is for. Other agents and users read it.
+        model: A reference such as `"anthropic/claude-opus-4-6"`, a provider, or a callable. `ATLAS_MODEL` by default.
+        provider: Provider id or provider, if `model` is only the model's name.
+        providers: Several models for failover, instead of `model`.
+        retry: Retries and failover between the providers.
+        system_prompt: Instructions that precede every conversation.
+        temperature: Sampling temperature; the provider's default if None.
+        max_tokens: Most tokens in one reply; the provider's default if None.
+        stop: Sequences that end a reply.
+        tool_choice: `"auto"`, `"none"`, `"required"`, or the name of a tool.
+        tools: Tools, or typed functions that become tools.
+        rules: Sentences of the system prompt, always present or under a condition.
+        contexts: Contexts from which the agent inherits metadata, rules, tools and messages.
+        metadata: Values for prompts, rules and tools.
+        role: Role under which a policy knows the agent.
+        mode: `"tools"`, `"react"` or `"plan"`.
+        parallel_tools: Whether the calls of one reply run concurrently.
+        max_rounds: Most model calls in one turn.
+        hands_off_to: Ids of agents that may take over the turn.
     """
 
     __slots__ = ("__weakref__", "_context", "_runtime", "_settings")

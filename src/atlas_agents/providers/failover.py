@@ -31,7 +31,18 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """Retry policy. Times are in seconds; `failures` is the number of failed attempts allowed in one turn."""
+    """Retry policy. Times are in seconds; `failures` is the number of failed attempts allowed in one turn.
+
+    Args:
+        order: Try the providers in random or in the given order.
+        retries: Retries of one provider before the next one is tried.
+        failures: Failed attempts allowed in one turn.
+        backoff: Seconds before the first retry; doubled for each further one.
+        longest_wait: Longest `Retry-After` to wait for; otherwise the next provider is tried.
+        cooldown: Seconds for which a failed provider is avoided.
+        long_cooldown: The same for failures that do not pass soon, such as an invalid key.
+        on_refusal: Whether a refusal ends the turn or the next provider is tried.
+    """
 
     order: Literal["random", "given"] = "random"
     retries: int = 2

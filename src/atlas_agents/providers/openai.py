@@ -344,6 +344,15 @@ class OpenAIProvider:
 
     The key comes from `api_key` or `OPENAI_API_KEY`; your own server may need none. Without a model, the first one that
     the server lists is used.
+
+    Args:
+        model: Name of the model; the first one that the server lists if None.
+        base_url: Address of the API; `OPENAI_BASE_URL` or OpenAI's own by default.
+        api_key: Key; `OPENAI_API_KEY` by default.
+        clocks: Timeouts of a request.
+        clock: Source of time.
+        environment: Settings to read instead of the process environment and `.env`.
+        id: Name of the provider in references, errors and usage.
     """
 
     def __init__(
