@@ -128,7 +128,14 @@ def pages() -> list[Page]:
 
 @cache
 def _load() -> griffe.Module:
-    package = griffe.load("atlas_agents", search_paths=[ROOT / "src"], docstring_parser=griffe.Parser.google)
+    package = griffe.load(
+        "atlas_agents",
+        search_paths=[ROOT / "src"],
+        docstring_parser=griffe.Parser.google,
+        docstring_options={
+            "warnings": False
+        },  # it does not know the constructors of structs; `_docstring` checks names
+    )
     assert isinstance(package, griffe.Module)
     return package
 
@@ -367,6 +374,8 @@ def _docstring(found: griffe.Object, parameters: list[griffe.Parameter]) -> Iter
                 after += [f"**Raises** `{each.annotation}`: {_plain(each.description)}\n" for each in section.value]
             case _:
                 raise ValueError(f"{found.path}: section {section.kind.value!r} of a docstring is not supported")
+    if unknown := described.keys() - {each.name for each in parameters}:
+        raise ValueError(f"{found.path}: its docstring describes parameters that it does not have: {sorted(unknown)}")
     if described:
         yield "| parameter | |\n|---|---|"
         yield from (f"| `{each.name}` | {described[each.name]} |" for each in parameters if each.name in described)
