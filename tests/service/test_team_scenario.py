@@ -184,7 +184,7 @@ def _check_the_answers(words: list[tuple[str, str]], before: dict[str, Any], job
     asked, first, came_back, last = words
     assert asked == ("user", QUESTION)
     assert first[0] == "assistant" and re.search(r"five working days\. .*\(knowledge/refunds\.md, line \d+\)", first[1])
-    assert came_back[0] == "user" and f"The job {job['jobId']}, which you gave to archy, is done." in came_back[1]
+    assert came_back[0] == "user" and f"The job {job['jobId']}, which you delegated to archy, is done." in came_back[1]
     assert "(knowledge/complaints.md, line" in came_back[1]
     assert last == ("assistant", "There were 7 complaints about late refunds; none since 2 November.")
     same = ("jobId", "agentId", "deadline", "attempts", "sessionKey")

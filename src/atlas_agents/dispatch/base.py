@@ -7,7 +7,7 @@ from atlas_agents.core.errors import NotFound
 from atlas_agents.core.events import Event
 from atlas_agents.core.store import RunRow
 
-Hear: TypeAlias = Callable[[Event], None]
+OnEvent: TypeAlias = Callable[[Event], None]
 """Receives every event of a run."""
 
 
@@ -40,36 +40,36 @@ class RunExecutor(Protocol):
 
     async def run_row(self, run_id: str) -> RunRow | None: ...
 
-    async def take_on(self, row: RunRow) -> RunningTurn | None:
+    async def resume_run(self, row: RunRow) -> RunningTurn | None:
         """Resume a run from its last recorded step. None if it cannot be resumed (and was ended) or already runs
         here."""
         ...
 
-    def turn(self, run_id: str) -> RunningTurn | None:
+    def running_turn(self, run_id: str) -> RunningTurn | None:
         """Return the run if it executes here."""
         ...
 
-    async def want_stop(self, run_id: str) -> bool:
+    async def request_stop(self, run_id: str) -> bool:
         """Record that a run shall stop; False if it has ended or does not exist."""
         ...
 
-    async def answered(self, approval_id: str) -> None:
+    async def deliver_answer(self, approval_id: str) -> None:
         """Deliver an approval answer from the store to the run that waits for it here."""
         ...
 
-    async def job_changed(self, job_id: str) -> None:
+    async def refresh_job(self, job_id: str) -> None:
         """Handle a job that was added, started or ended by another process."""
         ...
 
-    async def jobs_begin(self) -> None:
+    async def start_jobs(self) -> None:
         """Start processing the tenant's jobs and schedules; this process is now the only one that does."""
         ...
 
-    async def jobs_end(self) -> None:
+    async def stop_jobs(self) -> None:
         """Stop processing jobs and schedules; another process takes over."""
         ...
 
-    async def look_again(self) -> None:
+    async def recheck(self) -> None:
         """Re-read the state of everything that runs here: notifications may have been lost."""
         ...
 
@@ -78,14 +78,14 @@ class Dispatcher(Protocol):
     """Dispatcher port; one per runtime."""
 
     @property
-    def apart(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether accepted runs may execute in other processes. A process's own view of a session may then be stale."""
         ...
 
-    def serve(self, house: RunExecutor) -> None: ...
+    def serve(self, executor: RunExecutor) -> None: ...
 
-    async def submit(self, row: RunRow, hear: Hear) -> RunRow:
-        """Run an accepted run to completion and return its final row. `hear` receives its events."""
+    async def submit(self, row: RunRow, on_event: OnEvent) -> RunRow:
+        """Run an accepted run to completion and return its final row. `on_event` receives its events."""
         ...
 
     async def cancel(self, run_id: str) -> bool:
@@ -105,32 +105,32 @@ class Inline:
     """Dispatcher for a single process, without a server. The process that accepts a message executes its run, so
     `submit` only handles runs that were left over from before a restart."""
 
-    apart = False
-    _house: RunExecutor
+    is_remote = False
+    _executor: RunExecutor
 
-    def serve(self, house: RunExecutor) -> None:
-        self._house = house
+    def serve(self, executor: RunExecutor) -> None:
+        self._executor = executor
 
-    async def submit(self, row: RunRow, hear: Hear) -> RunRow:
+    async def submit(self, row: RunRow, on_event: OnEvent) -> RunRow:
         """Resume the run; its events are emitted where it was resumed."""
-        turn = self._house.turn(row.id) or await self._house.take_on(row)
+        turn = self._executor.running_turn(row.id) or await self._executor.resume_run(row)
         if turn is not None:
             await turn.over()
-        found = await self._house.run_row(row.id)
+        found = await self._executor.run_row(row.id)
         if found is None:
             raise NotFound(f"run not found: {row.id!r}")
         return found
 
     async def cancel(self, run_id: str) -> bool:
-        turn = self._house.turn(run_id)
+        turn = self._executor.running_turn(run_id)
         if turn is not None:
             turn.cancel()
         return turn is not None
 
     async def wake(self, approval_id: str) -> None:
-        await self._house.answered(approval_id)
+        await self._executor.deliver_answer(approval_id)
 
     async def recover(self) -> list[str]:
         """Resume open runs once at startup; no other process may be working on them."""
-        rows = [row for row in await self._house.open_runs() if row.tenant == self._house.tenant]
-        return [row.id for row in rows if await self._house.take_on(row) is not None]
+        rows = [row for row in await self._executor.open_runs() if row.tenant == self._executor.tenant]
+        return [row.id for row in rows if await self._executor.resume_run(row) is not None]

@@ -16,7 +16,7 @@ import psycopg
 from atlas_agents.core.errors import NotFound, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
 from atlas_agents.core.tasks import BackgroundTasks
-from atlas_agents.dispatch.base import Hear, RunExecutor, RunningTurn
+from atlas_agents.dispatch.base import OnEvent, RunExecutor, RunningTurn
 from atlas_agents.dispatch.locks import LeaderElection, reached
 from atlas_agents.dispatch.members import Backlog, MemberInfo, MemberRegistry, lead_key, read_backlog
 from atlas_agents.dispatch.notifications import (
@@ -34,7 +34,7 @@ from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue, Queu
 logger = logging.getLogger(__name__)
 Taken: TypeAlias = Callable[[RunningTurn, RunRow], Awaitable[None]]
 """Called with a run that was resumed here, and its row before that."""
-Follow: TypeAlias = Callable[[RunRow, Hear], Awaitable[None]]
+Follow: TypeAlias = Callable[[RunRow, OnEvent], Awaitable[None]]
 """Forwards the events of a run that executes elsewhere until its terminal event."""
 _SWEEP = 2
 _COUNT = 5
@@ -52,8 +52,8 @@ class Cluster:
     members, and `cluster.at_work(…)` inside it executes runs. With a `valkey` client, which the cluster then owns,
     notifications go through Valkey."""
 
-    apart = True
-    _house: RunExecutor
+    is_remote = True
+    _executor: RunExecutor
     _acquire_lock: Taken
 
     def __init__(
@@ -119,8 +119,8 @@ class Cluster:
         if self._worker is not None and self._worker.silent > self._queue.lost_after:
             raise StoreLost("cannot send heartbeats to Postgres")
 
-    def serve(self, house: RunExecutor) -> None:
-        self._house = house
+    def serve(self, executor: RunExecutor) -> None:
+        self._executor = executor
 
     async def beside(
         self, session: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
@@ -137,24 +137,24 @@ class Cluster:
             await session.execute(_NOTIFY_MANY, (self._channel, told))
         return None
 
-    async def submit(self, row: RunRow, hear: Hear) -> RunRow:
+    async def submit(self, row: RunRow, on_event: OnEvent) -> RunRow:
         """Wait for a run that was queued by the commit that accepted it."""
-        await self.follow(row, hear)
+        await self.follow(row, on_event)
         while True:
-            found = await self._house.run_row(row.id)
+            found = await self._executor.run_row(row.id)
             if found is None:
                 raise NotFound(f"run not found: {row.id!r}")
             if found.status not in OPEN:
                 return found
-            await self._wait_until_ended(found, hear)
+            await self._wait_until_ended(found, on_event)
 
     async def cancel(self, run_id: str) -> bool:
         """Record the cancellation, then notify: the current owner stops, and so does any later one."""
-        return await self._house.want_stop(run_id)
+        return await self._executor.request_stop(run_id)
 
     async def wake(self, approval_id: str) -> None:
         """Nothing to do: the commit of the answer has notified the other members."""
-        await self._house.answered(approval_id)
+        await self._executor.deliver_answer(approval_id)
 
     async def recover(self) -> list[str]:
         """Reassign runs without an owner, as the leader does every few seconds."""
@@ -213,17 +213,17 @@ class Cluster:
     async def _execute_run(self, run_id: str) -> bool:
         """Execute a run to completion from its last recorded step; False if it has not ended and another worker must
         continue it. A run that another process took over belongs to that process."""
-        row = await self._house.run_row(run_id)
+        row = await self._executor.run_row(run_id)
         if row is None or row.status not in OPEN:
             return True
-        turn = self._house.turn(run_id)
+        turn = self._executor.running_turn(run_id)
         if turn is None:
-            turn = await self._house.take_on(row)
+            turn = await self._executor.resume_run(row)
             if turn is None:
                 return True
             await self._acquire_lock(turn, row)
         await turn.over()
-        found = await self._house.run_row(run_id)
+        found = await self._executor.run_row(run_id)
         return found is None or found.status not in OPEN or found.epoch > max(row.epoch, turn.epoch or 0)
 
     async def _released(self, run_id: str) -> None:
@@ -235,12 +235,12 @@ class Cluster:
     async def _begin_to_lead(self) -> None:
         self._beats = 0
         self._roster.tell()
-        await self._house.jobs_begin()
+        await self._executor.start_jobs()
 
     async def _end_to_lead(self) -> None:
         self.backlog = None
         self._roster.tell()
-        await self._house.jobs_end()
+        await self._executor.stop_jobs()
 
     async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Look for dead workers, unless the database was down recently: after an outage every heartbeat is late, so the
@@ -288,12 +288,12 @@ class Cluster:
                 for waiter in self._ends.pop(notice.id, ()):
                     if not waiter.done():
                         waiter.set_result(None)
-            case "stop" if (turn := self._house.turn(notice.id)) is not None:
+            case "stop" if (turn := self._executor.running_turn(notice.id)) is not None:
                 turn.cancel()
             case "answer":
-                self._tasks.spawn(self._house.answered(notice.id))
+                self._tasks.spawn(self._executor.deliver_answer(notice.id))
             case "job":
-                self._tasks.spawn(self._house.job_changed(notice.id))
+                self._tasks.spawn(self._executor.refresh_job(notice.id))
             case _:
                 pass
         self.on_notice(notice)
@@ -307,13 +307,13 @@ class Cluster:
                 if not waiter.done():
                     waiter.set_result(None)
         self._ends.clear()
-        self._tasks.spawn(self._house.look_again())
+        self._tasks.spawn(self._executor.recheck())
         self.on_renewed()
 
-    async def _wait_until_ended(self, row: RunRow, hear: Hear) -> None:
+    async def _wait_until_ended(self, row: RunRow, on_event: OnEvent) -> None:
         """Wait until the run has ended, without its events."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ends.setdefault(row.id, []).append(waiter)
-        found = await self._house.run_row(row.id)
+        found = await self._executor.run_row(row.id)
         if found is not None and found.status in OPEN:
             await waiter

@@ -1,1 +1,1 @@
-"""Agents, contexts, the one loop, and the door to them."""
+"""Agents, contexts, the agent loop, and the Atlas that runs them."""

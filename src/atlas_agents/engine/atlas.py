@@ -80,7 +80,7 @@ class Atlas:
         services = TeamServices(store, tenant, self._agent_infos, delegation, clock) if store is not None else None
         self._runtime = AgentRuntime(
             find_agent=self._agents.get,
-            shared=self._dispatcher.apart,
+            shared=self._dispatcher.is_remote,
             system_prompt=system_prompt,
             history=history,
             approve=approve,
@@ -259,7 +259,7 @@ class Atlas:
         `model` is the reference of a model to use in this turn instead of the agent's, `mode` likewise. `when_busy`
         decides what happens while another turn of the session runs: queue this one, reject it, or interrupt the
         earlier ones. Repeating an `idempotency_key` in a stored session returns the turn that first used it. With
-        `asks=False` no one can be asked: a call that requires approval is refused, and the model is told why.
+        `asks=False` no one can be asked: a call that requires approval is refused with an error that the model reads.
         `sampling` overrides temperature and token limit as far as the agent's settings allow. `chain` is the
         delegation that the turn belongs to.
         """
@@ -419,7 +419,7 @@ class Atlas:
         """Resume every turn that a crash interrupted, or that was queued behind one; fail those whose agent is gone.
 
         Call it once at the start, when no other process runs these turns. Side effects that are recorded are not
-        repeated; where the outcome of one is unknown, the model is told so.
+        repeated; where the outcome of one is unknown, its result says so.
         """
         return await self._runner.recover()
 

@@ -13,8 +13,9 @@ from atlas_agents.core.events import Event
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, user
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, StopRun, Store
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.core.text import wire_name
-from atlas_agents.dispatch.base import Dispatcher, Hear
+from atlas_agents.dispatch.base import Dispatcher, OnEvent
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.jobs import Jobs
 from atlas_agents.engine.loop import TurnFunction, accept_message, run_chain, run_rounds, run_turn, run_with_output
@@ -135,13 +136,13 @@ class LocalExecutor:
     async def run_row(self, run_id: str) -> RunRow | None:
         return await self._runtime.store.run(self.tenant, run_id) if self._runtime.store is not None else None
 
-    async def take_on(self, row: RunRow) -> AtlasStream | None:
+    async def resume_run(self, row: RunRow) -> AtlasStream | None:
         return await self._resume_run(row)
 
-    def turn(self, run_id: str) -> AtlasStream | None:
+    def running_turn(self, run_id: str) -> AtlasStream | None:
         return self._live.get(run_id)
 
-    async def want_stop(self, run_id: str) -> bool:
+    async def request_stop(self, run_id: str) -> bool:
         if self._runtime.store is None:
             return False
         try:
@@ -150,28 +151,28 @@ class LocalExecutor:
             return False
         return True
 
-    async def answered(self, approval_id: str) -> None:
+    async def deliver_answer(self, approval_id: str) -> None:
         await self._runtime.deliver_answer(approval_id)
 
-    async def job_changed(self, job_id: str) -> None:
+    async def refresh_job(self, job_id: str) -> None:
         if self._jobs is not None:
             await self._jobs.refresh(job_id)
 
-    async def jobs_begin(self) -> None:
+    async def start_jobs(self) -> None:
         if self._jobs is not None:
             self._jobs.start()
 
-    async def jobs_end(self) -> None:
+    async def stop_jobs(self) -> None:
         if self._jobs is not None:
             await self._jobs.close()
 
-    async def look_again(self) -> None:
+    async def recheck(self) -> None:
         for run_id, stream in list(self._live.items()):
             row = await self.run_row(run_id)
             if row is not None and row.stop:
                 stream.cancel()
         for question in self._runtime.governance.approvals.pending:
-            await self.answered(question.id)
+            await self.deliver_answer(question.id)
         if self._jobs is not None:
             self._jobs.wake()
 
@@ -195,7 +196,7 @@ class TurnRunner:
         self._live: dict[str, AtlasStream] = {}
         self._remote: dict[str, AtlasStream] = {}
         """Streams of turns that were accepted here and run in any process."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("turns")
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._stopping = False
         dispatcher.serve(LocalExecutor(runtime, self._live, self.resume_run, jobs))
@@ -237,7 +238,7 @@ class TurnRunner:
         task = stream.start(run, self.run(run, message, stream))
         if run.options.when_busy == "interrupt" and not remote:
             stream.interrupt([other for other in self._live.values() if other.session == run.conversation.id])
-        self._track(task)
+        self._tasks.adopt(task)
         streams[run.id] = stream
         task.add_done_callback(lambda _: streams.pop(run.id, None))
         return stream
@@ -248,16 +249,16 @@ class TurnRunner:
     async def follow(self, run_id: str) -> AtlasStream | None:
         """Return the stream of an unfinished turn, whichever process accepted it and runs it; None if there is none."""
         stream = self.stream(run_id)
-        if stream is not None or not self._dispatcher.apart:
+        if stream is not None or not self._dispatcher.is_remote:
             return stream
         row = await self._store.run(self._runtime.tenant, run_id)
         if row is None or row.status not in OPEN:
             return None
         stream = AtlasStream(run_id)
-        self._track(stream.attach(self._follow_remote(row, stream.push)))
+        self._tasks.adopt(stream.attach(self._follow_remote(row, stream.push)))
         return stream
 
-    async def _follow_remote(self, row: RunRow, on_event: Hear) -> Message:
+    async def _follow_remote(self, row: RunRow, on_event: OnEvent) -> Message:
         """Return the answer of a remote turn. Cancelling the wait cancels the turn, unless this process shuts down."""
         try:
             return await self._answer_of(await self._dispatcher.submit(row, on_event))
@@ -265,10 +266,6 @@ class TurnRunner:
             if not self._stopping:
                 await asyncio.shield(self._dispatcher.cancel(row.id))
             raise
-
-    def _track(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def run(self, run: Run, message: Message | None, stream: AtlasStream | None = None) -> Message:
         """Run a turn here or remotely, and return its answer."""
@@ -306,21 +303,17 @@ class TurnRunner:
 
     async def stop(self, grace: float) -> None:
         """Wait up to `grace` seconds for running turns, then stop the others, which resume in another process."""
-        if grace and self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace)
+        if grace:
+            await self._tasks.wait(grace)
         self._stopping = True
         for run in self._runs:
             if run.journal is not None:
                 run.journal.detach()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.close()
 
     def _is_remote(self, run: Run) -> bool:
         """Return whether the turn is only accepted here and then left to any process."""
-        return self._dispatcher.apart and run.journal is not None and not run.resumed
+        return self._dispatcher.is_remote and run.journal is not None and not run.resumed
 
     async def _fail(self, row: RunRow, error: str) -> None:
         epoch = row.epoch + 1
@@ -357,7 +350,7 @@ class TurnRunner:
         stream.resolve_duplicate(Accepted(row.id, "in_flight" if row.status in OPEN else "done"))
         if live is not None:
             return await stream.mirror(live)
-        if row.status in OPEN and self._dispatcher.apart:
+        if row.status in OPEN and self._dispatcher.is_remote:
             return await self._follow_remote(row, stream.push)
         if row.status in OPEN:
             raise Conflict(f"run {row.id!r} is running in another process")

@@ -30,7 +30,7 @@ class Timeout(Protocol):
     def resume(self) -> None: ...
 
 
-class Elicitation:
+class ToolElicitation:
     """The forms of one tool call. A form that is still open when the call ends is withdrawn."""
 
     def __init__(self, call: ToolCall, scope: ToolScope, timeout: Timeout) -> None:

@@ -24,7 +24,7 @@ from atlas_agents.core.text import clean
 from atlas_agents.tools.audit import MAX_NOTE, MAX_NOTES, MAX_RESULT, AuditEntry
 from atlas_agents.tools.checks import Rejected, check_call
 from atlas_agents.tools.context import ToolContext
-from atlas_agents.tools.elicitation import Elicitation
+from atlas_agents.tools.elicitation import ToolElicitation
 from atlas_agents.tools.execute import GRACE, MAX_WORDS, Attempt, fault_words, json_value
 from atlas_agents.tools.governance import Approved, ToolScope
 from atlas_agents.tools.journal import ShuttingDown
@@ -154,7 +154,7 @@ class ToolCallExecution:
         self._scope = scope
         self._started = scope.governance.clock.monotonic()
         self._attempt: Attempt | None = None
-        self._elicitation: Elicitation | None = None
+        self._elicitation: ToolElicitation | None = None
         self._usage: list[dict[str, Any]] = []
         self._error: Exception | None = (
             decision.error if isinstance(decision, Rejected) else self._check_repeats(decision)
@@ -439,7 +439,7 @@ class ToolCallExecution:
 
     async def _ask(self, form: Form) -> Filled:
         if self._elicitation is None:
-            self._elicitation = Elicitation(self._decision.call, self._scope, self)
+            self._elicitation = ToolElicitation(self._decision.call, self._scope, self)
         return await self._elicitation.ask(form)
 
     async def _add_usage(self, model: str, usage: Usage) -> None:
