@@ -237,6 +237,14 @@ class GatewayClient:
 
     A line that breaks is made again, for `patience` seconds at most. A request that only reads, or that carries an
     idempotency key, is then sent again; of another one nobody knows whether it was done, and Unreachable says so.
+
+    Args:
+        url: WebSocket address of the gateway.
+        token: Token to authenticate with.
+        find: Function that returns the address and token, called at every connection attempt.
+        patience: Seconds to retry a lost connection before `Unreachable` is raised.
+        name: Name of this client in the gateway's log.
+        on_trouble: Called with a sentence when the connection is lost or restored.
     """
 
     def __init__(

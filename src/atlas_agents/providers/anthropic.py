@@ -410,6 +410,15 @@ class AnthropicProvider:
     """Anthropic Messages API at `base_url`, by default `ANTHROPIC_BASE_URL` or Anthropic's own address.
 
     The key comes from `api_key` or `ANTHROPIC_API_KEY`.
+
+    Args:
+        model: Name of the model; required unless each request names one.
+        base_url: Address of the API; `ANTHROPIC_BASE_URL` or Anthropic's own by default.
+        api_key: Key; `ANTHROPIC_API_KEY` by default.
+        clocks: Timeouts of a request.
+        clock: Source of time.
+        environment: Settings to read instead of the process environment and `.env`.
+        id: Name of the provider in references, errors and usage.
     """
 
     def __init__(

@@ -68,6 +68,12 @@ class Approvals:
     """Asks, and remembers what was allowed for a session or for good: for exactly that hash, nothing like it.
 
     With `approve`, that function is asked. With `wait`, a question waits until somebody says `atlas.answer(…)`.
+
+    Args:
+        approve: Function that is asked, sync or async.
+        deadline: Seconds to wait for an answer; then the call is declined.
+        two_person: Whether users may not approve calls of their own turns.
+        wait: Keep the question open until `atlas.answer` is called.
     """
 
     def __init__(

@@ -103,7 +103,15 @@ def process_slots() -> Slots:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """None means no limit. `repeats` is how often in a row one turn may make the very same call."""
+    """None means no limit. `repeats` is how often in a row one turn may make the very same call.
+
+    Args:
+        at_once: Concurrent calls of a session.
+        per_tick: Calls that start in each `tick`.
+        tick: Length of an interval in seconds.
+        per_day: Calls per day; with a store, also across restarts.
+        repeats: How often in a row a turn may make an identical call.
+    """
 
     at_once: int = 5
     per_tick: int | None = None

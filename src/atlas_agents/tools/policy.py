@@ -91,6 +91,13 @@ class Policy:
     `tools` gives each tool's cells; the closest line wins: the agent's own, then its roles', then `*`. A line for
     `server/*` is for all tools of an MCP server or a plugin that have none of their own. `grants` gives permissions
     such as `file:read` or `file:*` to agents, roles and users (`user:ana`). `commands` may be run without asking.
+
+    Args:
+        tools: For each tool, the cell of each agent, role, group or `*`: `yes`, `ask` or `no`.
+        grants: Permissions such as `file:read` or `file:*` for agents, roles, groups and users (`user:ana`).
+        groups: Members of each group.
+        commands: Command rules: argument vectors that `bash` may run without approval.
+        name: Prefix of the rules that verdicts quote.
     """
 
     def __init__(

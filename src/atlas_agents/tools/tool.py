@@ -39,6 +39,23 @@ class Tool:
 
     `Tool(name, function)` takes one string. With `parameters` (a JSON schema, or names with their schemas) the
     function takes those by name. `@tool` reads all of it off a typed function.
+
+    Args:
+        name: Name of the tool; a prefix such as `shop/` names its source.
+        function: The function to call, sync or async. A sync function runs in a worker process.
+        func: The same as `function`.
+        description: What the model reads; the docstring by default.
+        parameters: JSON Schema of the arguments, or names with their schemas; one string by default.
+        timeout: Seconds after which a call is stopped.
+        permissions: Permissions that a policy must grant, such as `file:read`.
+        confirm: Whether a person must approve a call: a bool, or a function of the arguments.
+        effect: `"pure"`, `"keyed"` or `"unsafe"`: what a second execution would do.
+        in_process: Run a sync function in a thread of this process instead of a worker process.
+        reconcile: Finds out whether an interrupted call took effect, by its idempotency key.
+        preview: Describes what a call would change, for the person who approves it.
+        binds: Facts besides the arguments that an approval is bound to.
+        argv: The argument vector of a call that runs exactly one program, for command rules.
+        described: Schema, converter and context parameter that `@tool` has read already.
     """
 
     def __init__(
