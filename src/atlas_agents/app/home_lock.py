@@ -14,6 +14,7 @@ from typing import IO
 import msgspec
 
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.paths import write_json
 
 _LOCK = "lock"
 _ADDRESS = "running.json"
@@ -46,10 +47,7 @@ def lock_home(home: Path, *, shared: bool = False) -> Generator[None, None, None
 
 def publish_address(home: Path, gateway: RunningGateway) -> None:
     """Write the address of this process atomically."""
-    fresh = home / f"{_ADDRESS}.{os.getpid()}"
-    fresh.write_bytes(msgspec.json.encode(gateway))
-    fresh.chmod(0o600)
-    fresh.replace(home / _ADDRESS)
+    write_json(home / _ADDRESS, gateway)
 
 
 def find_running(home: Path) -> RunningGateway | None:

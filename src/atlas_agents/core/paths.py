@@ -142,15 +142,22 @@ _protected_folders, _secret_folders = (frozenset(map(_folded, names)) for names 
 T = TypeVar("T")
 
 
-def keep(path: Path, value: Any) -> None:
-    """Write a value to a file as JSON, atomically: after a crash the file holds the old or the new value."""
+def write_file(path: Path, content: bytes, *, mode: int = 0o600, overwrite: bool = True) -> None:
+    """Write a file atomically and durably: after a crash it has the old or the new content, never a part of it.
+
+    With `overwrite=False` it raises FileExistsError if there is such a file already, also if two processes race.
+    """
     fresh = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        fresh.replace(path)
+        if overwrite:
+            fresh.replace(path)
+        else:
+            path.hardlink_to(fresh)
+            fresh.unlink()
     except BaseException:
         with suppress(OSError):
             fresh.unlink()
@@ -162,7 +169,12 @@ def keep(path: Path, value: Any) -> None:
         os.close(folder)
 
 
-def kept(path: Path, kind: type[T]) -> T | None:
+def write_json(path: Path, value: Any) -> None:
+    """Write a value to a file as JSON, atomically; only its owner may read it."""
+    write_file(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
     """Read a JSON file; None if it is missing. ConfigError if it is unreadable, so that it is never overwritten."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -173,7 +185,7 @@ def kept(path: Path, kind: type[T]) -> T | None:
 
 
 @contextmanager
-def alone(path: Path) -> Generator[None, None, None]:
+def lock_file(path: Path) -> Generator[None, None, None]:
     """Hold an exclusive lock on a file for a read-modify-write cycle."""
     with path.with_name(f".{path.name}.lock").open("a") as file:
         flock(file, LOCK_EX)

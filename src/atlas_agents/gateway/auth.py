@@ -5,12 +5,12 @@ import hmac
 import ipaddress
 import logging
 import math
-import os
 import re
 import secrets
 import stat
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -18,7 +18,7 @@ import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import Secret
+from atlas_agents.core.paths import Secret, write_file
 from atlas_agents.gateway.protocol.types import Principal, Scope
 from atlas_agents.gateway.settings import EVERYWHERE, GatewaySettings
 
@@ -116,8 +116,7 @@ class TokenFile:
         """Put a new main token in the place of the old one."""
         if self._own is not None:
             raise ConfigError("the token comes from the settings: change it there")
-        spare = _write_spare(self.path)
-        os.replace(spare, self.path)
+        write_file(self.path, _new_token())
         self.refresh()
         return self.path
 
@@ -198,24 +197,12 @@ def _make(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists():
         return
-    spare = _write_spare(path)
-    try:
-        os.link(spare, path)
-    except FileExistsError:
-        pass
-    finally:
-        os.unlink(spare)
+    with suppress(FileExistsError):
+        write_file(path, _new_token(), overwrite=False)
 
 
-def _write_spare(path: Path) -> Path:
-    """A new token in a file of its own beside the real one, complete and on the disk."""
-    spare = path.with_name(f".token-{secrets.token_hex(8)}")
-    handle = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(secrets.token_urlsafe(32) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return spare
+def _new_token() -> bytes:
+    return secrets.token_urlsafe(32).encode() + b"\n"
 
 
 def _read_token(path: Path) -> str:

@@ -21,7 +21,7 @@ from atlas_agents.builtin_tools.web.extract import one_line, plain
 from atlas_agents.builtin_tools.web.ssrf import CAPS, INTERNET, Hosts, Network
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ConfigError, OutcomeUnknown, ToolFailed, Transient
-from atlas_agents.core.paths import Secret, keep, kept
+from atlas_agents.core.paths import Secret, read_json, write_json
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.pipeline import Finding, Happened, NotHappened
 from atlas_agents.tools.tool import Tool, tool
@@ -145,7 +145,7 @@ class XTokens:
     async def _read(self) -> _StoredTokens:
         if self._now is not None:
             return self._now
-        found: _StoredTokens | None = await in_thread(kept, self._path, _StoredTokens)
+        found: _StoredTokens | None = await in_thread(read_json, self._path, _StoredTokens)
         account = self._account
         if found is None or found.mark != account.mark:
             access, refresh = [each.reveal() if each else "" for each in (account.token, account.refresh_token)]
@@ -163,7 +163,7 @@ class XTokens:
         fresh = _StoredTokens(
             now.mark, given.access_token, given.refresh_token or now.refresh_token, time.time() + given.expires_in
         )
-        await asyncio.shield(asyncio.ensure_future(in_thread(keep, self._path, msgspec.to_builtins(fresh))))
+        await asyncio.shield(asyncio.ensure_future(in_thread(write_json, self._path, msgspec.to_builtins(fresh))))
         self._now = fresh
         return fresh
 

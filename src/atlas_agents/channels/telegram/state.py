@@ -14,7 +14,7 @@ import msgspec
 from atlas_agents.channels.telegram.types import TelegramUser
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import alone, keep, kept, make_private
+from atlas_agents.core.paths import lock_file, make_private, read_json, write_json
 
 logger = logging.getLogger(__name__)
 _PAUSE = 2.0
@@ -63,7 +63,7 @@ class StateFile:
 
     def __init__(self, folder: Path, bot_id: str) -> None:
         self._path = make_private(folder) / f"notes-{bot_id}.json"
-        self.notes = kept(self._path, ChannelState) or ChannelState()
+        self.notes = read_json(self._path, ChannelState) or ChannelState()
         self._writing = asyncio.Lock()
         self._wanted = 0
         self._written = 0
@@ -80,7 +80,7 @@ class StateFile:
         while True:
             now = self._wanted
             try:
-                await in_thread(keep, self._path, msgspec.to_builtins(self.notes, str_keys=True))
+                await in_thread(write_json, self._path, msgspec.to_builtins(self.notes, str_keys=True))
             except OSError as error:
                 logger.warning("the Telegram channel waits until it can write %s: %s", self._path, error.strerror)
                 await asyncio.sleep(_PAUSE)
@@ -91,7 +91,7 @@ class StateFile:
 
 def trouble_of(folder: Path, bot_id: str) -> str:
     """What keeps a bot from hearing, as its channel last said."""
-    found = kept(folder / f"notes-{bot_id}.json", ChannelState)
+    found = read_json(folder / f"notes-{bot_id}.json", ChannelState)
     return found.trouble if found else ""
 
 
@@ -138,14 +138,14 @@ class Pairing:
             return {}
         stamp = (found.st_mtime_ns, found.st_ino)
         if stamp != self._seen:
-            self._known = {each.user: each for each in kept(self._pairs, list[Pair]) or ()}
+            self._known = {each.user: each for each in read_json(self._pairs, list[Pair]) or ()}
             self._seen = stamp
         return self._known
 
     def code_for(self, user: TelegramUser) -> str | None:
         """The code of a stranger: the same while it counts. None while too many strangers have one."""
         make_private(self.folder)
-        with alone(self._codes):
+        with lock_file(self._codes):
             codes = self._open_codes()
             for code, each in codes.items():
                 if each.user == user.id:
@@ -153,37 +153,37 @@ class Pairing:
             if len(codes) >= _MOST_CODES:
                 return None
             code = "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
-            keep(self._codes, codes | {code: Code(user.id, user.name, user.username[:40], time.time() + _LASTS)})
+            write_json(self._codes, codes | {code: Code(user.id, user.name, user.username[:40], time.time() + _LASTS)})
         return code
 
     def pair(self, code: str) -> Pair:
         """Let in whoever was told this code; ConfigError if nobody was."""
         make_private(self.folder)
-        with alone(self._codes):
+        with lock_file(self._codes):
             codes = self._open_codes()
             found = codes.pop(code.strip().upper().replace("-", ""), None)
             if found is None:
                 raise ConfigError(f"nobody was told the code {code!r} in the last hour: have them write to the bot")
             pair = Pair(found.user, found.name, found.username, time.time())
-            with alone(self._pairs):
-                keep(self._pairs, [*({**self.pairs(), pair.user: pair}).values()])
-            keep(self._codes, codes)  # it counts once
+            with lock_file(self._pairs):
+                write_json(self._pairs, [*({**self.pairs(), pair.user: pair}).values()])
+            write_json(self._codes, codes)  # it counts once
         return pair
 
     def unpair(self, who: str) -> Pair:
         """Let somebody in no longer, by their number or @name; ConfigError if there is no such person."""
         if not self.folder.is_dir():
             raise ConfigError(f"{who!r} is not paired; nobody is")
-        with alone(self._pairs):
+        with lock_file(self._pairs):
             pairs = self.pairs()
             for pair in pairs.values():
                 if who in (str(pair.user), f"@{pair.username}" if pair.username else ""):
-                    keep(self._pairs, [each for each in pairs.values() if each.user != pair.user])
+                    write_json(self._pairs, [each for each in pairs.values() if each.user != pair.user])
                     return pair
         known = ", ".join(str(user) for user in pairs) or "none"
         raise ConfigError(f"{who!r} is not paired; there are: {known}")
 
     def _open_codes(self) -> dict[str, Code]:
         now = time.time()
-        found = kept(self._codes, dict[str, Code]) or {}
+        found = read_json(self._codes, dict[str, Code]) or {}
         return {code: each for code, each in found.items() if each.expires_at > now}
