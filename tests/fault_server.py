@@ -7,7 +7,6 @@ request gets the first script, the second the second, on whichever connection it
 import asyncio
 import socket
 import struct
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ class Asked:
     path: str
     headers: dict[str, str]
     raw: bytes
-    gone_at: float | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -144,7 +142,6 @@ class _Line(asyncio.Protocol):
         if not self._gone.is_set():
             self._gone.set()
             if self._asked:
-                self._asked.gone_at = time.monotonic()
                 self._asked.gone.set()
 
     async def _serve(self) -> None:

@@ -202,10 +202,10 @@ def _nothing(**_: object) -> str:
 def test_schemas_that_could_hang_or_reach_out_are_refused_when_the_tool_is_made(schema: dict[str, Any]) -> None:
     from atlas_agents import BadTool, Tool
 
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(BadTool):
         Tool("odd", _nothing, parameters=schema)
-    assert time.perf_counter() - begun < 1
+    assert time.process_time() - begun < 1
 
 
 def test_a_pattern_that_makes_other_engines_hang_is_checked_in_no_time() -> None:
@@ -213,10 +213,10 @@ def test_a_pattern_that_makes_other_engines_hang_is_checked_in_no_time() -> None
 
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
     odd = Tool("odd", _nothing, parameters=schema)
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(BadArguments):
         odd.check({"a": "a" * 5000 + "!"})
-    assert time.perf_counter() - begun < 0.5
+    assert time.process_time() - begun < 0.5
 
 
 async def test_the_pauses_between_tries_can_be_set() -> None:

@@ -126,7 +126,7 @@ async def test_a_cancelled_pull_ends_pip_too(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(asyncio.CancelledError):
             await task
         await gone.wait()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
     assert os.listdir(tmp_path) == ["m.lock"]
 
 

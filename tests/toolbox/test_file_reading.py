@@ -230,10 +230,10 @@ def test_patterns(pattern: str, path: str, fits: bool) -> None:
 
 
 def test_no_pattern_takes_long() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     assert not Pattern("*a" * 60 + "b").fits("a" * 250)
     assert not Pattern("/".join(["**", "a"] * 20) + "/b").fits("/".join(["a"] * 60))
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 # Searching
