@@ -55,7 +55,7 @@ def pages() -> list[Page]:
             _of(
                 top,
                 "Agent agent Atlas AtlasStream Accepted RunResult Step CallResult Event PlanStep Usage History "
-                "Interceptor Sessions Price",
+                "Interceptor Sessions Price engine.options.Mode",
             ),
         ),
         Page(
@@ -98,16 +98,54 @@ def pages() -> list[Page]:
                 top,
                 "OpenAIProvider AnthropicProvider LocalProvider Provider Request Capabilities Chunk TextChunk "
                 "ThinkingChunk ToolCallChunk DoneChunk RetryPolicy Timeouts Balanced RateLimit ModelRef "
-                "parse_model_ref Cassette",
+                "parse_model_ref Cassette local.models.list_models local.download.pull",
             ),
         ),
         Page(
             "api-jobs.md",
-            "Delegation, jobs and tenants",
-            "Work that agents hand to each other, and the users and quotas of a tenant.",
-            _of(top, "Jobs JobRow Delegation Tenancy User Plan"),
+            "Delegation, jobs, schedules and tenants",
+            "Work that agents hand to each other or that is due, and the users and quotas of a tenant.",
+            _of(top, "Jobs JobRow Delegation Tenancy User Plan core.store.Schedule engine.schedules.upcoming"),
         ),
         Page("api-errors.md", "Errors", "Every exception is an `AtlasError`.", _errors()),
+        Page(
+            "api-stores.md",
+            "Stores",
+            "Make sessions durable: pass one of these to `Atlas(store=…)`, after `await store.open()`.",
+            _of("atlas_agents.stores", "sqlite.SqliteStore postgres.PostgresStore memory.MemoryStore"),
+        ),
+        Page(
+            "api-knowledge.md",
+            "Knowledge and memory",
+            "Documents and memories that agents search.",
+            _of(
+                "atlas_agents.knowledge",
+                "knowledge_base.KnowledgeBase embedding.LocalEmbedder memories.MemoryOrigin memories.Whose",
+            ),
+        ),
+        Page(
+            "api-builtin-tools.md",
+            "Built-in tools",
+            "Create the built-in tools in your own program.",
+            _of(
+                "atlas_agents.builtin_tools",
+                "files.file_tools bash.bash_tool code.tool.CodeInterpreter code.tool.code_tool web.fetch.url_fetch "
+                "telegram.telegram_tool telegram.NAME telegram.KEYWORDS telegram_format.styled telegram_format.pieces "
+                "telegram_format.as_params offers.offered_on x.preview team.delegate_task team.get_team_members "
+                "team.get_subscription_info",
+            ),
+        ),
+        Page(
+            "api-gateway.md",
+            "Gateway",
+            "Serve an `Atlas` from your own program.",
+            _of(
+                "atlas_agents",
+                "gateway.server.Gateway gateway.settings.GatewaySettings app.serve.private_gateway "
+                "gateway.protocol.events.ChatDelta gateway.protocol.events.ChatFinal "
+                "gateway.protocol.events.ToolSettled",
+            ),
+        ),
         Page("api-team.md", "Teams", "Strategies for `atlas.route`, and agents as tools.", _all("atlas_agents.team")),
         Page(
             "api-workspace.md",
@@ -154,12 +192,17 @@ def public() -> list[str]:
     return [name for module in modules for name in _all(f"atlas_agents.{module}".rstrip("."))]
 
 
+def definition(path: str) -> str:
+    """The path of the definition that a name leads to."""
+    return _find(path).path
+
+
 def undocumented() -> list[str]:
-    """Public classes, functions and methods without a docstring."""
+    """Described names without a docstring, and methods without one of the classes that are exported."""
     found = [_find(path) for page in pages() for path in page.paths]
     methods = [
         each
-        for owner in found
+        for owner in map(_find, public())
         if isinstance(owner, griffe.Class)
         for name, each in owner.members.items()
         if isinstance(each, griffe.Function) and not name.startswith("_")
@@ -176,8 +219,7 @@ def _index() -> Iterator[str]:
     yield "# API reference"
     yield "\nThese names are public and stay compatible. Everything else may change between versions.\n"
     for page in pages():
-        module = page.paths[0].rpartition(".")[0]
-        yield f"## {page.title}\n\n{page.text} Import from `{module}`.\n\n| name | |\n|---|---|"
+        yield f"## {page.title}\n\n{_introduction(page)}\n\n| name | |\n|---|---|"
         for path in page.paths:
             name = path.rpartition(".")[2]
             yield f"| [`{name}`]({page.name}#{_anchor(name)}) | {_summary(_find(path))} |"
@@ -185,12 +227,23 @@ def _index() -> Iterator[str]:
 
 
 def _page(page: Page) -> Iterator[str]:
-    module = page.paths[0].rpartition(".")[0]
-    yield f"# {page.title}\n\n{page.text} Import from `{module}`.\n"
+    yield f"# {page.title}\n\n{_introduction(page)}\n"
     for path in page.paths:
-        name = path.rpartition(".")[2]
+        module, _, name = path.rpartition(".")
         yield f"## {name}\n"
+        if module != _module(page):
+            yield f"`from {module} import {name}`\n"
         yield from _described(name, _find(path))
+
+
+def _introduction(page: Page) -> str:
+    return f"{page.text} Import from `{module}`." if (module := _module(page)) else page.text
+
+
+def _module(page: Page) -> str | None:
+    """The module to import from, unless the names of the page come from several."""
+    modules = [path.rpartition(".")[0] for path in page.paths]
+    return modules[0] if modules.count(modules[0]) > len(modules) / 2 else None
 
 
 def _described(name: str, found: griffe.Object) -> Iterator[str]:
@@ -227,7 +280,7 @@ def _class(name: str, found: griffe.Class) -> Iterator[str]:
         yield from (f"| `{each.name}` | {_code(each.annotation)} | {_summary(each)} |" for each in values)
         yield ""
     for each in members:
-        if isinstance(each, griffe.Function):
+        if isinstance(each, griffe.Function) and each.docstring:  # without one it implements a port's method
             yield f"### {name}.{each.name}\n"
             yield from _function(each.name, each)
 

@@ -12,6 +12,7 @@ from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool, tool
 
 NAME = "send_telegram_message"
+"""Name of the tool."""
 KEYWORDS = ("telegram", "notify me", "ping me", "alert me")
 """Words of a user on which the tool is offered."""
 _PATIENCE = 60.0
