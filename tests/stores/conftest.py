@@ -1,4 +1,4 @@
-"""A place to keep things, of each kind: every test of the port runs on all of them."""
+"""Fixtures: every test of the store port runs on each kind of store."""
 
 import contextlib
 import sqlite3
@@ -31,13 +31,13 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def schema() -> str:
-    """Each test has a Postgres schema of its own."""
+    """A Postgres schema for one test."""
     return "t" + new_id().replace("-", "")
 
 
 @pytest.fixture
 async def make_store(kind: str, schema: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
-    """Opens a store at the test's place; again and again it is the same place."""
+    """Open the store of the test. Each call opens the same database again."""
     opened: list[Store] = []
 
     async def make() -> Store:
@@ -60,7 +60,7 @@ async def make_store(kind: str, schema: str, request: pytest.FixtureRequest, tmp
 
 @pytest.fixture
 def old_database(kind: str, schema: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], None]:
-    """Puts what an older version has left at the test's place, before a store is made there."""
+    """Load a database of an older version before the store is opened."""
 
     def put(version: str) -> None:
         content = (FIXTURES / f"{version}.{kind}.sql").read_text()

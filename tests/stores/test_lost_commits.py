@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 import psycopg
 import pytest
 from postgres_server import PostgresServer
-from store_words import TENANT
+from store_helpers import TENANT
 
 from atlas_agents.core.store import AddAudit
 from atlas_agents.stores.postgres import PostgresStore

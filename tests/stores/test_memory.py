@@ -1,8 +1,8 @@
-"""Memory alone: a commit costs the same however much there is."""
+"""In-memory store: the cost of a commit does not depend on the amount of data."""
 
 import time
 
-from store_words import TENANT
+from store_helpers import TENANT
 
 from atlas_agents.core.store import AcceptRun, AddAudit, AddJournal, AddMessage, ClaimRun, PutSession, SetRun
 from atlas_agents.stores.memory import MemoryStore
@@ -20,7 +20,7 @@ async def turns(store: MemoryStore, sessions: range) -> float:
     return time.thread_time() - begin
 
 
-async def test_a_turn_costs_the_same_in_the_first_and_in_the_thousandth_session() -> None:
+async def test_turn_costs_the_same_in_the_first_and_in_the_thousandth_session() -> None:
     store = MemoryStore()
     costs = [await turns(store, range(n, n + 10)) for n in range(0, 1000, 10)]
     assert min(costs[-20:]) < 2 * min(costs[:20])

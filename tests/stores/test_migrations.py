@@ -1,4 +1,4 @@
-"""The schema moves forward only: old databases come along with all they hold, and a step that fails changes nothing."""
+"""Migrations: old databases keep their content, and a failing step changes nothing."""
 
 import asyncio
 import hashlib
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from store_words import TENANT, everything, one_of_each
+from store_helpers import TENANT, everything, one_of_each
 
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import AcceptRun, AddAudit, AddEvents, AnswerApproval, ReserveEvents, Store
@@ -18,7 +18,7 @@ from atlas_agents.stores.migrations import STEPS
 from conftest import FIXTURES, Make
 
 RELEASED = ["50b06a8c655efcba19a5817cf8dc2045d9c0dee8d98ee15d6a67d5f1dc3cda73"]
-"""The digest of each released step, in order; a step joins the list with its release and never changes again."""
+"""Digest of each released step, in order. A step is added with its release and never changes."""
 
 
 def digest(step: tuple[str, ...]) -> str:
@@ -35,7 +35,7 @@ def add_step(monkeypatch: pytest.MonkeyPatch, *statements: str) -> None:
 
 
 @pytest.mark.durable
-async def test_an_older_database_comes_along_with_all_it_holds(
+async def test_older_database_is_migrated_with_its_content(
     store: Store, make_store: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.commit(TENANT, one_of_each())
@@ -55,7 +55,7 @@ async def test_an_older_database_comes_along_with_all_it_holds(
 
 
 @pytest.mark.durable
-async def test_a_step_that_fails_changes_nothing(
+async def test_failing_migration_changes_nothing(
     store: Store, make_store: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.commit(TENANT, one_of_each())
@@ -70,7 +70,7 @@ async def test_a_step_that_fails_changes_nothing(
 
 
 async def all_of(store: Store, tenant: str) -> dict[str, Any]:
-    """What the port gives back of a tenant, under the names of the fixture."""
+    """Everything the port returns for a tenant, under the names of the fixture."""
     sessions = await store.sessions(tenant)
     runs = [run for session in sessions for run in await store.runs(tenant, session.key)]
     approvals = [await store.approval(tenant, id) for id in ("p1", "p2")]
@@ -88,7 +88,7 @@ async def all_of(store: Store, tenant: str) -> dict[str, Any]:
 
 
 def without_news(now: Any, then: Any) -> Any:
-    """Without the fields that the older version did not have."""
+    """Remove the fields that the older version did not have."""
     if isinstance(then, dict):
         return {name: without_news(now[name], value) for name, value in cast("dict[str, Any]", then).items()}
     if isinstance(then, list):
@@ -97,7 +97,7 @@ def without_news(now: Any, then: Any) -> Any:
 
 
 @pytest.mark.durable
-async def test_a_database_of_schema_1_reads_as_it_did(make_store: Make, old_database: Callable[[str], None]) -> None:
+async def test_database_of_schema_1_reads_as_before(make_store: Make, old_database: Callable[[str], None]) -> None:
     then = json.loads((FIXTURES / "v1.json").read_text())
     old_database("v1")
     for _ in range(2):
@@ -110,7 +110,9 @@ async def test_a_database_of_schema_1_reads_as_it_did(make_store: Make, old_data
 
 
 @pytest.mark.durable
-async def test_a_database_of_schema_1_can_do_what_is_new(make_store: Make, old_database: Callable[[str], None]) -> None:
+async def test_database_of_schema_1_supports_new_features(
+    make_store: Make, old_database: Callable[[str], None]
+) -> None:
     old_database("v1")
     store = await make_store()
     for tenant in ("default", "acme"):
@@ -128,9 +130,7 @@ async def test_a_database_of_schema_1_can_do_what_is_new(make_store: Make, old_d
 
 
 @pytest.mark.durable
-async def test_of_many_processes_one_brings_the_schema_up_to_date(
-    make_store: Make, old_database: Callable[[str], None]
-) -> None:
+async def test_one_of_many_processes_migrates_the_schema(make_store: Make, old_database: Callable[[str], None]) -> None:
     old_database("v1")
     stores = await asyncio.gather(*(make_store() for _ in range(4)))
     await asyncio.gather(*(store.commit("acme", [ReserveEvents("r0", 1)]) for store in stores))

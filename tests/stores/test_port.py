@@ -1,11 +1,11 @@
-"""Every write and every read of the port, on each kind of store."""
+"""Store conformance: every write and every read of the port."""
 
 import re
 from typing import Any
 
 import msgspec
 import pytest
-from store_words import DAY, TENANT, approval, everything, one_of_each, with_run
+from store_helpers import DAY, TENANT, approval, everything, one_of_each, with_run
 
 from atlas_agents.core.errors import Conflict, DailyLimitExceeded, NotFound, SessionBusy, StaleOwner, StoreError
 from atlas_agents.core.store import (
@@ -37,7 +37,7 @@ from atlas_agents.stores.sql import statements
 from conftest import Make
 
 
-async def test_what_a_commit_returns_is_what_is_read_afterwards(store: Store) -> None:
+async def test_commit_returns_the_rows_that_are_read_afterwards(store: Store) -> None:
     session, run, message, step, entry, used, asked, granted, last, *nothing = await store.commit(TENANT, one_of_each())
     kept = await store.session(TENANT, "s")
     assert kept is not None
@@ -59,7 +59,7 @@ async def test_what_a_commit_returns_is_what_is_read_afterwards(store: Store) ->
     assert nothing == [None, None, *await store.jobs(TENANT), *await store.records(TENANT, "user")]
 
 
-async def test_what_is_not_there_is_none_or_empty(store: Store) -> None:
+async def test_missing_rows_are_none_or_empty(store: Store) -> None:
     assert await store.session(TENANT, "s") is None
     assert await store.run(TENANT, "r") is None
     assert await store.approval(TENANT, "p") is None
@@ -67,7 +67,7 @@ async def test_what_is_not_there_is_none_or_empty(store: Store) -> None:
     assert not any((await everything(store)).values())
 
 
-async def test_a_put_session_changes_only_what_it_names(store: Store) -> None:
+async def test_put_session_changes_only_the_given_fields(store: Store) -> None:
     await store.commit(TENANT, [PutSession("s", "a", "old", metadata={"x": 1})])
     await store.commit(TENANT, [PutSession("s", label="new", archived=True)])
     session = await store.session(TENANT, "s")
@@ -75,7 +75,7 @@ async def test_a_put_session_changes_only_what_it_names(store: Store) -> None:
     assert (session.agent_id, session.label, session.archived, session.metadata) == ("a", "new", True, {"x": 1})
 
 
-async def test_sessions_come_latest_first_and_paging_loses_none(store: Store) -> None:
+async def test_sessions_are_listed_latest_first_and_paging_loses_none(store: Store) -> None:
     for n in range(7):
         await store.commit(TENANT, [PutSession(f"s{n}")])
     await store.commit(TENANT, [AddMessage("s2", "m", b"{}")])
@@ -113,7 +113,7 @@ async def test_messages_keep_their_order_and_an_id_is_added_once(store: Store) -
         ({"limit": -1}, []),
     ],
 )
-async def test_a_page_of_messages_is_in_order_from_either_end(
+async def test_page_of_messages_is_in_order_from_either_end(
     store: Store, asked: dict[str, Any], numbers: list[int]
 ) -> None:
     await store.commit(TENANT, [PutSession("s"), *(AddMessage("s", f"m{n}", b"") for n in range(5))])
@@ -136,7 +136,7 @@ async def test_a_page_of_messages_is_in_order_from_either_end(
         AddEvents("r", ()),
     ],
 )
-async def test_a_write_to_what_is_not_there_is_not_stored(store: Store, write: Write) -> None:
+async def test_write_to_a_missing_row_raises_not_found(store: Store, write: Write) -> None:
     with pytest.raises(NotFound):
         await store.commit(TENANT, [write])
 
@@ -153,7 +153,7 @@ async def test_runs_of_a_session_wait_for_each_other_and_start_in_order(store: S
     assert await store.open_runs() == []
 
 
-async def test_a_queued_run_that_is_cancelled_leaves_the_running_one_alone(store: Store) -> None:
+async def test_cancelling_a_queued_run_does_not_affect_the_running_one(store: Store) -> None:
     await store.commit(TENANT, [PutSession("s"), *(AcceptRun(f"r{n}", "s", "a") for n in range(3))])
     assert await store.commit(TENANT, [SetRun("r0", 0, "waiting"), SetRun("r1", 0, "cancelled")]) == [None, None]
     with pytest.raises(Conflict, match="active run"):
@@ -165,7 +165,7 @@ async def test_a_queued_run_that_is_cancelled_leaves_the_running_one_alone(store
     assert failed is not None and failed.error == "a \ufffd ? fault" and failed.ended_at is not None
 
 
-async def test_a_run_that_is_to_stop_leaves_the_queue_at_once_and_else_says_so_to_its_owner(store: Store) -> None:
+async def test_stop_cancels_a_queued_run_and_flags_a_running_one(store: Store) -> None:
     await store.commit(TENANT, [PutSession("s"), *(AcceptRun(f"r{n}", "s", "a", urgency=n) for n in range(3))])
     stopped = [(await store.commit(TENANT, [StopRun(id)]))[0] for id in ("r1", "r0", "r0")]
     assert [(run.id, run.status, run.stop, run.urgency, run.ended_at is None) for run in stopped] == [
@@ -178,7 +178,7 @@ async def test_a_run_that_is_to_stop_leaves_the_queue_at_once_and_else_says_so_t
             await store.commit(TENANT, [StopRun(id)])
 
 
-async def test_a_repeated_accept_finds_the_known_run_and_writes_nothing(store: Store) -> None:
+async def test_repeated_accept_returns_the_known_run_and_writes_nothing(store: Store) -> None:
     first = AcceptRun("r1", "s", "a", idempotency_key="k", fingerprint="1", request=b"now")
     await store.commit(TENANT, [PutSession("s"), first, AddMessage("s", "m1", b"")])
     before = await everything(store)
@@ -190,7 +190,7 @@ async def test_a_repeated_accept_finds_the_known_run_and_writes_nothing(store: S
     assert await everything(store) == before
 
 
-async def test_a_run_that_must_not_wait_is_refused_while_another_is_open(store: Store) -> None:
+async def test_run_that_must_start_at_once_is_rejected_while_another_is_open(store: Store) -> None:
     await store.commit(TENANT, [PutSession("s"), PutSession("t"), AcceptRun("r1", "s", "a", at_once=True)])
     for status in ("running", "waiting"):
         await store.commit(TENANT, [SetRun("r1", 0, status)])
@@ -203,7 +203,7 @@ async def test_a_run_that_must_not_wait_is_refused_while_another_is_open(store: 
     assert other.status == run.status == "running"
 
 
-async def test_a_key_belongs_to_its_session_and_no_key_is_none(store: Store) -> None:
+async def test_idempotency_key_belongs_to_its_session_and_an_empty_one_never_matches(store: Store) -> None:
     keyed = [AcceptRun(f"r{s}", s, "a", idempotency_key="k") for s in ("s", "t")]
     await store.commit(TENANT, [PutSession("s"), PutSession("t"), *keyed])
     await store.commit(TENANT, [AcceptRun("r1", "s", "a"), AcceptRun("r2", "s", "a")])
@@ -212,7 +212,7 @@ async def test_a_key_belongs_to_its_session_and_no_key_is_none(store: Store) -> 
         await store.commit(TENANT, [AcceptRun("r1", "t", "a")])
 
 
-async def test_who_holds_an_older_epoch_cannot_write(store: Store) -> None:
+async def test_outdated_epoch_cannot_write(store: Store) -> None:
     await with_run(store)
     assert await store.commit(TENANT, [ClaimRun("r1")]) == [1]
     assert await store.commit(TENANT, [ClaimRun("r1")]) == [2]
@@ -225,7 +225,7 @@ async def test_who_holds_an_older_epoch_cannot_write(store: Store) -> None:
             await store.commit(TENANT, [write])
 
 
-async def test_a_step_is_journalled_once_and_the_chain_holds(store: Store) -> None:
+async def test_step_is_journaled_once_and_the_chain_is_valid(store: Store) -> None:
     await with_run(store)
     for n in range(4):
         await store.commit(TENANT, [AddJournal("r1", 0, "intent", str(n), b"{}"), AddAudit(b"%d" % n)])
@@ -239,7 +239,7 @@ async def test_a_step_is_journalled_once_and_the_chain_holds(store: Store) -> No
     assert [entry.seq for entry in await store.audit(TENANT, after=1, limit=2)] == [2, 3]
 
 
-async def test_a_counter_stops_at_its_limit(store: Store) -> None:
+async def test_counter_stops_at_its_limit(store: Store) -> None:
     reserve = Reserve("a", DAY, 2)
     assert await store.commit(TENANT, [reserve, reserve]) == [1, 2]
     with pytest.raises(DailyLimitExceeded):
@@ -251,7 +251,7 @@ async def test_a_counter_stops_at_its_limit(store: Store) -> None:
     assert await store.counted(TENANT, "a", "2026-11-16") == 0
 
 
-async def test_a_clock_that_was_put_back_gives_nobody_a_second_day(store: Store) -> None:
+async def test_clock_that_was_set_back_does_not_reset_the_daily_limit(store: Store) -> None:
     assert await store.commit(TENANT, [Reserve("a", DAY, 2), Reserve("a", DAY, 2)]) == [1, 2]
     with pytest.raises(DailyLimitExceeded):
         await store.commit(TENANT, [Reserve("a", "2026-11-14", 2)])
@@ -262,7 +262,7 @@ async def test_a_clock_that_was_put_back_gives_nobody_a_second_day(store: Store)
     assert [await store.counted(TENANT, "a", day) for day in days] == [1, 2, 1]
 
 
-async def test_usage_is_summed_per_names_and_found_by_day(store: Store) -> None:
+async def test_usage_is_summed_and_filtered_by_day(store: Store) -> None:
     for day in ("2026-11-01", "2026-11-02", "2026-11-02", "2026-11-03"):
         await store.commit(TENANT, [AddUsage(UsageRow(day, "s", "a", "m", 1, 2, 3, 1 << 40, 1))])
     assert await store.usage(TENANT, since="2026-11-02", until="2026-11-03") == [
@@ -270,7 +270,7 @@ async def test_usage_is_summed_per_names_and_found_by_day(store: Store) -> None:
     ]
 
 
-async def test_a_dropped_session_takes_all_but_the_audit_log_with_it(store: Store) -> None:
+async def test_dropping_a_session_deletes_all_but_audit_log_and_usage(store: Store) -> None:
     await store.commit(TENANT, one_of_each())
     with pytest.raises(Conflict, match="open run"):
         await store.commit(TENANT, [DropSession("s")])
@@ -285,7 +285,7 @@ async def test_a_dropped_session_takes_all_but_the_audit_log_with_it(store: Stor
 
 
 @pytest.mark.parametrize("place", range(len(one_of_each()) + 1))
-async def test_a_failing_write_anywhere_in_a_commit_leaves_nothing(store: Store, place: int) -> None:
+async def test_failing_write_anywhere_in_a_commit_writes_nothing(store: Store, place: int) -> None:
     await store.commit(TENANT, [PutSession("kept", label="x"), AcceptRun("kept", "kept", "a"), Reserve("a", DAY, 9)])
     before = await everything(store)
     writes = one_of_each()
@@ -296,7 +296,7 @@ async def test_a_failing_write_anywhere_in_a_commit_leaves_nothing(store: Store,
     await store.commit(TENANT, one_of_each())
 
 
-async def test_a_failing_drop_puts_everything_back(store: Store) -> None:
+async def test_failing_drop_restores_everything(store: Store) -> None:
     await store.commit(TENANT, one_of_each())
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
     await store.commit(TENANT, [PutSession("t"), *(AcceptRun(f"t{n}", "t", "a") for n in range(3))])
@@ -308,7 +308,7 @@ async def test_a_failing_drop_puts_everything_back(store: Store) -> None:
     assert await store.commit(TENANT, [SetRun("t0", 0, "done"), SetRun("t1", 0, "done")]) == ["t1", "t2"]
 
 
-async def test_tenants_with_the_same_ids_never_meet(store: Store) -> None:
+async def test_tenants_with_the_same_ids_are_separate(store: Store) -> None:
     await store.commit("a", one_of_each())
     before = await everything(store, "a")
     assert not any((await everything(store, "b")).values())
@@ -321,7 +321,7 @@ async def test_tenants_with_the_same_ids_never_meet(store: Store) -> None:
     assert [run.tenant for run in await store.open_runs()] == ["a"]
 
 
-def test_every_statement_is_bound_to_one_tenant() -> None:
+def test_every_statement_filters_by_tenant() -> None:
     found: list[str] = []
     for name, value in vars(statements).items():
         if name.isupper() and not name.startswith("_") and name not in ("OPEN_RUNS", "TENANTS"):
@@ -332,7 +332,7 @@ def test_every_statement_is_bound_to_one_tenant() -> None:
     for statement in found:
         tables = len(
             re.findall(r"\b(?:FROM|UPDATE|JOIN|INTO) (?!SET|passage_words)\w+", statement)
-        )  # those have owners as words
+        )  # the full-text index filters by owner words
         assert len(re.findall(r":tenant\b", statement)) >= tables - statement.count("DO UPDATE SET"), statement
 
 
@@ -350,7 +350,9 @@ def test_every_statement_is_bound_to_one_tenant() -> None:
         (TENANT, ["no write"]),
     ],
 )
-async def test_what_no_database_can_keep_is_refused_alike(store: Store, tenant: str, writes: list[Any]) -> None:
+async def test_values_that_no_database_can_store_are_rejected_alike(
+    store: Store, tenant: str, writes: list[Any]
+) -> None:
     with pytest.raises(StoreError) as raised:
         await store.commit(tenant, [PutSession("fine"), *writes])
     assert "\n" not in str(raised.value)
@@ -358,7 +360,7 @@ async def test_what_no_database_can_keep_is_refused_alike(store: Store, tenant: 
 
 
 @pytest.mark.parametrize("text", ["", " ", "'; DROP TABLE runs; --", "ünïcode 😀", "a:b %s %(x)s $1 ?", "x" * 5000])
-async def test_any_other_text_comes_back_as_it_was(store: Store, text: str) -> None:
+async def test_any_other_text_is_stored_unchanged(store: Store, text: str) -> None:
     body = bytes(range(256)) * 40
     await store.commit(TENANT, [PutSession(text, text, text, metadata={text: text}), AddMessage(text, text, body)])
     session = await store.session(TENANT, text)
@@ -368,7 +370,7 @@ async def test_any_other_text_comes_back_as_it_was(store: Store, text: str) -> N
 
 
 @pytest.mark.durable
-async def test_opening_again_gives_everything_back(store: Store, make_store: Make) -> None:
+async def test_reopened_store_has_everything(store: Store, make_store: Make) -> None:
     await store.commit(TENANT, one_of_each())
     before = await everything(store)
     await store.close()

@@ -1,4 +1,4 @@
-"""Postgres alone: restarts, outages, locks held by others, and databases that must not be touched."""
+"""Postgres: restarts, outages, locks held by other processes, and databases that must not be changed."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from postgres_server import PostgresServer
-from store_words import TENANT, outcomes
+from store_helpers import TENANT, outcomes
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import AddAudit, PutSession, Write
@@ -20,7 +20,7 @@ from atlas_agents.stores.postgres_writer import lock_of
 from atlas_agents.stores.sql.query import Query
 from checks import PATIENCE
 
-pytestmark = pytest.mark.slow  # each starts a process of its own, or several
+pytestmark = pytest.mark.slow  # each test starts processes of its own
 
 WRITE = [AddAudit(b"")]
 
@@ -34,7 +34,7 @@ async def store(postgres_server: PostgresServer, schema: str) -> AsyncIterator[P
     await store.close()
 
 
-async def test_commits_go_on_over_restarts_and_none_is_lost_or_doubled(
+async def test_commits_survive_restarts_and_none_is_lost_or_doubled(
     store: PostgresStore, postgres_server: PostgresServer
 ) -> None:
     acknowledged: list[bytes] = []
@@ -65,7 +65,7 @@ async def test_commits_go_on_over_restarts_and_none_is_lost_or_doubled(
 
 
 class CuttingLine:
-    """A line that breaks at a COMMIT, or goes silent: before it arrives, or when it is done but not told."""
+    """A proxy that breaks the connection at a COMMIT or stops answering: before it arrives, or after it is done."""
 
     def __init__(self, port: int, *, arrives: bool, silent: bool) -> None:
         self.cuts = 0
@@ -100,14 +100,14 @@ class CuttingLine:
         await asyncio.wait([back])
 
     async def _copy(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while told := await there.read(65536):
-            writer.write(told)
+        while data := await there.read(65536):
+            writer.write(data)
             await writer.drain()
 
 
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("arrives", [True, False])
-async def test_a_line_cut_at_the_commit_neither_doubles_nor_loses(
+async def test_connection_cut_at_the_commit_neither_doubles_nor_loses_it(
     postgres_server: PostgresServer, schema: str, arrives: bool, silent: bool
 ) -> None:
     line = CuttingLine(postgres_server.port, arrives=arrives, silent=silent)
@@ -115,7 +115,7 @@ async def test_a_line_cut_at_the_commit_neither_doubles_nor_loses(
         port = listening.sockets[0].getsockname()[1]
         url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
         store = PostgresStore(url, schema=schema, busy_timeout=0.5, answer_timeout=1.0)
-        line.cuts = 1  # whole while the schema is made
+        line.cuts = 1  # intact while the schema is created
         await store.open()
         line.cuts = 0
         async with asyncio.timeout(PATIENCE):
@@ -126,7 +126,7 @@ async def test_a_line_cut_at_the_commit_neither_doubles_nor_loses(
         await asyncio.wait_for(asyncio.gather(*line.lines), PATIENCE)
 
 
-async def test_a_long_outage_is_told_soon_and_ends_by_itself(
+async def test_long_outage_is_reported_soon_and_recovered_from(
     postgres_server: PostgresServer, schema: str, store: PostgresStore
 ) -> None:
     hasty = PostgresStore(postgres_server.url, schema=schema, retry_timeout=0.3)
@@ -151,7 +151,9 @@ async def test_a_long_outage_is_told_soon_and_ends_by_itself(
     assert len(await store.audit(TENANT)) == 2
 
 
-async def test_a_frozen_server_is_told_in_time_and_is_found_again(postgres_server: PostgresServer, schema: str) -> None:
+async def test_frozen_server_is_reported_in_time_and_recovered_from(
+    postgres_server: PostgresServer, schema: str
+) -> None:
     hasty = PostgresStore(postgres_server.url, schema=schema, retry_timeout=0.5, busy_timeout=0.5, answer_timeout=1.0)
     await hasty.open()
     await asyncio.gather(*(hasty.commit(tenant, WRITE) for tenant in "abc"))
@@ -176,7 +178,9 @@ async def test_a_frozen_server_is_told_in_time_and_is_found_again(postgres_serve
 
 
 @pytest.mark.timeout(90)
-async def test_a_server_that_froze_is_told_within_the_usual_time(postgres_server: PostgresServer, schema: str) -> None:
+async def test_frozen_server_is_reported_within_the_default_timeout(
+    postgres_server: PostgresServer, schema: str
+) -> None:
     store = PostgresStore(postgres_server.url, schema=schema)
     await store.open()
     await asyncio.gather(*(store.commit(tenant, WRITE) for tenant in "abc"))
@@ -191,14 +195,12 @@ async def test_a_server_that_froze_is_told_within_the_usual_time(postgres_server
     await store.close()
 
 
-async def test_a_lock_may_be_waited_for_longer_than_nothing_is_heard(
-    postgres_server: PostgresServer, schema: str
-) -> None:
+async def test_answer_timeout_must_exceed_busy_timeout(postgres_server: PostgresServer, schema: str) -> None:
     with pytest.raises(StoreError, match="answer_timeout"):
         PostgresStore(postgres_server.url, busy_timeout=10.0)
 
 
-async def test_a_lock_held_too_long_is_told_and_harms_no_other_tenant(
+async def test_lock_held_too_long_raises_store_busy_for_its_tenant_only(
     postgres_server: PostgresServer, schema: str
 ) -> None:
     store = PostgresStore(postgres_server.url, schema=schema, busy_timeout=0.3)
@@ -215,13 +217,13 @@ async def test_a_lock_held_too_long_is_told_and_harms_no_other_tenant(
     await store.close()
 
 
-async def test_a_session_is_durable_and_a_paused_worker_cannot_hold_its_lock_for_ever(store: PostgresStore) -> None:
+async def test_connection_commits_synchronously_and_limits_idle_transactions(store: PostgresStore) -> None:
     names = "synchronous_commit", "idle_in_transaction_session_timeout", "lock_timeout"
     columns = ", ".join(f"current_setting('{name}')" for name in names)
     assert await store.fetch(Query(f"SELECT {columns}", {})) == [("on", "10s", "5s")]
 
 
-async def test_a_newer_schema_is_refused(postgres_server: PostgresServer, store: PostgresStore, schema: str) -> None:
+async def test_newer_schema_is_rejected(postgres_server: PostgresServer, store: PostgresStore, schema: str) -> None:
     async with await psycopg.AsyncConnection.connect(postgres_server.url) as connection:
         await connection.execute(f"INSERT INTO {schema}.schema_version VALUES ({VERSION + 1})".encode())
     with pytest.raises(StoreError, match="newer Atlas Agents"):
@@ -240,12 +242,12 @@ async def test_many_processes_may_open_a_new_schema_at_once(postgres_server: Pos
     ("url", "words"),
     [
         ("postgresql://postgres:hunter2@127.0.0.1:{port}/nowhere", "refused the connection"),
-        ("postgresql://nobody:hunter2@127.0.0.1:{port}/postgres", "refused the connection"),
+        ("postgresql://stranger:hunter2@127.0.0.1:{port}/postgres", "refused the connection"),
         ("postgresql://postgres:hunter2@127.0.0.1:1/postgres", "cannot reach Postgres"),
         ("postgresq://postgres:hunter2@127.0.0.1:{port}/postgres", "invalid Postgres URL"),
     ],
 )
-async def test_a_database_that_cannot_be_had_is_told_without_the_password(
+async def test_connection_error_does_not_contain_the_password(
     postgres_server: PostgresServer, url: str, words: str
 ) -> None:
     with pytest.raises(StoreError, match=words) as raised:
@@ -253,15 +255,15 @@ async def test_a_database_that_cannot_be_had_is_told_without_the_password(
     assert "hunter2" not in str(raised.value) and "\n" not in str(raised.value)
 
 
-async def test_a_schema_name_that_is_none_is_refused() -> None:
+async def test_invalid_schema_name_is_rejected() -> None:
     with pytest.raises(StoreError, match="schema"):
         PostgresStore("", schema='x"; DROP')
 
 
-async def test_what_happens_beside_a_commit_is_kept_with_it_or_undoes_it(
+async def test_transaction_hook_commits_or_rolls_back_with_the_writes(
     postgres_server: PostgresServer, schema: str
 ) -> None:
-    async def beside(
+    async def hook(
         session: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
     ) -> None:
         row = await (await session.execute("SELECT count(*) FROM sessions")).fetchone()
@@ -271,7 +273,7 @@ async def test_what_happens_beside_a_commit_is_kept_with_it_or_undoes_it(
         seen.append((tenant, results[0].key, row[0]))
 
     seen: list[tuple[str, str, int]] = []
-    store = PostgresStore(postgres_server.url, schema=schema, retry_timeout=PATIENCE, transaction_hook=beside)
+    store = PostgresStore(postgres_server.url, schema=schema, retry_timeout=PATIENCE, transaction_hook=hook)
     await store.open()
     try:
         keys = ("a", "refused", "b")

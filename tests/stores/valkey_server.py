@@ -20,7 +20,7 @@ _WITHIN = 20.0
 
 
 class ValkeyServer:
-    """Started on entering, gone on leaving; `start` and `stop` in between are restarts, which forget everything."""
+    """Context manager that starts a server and stops it. `start` and `stop` restart it without data."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="atlas-valkey-"))
@@ -53,7 +53,7 @@ class ValkeyServer:
         raise AssertionError((self._folder / "log").read_text()[-2000:])
 
     def stop(self) -> None:
-        """At once."""
+        """Stop immediately."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(_WITHIN)
@@ -61,7 +61,7 @@ class ValkeyServer:
 
     @contextlib.contextmanager
     def frozen(self) -> Generator[None]:
-        """There, and deaf: its connections stay."""
+        """The server is paused inside the block; connections stay open."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
         try:

@@ -1,0 +1,322 @@
+"""History cache: only new messages are read, and the result always equals the database."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from atlas_agents.config.open import open_valkey
+from atlas_agents.core.messages import new_id
+from atlas_agents.core.paths import Secret
+from atlas_agents.core.store import AddMessage, DropSession, PutSession, StoredMessage, Write
+from atlas_agents.stores.history_cache import HistoryCache
+from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.stores.sql.query import Query, Row
+from atlas_agents.stores.valkey_cache import EXPIRY, ValkeyCache
+from checks import PATIENCE, until
+from stores.postgres_server import PostgresServer
+from stores.valkey_server import ValkeyServer
+
+pytestmark = pytest.mark.slow
+
+
+class Counting(PostgresStore):
+    """Counts the statements and rows it reads."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.statements = self.rows = 0
+        self.shared: Any = None
+
+    async def fetch(self, query: Query) -> list[Row]:
+        found = await super().fetch(query)
+        self.statements += 1
+        self.rows += len(found)
+        return found
+
+    def count(self) -> tuple[int, int]:
+        """Statements and rows since the last call."""
+        counts = self.statements, self.rows
+        self.statements = self.rows = 0
+        return counts
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return postgres.made("d" + new_id().replace("-", ""))
+
+
+@asynccontextmanager
+async def opened(url: str, valkey: ValkeyServer | None = None, most: int = 64 << 20) -> AsyncGenerator[Counting]:
+    shared = ValkeyCache(open_valkey(Secret(valkey.url))) if valkey is not None else None
+    store = Counting(url, history_cache=HistoryCache(shared, most=most))
+    store.shared = shared
+    async with asyncio.timeout(PATIENCE):
+        await store.open()
+        store.count()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+async def say(store: PostgresStore, numbers: range, session: str = "s", tenant: str = "t", words: str = "") -> None:
+    writes: list[Write] = [PutSession(session)]
+    writes += [AddMessage(session, f"m{n}", f'"{words}{n}"'.encode(), f"r{n}") for n in numbers]
+    await store.commit(tenant, writes)
+
+
+async def read(store: PostgresStore, session: str = "s", tenant: str = "t") -> list[str]:
+    return [row.body.decode().strip('"') for row in await store.messages(tenant, session)]
+
+
+async def begun(store: PostgresStore) -> int:
+    session = await store.session("t", "s")
+    assert session is not None
+    return session.created_at
+
+
+@pytest.mark.parametrize("length", [10, 1000])
+async def test_turn_reads_only_new_messages_of_a_conversation_of_any_length(url: str, length: int) -> None:
+    async with opened(url) as worker, opened(url) as other:
+        await say(other, range(length))
+        assert len(await read(worker)) == length
+        assert worker.count() == (1, length)
+        for n in range(length, length + 6, 2):
+            await say(other, range(n, n + 2))
+            assert await read(worker) == [str(each) for each in range(n + 2)]
+            assert worker.count() == (1, 3)
+
+
+async def test_cached_read_equals_an_uncached_read(url: str) -> None:
+    async with opened(url) as worker, opened(url) as other:
+        await say(other, range(5))
+        await worker.messages("t", "s")
+        await say(other, range(5, 8))
+        plain = PostgresStore(url)
+        await plain.open()
+        rows = await plain.messages("t", "s")
+        await plain.close()
+        assert await worker.messages("t", "s") == rows
+        assert await worker.messages("t", "s", limit=2, last=True) == rows[-2:]
+        assert await worker.messages("t", "s", after=6) == rows[6:]
+
+
+async def test_session_recreated_by_another_process_is_read_again(url: str) -> None:
+    async with opened(url) as worker, opened(url) as other:
+        assert await read(worker) == []
+        await say(other, range(4))
+        assert await read(worker) == ["0", "1", "2", "3"]
+        await other.commit("t", [DropSession("s")])
+        assert await read(worker) == []
+        await say(other, range(2))
+        assert await read(worker) == ["0", "1"]
+        await other.commit("t", [DropSession("s")])
+        await say(other, range(3), words="new")  # the same ids, as after an import of edited messages
+        assert await read(worker) == ["new0", "new1", "new2"]
+        await other.commit("t", [DropSession("s")])
+        await asyncio.sleep(0.002)
+        edited: list[Write] = [PutSession("s"), AddMessage("s", "m0", b'"edited"', "r0")]
+        edited += [AddMessage("s", f"m{n}", f'"new{n}"'.encode(), f"r{n}") for n in (1, 2)]
+        await other.commit("t", edited)
+        assert await read(worker) == ["edited", "new1", "new2"]
+
+
+async def test_tenants_with_the_same_session_key_have_separate_entries(url: str) -> None:
+    async with opened(url) as store:
+        await say(store, range(2), tenant="a")
+        await say(store, range(3), tenant="b", words="b")
+        assert await read(store, tenant="a") == ["0", "1"]
+        assert await read(store, tenant="b") == ["b0", "b1", "b2"]
+
+
+async def test_cache_is_bounded_and_keeps_the_latest_entries(url: str) -> None:
+    async with opened(url, most=10_000) as store:
+        for n in range(4):
+            await say(store, range(10), session=f"s{n}")
+            assert len(await read(store, f"s{n}")) == 10
+        store.count()
+        await read(store, "s3")
+        assert store.count() == (1, 1)
+        await read(store, "s0")
+        assert store.count() == (1, 10)
+        await say(store, range(100), session="long")
+        assert len(await read(store, "long")) == 100
+        await read(store, "s3")
+
+
+async def test_concurrent_reads_return_the_same_history(url: str) -> None:
+    async with opened(url) as worker, opened(url) as other:
+        await say(other, range(3))
+        await read(worker)
+        for n in range(3, 30):
+            reads = [read(worker) for _ in range(4)]
+            await asyncio.gather(say(other, range(n, n + 1)), *reads)
+            assert await read(worker) == [str(each) for each in range(n + 1)]
+
+
+@asynccontextmanager
+async def looking(server: ValkeyServer) -> AsyncGenerator[Any]:
+    client = open_valkey(Secret(server.url))
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def copies_of(client: Any, count: int) -> bytes:
+    """Wait until the cache has this many entries of the only session, and return its key."""
+
+    async def there() -> bytes | None:
+        keys: list[bytes] = await client.keys("atlas:*:session:*")
+        return keys[0] if keys and await client.hlen(keys[0]) >= count else None
+
+    return await until(there)
+
+
+async def gone(client: Any, key: bytes) -> bool:
+    return not await client.exists(key)
+
+
+async def test_other_process_reads_a_long_history_from_valkey_and_only_the_rest_from_postgres(
+    url: str, valkey: ValkeyServer
+) -> None:
+    async with opened(url, valkey) as one, opened(url, valkey) as two, looking(valkey) as client:
+        await client.flushall()
+        await say(one, range(1000))
+        await read(one)
+        key = await copies_of(client, 1)
+        assert EXPIRY - 60 < await client.ttl(key) <= EXPIRY
+        await say(one, range(1000, 1002))
+        assert await read(two) == [str(n) for n in range(1002)]
+        assert two.count() == (2, 1 + 3)
+        await copies_of(client, 2)
+        await one.commit("t", [DropSession("s")])
+        await until(lambda: gone(client, key))
+
+
+async def garble(client: Any, key: bytes) -> None:
+    for field, value in (await client.hgetall(key)).items():
+        await client.hset(key, field, value[:-3] + b"xyz")
+
+
+async def forge(client: Any, key: bytes) -> None:
+    """Well formed and in the right place, but written without the secret."""
+    for field, value in (await client.hgetall(key)).items():
+        if field.endswith(b".5"):
+            previous, ((id, run_id, _), last) = msgspec.msgpack.decode(value[16:])
+            forged = msgspec.msgpack.encode([previous, [[id, run_id, b'"forged"'], last]])
+            await client.hset(key, field, value[:16] + forged)
+
+
+async def swap(client: Any, key: bytes) -> None:
+    """Valid entries, swapped with one another."""
+    found = await client.hgetall(key)
+    await client.hset(key, mapping=dict(zip(found, reversed(list(found.values())), strict=True)))
+
+
+async def cut(client: Any, key: bytes) -> None:
+    for field in list(await client.hkeys(key))[::2]:
+        await client.hdel(key, field)
+
+
+async def stuff(client: Any, key: bytes) -> None:
+    found = await client.hkeys(key)
+    await client.hset(key, mapping={field: b"" for field in found} | {b"odd": b"\xff", b"1.x": b"y"})
+
+
+async def retype(client: Any, key: bytes) -> None:
+    await client.delete(key)
+    await client.set(key, "a text")
+
+
+async def flush(client: Any, key: bytes) -> None:
+    await client.flushall()
+
+
+@pytest.mark.parametrize("harm", [garble, forge, swap, cut, stuff, retype, flush])
+async def test_tampered_cache_entries_never_change_the_history(
+    url: str, valkey: ValkeyServer, harm: Callable[[Any, bytes], Any]
+) -> None:
+    async with opened(url, valkey) as one, looking(valkey) as client:
+        await client.flushall()
+        for n in range(0, 10, 2):
+            await say(one, range(n, n + 2))
+            await read(one)
+        await harm(client, await copies_of(client, 5))
+        async with opened(url, valkey) as two:
+            assert await read(two) == [str(n) for n in range(10)]
+            await say(two, range(10, 12))
+            assert await read(one) == await read(two) == [str(n) for n in range(12)]
+
+
+async def test_entries_of_another_or_an_earlier_session_are_ignored(url: str, valkey: ValkeyServer) -> None:
+    async with opened(url, valkey) as one, looking(valkey) as client:
+        await client.flushall()
+        await say(one, range(4), session="other", words="secret")
+        await read(one, "other")
+        key = await copies_of(client, 1)
+        found = await client.hgetall(key)
+        await say(one, range(4))
+        created = await begun(one)
+        (stolen,) = found.values()
+        await client.hset(key.replace(b"other", b"s"), b"%d.1" % created, stolen)
+        async with opened(url, valkey) as two:
+            assert await two.shared.get("t", "s", created) == ()
+            assert await read(two) == ["0", "1", "2", "3"]
+
+
+async def test_entries_of_a_diverged_copy_of_the_database_are_ignored(url: str, valkey: ValkeyServer) -> None:
+    """A copy of the database has the same secret. Messages written there later must not appear here."""
+    async with opened(url, valkey) as one, looking(valkey) as client:
+        await client.flushall()
+        rows: tuple[StoredMessage, ...] = ()
+        for piece in (range(3), range(3, 5), range(5, 6)):
+            await say(one, piece)
+            rows = tuple(await one.messages("t", "s"))
+        await copies_of(client, 3)
+        there = [StoredMessage("s", seq, f"x{seq}", "r", b'"there"') for seq in (4, 5)]
+        created = await begun(one)
+        one.shared.put("t", "s", created, (*rows[:3], *there), 3)
+        await asyncio.wait(set(one.shared._tasks))
+        assert await one.shared.get("t", "s", created) == (*rows[:3], *there)
+        async with opened(url, valkey) as two:
+            assert await read(two) == ["0", "1", "2", "3", "4", "5"]
+
+
+async def test_without_valkey_the_database_is_read_without_delay(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with ValkeyServer() as server:
+        async with opened(url, server) as one:
+            await say(one, range(3))
+            await read(one)
+            server.stop()
+            async with opened(url, server) as two:
+                with caplog.at_level(logging.WARNING):
+                    assert await read(two) == ["0", "1", "2"]
+                    for n in range(20):
+                        await say(two, range(2), session=f"s{n}")
+                        assert await read(two, f"s{n}") == ["0", "1"]
+                assert (
+                    len([record for record in caplog.records if "shared copies" in record.message]) <= 2
+                )  # one of each
+            server.start()
+            with server.frozen():
+                async with opened(url, server) as two:
+                    assert await read(two) == ["0", "1", "2"]
+    assert "canary" not in caplog.text

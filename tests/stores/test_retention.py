@@ -1,0 +1,183 @@
+"""Retention: expired events and journals are deleted in small batches, by one process of many."""
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+from store_helpers import TENANT, everything, one_of_each
+
+from atlas_agents.core.aio import SystemClock
+from atlas_agents.core.store import (
+    AcceptRun,
+    AddEvents,
+    AddJournal,
+    Prunable,
+    Prune,
+    Pruned,
+    ReserveEvents,
+    SetRun,
+    Store,
+)
+from atlas_agents.stores.retention import RetentionJob, RetentionPolicy
+from atlas_agents.testing import VirtualClock
+from conftest import Make
+
+LATER = 1 << 62
+BOTH: list[Prunable] = ["events", "journal"]
+
+
+async def ended(store: Store, *runs: str, events: int = 5, tenant: str = TENANT) -> None:
+    """Add ended runs with events, one after the other."""
+    for run in runs:
+        bodies = tuple((n + 1, b"%d" % n) for n in range(events))
+        steps = [AddJournal(run, 0, "accepted", "", b"{}"), AddJournal(run, 0, "ended", "", b"{ }")]
+        await store.commit(tenant, [AcceptRun(run, "s", "a"), ReserveEvents(run, 512), AddEvents(run, bodies), *steps])
+        await store.commit(tenant, [SetRun(run, 0, "done")])
+
+
+async def begun(store: Store) -> None:
+    """One of each write, with an open run."""
+    await store.commit(TENANT, one_of_each())
+    await store.commit(TENANT, [SetRun("r1", 0, "waiting")])
+
+
+async def kept(store: Store, *runs: str) -> list[tuple[int, int]]:
+    return [(len(await store.events(TENANT, run)), len(await store.journal(TENANT, run))) for run in runs]
+
+
+@pytest.mark.parametrize("what", BOTH)
+async def test_prune_deletes_one_kind_of_rows_of_ended_runs_only(store: Store, what: Prunable) -> None:
+    await begun(store)
+    await store.commit(TENANT, [SetRun("r1", 0, "done")])
+    await ended(store, "r2", "r3")
+    await store.commit(TENANT, [AcceptRun("open", "s", "a"), ReserveEvents("open", 5), AddEvents("open", ((1, b"1"),))])
+    await store.commit(TENANT, [AddJournal("open", 0, "accepted", "", b"{}")])
+    await store.commit("another", one_of_each())
+    before, others = await everything(store), await everything(store, "another")
+    rows, size = (12, 7 + 7 + 10) if what == "events" else (5, 12)
+    assert await store.prunable(TENANT, what, LATER) == Pruned(3, rows, size)
+    assert await store.commit(TENANT, [Prune(what, LATER)]) == [Pruned(3, rows, size)]
+    assert await store.commit(TENANT, [Prune(what, LATER)]) == [Pruned()]
+    assert await store.prunable(TENANT, what, LATER) == Pruned()
+    left = [row for row in before[what] if row.run_id == "open"]
+    assert left and await everything(store) == before | {what: left}
+    assert await everything(store, "another") == others
+
+
+@pytest.mark.parametrize("what", BOTH)
+async def test_runs_that_ended_later_are_not_pruned(store: Store, what: Prunable) -> None:
+    await begun(store)
+    await store.commit(TENANT, [SetRun("r1", 0, "failed")])
+    row = await store.run(TENANT, "r1")
+    assert row is not None and row.ended_at is not None
+    assert await store.commit(TENANT, [Prune(what, row.ended_at)]) == [Pruned()]
+    assert await store.commit(TENANT, [Prune(what, row.ended_at + 1)]) != [Pruned()]
+
+
+@pytest.mark.parametrize("what", BOTH)
+async def test_prune_respects_its_limit_and_deletes_the_last_rows_first(store: Store, what: Prunable) -> None:
+    await begun(store)
+    await store.commit(TENANT, [SetRun("r1", 0, "done")])
+    await ended(store, "r2", "r3", events=3)
+    await store.commit(TENANT, [Prune(what, LATER, runs=1)])
+    sizes: list[tuple[int, int]] = []
+    at = BOTH.index(what)
+    while piece := (await store.commit(TENANT, [Prune(what, LATER, limit=2)]))[0]:
+        sizes.append((piece.runs, piece.rows))
+        rows = await store.events(TENANT, "r2") if what == "events" else await store.journal(TENANT, "r2")
+        assert [row.seq for row in rows] == list(range(1, len(rows) + 1))
+    assert all(rows <= 2 for _, rows in sizes) and sum(runs for runs, _ in sizes) == 2
+    assert sum(rows for _, rows in sizes) == (6 if what == "events" else 4)
+    assert [each[at] for each in await kept(store, "r1", "r2", "r3")] == [0, 0, 0]
+
+
+async def test_new_event_restarts_the_retention_of_a_run(store: Store) -> None:
+    await begun(store)
+    await store.commit(TENANT, [SetRun("r1", 0, "done"), Prune("events", LATER)])
+    row = await store.run(TENANT, "r1")
+    assert row is not None and row.ended_at is not None and row.events == 2
+    await asyncio.sleep(0.005)  # the store's clock has a resolution of one millisecond
+    assert await store.commit(TENANT, [ReserveEvents("r1", 8), AddEvents("r1", ((3, b"end"),))]) == [10, None]
+    assert await store.commit(TENANT, [Prune("events", row.ended_at + 2)]) == [Pruned()]
+    assert await store.commit(TENANT, [Prune("events", LATER)]) == [Pruned(1, 1, 3)]
+
+
+async def test_failing_commit_prunes_nothing(store: Store) -> None:
+    await begun(store)
+    await store.commit(TENANT, [SetRun("r1", 0, "done")])
+    before = await everything(store)
+    with pytest.raises(Exception, match="r9"):
+        await store.commit(TENANT, [Prune("events", LATER), Prune("journal", LATER), SetRun("r9", 0, "done")])
+    assert await everything(store) == before
+    assert await store.commit(TENANT, [Prune("events", LATER)]) == [Pruned(1, 2, 14)]
+
+
+@pytest.mark.durable
+async def test_rows_of_an_older_schema_can_be_pruned(make_store: Make, old_database: Any) -> None:
+    old_database("v1")
+    store = await make_store()
+    found = await store.prunable("default", "journal", LATER)
+    assert found.runs > 0 and await store.commit("default", [Prune("journal", LATER, runs=99)]) == [found]
+
+
+class Far(SystemClock):
+    """A clock that is sixty days ahead, so that everything is old."""
+
+    def time(self) -> float:
+        return super().time() + 60 * 86_400
+
+
+async def test_retention_job_deletes_expired_rows_in_small_batches(store: Store, caplog: Any) -> None:
+    await begun(store)
+    await store.commit(TENANT, [SetRun("r1", 0, "done")])
+    await ended(store, *(f"n{n}" for n in range(45)))
+    totals: list[Pruned] = []
+    for days, runs in ((61, 0), (59, 46)):
+        gone = await RetentionJob(store, TENANT, RetentionPolicy(days, days), Far()).prune(
+            "journal", on_progress=totals.append
+        )
+        assert gone.runs == runs
+    assert [each.runs for each in totals] == [20, 40, 46]
+    assert await RetentionJob(store, TENANT, RetentionPolicy(0, 0), Far()).prune("events") == Pruned()
+    caplog.set_level(logging.INFO)
+    assert await RetentionJob(store, TENANT, RetentionPolicy(59, 0), Far()).run_round()
+    assert [record.getMessage() for record in caplog.records] == ["expired events deleted"]
+    assert await kept(store, "r1", "n0", "n44") == [(0, 0)] * 3
+
+
+async def test_one_of_many_retention_jobs_runs_a_round(make_store: Make) -> None:
+    one = await make_store()
+    stores = [one, one, await make_store(), await make_store()] if not _in_memory(one) else [one] * 4
+    retention_jobs = [RetentionJob(each, TENANT, RetentionPolicy(), SystemClock()) for each in stores]
+    assert sorted(await asyncio.gather(*(each.run_round() for each in retention_jobs))) == [False, False, False, True]
+    assert not await retention_jobs[0].run_round()
+    assert await RetentionJob(one, TENANT, RetentionPolicy(), Far()).run_round(), "an hour later it is due again"
+    assert await retention_jobs[0].run_round(), "a clock that was set back does not block it"
+
+
+def _in_memory(store: Store) -> bool:
+    return type(store).__name__ == "MemoryStore"
+
+
+async def test_retention_job_ends_without_limits_and_continues_after_an_error(store: Store, caplog: Any) -> None:
+    await asyncio.wait_for(RetentionJob(store, TENANT, RetentionPolicy(0, 0)).run(), 5)
+    if _in_memory(store):
+        return
+    await store.close()
+    clock = VirtualClock()
+    task = asyncio.create_task(RetentionJob(store, TENANT, RetentionPolicy(), clock).run())
+    try:
+        async with asyncio.timeout(5):
+            while not caplog.records:
+                await clock.advance(3600)
+    finally:
+        task.cancel()
+    assert "retention round failed" in caplog.records[0].getMessage() and not task.done()
+
+
+def test_cutoff_is_in_milliseconds() -> None:
+    assert RetentionPolicy(2, 0).cutoff("events", 86_400 * 3) == 86_400_000
+    assert RetentionPolicy(2, 0).cutoff("journal", 1e9) is None
+    assert msgspec.json.decode(msgspec.json.encode(RetentionPolicy()), type=RetentionPolicy) == RetentionPolicy(30, 0)
