@@ -236,7 +236,7 @@ async def test_keys_and_policies_that_cannot_work_are_said_to_be_so() -> None:
         with pytest.raises(ConfigError, match="unknown when_busy"):
             atlas.send("1", when_busy="later")  # pyright: ignore[reportArgumentType]
     async with in_memory_atlas(Scripted(says("one.")), store=await kept()) as atlas:
-        with pytest.raises(ConfigError, match="by name"):
+        with pytest.raises(ConfigError, match="a session key"):
             atlas.send("1", session=Conversation(), idempotency_key="k")
 
 

@@ -43,7 +43,8 @@ from atlas_agents.core.store import (
     SetJob,
 )
 from atlas_agents.core.tenancy import TeamServices
-from atlas_agents.engine.options import TurnOptions, options_of
+from atlas_agents.engine.options import TurnOptions
+from atlas_agents.engine.run import options_of
 from atlas_agents.engine.schedules import Schedules
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.tools.limits import Ticker

@@ -1,14 +1,12 @@
 """Frozen settings of an agent, and the options of one turn."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message, ToolCall
-from atlas_agents.core.store import NO_CHAIN, Chain, RunRow
+from atlas_agents.core.messages import ToolCall
+from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model
 
@@ -17,7 +15,7 @@ Mode: TypeAlias = Literal["tools", "react", "plan"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 WhenBusy: TypeAlias = Literal["queue", "reject", "interrupt"]
 """What happens to a message while another turn of its session is running."""
-_WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
+WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
@@ -105,42 +103,5 @@ class TurnOptions(msgspec.Struct, frozen=True):
     idempotency_key: str = ""
     """A message with a key that the session has seen before is not accepted again."""
 
-    def __post_init__(self) -> None:
-        if self.when_busy not in _WHEN_BUSY:
-            raise ConfigError(f"unknown when_busy {self.when_busy!r}, expected one of {', '.join(_WHEN_BUSY)}")
-        if self.max_rounds is not msgspec.UNSET and self.max_rounds < 1:
-            raise ConfigError(f"max_rounds must be at least 1, got {self.max_rounds}")
-
-    def settings_for(self, settings: AgentSettings) -> AgentSettings:
-        """Return the settings of an agent with the options of this turn applied."""
-        if self.sampling is not None:
-            settings = self.sampling.apply_to(settings)
-        if self.mode:
-            settings = msgspec.structs.replace(settings, mode=self.mode)
-        if self.max_rounds is not msgspec.UNSET:
-            settings = msgspec.structs.replace(settings, max_rounds=self.max_rounds)
-        return settings
-
 
 DEFAULT_OPTIONS = TurnOptions()
-_ACCEPTANCE_ONLY = ("when_busy", "idempotency_key")
-_STORED = tuple(
-    (field.name, field.encode_name)
-    for field in msgspec.structs.fields(TurnOptions)
-    if field.name not in _ACCEPTANCE_ONLY
-)
-
-
-def encode_run_request(messages: Sequence[Message], options: TurnOptions, output_schema: bytes = b"null") -> bytes:
-    """Encode the first messages and the options of a run as JSON, for the `request` column of its row."""
-    request: dict[str, Any] = {"messages": [msgspec.Raw(message.to_json()) for message in messages]}
-    for name, key in _STORED:
-        if (value := getattr(options, name)) is not msgspec.UNSET:
-            request[key] = value
-    request["output"] = msgspec.Raw(output_schema)
-    return encode(request)
-
-
-def options_of(row: RunRow) -> TurnOptions:
-    """Decode the options of a stored run. The first stored format had none: it was just the message."""
-    return msgspec.json.decode(row.request, type=TurnOptions)

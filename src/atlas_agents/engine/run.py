@@ -31,7 +31,7 @@ from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.history import History, repair_history
 from atlas_agents.engine.hooks import Interceptors
-from atlas_agents.engine.options import AgentSettings, TurnOptions, encode_run_request
+from atlas_agents.engine.options import AgentSettings, TurnOptions
 from atlas_agents.engine.output import Output
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.prices import Prices
@@ -95,6 +95,29 @@ class CallResult(NamedTuple):
     messages: list[Message]
     success: bool
     error: str | None = None
+
+
+_ACCEPTANCE_ONLY = ("when_busy", "idempotency_key")
+_STORED_OPTIONS = tuple(
+    (field.name, field.encode_name)
+    for field in msgspec.structs.fields(TurnOptions)
+    if field.name not in _ACCEPTANCE_ONLY
+)
+
+
+def encode_run_request(messages: Sequence[Message], options: TurnOptions, output_schema: bytes = b"null") -> bytes:
+    """Encode the first messages and the options of a run as JSON, for the `request` column of its row."""
+    request: dict[str, Any] = {"messages": [msgspec.Raw(message.to_json()) for message in messages]}
+    for name, key in _STORED_OPTIONS:
+        if (value := getattr(options, name)) is not msgspec.UNSET:
+            request[key] = value
+    request["output"] = msgspec.Raw(output_schema)
+    return encode(request)
+
+
+def options_of(row: RunRow) -> TurnOptions:
+    """Decode the options of a stored run. The first stored format had none: it was just the message."""
+    return msgspec.json.decode(row.request, type=TurnOptions)
 
 
 class MessageDraft:

@@ -19,9 +19,9 @@ from atlas_agents.dispatch.base import Dispatcher, OnEvent
 from atlas_agents.engine.agent import Agent
 from atlas_agents.engine.jobs import Jobs
 from atlas_agents.engine.loop import TurnFunction, accept_message, run_chain, run_rounds, run_turn, run_with_output
-from atlas_agents.engine.options import TurnOptions, options_of
+from atlas_agents.engine.options import TurnOptions
 from atlas_agents.engine.plan import run_plan
-from atlas_agents.engine.run import Accepted, DuplicateRun, Run
+from atlas_agents.engine.run import Accepted, DuplicateRun, Run, options_of
 from atlas_agents.engine.runtime import AgentRuntime
 from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.tools.journal import EndRecord, is_loaded, read_end_record

@@ -4,6 +4,8 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.errors import ConfigError, NotFound
@@ -14,7 +16,7 @@ from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.engine.context import Context
 from atlas_agents.engine.history import History
 from atlas_agents.engine.hooks import Interceptor, Interceptors, Subscribers
-from atlas_agents.engine.options import DEFAULT_OPTIONS, AgentSettings, TurnOptions
+from atlas_agents.engine.options import DEFAULT_OPTIONS, WHEN_BUSY, AgentSettings, TurnOptions
 from atlas_agents.engine.output import Output
 from atlas_agents.engine.plan import plan_tool
 from atlas_agents.engine.run import HAND_OFF, Run, SessionLock, UsageMeter, session_lock
@@ -113,7 +115,7 @@ class AgentRuntime:
         `row` is that of an earlier accepted run to resume. With `durable`, the run is journaled if there is a store.
         """
         run_id = id or new_id()
-        settings = options.settings_for(agent.settings)
+        settings = _settings_for(agent.settings, options)
         emit, meter = self._emitter(sink), UsageMeter(self.prices)
         scope = ToolScope(
             self.governance,
@@ -270,6 +272,21 @@ class AgentRuntime:
         if model is None:
             raise ConfigError(f"agent {agent_id!r} has no model: pass model=… or set ATLAS_MODEL")
         return model
+
+
+def _settings_for(settings: AgentSettings, options: TurnOptions) -> AgentSettings:
+    """Check the options of a turn and return the agent's settings with them applied."""
+    if options.when_busy not in WHEN_BUSY:
+        raise ConfigError(f"unknown when_busy {options.when_busy!r}, expected one of {', '.join(WHEN_BUSY)}")
+    if options.sampling is not None:
+        settings = options.sampling.apply_to(settings)
+    if options.mode:
+        settings = msgspec.structs.replace(settings, mode=options.mode)
+    if options.max_rounds is not msgspec.UNSET:
+        if options.max_rounds < 1:
+            raise ConfigError(f"max_rounds must be at least 1, got {options.max_rounds}")
+        settings = msgspec.structs.replace(settings, max_rounds=options.max_rounds)
+    return settings
 
 
 def hand_off_tool(targets: Sequence[AgentSettings]) -> Tool:

@@ -1,7 +1,9 @@
-"""Turns in which nobody can be asked, and sampling options that apply where an agent leaves room."""
+"""Options of a turn: refusing approvals, sampling, and how options are stored."""
 
-from atlas_agents import Approvals, Question, Tool
-from atlas_agents.engine.options import SamplingOptions, options_of
+from atlas_agents import Approvals, Message, Question, Text, Tool, ToolCall, user
+from atlas_agents.core.store import Chain, RunRow
+from atlas_agents.engine.options import HandoffPlan, SamplingOptions, TurnOptions
+from atlas_agents.engine.run import encode_run_request, options_of
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
@@ -14,7 +16,7 @@ def _always(question: Question) -> str:
     return "always"
 
 
-async def test_where_nobody_can_be_asked_the_model_is_told_that_a_call_needs_approval() -> None:
+async def test_call_that_requires_approval_is_refused_when_no_one_can_be_asked() -> None:
     model = Scripted(calls("note", input="x"), says("Not done."))
     tool = Tool("note", _noted, confirm=True)
     async with in_memory_atlas(model, [tool], store=MemoryStore(), approve=Approvals(wait=True)) as atlas:
@@ -26,7 +28,7 @@ async def test_where_nobody_can_be_asked_the_model_is_told_that_a_call_needs_app
     assert (result.status, result.error, result.result) == ("error", "declined", words)
 
 
-async def test_a_turn_that_goes_on_after_a_sudden_end_still_asks_nobody() -> None:
+async def test_resumed_turn_still_asks_no_one() -> None:
     store = MemoryStore()
     async with in_memory_atlas(Scripted(says("Yes.")), store=store) as atlas:
         run_id = (await atlas.send("Hello", session="main", asks=False).accepted()).run_id
@@ -34,7 +36,7 @@ async def test_a_turn_that_goes_on_after_a_sudden_end_still_asks_nobody() -> Non
     assert row is not None and options_of(row).asks is False
 
 
-async def test_what_was_allowed_for_good_needs_nobody() -> None:
+async def test_standing_approval_needs_no_one_to_ask() -> None:
     model = Scripted(calls("note", input="x"), says("One."), calls("note", input="x"), says("Two."))
     tool = Tool("note", _noted, confirm=True)
     async with in_memory_atlas(model, [tool], store=MemoryStore(), approve=_always) as atlas:
@@ -44,11 +46,38 @@ async def test_what_was_allowed_for_good_needs_nobody() -> None:
     assert result.result == "noted x"
 
 
-async def test_sampling_options_fill_what_an_agent_leaves_open_and_only_lower_its_limit() -> None:
+async def test_sampling_options_apply_within_the_agents_settings() -> None:
     model = Scripted(*[says("Yes.")] * 3)
     async with in_memory_atlas(model, agent={"max_tokens": 100}) as atlas:
         for sampling in (SamplingOptions(0.5, 40), SamplingOptions(max_tokens=400), None):
             await atlas.send("Hello", sampling=sampling).reply()
     asked = [(request.temperature, request.max_tokens) for request in model.requests]
     assert asked == [(0.5, 40), (None, 100), (None, 100)]
-    assert SamplingOptions(0.5).apply_to(in_memory_atlas(model, agent={"temperature": 0.0}).agents[0].settings).temperature == 0.0
+    assert (
+        SamplingOptions(0.5).apply_to(in_memory_atlas(model, agent={"temperature": 0.0}).agents[0].settings).temperature
+        == 0.0
+    )
+
+
+def test_options_are_stored_with_the_keys_of_the_first_release() -> None:
+    message = Message("user", (Text("hi"),), id="m", created_at=5)
+    stored = encode_run_request([message], TurnOptions(when_busy="reject", idempotency_key="k"))
+    first = b'{"role":"user","parts":[{"type":"text","text":"hi"}],"id":"m","created_at":5,"metadata":{}}'
+    defaults = b'"output":null,"model":"","asks":true,"mode":"","team":{},"chain":{},"wishes":null'
+    assert stored == b'{"messages":[' + first + b"]," + defaults + b"}"
+
+
+def test_options_survive_storage() -> None:
+    options = TurnOptions(
+        model="openai/x",
+        asks=False,
+        mode="plan",
+        team=HandoffPlan("a", hands_to=("b",), stays=True),
+        chain=Chain("root", ("a",), "job", 5, 2),
+        call=ToolCall("c", "note", {"input": "x"}),
+        sampling=SamplingOptions(0.5, 7),
+        max_rounds=3,
+    )
+    row = RunRow("r", "s", "a", "queued", request=encode_run_request([user("hi")], options))
+    assert options_of(row) == options
+    assert options_of(RunRow("r", "s", "a", "queued", request=user("hi").to_json())) == TurnOptions()
