@@ -14,7 +14,7 @@ export UV_PYTHON_DOWNLOADS = never
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: page ## Start the gateway with the web page and a model that answers
+run: page ## Start the gateway with the web UI and a model that answers
 	$(BIN)/atlas serve
 
 chat: $(READY) ## Talk to an agent in the terminal
@@ -24,7 +24,7 @@ team: page ## Start the example team with its documents, in a separate home fold
 	export ATLAS_HOME="$${ATLAS_HOME:-.cache/team}" ATLAS_CONFIG=examples/team/atlas.toml && \
 	$(BIN)/atlas knowledge add examples/team/knowledge --category handbook && $(BIN)/atlas serve
 
-page: $(READY) ## Build the web page if its sources have changed
+page: $(READY) ## Build the web UI if its sources have changed
 	$(BIN)/python hatch_build.py
 
 test: page browser sandbox searx ## Run all tests
@@ -36,7 +36,7 @@ check: lint sandbox ## Check format, lint, types and layers, then run the quick 
 crash: $(READY) ## Run more than 20,000 crash cases; limit them with CRASH="--minutes 30 --seed 7"
 	cd tests/durable && ../../$(BIN)/python -m crash.long $(CRASH)
 
-lint: $(READY) ## Check format, lint, types and layers, in Python and in the web page
+lint: $(READY) ## Check format, lint, types and layers, in Python and in the web UI
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright
@@ -93,15 +93,15 @@ clean: ## Remove everything that make created
 	rm -rf .venv .tools .cache .hypothesis .import_linter_cache .pytest_cache .ruff_cache dist site
 	find src tests docs bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The tests of the web page need a browser; it is installed where that is possible.
+# The tests of the web UI need a browser; it is installed where that is possible.
 browser:
 	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 		command -v $$name >/dev/null 2>&1 && exit 0; done; \
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-		echo "Installing Chromium for the tests of the web page." && \
+		echo "Installing Chromium for the tests of the web UI." && \
 		{ apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \
 			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }; }; } || \
-	{ echo "The tests of the web page need Chromium: install it (Debian: apt install chromium) and run make test again." >&2; exit 1; }
+	{ echo "The tests of the web UI need Chromium: install it (Debian: apt install chromium) and run make test again." >&2; exit 1; }
 
 # The sandbox tests run real commands in bubblewrap; it is installed where that is possible.
 sandbox:

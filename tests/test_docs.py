@@ -35,6 +35,17 @@ def listed(entry: Any) -> list[str]:
             return [page for below in entry for page in listed(below)]
 
 
+def titled(entries: Any) -> list[tuple[str, str]]:
+    """(Page, title) of every titled page of a part of the navigation."""
+    found: list[tuple[str, str]] = []
+    for title, below in entries:
+        if isinstance(below, str):
+            found.append((below, title))
+        else:
+            found += titled([item for each in below if isinstance(each, dict) for item in each.items()])  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return found
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_code_on_a_page_is_that_of_the_file_it_names(name: str) -> None:
     assert doc_examples.filled(PAGES[name]) == PAGES[name], "run make texts"
@@ -85,6 +96,13 @@ def test_navigation_lists_every_page_once_in_its_group() -> None:
     assert list(groups) == GROUPS
     assert set(pages) == set(PAGES)
     assert [page for page, times in pages.items() if times > 1] == []
+
+
+def test_navigation_titles_are_the_headings_of_the_pages() -> None:
+    titles = dict(titled(list(navigation().items())))
+    headings = {page: re.search(r"^# (.+)$", text, re.MULTILINE) for page, text in PAGES.items()}
+    other = {page: title for page, title in titles.items() if not (found := headings[page]) or found[1] != title}
+    assert other == {"index.md": "Home", "guide/toolbox.md": "Overview"}
 
 
 def test_home_page_leads_to_every_guide() -> None:
