@@ -1,5 +1,7 @@
 """The style guide's forbidden words do not appear, and a class name means one class."""
 
+import re
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -85,5 +87,8 @@ def test_a_forbidden_word_is_found_in_a_page_and_in_the_web_client() -> None:
 
 
 @pytest.mark.parametrize("exemption", words.EXEMPTIONS, ids=lambda each: each.pattern)
-def test_an_exemption_has_a_reason(exemption: words.Exemption) -> None:
+def test_exemption_is_used_and_has_a_reason(exemption: words.Exemption) -> None:
+    files = [ROOT / path for path in structure.committed(ROOT) if fnmatch(path, exemption.files)]
+    texts = (file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".ts", ".tsx"))
     assert exemption.reason
+    assert any(re.search(exemption.pattern, text, re.IGNORECASE) for text in texts)
