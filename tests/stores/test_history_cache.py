@@ -67,7 +67,7 @@ async def opened(url: str, valkey: ValkeyServer | None = None, most: int = 64 <<
     shared = ValkeyCache(open_valkey(Secret(valkey.url))) if valkey is not None else None
     store = Counting(url, history_cache=HistoryCache(shared, most=most))
     store.shared = shared
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(4 * PATIENCE):
         await store.open()
         store.count()
         try:

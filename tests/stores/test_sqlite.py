@@ -233,7 +233,7 @@ async def test_file_that_is_not_a_database_is_rejected(tmp_path: Path) -> None:
 
 
 async def test_directory_is_rejected(tmp_path: Path) -> None:
-    assert "folder" in await refused(tmp_path)
+    assert "directory" in await refused(tmp_path)
 
 
 async def test_damaged_database_is_rejected(tmp_path: Path) -> None:
