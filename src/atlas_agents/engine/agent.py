@@ -24,9 +24,6 @@ from atlas_agents.tools.tool import Function, Tool
 class Agent:
     """An agent. Identity and model settings are frozen; metadata, rules, tools and messages live in its context.
 
-    `model` is a reference (`"anthropic/claude-…"`), a provider or a callable; `provider="openai", model="gpt-…"`
-    equals a reference; `providers` lists several models for failover, as `retry` configures.
-
     Args:
         id: Unique name of the agent.
         name: Display name; the id by default.

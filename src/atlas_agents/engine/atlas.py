@@ -52,6 +52,25 @@ class Atlas:
 
     `session` is the key of a conversation, or a `Conversation` object of your own; the default is a single
     conversation. Turns of one session run one after another.
+
+    Args:
+        agents: Agents that can be addressed by their id.
+        default_agent: The agent that answers if a turn names none; the first one by default.
+        system_prompt: Instructions that precede every agent's own.
+        history: How much of a conversation is sent to the model.
+        store: Where sessions, runs and audit rows are stored; in memory if None.
+        policy: Who may call which tool.
+        approve: A function that is asked about calls that need approval, or `Approvals`.
+        interceptors: Hooks that see or change messages and requests.
+        tenant: Owner of all stored rows.
+        limits: Limits of tool calls.
+        audit: Audit log; in the store, or in memory, by default.
+        retries: Pauses in seconds before a failed tool call is retried.
+        registry: Providers by id, for references such as `"openai/gpt-5.6"`.
+        prices: Price per model, for the cost in `Usage`.
+        clock: Source of time; a `VirtualClock` in tests.
+        delegation: Limits of delegation between agents.
+        dispatcher: Where runs execute: in this process by default, or on a cluster.
     """
 
     def __init__(
@@ -256,12 +275,19 @@ class Atlas:
     ) -> AtlasStream:
         """Start one turn and return its stream; `await stream.accepted()` waits until the message is accepted.
 
-        `model` is the reference of a model to use in this turn instead of the agent's, `mode` likewise. `when_busy`
-        decides what happens while another turn of the session runs: queue this one, reject it, or interrupt the
-        earlier ones. Repeating an `idempotency_key` in a stored session returns the turn that first used it. With
-        `asks=False` no one can be asked: a call that requires approval is refused with an error that the model reads.
-        `sampling` overrides temperature and token limit as far as the agent's settings allow. `chain` is the
-        delegation that the turn belongs to.
+        Args:
+            message: Text or a message of the user.
+            session: Name of a session, or a `Conversation` of your own.
+            agent_id: The agent that answers; the default agent if None.
+            output: JSON Schema or Python type that the answer must match.
+            user: The user for whom the turn runs; a policy can grant permissions to it.
+            model: Reference of a model to use in this turn instead of the agent's.
+            mode: Mode to use in this turn instead of the agent's.
+            when_busy: While another turn of the session runs: queue this one, reject it, or interrupt the earlier ones.
+            idempotency_key: Repeating a key in a stored session returns the turn that first used it.
+            asks: Whether people can be asked; if not, calls that need approval are refused with an error for the model.
+            sampling: Overrides temperature and token limit as far as the agent's settings allow.
+            chain: The delegation that the turn belongs to.
         """
         options = TurnOptions(
             output=output,
