@@ -163,7 +163,7 @@ async def test_everything_over_http_ended_in_the_middle_of_a_call_and_started_ag
         (result,) = (await asyncio.wait_for(stream.reply(), 20)).tool_results
         assert result.status == "unknown" and "may have happened" in result.result
         gone = await atlas.invoke("all/echo", {"message": "anybody?"})
-        assert gone.status == "error" and "cannot be reached" in gone.result
+        assert gone.status == "error" and "is unreachable" in gone.result
         with pytest.raises(Transient):
             await (await servers.reach(servers.known["all"])).tools()
 

@@ -85,7 +85,7 @@ async def test_another_name_is_another_tool(tmp_path: Path) -> None:
     servers = servers_of(tmp_path)
     async with Atlas([Agent("a", tools=list(registry_of(servers)))]) as atlas:
         result = await atlas.invoke("s/echo", {})
-        assert result.status == "error" and "is gone" in result.result
+        assert result.status == "error" and "no longer offered" in result.result
     await servers.close()
 
 
@@ -127,7 +127,7 @@ async def test_an_agent_that_still_holds_a_tool_cannot_call_it_when_its_server_m
             written(tmp_path, **({"s": scripted(folder, confirm=False, timeout=5)} if how == "edited" else {}))
         servers.load()
         refused = await atlas.invoke("s/echo", {})
-        assert refused.status == "error" and "may not be used any more" in refused.result
+        assert refused.status == "error" and "may no longer be used" in refused.result
         assert len(acts(folder)) == 1
 
 

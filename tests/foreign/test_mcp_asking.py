@@ -187,7 +187,7 @@ async def test_what_is_asked_no_more_is_taken_back(tool: str, status: str, tmp_p
 async def test_what_cannot_be_asked_is_refused_and_where_nobody_can_be_asked_it_is_a_cancel(tmp_path: Path) -> None:
     async with house(tmp_path, shop("old")) as atlas:
         nested = await atlas.invoke("shop/nested", {})
-        assert nested.status == "error" and "only texts, numbers, yes or no, and choices" in nested.result
+        assert nested.status == "error" and "only text, numbers, booleans and choices" in nested.result
         assert (await atlas.invoke("shop/twice", {})).result == "cancel cancel"
 
 

@@ -76,7 +76,7 @@ async def test_pauses_grow_from_one_second_to_thirty(tmp_path: Path, monkeypatch
     await until(often_enough)
     await reached.close()
     for seconds, expected in zip(slept, (1, 2, 4, 8, 16, 30, 30, 30), strict=False):
-        assert expected * 0.9 <= seconds <= expected
+        assert expected * 0.75 <= seconds <= expected
 
 
 async def test_a_hanging_server_is_left_at_the_timeout_and_the_outcome_is_unknown(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ async def test_a_server_that_never_answers_is_not_waited_for_without_end(
     servers = servers_of(written(tmp_path, s=scripted(folder)))
     (folder / "mute").touch()
     reached = await servers.reach(servers.known["s"])
-    with pytest.raises(Transient, match="did not answer within"):
+    with pytest.raises(Transient, match="no response within"):
         await reached.tools()
     await servers.close()
     pid = int((folder / "starts").read_text().split()[0])
@@ -125,7 +125,7 @@ async def test_a_line_of_fifty_megabytes_fails_its_call_alone_and_takes_little_m
 async def test_an_answer_that_is_no_mcp_fails_its_call_alone(tmp_path: Path) -> None:
     async with opened(written(tmp_path, s=scripted(tmp_path / "s", confirm=False))) as (atlas, _):
         status, words = await call(atlas, "odd")
-        assert status == "error" and "not to be understood" in words
+        assert status == "error" and "invalid response from the server" in words
         assert await call(atlas, "echo", text="after") == ("ok", "after")
 
 
@@ -152,7 +152,7 @@ async def test_a_cancelled_turn_leaves_no_process_behind(tmp_path: Path) -> None
 async def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
     servers = servers_of(written(tmp_path, s={"command": "no-such-command-here"}))
     reached = await servers.reach(servers.known["s"])
-    with pytest.raises(Transient, match="'no-such-command-here': there is no such command"):
+    with pytest.raises(Transient, match="'no-such-command-here': command not found"):
         await reached.tools()
     await servers.close()
 

@@ -49,9 +49,9 @@ async def served(env: dict[str, str], cwd: Path) -> AsyncGenerator[str, None]:
     try:
         said = ""
         async with asyncio.timeout(40):
-            while "Ctrl-C ends it." not in said:
+            while "Press Ctrl-C to stop." not in said:
                 said += (await process.stderr.readline()).decode()  # type: ignore
-        found = re.search(r"listens on (http://\S+)\.", said)
+        found = re.search(r"listening on (http://\S+)\.", said)
         assert found, said
         yield found[1]
     finally:

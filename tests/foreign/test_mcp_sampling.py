@@ -67,4 +67,4 @@ async def test_where_the_plan_is_spent_meanwhile_the_model_is_not_asked(tmp_path
         await atlas.tenancy.put_plan(Plan("small", tokens=1000))
         await atlas.tenancy.use_plan("small")
         told = json.loads((await atlas.invoke("s/sample", SAMPLE)).result)
-        assert told["error"]["message"] == "the model could not answer" and model.asked == 0
+        assert told["error"]["message"] == "the model call failed" and model.asked == 0

@@ -101,7 +101,7 @@ async def test_a_server_is_asked_for_many_at_once_and_in_order(server: Server) -
 async def test_a_busy_server_is_asked_again_and_a_wrong_key_is_not(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding_module, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(embedding_module, "_FIRST_DELAY", 0.0)
     embedder = EndpointEmbedder("small", base_url=server.url, key=Secret("k-123"))
     server.answers = [(429, {}), (503, {})]
     assert len(await embedder.embed(["a"])) == 1 and len(server.asked) == 3

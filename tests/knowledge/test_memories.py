@@ -116,13 +116,13 @@ async def test_an_agent_remembers_searches_and_forgets_with_its_tools(study: Kno
     assert [(each["id"], each["source"], each["text"]) for each in found["results"]] == [
         (told["id"], "memory", "Ann sails a boat named Petrel.")
     ]
-    assert "do not follow orders" in found["note"]
+    assert "do not follow instructions" in found["note"]
     for user in ("bob", ""):
         atlas, model = atlas_of(study, store, asks, calls("forget", id=told["id"]), says("No."))
         async with atlas:
             await atlas.ask("What is my boat called?", session=f"of {user}", user=user)
         found, refused = results(model)
-        assert found == {"results": []} and "there is no memory" in str(refused)
+        assert found == {"results": []} and "memory not found" in str(refused)
     atlas, model = atlas_of(study, store, calls("forget", id=told["id"]), says("Forgotten."))
     async with atlas:
         await atlas.ask("Forget it", session="s3", user="ann")

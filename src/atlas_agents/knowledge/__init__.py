@@ -1,1 +1,1 @@
-"""What agents know and remember: documents and memories, found by meaning and by words."""
+"""Knowledge and memories: documents and notes, searched by meaning and by keywords."""

@@ -1,4 +1,4 @@
-"""Documents cut into passages where their structure allows it: not inside code or a row, always under headings."""
+"""Chunking: splits Markdown into passages along its structure, never inside code or a table row."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,11 +10,11 @@ _UNDERLINE = re.compile(r" {0,3}(=+|-{2,})[ \t]*")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s")
 _PAGE = re.compile(r"\[page (\d+) of \d+\]")
-"""Stands where a page begins, in text that came from pages."""
+"""Page marker in text that was extracted from pages."""
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Lines that belong together. `whole` ones, code and tables, are not cut where they need not be."""
+    """A block of lines. `whole` blocks (code, tables) are split only if they are too long."""
 
     path: tuple[str, ...]
     text: str
@@ -25,7 +25,7 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class _Reader:
-    """Reads line by line; what it has gathered is given out when something else begins."""
+    """Line-based block parser; emits a block when the next one begins."""
 
     def __init__(self, *, plain: bool) -> None:
         self.plain = plain
@@ -35,7 +35,7 @@ class _Reader:
         self.page = 0
         self.fence = ""
         self.bare: Block | None = None
-        """A heading that nothing has followed yet, as a passage of its own."""
+        """A heading without content so far, as a block of its own."""
 
     def give(self, *, whole: bool = False, table: bool = False) -> Iterator[Block]:
         text = "\n".join(self.lines).strip("\n")
@@ -54,7 +54,7 @@ class _Reader:
         self.lines.append(line)
 
     def head(self, level: int, words: str, line: int) -> Iterator[Block]:
-        """A heading begins; the one before, if nothing stands below it, is all that its section says."""
+        """Start a heading; a preceding heading without content becomes a block."""
         if self.bare is not None and self.path and level <= self.path[-1][0]:
             yield self.bare
         self.path = [*(each for each in self.path if each[0] < level), (level, words)]
@@ -99,7 +99,7 @@ class _Reader:
 
 
 def blocks(markdown: str, *, plain: bool = False) -> Iterator[Block]:
-    """All blocks, in order; a fence that is never closed is code to the end. `plain` text has paragraphs only."""
+    """Yield all blocks in order; an unclosed fence is code to the end. `plain` text has paragraphs only."""
     reader = _Reader(plain=plain)
     for number, line in enumerate(_without_front_matter(markdown).split("\n"), 1):
         yield from reader.read(line, number)
@@ -109,12 +109,12 @@ def blocks(markdown: str, *, plain: bool = False) -> Iterator[Block]:
 
 
 def title_of(markdown: str) -> str:
-    """The first heading of the highest level that is first used."""
+    """Return the first heading of the highest level."""
     return next((block.path[0] for block in blocks(markdown) if block.path), "")
 
 
 def _without_front_matter(markdown: str) -> str:
-    """The lines stay where they are, so that their numbers are those of the file."""
+    """Blank out front matter, keeping line numbers."""
     if not markdown.startswith("---\n"):
         return markdown
     end = markdown.find("\n---\n", 3)
@@ -125,15 +125,15 @@ def _without_front_matter(markdown: str) -> str:
 
 
 LARGEST = 900
-"""Characters of a passage; code and tables may be longer."""
+"""Maximum characters of a passage; code and tables may be longer."""
 _LARGEST_WHOLE = 4 * LARGEST
 _ENOUGH = 250
-"""A passage this long need not be joined with the next one."""
+"""Minimum characters of a passage that need not be joined with the next one."""
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n")
 
 
 class TextPassage(msgspec.Struct, frozen=True):
-    """A passage to be: the headings above it, its text, and where it begins."""
+    """A passage to be stored: its headings, its text and where it begins."""
 
     path: tuple[str, ...]
     text: str
@@ -146,7 +146,7 @@ class TextPassage(msgspec.Struct, frozen=True):
 
 
 def chunks(markdown: str, *, plain: bool = False) -> list[TextPassage]:
-    """The passages of a document, in order; one that says the same as another is left out."""
+    """Split a document into passages, in order, without duplicates."""
     seen: set[str] = set()
     found: list[TextPassage] = []
     for chunk in _joined(piece for block in blocks(markdown, plain=plain) for piece in _pieces(block)):
@@ -158,7 +158,7 @@ def chunks(markdown: str, *, plain: bool = False) -> list[TextPassage]:
 
 
 def _joined(pieces: Iterable[Block]) -> Iterator[TextPassage]:
-    """Pieces under the same headings together, as long as they fit."""
+    """Join pieces under the same headings while they fit."""
     held: list[Block] = []
     for piece in pieces:
         if held and not _fits(held, piece):
@@ -181,7 +181,7 @@ def _chunk(held: list[Block]) -> TextPassage:
 
 
 def _pieces(block: Block) -> Iterator[Block]:
-    """A block as it is, or cut where it is too long: a table between rows, code between lines, text after sentences."""
+    """Split a block that is too long: tables between rows, code between lines, text after sentences."""
     most = _LARGEST_WHOLE if block.whole and not block.table else LARGEST
     if len(block.text) <= most:
         yield block
@@ -200,7 +200,7 @@ def _packed(units: Iterable[tuple[int, str]], most: int, between: str) -> Iterat
     held: list[str] = []
     first = 0
     for place, unit in units:
-        for start in range(0, len(unit) or 1, max(most, 1)):  # one that is too long by itself is cut anywhere
+        for start in range(0, len(unit) or 1, max(most, 1)):  # a unit that is too long by itself is cut anywhere
             piece = unit[start : start + max(most, 1)]
             if held and sum(len(each) + 1 for each in held) + len(piece) > most:
                 yield first, between.join(held)

@@ -1,6 +1,6 @@
-"""From a text to a vector: the embedder that comes with the extra `local`, on this machine and without a network.
+"""Embeddings: a local embedder (extra `local`) that needs no network, and one for an HTTP endpoint.
 
-numpy and the tokenizer are imported with the first text, not before.
+numpy and the tokenizer are imported with the first text.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import msgspec
 
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ConfigError, ProviderError
+from atlas_agents.core.http import backoff
 from atlas_agents.core.json import encode
 from atlas_agents.core.paths import Secret
 from atlas_agents.providers.base import fault_of_status
@@ -23,26 +24,26 @@ from atlas_agents.providers.http import HttpClient, Timeouts, header_value, read
 _LOCAL_BATCH = 256
 _WEIGHTS = "weights/l2_supercat_256.safetensors"
 _TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
-MISSING = "searching by meaning needs an extra: pip install 'atlas-agents[local]', or set `embeddings` to a model"
+MISSING = "semantic search needs an extra; run: pip install 'atlas-agents[local]', or set `embeddings` to a model"
 
 
 class Embedder(Protocol):
-    """Makes vectors of 16-bit floats. `model` is kept beside each of them: only those of one model are compared."""
+    """Embedder port: returns vectors of 16-bit floats. `model` is stored with them; only equal models are compared."""
 
     @property
     def model(self) -> str: ...
 
     async def embed(self, texts: Sequence[str]) -> list[bytes]:
-        """A vector for each text; an empty one for a text that says nothing."""
+        """Return a vector for each text; empty for a text without content."""
         ...
 
     async def close(self) -> None: ...
 
 
 class LocalEmbedder:
-    """The vectors of WordLlama: each token of a language model has one, and a text has their mean.
+    """WordLlama embeddings: the mean of a static vector per token.
 
-    Its weights lie in the wheel of that name. They are read here, since its own code loads a client for a hub first.
+    The weights are part of the wordllama wheel and are read here directly, because its own code imports a hub client.
     """
 
     model = "wordllama/l2-supercat-256"
@@ -58,7 +59,7 @@ class LocalEmbedder:
         return found
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing; there is no resource to close."""
 
     def _embed(self, texts: Sequence[str]) -> list[bytes]:
         if self._loaded is None:
@@ -75,7 +76,7 @@ def _folder() -> Path:
 
 
 class _Words:
-    """A vector for each token, read from the file when it is used."""
+    """The vector table, memory-mapped from the file."""
 
     def __init__(self, folder: Path) -> None:
         import numpy
@@ -107,7 +108,7 @@ class _Tensor(msgspec.Struct):
 
 
 def _table(path: Path) -> Any:
-    """The one table of a safetensors file: eight bytes with the length of its head, the head as JSON, the numbers."""
+    """Read the single table of a safetensors file: header length in eight bytes, JSON header, data."""
     import numpy
 
     with path.open("rb") as file:
@@ -116,7 +117,7 @@ def _table(path: Path) -> Any:
     head = msgspec.json.decode(content[8 : 8 + size], type=dict[str, msgspec.Raw])
     tensor = msgspec.json.decode(head["embedding.weight"], type=_Tensor)
     if tensor.dtype != "F16":
-        raise ConfigError(f"{path} holds {tensor.dtype} numbers, and F16 were expected: another version of wordllama?")
+        raise ConfigError(f"{path}: expected F16 data, got {tensor.dtype}; is this another version of wordllama?")
     begin, end = (8 + size + offset for offset in tensor.data_offsets)
     return numpy.frombuffer(content, numpy.float16, (end - begin) // 2, begin).reshape(tensor.shape)
 
@@ -124,7 +125,8 @@ def _table(path: Path) -> Any:
 _ENDPOINT_BATCH = 64
 _LARGEST_ANSWER = 64 << 20
 _MOST_CHARACTERS = 8_000
-_PAUSES = (1.0, 3.0, 9.0)
+_RETRIES = 3
+_FIRST_DELAY = 1.0
 _AGAIN = ("rate_limit", "overloaded", "server", "network", "timeout")
 
 
@@ -138,7 +140,7 @@ class _EmbeddingResponse(msgspec.Struct):
 
 
 class EndpointEmbedder:
-    """Asks `POST base_url/embeddings`, many texts at a time; tries again where that may help."""
+    """Calls `POST base_url/embeddings` in batches, with retries."""
 
     def __init__(self, name: str, *, base_url: str, key: Secret | None = None, clocks: Timeouts | None = None) -> None:
         self.model = f"{base_url.rstrip('/')}#{name}"
@@ -165,13 +167,14 @@ class EndpointEmbedder:
         return [next(vectors) if text.strip() else b"" for text in texts]
 
     async def _patiently(self, texts: list[str]) -> list[bytes]:
-        for pause in _PAUSES:
+        for attempt in range(_RETRIES):
             try:
                 return await self._ask(texts)
             except ProviderError as error:
                 if error.kind not in _AGAIN:
                     raise
-                await asyncio.sleep(pause if error.retry_after is None else min(error.retry_after, 60.0))
+                delay = backoff(attempt, _FIRST_DELAY, factor=3.0)
+                await asyncio.sleep(delay if error.retry_after is None else min(error.retry_after, 60.0))
         return await self._ask(texts)
 
     async def _ask(self, texts: list[str]) -> list[bytes]:
@@ -191,13 +194,13 @@ def _vectors(content: bytes, count: int) -> list[bytes]:
     try:
         items = sorted(msgspec.json.decode(content, type=_EmbeddingResponse).data, key=lambda item: item.index)
         if [item.index for item in items] != list(range(count)):
-            raise ProviderError(f"{len(items)} vectors came for {count} texts", "protocol")
+            raise ProviderError(f"expected {count} vectors, got {len(items)}", "protocol")
         return [_packed(item.embedding) for item in items]
     except (msgspec.DecodeError, struct.error, OverflowError) as error:
-        raise ProviderError(f"no vectors could be read from the answer: {error}", "protocol") from error
+        raise ProviderError(f"invalid embeddings response: {error}", "protocol") from error
 
 
 def _packed(numbers: list[float]) -> bytes:
-    """Of unit length first: numbers of any size would not fit into 16 bits."""
+    """Normalise to unit length and pack as 16-bit floats."""
     length = sum(number * number for number in numbers) ** 0.5
     return struct.pack(f"<{len(numbers)}e", *(number / length for number in numbers)) if length > 0 else b""

@@ -1,4 +1,4 @@
-"""All of this room over one store: what is known, what is remembered, and the tools to look it up."""
+"""Knowledge base: documents, memories and their tools over one store."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,9 +13,9 @@ from atlas_agents.tools.tool import Tool
 
 
 class KnowledgeBase:
-    """`Study(store, LocalEmbedder())`; without an embedder things are found by their words alone.
+    """`KnowledgeBase(store, LocalEmbedder())`; without an embedder, search uses keywords only.
 
-    `pasts` are further places that `search_my_memories` looks back at, by the source they belong to.
+    `pasts` are further history sources for `search_my_memories`, by source name.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class KnowledgeBase:
         self.tools: list[Tool] = [knowledge_tool(self.knowledge), *memory_tools(self.memories, self.recollections)]
 
     def recalling(self, wanted: Callable[[str], bool] | None = None) -> Interceptor:
-        """For `Atlas(interceptors=[…])`: memories that fit are recalled before each turn of the agents that want it."""
+        """Return an interceptor for `Atlas(interceptors=[…])` that recalls matching memories before each turn."""
         return recalling(self.recollections) if wanted is None else recalling(self.recollections, wanted=wanted)
 
     async def close(self) -> None:

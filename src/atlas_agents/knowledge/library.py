@@ -1,4 +1,4 @@
-"""The library of an organisation: documents are added, kept up to date, searched and removed."""
+"""Document library: add, refresh, search and remove documents."""
 
 import asyncio
 import hashlib
@@ -19,16 +19,16 @@ from atlas_agents.knowledge.search import Searcher, SearchResult
 
 CATEGORY = "general"
 _VERSION = "1"
-"""Of the way in which documents are cut: with another one, all are read again."""
+"""Version of the chunking; changing it re-reads all documents."""
 _SLICE = 128
 _PAGE = 500
 _MOST_TOLD = 50
 LONGEST_TEXT = 1_000_000
-"""Characters of a document that is read as a whole."""
+"""Maximum characters returned when a document is read whole."""
 
 
 class About(msgspec.Struct, frozen=True):
-    """What a document's row says besides: how it is cited, what it was added with, by whom, and its size in bytes."""
+    """Details of a document: how it is cited, its source, who added it and its size in bytes."""
 
     name: str
     root: str
@@ -37,7 +37,7 @@ class About(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far the work is: documents that are done, of how many; the one at hand, and passages so far."""
+    """Progress of an import: documents done and in total, the current one, and passages so far."""
 
     done: int
     total: int
@@ -46,7 +46,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What has become of documents. `skipped` says of each that could not be read, why."""
+    """Result of an import. `skipped` gives the reason for each unreadable document."""
 
     added: int = 0
     changed: int = 0
@@ -65,11 +65,11 @@ Tell: TypeAlias = Callable[[Progress], object]
 
 
 def _quietly(progress: Progress) -> None:
-    """Nobody looks."""
+    """Default progress callback: does nothing."""
 
 
 class Knowledge:
-    """All documents of all tenants, each seen by its own tenant only. Without an embedder they are found by words."""
+    """Documents of all tenants, each visible to its own tenant only. Without an embedder, search uses keywords only."""
 
     def __init__(self, store: Store, embedder: Embedder | None, sources: Sources) -> None:
         self._store = store
@@ -81,14 +81,14 @@ class Knowledge:
     async def search(
         self, tenant: str, question: str, *, category: str | None = None, max_results: int = 5
     ) -> list[SearchResult]:
-        """The passages that fit best, the best first."""
+        """Return the best matching passages, best first."""
         return await self._searcher.search(tenant, Where("knowledge", category), question, max_results)
 
     async def add(
         self, tenant: str, source: str, *, category: str = CATEGORY, user: str = "", tell: Tell = _quietly
     ) -> Report:
-        """Read a file, a folder or an address. What is known and has not changed is left as it is; what is gone from a
-        folder that was added before is removed."""
+        """Import a file, a folder or a URL. Unchanged documents are kept; documents that disappeared from a folder
+        added before are removed."""
         items = await self._sources.find(source)
         root = items[0].root
         async with self._alone(tenant):
@@ -100,14 +100,14 @@ class Knowledge:
         return report
 
     async def refresh(self, tenant: str, source: str | None = None, *, tell: Tell = _quietly) -> Report:
-        """Look again at everything that was added, or at what was added with one source."""
+        """Re-import everything, or what was added from one source."""
         roots: dict[str, tuple[str, str]] = {}
         async for document in self._all(tenant):
             about = about_of(document)
             if source is None or about.root == source:
                 roots.setdefault(about.root, (document.collection, about.user))
         if source is not None and not roots:
-            raise NotFound(f"nothing was added with {source!r}")
+            raise NotFound(f"not found: no document was added from {source!r}")
         total = Report()
         for root, (category, user) in roots.items():
             try:
@@ -119,39 +119,39 @@ class Knowledge:
         return total
 
     async def documents(self, tenant: str, *, category: str | None = None) -> list[Document]:
-        """All of them, in the order of their sources."""
+        """Return all documents, ordered by source."""
         found = [each async for each in self._all(tenant, category)]
         return sorted(found, key=lambda document: document.source)
 
     async def page(self, tenant: str, *, after: str = "", limit: int = _PAGE) -> list[Document]:
-        """Some of them, in the order of their ids, `after` this one; also what is being read just now."""
+        """Return a page of documents ordered by id, including those being imported."""
         return await self._store.documents(tenant, Where("knowledge"), after=after, limit=limit)
 
     async def text(self, tenant: str, id: str) -> str:
-        """A document as it was read, under its headings; NotStored if there is none that is whole. Of a very long one
-        the beginning, which says so."""
+        """Return a document's text with its headings; NotFound if it is missing or incomplete. A very long one is
+        truncated with a note."""
         document = await self._store.document(tenant, "knowledge", id)
         if document is None or not document.hash:
-            raise NotFound(f"there is no document {id[:80]!r}")
+            raise NotFound(f"document not found: {id[:80]!r}")
         lines, size, heading, after = [f"# {document.title}"], 0, document.title, -1
         while rows := await self._store.passages_of(tenant, "knowledge", id, after=after, limit=_PAGE):
             after = rows[-1].place
             for row in rows:
                 if size > LONGEST_TEXT:
-                    return "\n\n".join([*lines, f"… {document.passages - row.place:,} more passages are not shown"])
+                    return "\n\n".join([*lines, f"… {document.passages - row.place:,} more passages omitted"])
                 lines += [row.text] if row.heading == heading else [f"## {row.heading}", row.text]
                 heading, size = row.heading, size + len(row.text)
         return "\n\n".join(lines)
 
     async def remove(self, tenant: str, which: str) -> int:
-        """Remove a document by its id or source, or all that was added with a source; how many there were."""
+        """Remove a document by id or source, or everything added from a source; return the number of documents."""
         report = Report()
         async with self._alone(tenant):
             for document in [each async for each in self._all(tenant)]:
                 if which in (document.id, document.source, about_of(document).root):
                     await self._drop(tenant, document, report)
         if not report.removed:
-            raise NotFound(f"there is no document {which!r}")
+            raise NotFound(f"document not found: {which!r}")
         return report.removed
 
     async def close(self) -> None:
@@ -179,7 +179,7 @@ class Knowledge:
                     hashes[hash] = item.source
                     report.added, report.changed = report.added + (known is None), report.changed + (known is not None)
             except FileNotFoundError:
-                report.skip(item.name, "it is gone")
+                report.skip(item.name, "no longer exists")
             except ToolFault as error:
                 report.skip(item.name, str(error))
         tell(Progress(len(items), len(items), "", report.passages))
@@ -188,7 +188,7 @@ class Knowledge:
     async def _keep(
         self, tenant: str, item: Item, category: str, about: About, readable: LoadedDocument, hash: str, report: Report
     ) -> None:
-        """In slices, so that nobody else who writes waits for long; the hash comes with the last one."""
+        """Store a document in slices, so that other writers do not wait long; the hash comes with the last slice."""
         cut = chunks(readable.text, plain=readable.plain)
         title = readable.title or next((chunk.path[0] for chunk in cut if chunk.path), "") or about.name
         model = self._embedder.model if self._embedder is not None else ""
@@ -231,7 +231,7 @@ class Knowledge:
         return hashlib.sha256(f"{_VERSION}\n{raw.media}\n{model}\n".encode() + raw.content).hexdigest()
 
     def _alone(self, tenant: str) -> asyncio.Lock:
-        """Two who add the same document at once would undo each other's half."""
+        """Return the import lock of a tenant; concurrent imports of one document would corrupt each other."""
         lock = self._busy.get(tenant)
         if lock is None:
             lock = self._busy[tenant] = asyncio.Lock()
@@ -239,7 +239,7 @@ class Knowledge:
 
 
 def id_of(source: str) -> str:
-    """The id of the document that came from there."""
+    """Return the document id of a source."""
     return "d" + hashlib.sha256(source.encode(errors="replace")).hexdigest()[:20]
 
 
@@ -261,5 +261,5 @@ def _sum(total: Report, one: Report) -> None:
 
 
 def whole_source(source: str) -> str:
-    """A source as it is kept: an address as it is, a path from the root on."""
+    """Return the canonical source: a URL unchanged, a path made absolute."""
     return source if is_url(source) else str(Path(source).expanduser().resolve())

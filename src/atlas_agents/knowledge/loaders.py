@@ -1,4 +1,4 @@
-"""Where documents come from: files, folders and addresses, and how each becomes Markdown."""
+"""Document loaders: read files, folders and URLs and convert them to Markdown."""
 
 import asyncio
 import io
@@ -21,29 +21,29 @@ from atlas_agents.tools.worker_pool import WorkerDied, Workers
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _TITLE = "{http://purl.org/dc/elements/1.1/}title"
 _LARGEST = 50_000_000
-"""Bytes of the document inside, unpacked."""
+"""Maximum unpacked size of a Word document in bytes."""
 
 
 def read_word_file(content: bytes) -> Extract:
-    """Title and text; ToolFailed if it cannot be read."""
+    """Read title and text of a Word document; ToolFailed if it is invalid."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as packed:
             body = _tree(packed, "word/document.xml").find(f"{_W}body")
             about = "docProps/core.xml"
             title = _tree(packed, about).findtext(_TITLE) if about in packed.namelist() else ""
     except (zipfile.BadZipFile, KeyError, ElementTree.ParseError, EOFError, RuntimeError, ValueError, OSError) as error:
-        raise ToolFailed(f"it is damaged, or no Word document: {error}") from None
+        raise ToolFailed(f"damaged, or not a Word document: {error}") from None
     pieces = [] if body is None else [piece for each in body for piece in _block(each)]
     return Extract(title or "", "\n\n".join(pieces))
 
 
 def _tree(packed: zipfile.ZipFile, name: str) -> ElementTree.Element:
     if packed.getinfo(name).file_size > _LARGEST:
-        raise ToolFailed("it is too large to be read")
+        raise ToolFailed("too large to read")
     with packed.open(name) as file:
         content = file.read(_LARGEST + 1)
     if b"<!DOCTYPE" in content or b"<!ENTITY" in content or len(content) > _LARGEST:
-        raise ToolFailed("it holds what no Word document needs")
+        raise ToolFailed("contains XML entities, which Word documents never need")
     return ElementTree.fromstring(content)  # noqa: S314 - see above
 
 
@@ -89,7 +89,7 @@ def _text(paragraph: ElementTree.Element) -> str:
 
 Media: TypeAlias = Literal["markdown", "text", "html", "pdf", "docx"]
 LARGEST = 30_000_000
-"""Bytes of a file."""
+"""Maximum file size in bytes."""
 _READING = 60.0
 _WORD_FILE = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 _MEDIA: dict[str, Media] = {
@@ -103,7 +103,7 @@ KINDS = "Markdown, text, HTML, PDF and Word files (.docx)"
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One document that can be read. `name` is how it is cited, `root` what it was added with."""
+    """A document to load. `name` is how it is cited, `root` the source it was added with."""
 
     source: str
     name: str
@@ -111,7 +111,7 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Raw(msgspec.Struct, frozen=True):
-    """A document as it came."""
+    """A document as downloaded."""
 
     content: bytes
     media: Media
@@ -119,7 +119,7 @@ class Raw(msgspec.Struct, frozen=True):
 
 
 class LoadedDocument(msgspec.Struct, frozen=True):
-    """A document as Markdown, or as `plain` text. `lines` if its lines are those of the source."""
+    """A document as Markdown or `plain` text. `lines` if its line numbers match the source."""
 
     title: str
     text: str
@@ -132,7 +132,7 @@ def is_url(source: str) -> bool:
 
 
 class Sources:
-    """Finds documents and reads them; what can be hostile in a process that is killed when it takes too long."""
+    """Finds and reads documents; untrusted formats are parsed in a process with a time limit."""
 
     def __init__(self, *, hosts: Iterable[str] = (), network: Network = INTERNET) -> None:
         self._hosts = Hosts(hosts)
@@ -143,17 +143,17 @@ class Sources:
         await self._workers.close()
 
     async def find(self, source: str) -> list[Item]:
-        """All documents of a file, a folder or an address; ConfigError if there is no such thing."""
+        """Return all documents of a file, a folder or a URL; ConfigError if it does not exist."""
         if is_url(source):
             return [Item(source, source, source)]
         return await in_thread(_find, source)
 
     async def fetch(self, item: Item) -> Raw:
-        """The document as it is there now; FileNotFoundError if it is gone, ToolFailed if it has no text."""
+        """Download a document; FileNotFoundError if it is gone, ToolFailed if it has no text."""
         return await self._download(item) if is_url(item.source) else await in_thread(_load, Path(item.source))
 
     async def read(self, item: Item, raw: Raw) -> LoadedDocument:
-        """What it says, without what hides in it; ToolFailed if that cannot be read."""
+        """Convert a document to text without hidden characters; ToolFailed if that fails."""
         if raw.media in ("markdown", "text"):
             text = _plain(decoded(raw.content, raw.charset))
             return LoadedDocument("", text, plain=raw.media == "text", lines=True)
@@ -169,26 +169,26 @@ class Sources:
             async with asyncio.timeout(_READING):
                 return await self._workers.run(function, arguments)
         except TimeoutError:
-            raise ToolFailed(f"it could not be read within {_READING:g} s") from None
+            raise ToolFailed(f"reading took longer than {_READING:g} s") from None
         except WorkerDied:
-            raise ToolFailed("the process that read it broke down") from None
+            raise ToolFailed("the reader process crashed") from None
 
     async def _download(self, item: Item) -> Raw:
         from atlas_agents.builtin_tools.web.download import (
-            download,  # with the first page, for it brings the HTTP client
+            download,  # imported with the first page, because it needs the HTTP client
         )
 
         def wanted(url: str, media_type: str) -> None:
-            """Whatever it is, its first bytes will tell."""
+            """Accept any media type; the content decides."""
 
         page = await download(item.source, hosts=self._hosts, wanted=wanted, caps=CAPS, network=self._network)
         if page.cut:
-            raise ToolFailed(f"it is larger than {page.size / 1e6:.1f} MB")
+            raise ToolFailed(f"larger than {page.size / 1e6:.1f} MB")
         if page.media_type == _WORD_FILE:
             return Raw(page.body, "docx")
         kind = kind_of(page.media_type) or sniffed(page.body)
         if kind is None:
-            raise ToolFailed(f"it is {page.media_type or 'something without a type'}; {KINDS} can be read")
+            raise ToolFailed(f"unsupported type {page.media_type or 'unknown'}; supported: {KINDS}")
         if kind in ("html", "pdf"):
             return Raw(page.body, kind, page.charset)
         is_markdown = page.media_type == "text/markdown" or _media(Path(page.url)) == "markdown"
@@ -208,19 +208,19 @@ def _find(source: str) -> list[Item]:
     try:
         whole = path.resolve(strict=True)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if not whole.is_dir():
         if _media(whole) is None:
-            raise ConfigError(f"{path} is of a kind that is not read; {KINDS} are")
+            raise ConfigError(f"unsupported file type: {path}; supported: {KINDS}")
         return [Item(str(whole), whole.name, str(whole))]
     found = [Item(str(each), f"{whole.name}/{each.relative_to(whole)}", str(whole)) for each in _files(whole)]
     if not found:
-        raise ConfigError(f"there is nothing to read in {path}; {KINDS} are read")
+        raise ConfigError(f"no supported documents in {path}; supported: {KINDS}")
     return found
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """In the order of their names. What is hidden is left alone, and so are links: they may lead anywhere."""
+    """Yield files in name order, without hidden files and without links, which may lead anywhere."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "node_modules")
         for name in sorted(names):
@@ -232,12 +232,12 @@ def _files(folder: Path) -> Iterator[Path]:
 def _load(path: Path) -> Raw:
     media = _media(path)
     if media is None:
-        raise ToolFailed(f"{KINDS} can be read")
+        raise ToolFailed(f"unsupported type; supported: {KINDS}")
     try:
         if path.stat().st_size > LARGEST:
-            raise ToolFailed(f"it is larger than {LARGEST / 1e6:.0f} MB")
+            raise ToolFailed(f"larger than {LARGEST / 1e6:.0f} MB")
         return Raw(path.read_bytes(), media)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ToolFailed(f"it cannot be read: {error.strerror}") from error
+        raise ToolFailed(f"cannot be read: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Memories: what an agent has noted about its work with one person. They belong to these two, and to their tenant."""
+"""Memories: what an agent has noted for one user, the search over history, and automatic recall."""
 
 import asyncio
 import hashlib
@@ -28,7 +28,7 @@ _LONGEST_TAG = 40
 
 
 class Whose(msgspec.Struct, frozen=True):
-    """An agent and the person it works for."""
+    """The owner of memories: an agent and the user it works for."""
 
     tenant: str
     agent_id: str
@@ -36,12 +36,12 @@ class Whose(msgspec.Struct, frozen=True):
 
     @property
     def shelf(self) -> str:
-        """Where their memories stand; no two pairs share one, whatever their names are."""
+        """The collection that holds the owner's memories; unique for every pair of names."""
         return encode([self.agent_id, self.user]).decode()
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """One memory, and where it comes from: the run, the session and the call in which it was noted, and when."""
+    """A memory with its origin (run, session and call) and time."""
 
     id: str
     text: str
@@ -55,7 +55,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class MemoryOrigin(msgspec.Struct, frozen=True):
-    """Where a memory comes from; `key` names it, so that noting it twice under one key is noting it once."""
+    """Where a memory comes from; `key` is an idempotency key."""
 
     key: str
     run_id: str = ""
@@ -64,7 +64,7 @@ class MemoryOrigin(msgspec.Struct, frozen=True):
 
 
 class Memories:
-    """Those of all tenants; each verb names whose are meant, and no other is touched."""
+    """Memories of all tenants; every method names the owner and touches no one else's."""
 
     def __init__(self, store: Store, embedder: Embedder | None) -> None:
         self._store = store
@@ -72,7 +72,7 @@ class Memories:
         self._searcher = Searcher(store, embedder)
 
     async def remember(self, whose: Whose, text: str, tags: Sequence[str], origin: MemoryOrigin) -> Memory:
-        """Note something. It is kept when this returns."""
+        """Store a memory durably."""
         memory = Memory(
             _id(whose, origin.key),
             _checked(text),
@@ -99,16 +99,16 @@ class Memories:
         return _memory(kept)
 
     async def forget(self, whose: Whose, id: str) -> None:
-        """Remove a memory; NotStored if there is none of theirs with this id, whoever else may have one."""
+        """Delete a memory; NotFound if this owner has none with this id."""
         await self._store.commit(whose.tenant, [DropDocument("memory", id, whose.shelf)])
 
     async def search(self, whose: Whose, question: str, most: int) -> list[tuple[Memory, float]]:
-        """The memories that fit best, with their scores."""
+        """Return the best matching memories with their scores."""
         found = await self._searcher.search(whose.tenant, Where("memory", whose.shelf), question, most)
         return [(_memory(each.document), each.score) for each in found]
 
     async def all(self, whose: Whose) -> list[Memory]:
-        """The latest first."""
+        """Return all memories, newest first."""
         found = await self._store.documents(whose.tenant, Where("memory", whose.shelf))
         return sorted(map(_memory, found), key=lambda memory: -memory.created_at)
 
@@ -125,9 +125,9 @@ def _id(whose: Whose, key: str) -> str:
 def _checked(text: str) -> str:
     words = text.replace("\0", " ").strip()
     if not words:
-        raise ConfigError("there is nothing to remember: the text is empty")
+        raise ConfigError("nothing to remember: the text is empty")
     if len(words) > LONGEST:
-        raise ConfigError(f"a memory has at most {LONGEST:,} characters, and this has {len(words):,}: say it in fewer")
+        raise ConfigError(f"a memory has at most {LONGEST:,} characters, this one has {len(words):,}; shorten it")
     return words
 
 
@@ -147,7 +147,7 @@ _entries = msgspec.json.Decoder(AuditEntry)
 
 
 class HistoryItem(msgspec.Struct, frozen=True):
-    """Something that happened: what it was, when, and the id by which it can be looked up."""
+    """A past event: what happened, when, and its id."""
 
     text: str
     at: int
@@ -155,13 +155,13 @@ class HistoryItem(msgspec.Struct, frozen=True):
 
 
 class HistorySource(Protocol):
-    """A place to look back at: `search_my_memories` asks each for the moments of one agent with one person."""
+    """History source: `search_my_memories` asks each for what happened between one agent and one user."""
 
     async def moments(self, whose: Whose) -> Sequence[HistoryItem]: ...
 
 
 class CallHistory:
-    """The agent's own calls for this person, out of the audit log; it is redacted already."""
+    """The agent's tool calls for this user, from the audit log, which is already redacted."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -180,7 +180,7 @@ class CallHistory:
 
 
 class TurnHistory:
-    """The turns that the agent took for this person: what was asked, and what it said last."""
+    """The agent's turns for this user: the question and the final answer."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -207,9 +207,9 @@ class TurnHistory:
 
 
 class JobHistory:
-    """The jobs that the agent gave to others or did itself, for this person: what was to be done, and what came of it.
+    """Jobs that the agent delegated or did for this user: the task and its outcome.
 
-    Only those that are over: one that is open has a turn of its own still.
+    Only finished jobs; an open one still has its own turn.
     """
 
     def __init__(self, store: Store) -> None:
@@ -238,7 +238,7 @@ def _turn(messages: Sequence[Message], status: str) -> str:
 async def ranked(
     moments: Sequence[HistoryItem], question: str, embedder: Embedder | None, most: int
 ) -> list[tuple[HistoryItem, float]]:
-    """Those that share words with the question, by how many, and by how near they are in meaning."""
+    """Rank items that share words with the question by word overlap and semantic similarity."""
     wanted = {word.casefold() for word in plain_words(words_of(question))}
     hits = [
         Hit(place, len(wanted & {word.casefold() for word in plain_words([moment.text])}) / max(len(wanted), 1))
@@ -274,7 +274,7 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 
 
 class RecallResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that was found, and where: `at` is when it was noted or happened (milliseconds since 1970)."""
+    """A search result with its source; `at` is in milliseconds since the Unix epoch."""
 
     source: Source
     text: str
@@ -286,7 +286,7 @@ class RecallResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Recall:
-    """Searches for one agent and one person. `pasts` are further places to look at, by the source they belong to."""
+    """Searches memories, history and documents for one owner. `pasts` are further history sources, by source name."""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class Recall:
     async def search(
         self, whose: Whose, question: str, sources: Sequence[Source] = SOURCES, most: int = 10
     ) -> list[RecallResult]:
-        """The best of all sources, the best first."""
+        """Return the best results of all sources, best first."""
         wanted = dict.fromkeys(sources or SOURCES)
         found = await asyncio.gather(*(self._of(source, whose, question, most) for source in wanted))
         every = [each for some in found for each in some]
@@ -363,9 +363,10 @@ def recalling(
     most: int = 5,
     least: float = 0.25,
 ) -> Interceptor:
-    """For `Atlas(interceptors=[…])`: recalls for the agents that `wanted` says yes to, what scores `least` or better.
+    """Return an interceptor for `Atlas(interceptors=[…])` that recalls what scores at least `least`, for agents
+    selected by `wanted`.
 
-    What is recalled is kept in the conversation, marked as such, so that a turn that goes on reads the same again.
+    Recalled text stays in the conversation, marked as such, so that a resumed turn reads the same again.
     """
 
     async def before(message: Message, actor: Actor) -> Message | None:
@@ -375,8 +376,8 @@ def recalling(
         try:
             async with asyncio.timeout(_PATIENCE):
                 found = await recollections.search(whose, message.text, sources, most)
-        except (AtlasError, TimeoutError) as error:  # a turn without memories is better than none
-            logger.warning("nothing could be recalled: %s", error or "it took too long")
+        except (AtlasError, TimeoutError) as error:  # a turn without memories is better than a failed turn
+            logger.warning("recall failed: error=%s", error or "timed out")
             return None
         good = [each for each in found if each.score >= least]
         return user(_told(good), synthetic=True, recalled=[each.id for each in good]) if good else None
@@ -389,7 +390,7 @@ def _told(found: Sequence[RecallResult]) -> str:
 
 
 def _line(each: RecallResult) -> str:
-    """On one line, so that nothing in it looks like the end."""
+    """Render a result on one line, so that nothing in it can look like the end marker."""
     words = _FORGED.sub("(", " ".join(each.text.split()))[:_LONGEST]
     day = datetime.fromtimestamp(each.at / 1000, UTC).date().isoformat()
     return f"- {each.source}, {day}: {words}"

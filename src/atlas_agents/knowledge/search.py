@@ -1,4 +1,4 @@
-"""Searching by meaning and by words at once, over documents and memories alike."""
+"""Hybrid search over documents and memories: semantic similarity combined with keyword scores."""
 
 import asyncio
 import re
@@ -10,9 +10,9 @@ from atlas_agents.core.store import Document, Hit, PassageRow, Store, Where
 from atlas_agents.knowledge.embedding import Embedder
 
 WORDS_WEIGH = 0.1
-"""What the best match by words adds to a cosine; found on the tuning half of the questions in tests/knowledge."""
+"""Weight of the best keyword match relative to a cosine; tuned on half of the questions in tests/knowledge."""
 CODES_WEIGH = 0.4
-"""The same for a question with a number or a code in it: those are the same, or they are not."""
+"""The weight for questions with a number or a code, which must match exactly."""
 _WORD = re.compile(r"[^\W_]+(?:[-'’.][^\W_]+)*")
 _SMALL = frozenset(
     """a about after all also am an and any are as at be been before being but by can could did do does doing for from
@@ -23,20 +23,20 @@ _SMALL = frozenset(
 
 
 def words_of(question: str) -> list[str]:
-    """The words that are worth looking for; all of them if none is."""
+    """Return the significant words of a question; all of them if none is."""
     words = list(dict.fromkeys(word.casefold() for word in _WORD.findall(question)))
     return [word for word in words if word not in _SMALL] or words
 
 
 def weight_of(question: str) -> float:
-    """How much the words of this question count beside its meaning."""
+    """Return the weight of keywords for this question."""
     return CODES_WEIGH if any(char.isdigit() for char in question) else WORDS_WEIGH
 
 
 def fused(by_meaning: Sequence[Hit], by_words: Sequence[Hit], weight: float = WORDS_WEIGH) -> list[Hit]:
-    """The cosine, and on top of it how good the words are beside the best that were found.
+    """Combine the cosine with the keyword score relative to the best keyword score.
 
-    A passage that only the words have found is taken to be as near as the last that was found by meaning.
+    A passage found only by keywords is assumed to be as similar as the last one found by meaning.
     """
     near = {hit.passage: hit.score for hit in by_meaning}
     furthest = min(near.values(), default=0.0)
@@ -51,7 +51,7 @@ _LONGEST_QUESTION = 2_000
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """A passage, and how well it answers: 0 is not at all, 1 and a little more is the same words."""
+    """A passage and its score: 0 means unrelated, 1 or slightly more an exact match."""
 
     passage: PassageRow
     document: Document
@@ -59,14 +59,14 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 class Searcher:
-    """Finds passages of one kind, on one shelf or all."""
+    """Searches passages of one kind, in one collection or all."""
 
     def __init__(self, store: Store, embedder: Embedder | None) -> None:
         self._store = store
         self._embedder = embedder
 
     async def search(self, tenant: str, where: Where, question: str, most: int) -> list[SearchResult]:
-        """The best first; a passage that says the same as a better one is left out."""
+        """Return the best passages, best first, without duplicates."""
         question = question[:_LONGEST_QUESTION]
         by_words, by_meaning = await asyncio.gather(
             self._store.matching(tenant, where, words_of(question), limit=_CANDIDATES),

@@ -1,1 +1,1 @@
-"""Tools of MCP servers, as tools of the house: started when needed, shown as approved, called under its rules."""
+"""MCP client: tools of MCP servers, started on demand, shown as approved and governed like every other tool."""

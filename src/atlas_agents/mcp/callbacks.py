@@ -1,4 +1,4 @@
-"""A server that wants a model's words: from our model, only if its entry allows it, and only so many a day."""
+"""Requests that an MCP server sends to its client: elicitation (questions to the user) and sampling (model calls)."""
 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -21,7 +21,7 @@ from atlas_agents.providers.failover import Route
 
 
 class Caller(Protocol):
-    """Whose call it is, as far as a server's questions concern them; a ToolContext is one."""
+    """The caller of a tool, as far as a server's questions concern it; a ToolContext is one."""
 
     run_id: str
     tenant_id: str
@@ -39,7 +39,7 @@ _own: ContextVar[Caller | None] = ContextVar("atlas_mcp_call", default=None)
 
 
 class ActiveCalls:
-    """The calls of one conversation."""
+    """The running calls of one MCP session."""
 
     def __init__(self) -> None:
         self._callers: list[Caller] = []
@@ -55,8 +55,9 @@ class ActiveCalls:
             self._callers.remove(caller)
 
     def asked(self) -> Caller | None:
-        """Who is meant: whose call it came with where that can be seen, over HTTP, else the one turn that has calls
-        under way. None if there is none, or several: what one was to be asked must not be shown to another."""
+        """Return the caller that a server's question belongs to: the call it came with if known (over HTTP), else
+        the only turn with running calls. None if there is none or several, so that no question is shown to the wrong
+        user."""
         own = _own.get()
         if own is not None and own in self._callers:
             return own
@@ -78,7 +79,7 @@ _FORMATS = ("email", "uri", "date", "date-time")
 
 
 class Elicitation:
-    """The questions of one server."""
+    """Elicitation: questions of one server to the user."""
 
     def __init__(self, server: str, underway: ActiveCalls) -> None:
         self._server = server
@@ -87,10 +88,10 @@ class Elicitation:
     async def answer(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
-        """What came of it, for the server. With no call under way nobody is asked, and it is declined."""
+        """Ask the user and return the answer for the server. Without a running call the request is declined."""
         caller = self._underway.asked()
         if caller is None:
-            logger.warning("the MCP server %s asks something, and it is not clear whom: it is declined", self._server)
+            logger.warning("elicitation declined, no single caller: server=%s", self._server)
             return types.ElicitResult(action="decline")
         return await self.ask(caller, params)
 
@@ -99,24 +100,24 @@ class Elicitation:
             form = form_of(self._server, params)
             filled = await caller.ask(form)
         except (ConfigError, BadTool) as error:
-            logger.warning("the MCP server %s asks something that cannot be asked: %s", self._server, error)
-            return types.ErrorData(code=types.INVALID_PARAMS, message=f"this cannot be asked: {error}")
+            logger.warning("elicitation rejected: server=%s error=%s", self._server, error)
+            return types.ErrorData(code=types.INVALID_PARAMS, message=f"invalid elicitation request: {error}")
         return _result(form, filled)
 
 
 def form_of(server: str, params: types.ElicitRequestParams) -> Form:
-    """The question as a form; ConfigError says why it is none."""
+    """Convert an elicitation request to a form; ConfigError if it is invalid."""
     asker = f"the MCP server {server}"
     message = _words(params.message, "the message", LONGEST_MESSAGE)
     if isinstance(params, types.ElicitRequestURLParams):
         address = urlsplit(params.url)
         if address.scheme not in ("https", "http") or not address.hostname or len(params.url) > LONGEST_MESSAGE:
-            raise ConfigError("the address must begin with https:// or http://")
+            raise ConfigError("the URL must start with https:// or http://")
         return Form(asker, message, url=params.url)
     properties: Any = params.requested_schema.get("properties", {})
     required: Any = params.requested_schema.get("required", [])
     if not isinstance(properties, dict) or len(cast(dict[str, Any], properties)) > MOST_FIELDS:
-        raise ConfigError(f"properties is an object with at most {MOST_FIELDS} fields")
+        raise ConfigError(f"properties must be an object with at most {MOST_FIELDS} fields")
     needed = [str(name) for name in cast(list[Any], required)] if isinstance(required, list) else []
     fields = [_field(name, schema, name in needed) for name, schema in cast(dict[str, Any], properties).items()]
     return Form(asker, message, tuple(fields))
@@ -124,7 +125,7 @@ def form_of(server: str, params: types.ElicitRequestParams) -> Form:
 
 def _field(name: str, schema: Any, required: bool) -> Field:
     if not isinstance(schema, dict):
-        raise ConfigError(f"{name[:80]}: it must be an object")
+        raise ConfigError(f"{name[:80]}: must be an object")
     given = cast(dict[str, Any], schema)
     kind, choices = _kind(name, given)
     low, high = _BOUNDS.get(kind, ("", ""))
@@ -145,14 +146,14 @@ def _field(name: str, schema: Any, required: bool) -> Field:
 
 
 def _kind(name: str, given: Mapping[str, Any]) -> tuple[Kind, tuple[Choice, ...]]:
-    """The kind of a value, and what can be chosen; only flat ones are asked for."""
+    """Return the kind of a field and its options; only flat values are supported."""
     kind = given.get("type")
     if kind == "array" and isinstance(given.get("items"), dict):
         return "choices", _choices(name, given["items"], "anyOf")
     if kind == "string" and ("enum" in given or "oneOf" in given):
         return "choice", _choices(name, given, "oneOf")
     if kind not in _KINDS:
-        raise ConfigError(f"{name[:80]}: only texts, numbers, yes or no, and choices can be asked for")
+        raise ConfigError(f"{name[:80]}: only text, numbers, booleans and choices are supported")
     return _KINDS[kind], ()
 
 
@@ -168,7 +169,7 @@ def _choices(name: str, given: Mapping[str, Any], titled: str) -> tuple[Choice, 
         values, names = _list(given.get("enum")), _list(given.get("enumNames"))
         pairs = [(value, names[place] if place < len(names) else "") for place, value in enumerate(values)]
     if not 1 <= len(pairs) <= MOST_CHOICES:
-        raise ConfigError(f"{name[:80]}: there must be 1 to {MOST_CHOICES} choices")
+        raise ConfigError(f"{name[:80]}: expected 1 to {MOST_CHOICES} choices")
     return tuple([Choice(_words(value, f"{name}: a choice"), _words(title, name)) for value, title in pairs])
 
 
@@ -178,7 +179,7 @@ def _list(given: Any) -> Sequence[Any]:
 
 def _words(given: Any, what: str, longest: int = LONGEST_WORDS) -> str:
     if not isinstance(given, str) or len(given) > longest:
-        raise ConfigError(f"{what[:100]} must be a text of at most {longest} characters")
+        raise ConfigError(f"{what[:100]} must be text of at most {longest} characters")
     return given
 
 
@@ -193,7 +194,7 @@ def _result(form: Form, filled: Filled) -> types.ElicitResult:
 
 
 class SampledMessage(msgspec.Struct, frozen=True):
-    """What a model said, which one it was, and the tokens it took."""
+    """A sampled model reply, the model's name and the tokens it used."""
 
     text: str
     model: str
@@ -201,7 +202,7 @@ class SampledMessage(msgspec.Struct, frozen=True):
 
 
 async def say(route: Route, messages: list[Message], system: str, most: int) -> SampledMessage:
-    """One reply of a model, without tools; ProviderError if there is none."""
+    """Request one model reply without tools; raises ProviderError."""
     request = Request(messages=tuple(messages), system=system, max_tokens=most, model=route.model)
     chunks = await complete(route.provider, request)
     text = "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk))
@@ -210,12 +211,12 @@ async def say(route: Route, messages: list[Message], system: str, most: int) -> 
 
 
 Speak: TypeAlias = Callable[[list[Message], str, int], Awaitable[SampledMessage]]
-"""Has a model answer: to these messages, under this instruction, in so many tokens."""
+"""Samples a model with messages, a system prompt and a token limit."""
 AT_MOST = 1024
 
 
 class Sampling:
-    """The tokens that one server may have spoken in a day."""
+    """Sampling: model calls on behalf of one server, with a daily token budget."""
 
     def __init__(
         self, server: str, speak: Speak, tokens: int, underway: ActiveCalls, clock: Clock = SYSTEM_CLOCK
@@ -233,14 +234,14 @@ class Sampling:
     ) -> types.CreateMessageResult | types.ErrorData:
         caller = self._underway.asked()
         if caller is None:
-            return _no("a model speaks only for a call that is under way, and it is not clear for which")
+            return _no("sampling is only allowed during a single running call")
         today = day_of(self._clock.time())
         if today != self._day:
             self._day, self._left = today, self._tokens
         most = min(params.max_tokens, AT_MOST, self._left)
         if most < 1:
-            return _no(f"{self._server} has used up its {self._tokens} tokens of this day")
-        self._left -= most  # held back until it is known what was used
+            return _no(f"{self._server} has used up its {self._tokens} tokens for today")
+        self._left -= most  # reserved until the real usage is known
         used = most
         try:
             await caller.check_budget()
@@ -248,9 +249,9 @@ class Sampling:
             used = min(most, spoken.usage.output_tokens or most)
             await caller.spend(spoken.model, spoken.usage)
         except AtlasError as error:
-            logger.warning("%s asked for a model's words: %s", self._server, error)
+            logger.warning("sampling failed: server=%s error=%s", self._server, error)
             used = 0 if isinstance(error, QuotaExceeded) else used
-            return _no("the model could not answer")
+            return _no("the model call failed")
         finally:
             self._left += most - used
         return types.CreateMessageResult(

@@ -1,9 +1,8 @@
-"""A server that is kept in reach: started when it is first needed, and again, with patience, when it ends."""
+"""MCP client sessions and connections: a server starts on first use and restarts with backoff when it ends."""
 
 import asyncio
 import base64
 import logging
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import Context
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import AtlasError, ToolFailed, Transient
+from atlas_agents.core.http import backoff
 from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.mcp import transports
 from atlas_agents.mcp.callbacks import ActiveCalls, Caller, Elicitation, Sampling, Speak
@@ -28,11 +28,11 @@ from atlas_agents.mcp.transports import StdioTransport, dialled, started
 
 
 def of_call(result: types.CallToolResult) -> Any:
-    """The result of a call; ToolFailed with the server's words if it says that it failed."""
+    """Convert the result of a call; ToolFailed with the server's message if it reports an error."""
     pieces = [_piece(block) for block in result.content]
     words = "\n".join(piece if isinstance(piece, str) else str(piece) for piece in pieces)
     if result.is_error:
-        raise ToolFailed(words or "the server says that it failed, and not why")
+        raise ToolFailed(words or "the server reported an error without a message")
     if not pieces and result.structured_content is not None:
         return result.structured_content
     return words if all(isinstance(piece, str) for piece in pieces) else pieces
@@ -48,7 +48,7 @@ def of_prompt(result: types.GetPromptResult) -> Any:
 
 
 def plain(values: Sequence[Any], *names: str) -> list[dict[str, Any]]:
-    """The fields of these names, of things that a server lists."""
+    """Extract the named fields of listed objects."""
     found: list[dict[str, Any]] = []
     for value in values:
         given = value.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -91,7 +91,7 @@ _CLOSED = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT)
 
 
 class McpSession(ClientSession):
-    """The library's, without its check of what a tool gave back: it runs patterns that the server has written."""
+    """The SDK's session without its output validation, which would run regular expressions supplied by the server."""
 
     async def validate_tool_result(self, name: str, result: types.CallToolResult) -> None:
         return None
@@ -101,7 +101,8 @@ class McpSession(ClientSession):
 async def begun(
     streams: Any, sampling: SamplingFnT | None, elicitation: ElicitationFnT, on_change: Callable[[], object]
 ) -> AsyncGenerator[McpSession, None]:
-    """A conversation over two streams: in the newer way if the server knows it, else with a handshake."""
+    """Open an MCP session over two streams, with the newer protocol if the server supports it, else with a
+    handshake."""
 
     async def hear(message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
@@ -123,7 +124,7 @@ async def begun(
 
 
 async def tools_of(session: McpSession) -> tuple[DiscoveredTool, ...]:
-    """All that the server has; ToolFailed if it has no end of it."""
+    """List all tools of the server; ToolFailed if there are too many."""
     can = session.server_capabilities or types.ServerCapabilities()
     tools: list[types.Tool] = []
     cursor: str | None = None
@@ -134,7 +135,7 @@ async def tools_of(session: McpSession) -> tuple[DiscoveredTool, ...]:
         if cursor is None:
             break
     if len(tools) > MOST_TOOLS or cursor is not None:
-        raise ToolFailed(f"the server has more than {MOST_TOOLS} tools")
+        raise ToolFailed(f"the server offers more than {MOST_TOOLS} tools")
     found = {tool.name: DiscoveredTool(tool.name, tool.description or "", _schema(tool.input_schema)) for tool in tools}
     resources = can.resources is not None and bool(await _list_resources(session, "", {}, None))
     prompts = can.prompts is not None and bool(await _list_prompts(session, "", {}, None))
@@ -142,7 +143,7 @@ async def tools_of(session: McpSession) -> tuple[DiscoveredTool, ...]:
 
 
 async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, Any], caller: Caller) -> Any:
-    """What came of a call. ConnectionError where nobody can say; ToolFailed where the server says no."""
+    """Call a tool. ConnectionError if the outcome is unknown, ToolFailed if the server rejects the call."""
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
         caller.progress(_progress(done, total, message))
@@ -156,7 +157,7 @@ async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, A
     except (httpx2.TransportError, anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
         raise ConnectionError(str(error) or type(error).__name__) from error
     except (ValidationError, RuntimeError) as error:
-        raise ToolFailed(f"the server's answer is not to be understood: {str(error)[:300]}") from error
+        raise ToolFailed(f"invalid response from the server: {str(error)[:300]}") from error
 
 
 async def _tool(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
@@ -179,8 +180,8 @@ async def _answered(
     session: McpSession,
     ask: Callable[[types.InputResponses | None, str | None], Awaitable[T | types.InputRequiredResult]],
 ) -> T:
-    """The answer of a server that may ask back first, as the newer protocol has it: then it is asked again, with what
-    it wanted to know."""
+    """Send a request that the server may answer with a question first, as the newer protocol allows; then repeat it
+    with the requested input."""
     answer = await ask(None, None)
     for _ in range(_MOST_ROUNDS):
         if not isinstance(answer, types.InputRequiredResult):
@@ -190,19 +191,19 @@ async def _answered(
             context = ClientRequestContext(session=session, request_id=key)
             response = await session.dispatch_input_request(context, wanted)
             if isinstance(response, types.ErrorData):
-                raise ToolFailed(f"the server wants to know something first, and {response.message}")
+                raise ToolFailed(f"the server requires further input: {response.message}")
             said[key] = response
         if not said:
             await anyio.sleep(_PAUSE)
         answer = await ask(said or None, answer.request_state)
-    raise ToolFailed("the server asks without end")
+    raise ToolFailed("the server keeps asking for input")
 
 
 async def _list_resources(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
     found = await session.list_resources()
     try:
         templates = (await session.list_resource_templates()).resource_templates
-    except MCPError:  # many have none, and do not know the question
+    except MCPError:  # many servers have none and do not know the request
         templates = []
     fields = ("uri", "uriTemplate", "name", "description", "mimeType")
     return plain([*found.resources, *templates], *fields)
@@ -262,8 +263,8 @@ _STALE = 300.0
 
 
 class McpConnection:
-    """One server. Every new conversation begins with the list of its tools; one that is not as it was approved is not
-    called."""
+    """Connection to one server. Every new session starts by listing the tools; a tool that differs from its approved
+    version is not called."""
 
     def __init__(
         self,
@@ -277,9 +278,9 @@ class McpConnection:
     ) -> None:
         self.server = server
         self.trouble = ""
-        """Why it cannot be reached; nothing while it can."""
+        """Why the server is unreachable; empty while it is connected."""
         self.pauses: list[float] = []
-        """How long was waited before each new start in a row."""
+        """The backoff delays of consecutive restarts."""
         self._environment = environment
         self._folder = folder
         self._auth = auth
@@ -301,13 +302,13 @@ class McpConnection:
         self._keeping: asyncio.Task[None] | None = None
 
     async def tools(self) -> tuple[DiscoveredTool, ...]:
-        """What the server has now; raises Transient if it cannot be reached."""
+        """Return the server's current tools; raises Transient if it is unreachable."""
         await self._reached(CONNECTS_WITHIN)
         return tuple(self._tools.values())
 
     async def call(self, tool: DiscoveredTool, arguments: dict[str, Any], caller: Caller) -> Any:
-        """Call a tool that was approved. A server that ends in the middle is a ConnectionError: the governed path says
-        what that means. What it asks meanwhile is asked the caller."""
+        """Call an approved tool. If the server ends during the call, ConnectionError is raised and the tool pipeline
+        decides what that means. Questions of the server go to the caller."""
         session = await self._reached(min(CONNECTS_WITHIN, self.server.entry.timeout * 0.75))
         if self._clock.monotonic() - self._listed > _STALE:
             await self._list(session)
@@ -317,29 +318,31 @@ class McpConnection:
                 return await call(session, tool, arguments, caller)
         except ConnectionError as error:
             self._gone.set()
-            raise ConnectionError(f"the MCP server {self.server.name} ended in the middle of the call") from error
+            raise ConnectionError(f"the MCP server {self.server.name} ended during the call") from error
 
     async def close(self) -> None:
         self._keeping = None
         await self._tasks.close()
 
     def _check(self, tool: DiscoveredTool) -> None:
-        if tool.kind != "tool":  # one of ours, which says nothing in the server's words
+        if tool.kind != "tool":  # a tool of ours, whose description does not come from the server
             return
         now = self._tools.get(tool.name)
         name = f"{self.server.name}/{tool.name}"
         if now is None:
-            raise ToolFailed(f"{shown(name)} is gone: its server does not offer it any more")
+            raise ToolFailed(f"{shown(name)} is no longer offered by its server")
         if now.digest != tool.digest:
             raise ToolFailed(
-                f"{shown(name)} is disabled: its server describes it otherwise than when it was approved. Its owner "
-                f"can look at it with: atlas mcp approve {self.server.name}"
+                f"{shown(name)} is disabled: its description has changed since it was approved. "
+                f"To review it, run: atlas mcp approve {self.server.name}"
             )
 
     async def _reached(self, patience: float) -> McpSession:
-        """The conversation, begun if there is none. While it rests after a trouble, nobody waits for it."""
+        """Return the session, opening it if needed. During a backoff delay it fails at once."""
         if self._keeping is None or self._keeping.done():
-            self._keeping = self._tasks.spawn(self._keep(), Context())  # not the context of one call: it serves many
+            self._keeping = self._tasks.spawn(
+                self._keep(), Context()
+            )  # not the context of one call: the task serves many
             self._resting_until = None
         with suppress(TimeoutError):
             async with asyncio.timeout(patience), self._news:
@@ -348,11 +351,11 @@ class McpConnection:
         if self._session is not None:
             return self._session
         wait = max(0.0, (self._resting_until or 0.0) - self._clock.monotonic())
-        words = self.trouble or f"it did not answer within {patience:g} s"
-        raise Transient(f"the MCP server {self.server.name} cannot be reached: {words}", retry_after=wait + 0.1)
+        words = self.trouble or f"no response within {patience:g} s"
+        raise Transient(f"the MCP server {self.server.name} is unreachable: {words}", retry_after=wait + 0.1)
 
     async def _keep(self) -> None:
-        """Until cancelled: talk, and when that ends, wait longer and longer before it begins anew."""
+        """Keep the session open until cancelled; when it ends, reopen it with backoff."""
         while True:
             began = self._clock.monotonic()
             try:
@@ -361,9 +364,11 @@ class McpConnection:
                 self.trouble = _words(error)
             steady = self._clock.monotonic() - began > _STEADY
             self.pauses = [] if steady else self.pauses
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(10, len(self.pauses))) * random.uniform(0.9, 1.0)
+            pause = backoff(len(self.pauses), _FIRST_PAUSE, _LONGEST_PAUSE)
             self.pauses.append(pause)
-            logger.warning("the MCP server %s: %s; again in %.1f s", self.server.name, self.trouble, pause)
+            logger.warning(
+                "MCP server disconnected: server=%s error=%s retry_in=%.1f s", self.server.name, self.trouble, pause
+            )
             async with self._news:
                 self._resting_until = self._clock.monotonic() + pause
                 self._news.notify_all()
@@ -381,10 +386,10 @@ class McpConnection:
                 await self._listen(session, child)
             finally:
                 self._session = None
-            self.trouble = _last_words(child) or "it ended"
+            self.trouble = _last_words(child) or "the process ended"
 
     async def _listen(self, session: McpSession, child: StdioTransport | None) -> None:
-        """Until it ends; a server that says that its tools have changed is asked for them again."""
+        """Listen until the session ends; list the tools again when the server reports a change."""
         ends = [self._gone, *([child.gone] if child else [])]
         while not any(end.is_set() for end in ends):
             waiting = [asyncio.create_task(event.wait()) for event in (*ends, self._stale)]
@@ -422,19 +427,19 @@ class McpConnection:
                     session = await opening.enter_async_context(begun(streams, sampling, asking, self._stale.set))
             except Exception as error:
                 if words := _last_words(child):
-                    raise ToolFailed(f"{_words(error)}; it said last: {words}") from error
+                    raise ToolFailed(f"{_words(error)}; last output: {words}") from error
                 raise
             yield session, child
 
 
 def _words(error: BaseException) -> str:
-    """What went wrong, in one line, out of the groups that tasks put it in."""
+    """Describe an error in one line, unwrapping exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = cast(BaseExceptionGroup[BaseException], error).exceptions[0]
     if isinstance(error, AtlasError):
         return str(error)
     if isinstance(error, TimeoutError):
-        return f"it did not answer within {CONNECTS_WITHIN:g} s"
+        return f"no response within {CONNECTS_WITHIN:g} s"
     return f"{str(error) or type(error).__name__}"[:500]
 
 

@@ -1,12 +1,11 @@
-"""What the owner has approved: servers as they were written down, and their tools as they described themselves.
+"""MCP server configuration (`mcp.json`) and the approvals that the owner gave to servers and their tools.
 
-It is a private file in the home folder. What stands in it is what models are shown, whatever a server says later.
+Approvals are stored in a private file in the home folder. Models see the approved descriptions, whatever a server
+reports later.
 """
 
 import hashlib
-import os
 import re
-import secrets
 import time
 import unicodedata
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ import msgspec
 
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import parse_object
-from atlas_agents.core.paths import make_private
+from atlas_agents.core.paths import make_private, write_json
 from atlas_agents.core.text import is_hidden
 
 NAME = "mcp.json"
@@ -29,13 +28,13 @@ _TYPES = ("", "stdio", "http", "streamable-http", "streamableHttp")
 
 
 class VariableLookup(Protocol):
-    """Knows variables by name, as `Environment` does."""
+    """Looks up variables by name, as `Environment` does."""
 
     def get(self, name: str, /) -> str | None: ...
 
 
 class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"kind": "type"}):
-    """A server as it is written down: a command to start, or an address. The keys below the line are our own."""
+    """A server entry: a command to start, or a URL. The fields below the divider are Atlas's own."""
 
     command: str = ""
     args: tuple[str, ...] = ()
@@ -48,21 +47,21 @@ class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     disabled: bool = False
     # ---
     pure: tuple[str, ...] = ()
-    """Tools that have no effects, because the owner says so; what a server says of itself does not count."""
+    """Tools without side effects, as declared by the owner; what the server claims does not count."""
     confirm: bool = True
-    """Ask a person before each call of a tool that is not pure."""
+    """Require approval for each call of a tool that is not pure."""
     timeout: float = 60.0
     sampling_tokens: int = 0
-    """Tokens that the server may have our model speak in a day."""
+    """Tokens per day that the server may use for sampling."""
 
     @property
     def text(self) -> str:
-        """What is started or spoken to, in one line, as it is written down."""
+        """Return the command or URL in one line, as configured."""
         return self.url or " ".join([self.command, *self.args])
 
 
 class ServerConfig(msgspec.Struct, frozen=True):
-    """A server by its name; `where` is its place in the file, `folder` where its command starts."""
+    """A configured server; `where` is its position in the file, `folder` the working directory of its command."""
 
     name: str
     entry: ServerEntry
@@ -71,11 +70,11 @@ class ServerConfig(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> bytes:
-        """All that was written down of it, in one way: what an approval is for."""
+        """Return the canonical form of the entry, which an approval covers."""
         return msgspec.json.encode(self.entry, order="deterministic")
 
     def filled(self, environment: VariableLookup) -> ServerEntry:
-        """The entry with its `${VARIABLES}` filled in; ConfigError names the one that is not set."""
+        """Return the entry with its `${VARIABLES}` expanded; ConfigError names one that is not set."""
         entry = self.entry
         return msgspec.structs.replace(
             entry,
@@ -98,15 +97,15 @@ class ServerConfig(msgspec.Struct, frozen=True):
 
 
 def read_servers(folder: Path) -> dict[str, ServerConfig]:
-    """All servers that a workspace names; ConfigError names the file and the key. No file names none."""
+    """Read all servers of a workspace; ConfigError names the file and key. A missing file means none."""
     path = folder / NAME
     data = _object(path)
     unknown = [key for key in data if key != "mcpServers"]
     if unknown:
-        raise ConfigError(f"{path}: {unknown[0]}: there is no such key; servers stand under mcpServers")
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; servers belong under mcpServers")
     servers: Any = data.get("mcpServers", {})
     if not isinstance(servers, dict):
-        raise ConfigError(f"{path}: mcpServers: it must be an object, with a server's name before each entry")
+        raise ConfigError(f"{path}: mcpServers: expected an object of server names and entries")
     return {name: _server(path, name, entry) for name, entry in cast(dict[str, Any], servers).items()}
 
 
@@ -116,19 +115,19 @@ def _object(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        raise ConfigError(f"{path}: it cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if len(content) > LARGEST:
-        raise ConfigError(f"{path}: it is larger than {LARGEST // 1024} KiB")
+        raise ConfigError(f"{path}: exceeds {LARGEST // 1024} KiB")
     try:
         return parse_object(content.decode("utf-8").removeprefix("\ufeff"))
     except ValueError as error:
-        raise ConfigError(f"{path}: it is no JSON: {error}") from error
+        raise ConfigError(f"{path}: invalid JSON: {error}") from error
 
 
 def _server(path: Path, name: str, entry: Any) -> ServerConfig:
     where = f"{path}: mcpServers.{name}"
     if not _SERVER.fullmatch(name):
-        raise ConfigError(f"{where}: {name!r} is no name for a server; write 1 to 32 letters, digits, _ or -")
+        raise ConfigError(f"{where}: invalid server name {name!r}: expected 1 to 32 letters, digits, _ or -")
     try:
         found = msgspec.convert(entry, ServerEntry)
     except msgspec.ValidationError as error:
@@ -142,15 +141,15 @@ def _server(path: Path, name: str, entry: Any) -> ServerConfig:
 
 def _check(entry: ServerEntry, where: str) -> None:
     if entry.kind not in _TYPES:
-        raise ConfigError(f"{where}.type: {entry.kind!r} is not spoken here; there are stdio and http")
+        raise ConfigError(f"{where}.type: unsupported type {entry.kind!r}; supported: stdio, http")
     if bool(entry.command) == bool(entry.url):
-        raise ConfigError(f"{where}: it needs either a command to start or a url to speak to")
+        raise ConfigError(f"{where}: expected either a command or a url")
     if entry.url and not entry.url.startswith(("https://", "http://", "${")):
-        raise ConfigError(f"{where}.url: it must begin with https:// or http://")
+        raise ConfigError(f"{where}.url: must start with https:// or http://")
     if not 1 <= entry.timeout <= 3600:
-        raise ConfigError(f"{where}.timeout: it is a number of seconds from 1 to 3600, not {entry.timeout:g}")
+        raise ConfigError(f"{where}.timeout: expected 1 to 3600 seconds, got {entry.timeout:g}")
     if entry.sampling_tokens < 0:
-        raise ConfigError(f"{where}.sampling_tokens: it is a number of tokens a day, not {entry.sampling_tokens}")
+        raise ConfigError(f"{where}.sampling_tokens: expected a number of tokens per day, got {entry.sampling_tokens}")
 
 
 Kind: TypeAlias = Literal["tool", "list_resources", "read_resource", "list_prompts", "get_prompt"]
@@ -166,39 +165,41 @@ class DiscoveredTool(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Another name, description or schema has another one."""
+        """Return a hash over name, description and schema."""
         said = [self.kind, self.name, self.description, self.parameters]
         return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
 
     @property
     def text(self) -> str:
-        """All of it for a person who decides, with nothing hidden."""
+        """Render the whole definition for review, with invisible characters shown."""
         schema = msgspec.json.format(msgspec.json.encode(self.parameters, order="sorted"), indent=2).decode()
         return f"{shown(self.name)}\n{_indented(shown(self.description))}\n{_indented(shown(schema))}"
 
 
 def shown(text: str) -> str:
-    """The text with every character that a person would not see written out, as `<U+200B ZERO WIDTH SPACE>`."""
+    """Replace every invisible character with its name, for example `<U+200B ZERO WIDTH SPACE>`."""
     return "".join(_written(char) if _tricks(char) else char for char in text)
 
 
 def hidden_in(tools: Iterable[DiscoveredTool]) -> list[str]:
-    """The names of those that hide something."""
+    """Return the names of tools that contain invisible characters."""
     return [each.name for each in tools if any(map(_tricks, f"{each.name}{each.description}{each.parameters!r}"))]
 
 
 def more_tools(*, resources: bool, prompts: bool, taken: set[str]) -> list[DiscoveredTool]:
-    """Our own tools for a server that has resources or prompts, unless it has tools of those names itself."""
+    """Return tools for a server's resources and prompts, unless it has tools with those names."""
     found: list[DiscoveredTool] = []
     if resources:
         found += [
-            DiscoveredTool("list_resources", "List what can be read here, with addresses.", _NOTHING, "list_resources"),
-            DiscoveredTool("read_resource", "Read something by its address.", _texts("uri"), "read_resource"),
+            DiscoveredTool(
+                "list_resources", "List the available resources with their URIs.", _NOTHING, "list_resources"
+            ),
+            DiscoveredTool("read_resource", "Read a resource by its URI.", _texts("uri"), "read_resource"),
         ]
     if prompts:
-        words = "Get a prompt by its name, with its blanks filled in."
+        words = "Get a prompt by name, with its arguments filled in."
         found += [
-            DiscoveredTool("list_prompts", "List the prompts that are kept here.", _NOTHING, "list_prompts"),
+            DiscoveredTool("list_prompts", "List the available prompts.", _NOTHING, "list_prompts"),
             DiscoveredTool("get_prompt", words, _PROMPT, "get_prompt"),
         ]
     return [each for each in found if each.name not in taken]
@@ -222,7 +223,7 @@ _PROMPT: dict[str, Any] = {
 
 
 def _tricks(char: str) -> bool:
-    """It is not seen, or writes over what is."""
+    """Return whether a character is invisible or changes the display of others."""
     return char == "\r" or is_hidden(char)
 
 
@@ -238,14 +239,14 @@ Stamp: TypeAlias = tuple[int, ...]
 
 
 class Approval(msgspec.Struct, frozen=True):
-    """A yes to a server: the hash of its entry, and the tools word by word."""
+    """An approval of a server: the hash of its entry and its tools verbatim."""
 
     entry: str
     tools: tuple[DiscoveredTool, ...]
     at: int = 0
 
     def fits(self, server: ServerConfig) -> bool:
-        """The entry is the one that was approved."""
+        """Return whether the entry is the approved one."""
         return self.entry == entry_digest(server)
 
 
@@ -254,7 +255,7 @@ def entry_digest(server: ServerConfig) -> str:
 
 
 class ApprovedServers:
-    """The approvals of a home folder, by server."""
+    """Approvals of a home folder, by server."""
 
     def __init__(self, home: Path) -> None:
         self.folder = home / "mcp"
@@ -266,19 +267,19 @@ class ApprovedServers:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
-            raise ConfigError(f"{self.path} cannot be read: {error.strerror}") from error
+            raise ConfigError(f"cannot read {self.path}: {error.strerror}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            words = f"{self.path}: {error}; take the file away and approve the servers again"
+            words = f"{self.path}: {error}; delete the file and approve the servers again"
             raise ConfigError(words) from error
 
     def approve(self, server: ServerConfig, tools: Iterable[DiscoveredTool]) -> Approval:
-        """Keep a yes; what was approved of this server before does not count any more."""
+        """Store an approval; it replaces earlier approvals of this server."""
         approval = Approval(entry_digest(server), tuple(tools), int(time.time()))
         self._write({**self.read(), server.name: approval})
         return approval
 
     def forget(self, name: str) -> bool:
-        """Take a yes back."""
+        """Revoke an approval."""
         approvals = self.read()
         known = approvals.pop(name, None) is not None
         if known:
@@ -286,12 +287,12 @@ class ApprovedServers:
         return known
 
     def stamp(self) -> Stamp:
-        """Another one means that the file has changed."""
+        """Return a stamp that changes with the file."""
         return stamp_of(self.path)
 
     def _write(self, approvals: dict[str, Approval]) -> None:
         make_private(self.folder)
-        write_private(self.path, msgspec.json.format(msgspec.json.encode(approvals), indent=1) + b"\n")
+        write_json(self.path, approvals)
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -300,13 +301,3 @@ def stamp_of(path: Path) -> Stamp:
     except OSError:
         return ()
     return seen.st_mtime_ns, seen.st_ino, seen.st_size
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Whole or not at all, and for its owner only."""
-    fresh = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

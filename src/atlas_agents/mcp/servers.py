@@ -1,4 +1,4 @@
-"""All MCP servers of a workspace, and the tools of those that were approved."""
+"""The MCP servers of a workspace, and the tools of the approved ones."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ _CLIENT_MODULE = "atlas_agents.mcp.client"
 
 
 class ServerConnection(Protocol):
-    """A connection, as far as this file knows one: the protocol's library is loaded with the first that is made."""
+    """A connection to a server; a protocol, because the MCP SDK is imported with the first connection."""
 
     trouble: str
 
@@ -41,15 +41,14 @@ class ServerConnection(Protocol):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A tool of a server, as it may be handed to agents."""
+    """A server's tool, ready to be given to agents."""
 
     server: str
     tool: Tool
 
 
 class Servers:
-    """What `mcp.json` of a workspace says, as far as it was approved in a home folder. Nothing is started before the
-    first call."""
+    """The servers in a workspace's `mcp.json`, as far as approved in a home folder. A server starts on first use."""
 
     def __init__(self, workspace: Path, home: Path, environment: VariableLookup, speak: Any = None) -> None:
         self.workspace = workspace
@@ -57,7 +56,7 @@ class Servers:
         self.known: dict[str, ServerConfig] = {}
         self.approvals: dict[str, Approval] = {}
         self.trouble = ""
-        """Why what is written down cannot be used; then nothing of it is."""
+        """Why the configuration is invalid; then no server is used."""
         self._environment = environment
         self._speak = speak
         self._connections: dict[str, tuple[ServerConfig, ServerConnection]] = {}
@@ -65,19 +64,19 @@ class Servers:
         self.load()
 
     def load(self) -> None:
-        """Read both files again."""
+        """Read the configuration and the approvals again."""
         try:
             self.known, self.approvals, self.trouble = read_servers(self.workspace), self.pins.read(), ""
         except ConfigError as error:
             self.known, self.approvals, self.trouble = {}, {}, str(error)
-            logger.warning("no MCP server is used: %s", error)
+            logger.warning("MCP servers disabled: error=%s", error)
 
     def stamp(self) -> tuple[Stamp, Stamp]:
-        """Another one means that something was edited or approved."""
+        """Return stamps that change when the configuration or the approvals change."""
         return stamp_of(self.workspace / NAME), self.pins.stamp()
 
     def state(self, name: str) -> str:
-        """Whether a server may be used: approved, or why not."""
+        """Return whether a server may be used: approved, or why not."""
         server, approval = self.known[name], self.approvals.get(name)
         if server.entry.disabled:
             return "disabled"
@@ -86,18 +85,18 @@ class Servers:
         return "approved" if approval.fits(server) else "changed since it was approved"
 
     def check(self, server: ServerConfig) -> None:
-        """The last look before a call: an agent may still hold a tool whose server was edited or taken out."""
+        """Check right before a call that the server is still configured and approved; an agent may hold an old tool."""
         known = self.known.get(server.name) == server
         if not known or self.state(server.name) != "approved":
-            raise ToolFailed(f"the tools of the MCP server {server.name} may not be used any more")
+            raise ToolFailed(f"tools of the MCP server {server.name} may no longer be used")
 
     def trouble_of(self, name: str) -> str:
-        """Why a server could not be reached last; nothing if it could, or was not needed yet."""
+        """Return why a server was last unreachable; empty if it was reached or not needed yet."""
         found = self._connections.get(name)
         return found[1].trouble if found is not None else ""
 
     def offers(self) -> list[Offer]:
-        """The tools of all servers that may be used, as they were approved."""
+        """Return the tools of all usable servers, as approved."""
         found: list[Offer] = []
         for name, server in self.known.items():
             if self.state(name) == "approved":
@@ -107,7 +106,7 @@ class Servers:
         return found
 
     async def reach(self, server: ServerConfig) -> ServerConnection:
-        """The connection to a server, whether it was approved or not; one that was edited is made anew."""
+        """Return the connection to a server, approved or not; an edited server gets a new one."""
         async with self._loading:
             old = self._connections.get(server.name)
             if old is not None and old[0] == server:
@@ -117,7 +116,7 @@ class Servers:
             try:
                 module = await asyncio.to_thread(import_module, _CLIENT_MODULE)
             except ModuleNotFoundError as error:
-                raise ConfigError("MCP servers need an extra: pip install 'atlas-agents[mcp]'") from error
+                raise ConfigError("MCP servers need an extra; run: pip install 'atlas-agents[mcp]'") from error
             made: ServerConnection = module.McpConnection(
                 server, self._environment, self.pins.folder, speak=self._speak
             )
@@ -125,7 +124,7 @@ class Servers:
             return made
 
     async def tidy(self) -> None:
-        """End what may not be used any more."""
+        """Close connections to servers that may no longer be used."""
         for name, (server, connection) in list(self._connections.items()):
             if self.known.get(name) != server or self.state(name) != "approved":
                 del self._connections[name]
@@ -140,13 +139,13 @@ class Servers:
         try:
             return as_tool(server, found, self)
         except BadTool as error:
-            logger.warning("a tool of the MCP server %s is left out: %s", server.name, error)
+            logger.warning("MCP tool skipped: server=%s error=%s", server.name, error)
             return None
 
 
 def as_tool(server: ServerConfig, found: DiscoveredTool, servers: Servers) -> Tool:
-    """A tool under the rules of the house: unsafe, and asked about, unless the owner has written otherwise. What the
-    server says of its effects is not read."""
+    """Wrap a server's tool: unsafe and subject to approval, unless the owner configured otherwise. What the server
+    claims about its effects is ignored."""
 
     async def call(_arguments_: dict[str, Any], _context_: ToolContext) -> Any:
         servers.check(server)

@@ -1,6 +1,6 @@
-"""Logging in to a server that wants it: the person opens the address, and the tokens stay in the home folder.
+"""MCP transports: a child process over stdio, streamable HTTP, and OAuth logins whose tokens stay in the home folder.
 
-Nothing here opens an address by itself, and one that is no web page is not even shown.
+A login URL is shown to the person, never opened, and only if it is a web page.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from mcp.shared.message import SessionMessage
 from pydantic import AnyUrl, BaseModel, ValidationError
 
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import make_private
-from atlas_agents.mcp.config import ServerEntry, write_private
+from atlas_agents.core.paths import make_private, write_file
+from atlas_agents.mcp.config import ServerEntry
 
 logger = logging.getLogger(__name__)
 LONGEST_LINE = 8 * 1024 * 1024
@@ -40,12 +40,12 @@ _LAST_ID = re.compile(rb'"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")\s*(?:,\s*"jsonrpc"\
 
 
 class StdioTransport:
-    """A server's process and its two streams of messages. `gone` is set when it speaks no more."""
+    """Stdio transport: a server's process and its message streams. `gone` is set when its output ends."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.gone = asyncio.Event()
         self.last_words: deque[str] = deque(maxlen=20)
-        """The end of what it wrote to standard error."""
+        """The last lines of its standard error."""
         self._name = name
         self._process = process
         self._garbage = 0
@@ -53,7 +53,7 @@ class StdioTransport:
         self.said, self._said = anyio.create_memory_object_stream[SessionMessage](0)
 
     async def listen(self) -> None:
-        """Its lines as messages, until it ends or says nothing but nonsense."""
+        """Decode its output lines as messages until it ends or sends too much garbage."""
         stdout = cast(asyncio.StreamReader, self._process.stdout)
         buffer, skipped = bytearray(), False
         try:
@@ -64,7 +64,7 @@ class StdioTransport:
                     await self._take(buffer, skipped)
                     buffer, skipped = bytearray(), False
                 buffer += rest
-                if len(buffer) > LONGEST_LINE:  # its two ends are enough to tell whose answer it was
+                if len(buffer) > LONGEST_LINE:  # keep both ends, which identify the request it answers
                     skipped = True
                     del buffer[_EDGE : len(buffer) - _EDGE]
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
@@ -86,7 +86,7 @@ class StdioTransport:
             self.gone.set()
 
     async def complain(self) -> None:
-        """Keep the end of what it says of itself, for whoever looks for the reason of a trouble."""
+        """Keep the last lines of standard error for diagnosis."""
         stderr = cast(asyncio.StreamReader, self._process.stderr)
         while piece := await stderr.read(_PIECE):
             for line in piece.decode("utf-8", "replace").splitlines()[-20:]:
@@ -108,10 +108,10 @@ class StdioTransport:
         await self._heard.send(SessionMessage(message))
 
     def _too_long(self, line: bytearray) -> SessionMessage | Exception:
-        """An answer that nobody could take is still an answer: the call it belongs to has ended."""
+        """Convert an oversized response to an error, so that its call ends."""
         found = _FIRST_ID.search(line) or _LAST_ID.search(line)
-        words = f"the server's answer was longer than {LONGEST_LINE:,} bytes"
-        logger.warning("%s: a line of more than %d bytes was left out", self._name, LONGEST_LINE)
+        words = f"the server's response exceeds {LONGEST_LINE:,} bytes"
+        logger.warning("MCP line dropped: server=%s limit=%d bytes", self._name, LONGEST_LINE)
         if found is None:
             return ValueError(words)
         id = found[1].decode()
@@ -122,14 +122,14 @@ class StdioTransport:
 
     def _discard(self, size: int, start: bytes) -> None:
         if self._garbage == 0:
-            logger.warning("%s writes what is no MCP to its standard output: %r", self._name, start)
+            logger.warning("MCP server wrote non-protocol output: server=%s output=%r", self._name, start)
         self._garbage += size + 1
         if self._garbage > MOST_GARBAGE:
-            self.last_words.append(f"it wrote {self._garbage:,} bytes that are no MCP to its standard output")
+            self.last_words.append(f"it wrote {self._garbage:,} bytes of non-protocol output")
             raise anyio.BrokenResourceError
 
     async def end(self) -> None:
-        """Ask it to end by closing its input; then tell it; then make it, with all that it has started."""
+        """End the process: close its input, then send SIGTERM, then SIGKILL to its whole process group."""
         process = self._process
         with suppress(OSError, RuntimeError):
             if process.stdin is not None:
@@ -142,9 +142,9 @@ class StdioTransport:
                 async with asyncio.timeout(_GRACE):
                     await process.wait()
                     break
-        with suppress(ProcessLookupError, PermissionError):  # what it may have left behind
+        with suppress(ProcessLookupError, PermissionError):  # processes it may have left behind
             os.killpg(process.pid, signal.SIGKILL)
-        transport = getattr(process, "_transport", None)  # has no other name, and a pipe that was not read stays open
+        transport = getattr(process, "_transport", None)  # private API: a pipe that was not read would stay open
         if transport is not None:
             transport.close()
         for stream in (self._heard, self.heard, self.said, self._said):
@@ -155,7 +155,7 @@ class StdioTransport:
 async def started(
     name: str, command: str, args: tuple[str, ...], env: dict[str, str], folder: Path
 ) -> AsyncGenerator[StdioTransport, None]:
-    """A child as long as the block lasts."""
+    """Run a server's process for the duration of the block."""
     try:
         process = await asyncio.create_subprocess_exec(
             command,
@@ -168,8 +168,8 @@ async def started(
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        why = "there is no such command" if isinstance(error, FileNotFoundError) else str(error)
-        raise ConfigError(f"the MCP server {name} cannot be started with {command!r}: {why}") from error
+        why = "command not found" if isinstance(error, FileNotFoundError) else str(error)
+        raise ConfigError(f"cannot start the MCP server {name} with {command!r}: {why}") from error
     child = StdioTransport(name, process)
     tasks = [asyncio.create_task(work) for work in (child.listen(), child.speak(), child.complain())]
     try:
@@ -186,7 +186,7 @@ async def _put_away(child: StdioTransport, tasks: list[asyncio.Task[None]]) -> N
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:
-    """Do it to its end, and only then be cancelled: a child that is not seen to its end stays."""
+    """Finish the work before a cancellation takes effect; otherwise the child process would be left behind."""
     doing, cancelled = asyncio.ensure_future(work), False
     while not doing.done():
         try:
@@ -198,7 +198,7 @@ async def _whole(work: Coroutine[Any, Any, None]) -> None:
 
 
 def inherited() -> dict[str, str]:
-    """What a server is given of our environment: nothing that holds a key."""
+    """Return the environment variables passed to a server; none of them holds a key."""
     return {key: os.environ[key] for key in _INHERITED if key in os.environ}
 
 
@@ -207,7 +207,7 @@ _CONNECT, _SILENCE = 15.0, 900.0
 
 @asynccontextmanager
 async def dialled(entry: ServerEntry, auth: httpx2.Auth | None) -> AsyncGenerator[tuple[object, object], None]:
-    """The two streams of messages, as long as the block lasts. Redirects to other places are not followed."""
+    """Open the message streams over HTTP for the duration of the block. Redirects to other hosts are not followed."""
     timeout = httpx2.Timeout(_CONNECT, read=_SILENCE)
     own = any(name.lower() == "authorization" for name in entry.headers)
     async with (
@@ -220,7 +220,7 @@ async def dialled(entry: ServerEntry, auth: httpx2.Auth | None) -> AsyncGenerato
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """Reads no answer that is longer than a line may be. (Of a stream of events, each has that limit.)"""
+    """HTTP transport with a size limit per response, or per event of a stream."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await super().handle_async_request(request)
@@ -238,7 +238,7 @@ class _Counted(httpx2.AsyncByteStream):
         async for piece in self._stream:
             size += len(piece)
             if size > LONGEST_LINE:
-                raise httpx2.ReadError(f"the answer is longer than {LONGEST_LINE:,} bytes")
+                raise httpx2.ReadError(f"the response exceeds {LONGEST_LINE:,} bytes")
             yield piece
 
     async def aclose(self) -> None:
@@ -251,14 +251,14 @@ _PATIENCE = 300.0
 
 
 class StoredLogin(BaseModel):
-    """What is known of a login."""
+    """Stored state of a login."""
 
     tokens: OAuthToken | None = None
     client: OAuthClientInformationFull | None = None
 
 
 class TokenStore:
-    """The tokens for one server, in a file of their own."""
+    """OAuth tokens of one server, in their own file."""
 
     def __init__(self, folder: Path, server: str) -> None:
         self.path = folder / f"login-{server}.json"
@@ -284,31 +284,31 @@ class TokenStore:
         except FileNotFoundError:
             return StoredLogin()
         except (OSError, ValidationError):
-            logger.warning("%s cannot be read: log in again", self.path)
+            logger.warning("unreadable token file, log in again: path=%s", self.path)
             return StoredLogin()
 
     def _write(self, kept: StoredLogin) -> None:
         make_private(self.path.parent)
-        write_private(self.path, kept.model_dump_json(exclude_none=True).encode())
+        write_file(self.path, kept.model_dump_json(exclude_none=True).encode())
 
 
 def checked_address(url: str) -> str:
-    """An address that a person may be asked to open: of a web page, over TLS or on this machine."""
+    """Validate a login URL: a web page over TLS or on this machine."""
     parts = urlsplit(url)
     near = parts.scheme == "http" and parts.hostname in _NEAR
     if not (parts.scheme == "https" or near) or not parts.hostname or not url.isprintable() or " " in url:
-        raise ConfigError(f"the server wants {url[:80]!r} to be opened to log in, which is no web page; refused")
+        raise ConfigError(f"refused login URL {url[:80]!r}: expected a web page over https, or http on this machine")
     return url
 
 
 def remembered(server: str, url: str, folder: Path) -> OAuthClientProvider:
-    """Uses the tokens of an earlier login, and renews them; where a person is needed, says so."""
+    """Use and refresh the tokens of an earlier login; raises ConfigError if a person must log in."""
 
     async def refuse(address: str) -> None:
-        raise ConfigError(f"the MCP server {server} wants a login: say atlas mcp login {server}")
+        raise ConfigError(f"the MCP server {server} requires a login; run: atlas mcp login {server}")
 
     async def never() -> AuthorizationCodeResult:
-        raise ConfigError("nobody is there to log in")
+        raise ConfigError("login required, but no person is present")
 
     return OAuthClientProvider(url, _about("http://127.0.0.1/callback"), TokenStore(folder, server), refuse, never)
 
@@ -317,7 +317,7 @@ def remembered(server: str, url: str, folder: Path) -> OAuthClientProvider:
 async def asking(
     server: str, url: str, folder: Path, show: Callable[[str], object]
 ) -> AsyncGenerator[OAuthClientProvider, None]:
-    """Has a person log in: `show` is given the address to open, and the answer comes to a port of this machine."""
+    """Log in: pass the URL to `show`, and receive the callback on a local port."""
     answer: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
     async with await asyncio.start_server(_Callback(answer).serve, "127.0.0.1", 0) as listening:
         port: int = listening.sockets[0].getsockname()[1]
@@ -337,7 +337,7 @@ async def asking(
 
 
 class _Callback:
-    """The one page that the browser comes back to."""
+    """The callback page that the browser is redirected to."""
 
     def __init__(self, answer: "asyncio.Future[AuthorizationCodeResult]") -> None:
         self._answer = answer
