@@ -117,7 +117,7 @@ async def test_a_line_of_fifty_megabytes_fails_its_call_alone_and_takes_little_m
         assert await call(atlas, "echo", text="before") == ("ok", "before")
         before = _memory()
         status, words = await call(atlas, "huge", count=50)
-        assert status == "error" and f"longer than {transports.LONGEST_LINE:,} bytes" in words
+        assert status == "error" and f"exceeds {transports.LONGEST_LINE:,} bytes" in words
         assert _memory() - before < 40_000_000
         assert await call(atlas, "echo", text="after") == ("ok", "after")
 

@@ -130,7 +130,7 @@ async def test_what_is_not_permitted_is_neither_listed_nor_run(tmp_path: Path) -
         refused = await mcp.call_tool("forbidden", {})
         assert refused.is_error and "not permitted" in words(refused)
         unknown = await mcp.call_tool("nothing", {})
-        assert unknown.is_error and "There is no tool 'nothing'" in words(unknown)
+        assert unknown.is_error and "Unknown tool 'nothing'" in words(unknown)
         assert ran == []
 
 
