@@ -1,21 +1,25 @@
-"""The `atlas` command in a home of its own: as a person or a script runs it, with a model that answers by rule."""
+"""Run the `atlas` command in a home folder of its own, in this process, as a process, or in a terminal."""
 
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any
 
+from atlas_agents.cli.main import main
 from model_server import Asked, ModelServer, Reply
 from terminal import Terminal
 
 ATLAS = str(Path(sys.executable).parent / "atlas")
-PATIENCE = 40
+TIMEOUT = 40
 CTRL_C, CTRL_D, ENTER = "\x03", "\x04", "\r"
 STORY = "Once upon a time " + " ".join(f"there was word {number}" for number in range(150))
 AGENTS = """\
@@ -60,18 +64,17 @@ ask = ["*"]
 
 @dataclass
 class Home:
-    """A folder to start the command in, its settings, and a home folder."""
+    """A working folder with a home folder, and the environment of the commands that run there."""
 
     folder: Path
     env: dict[str, str] = field(default_factory=dict[str, str])
-    patience: float = PATIENCE
 
     @property
     def path(self) -> Path:
         return self.folder / "home"
 
     def environment(self, **env: str) -> dict[str, str]:
-        kept = {
+        inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("ATLAS_", "OPENAI_", "ANTHROPIC_"))
@@ -86,46 +89,108 @@ class Home:
             "PYTHONIOENCODING": "utf-8",
             "PYTHONPATH": os.pathsep.join([str(self.folder / "plugins"), os.environ.get("PYTHONPATH", "")]),
         }
-        return {**kept, **own, **self.env, **env}
+        return {**inherited, **own, **self.env, **env}
 
     def run(self, *arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-        """Run the command where there is no terminal."""
-        return subprocess.run(
+        """Run the command in this process, without a terminal. Much cheaper than `start`."""
+        code: object = 0
+        with ExitStack() as stack:
+            inputs, output, errors = (
+                stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline="")) for _ in range(3)
+            )
+            inputs.write(stdin)
+            inputs.seek(0)
+            stack.enter_context(_as_process(self.folder, self.environment(**env), [*arguments]))
+            stack.enter_context(_streams(inputs, output, errors))
+            try:
+                main()
+            except SystemExit as exit:
+                code = exit.code or 0
+            written = [_written(file) for file in (output, errors)]
+        assert isinstance(code, int)
+        return subprocess.CompletedProcess(["atlas", *arguments], code, *written)
+
+    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
+        """Start the command as a process: for signals, pipes and processes that run side by side."""
+        return subprocess.Popen(
             [ATLAS, *arguments],
             cwd=self.folder,
-            env=self.environment(**env),
-            input=stdin,
-            capture_output=True,
+            env=self.environment(),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             encoding="utf-8",
-            timeout=self.patience,
         )
 
     def terminal(self, *arguments: str, rows: int = 40, columns: int = 100, **env: str) -> Terminal:
         return Terminal([ATLAS, *arguments], self.environment(**env), self.folder, rows=rows, columns=columns)
 
     @contextmanager
-    def gateway(self, *arguments: str, **env: str) -> Generator["Served"]:
-        """`atlas serve` as a process of its own, from the moment it is ready."""
-        served = Served(self, arguments, env)
-        served.start()
+    def gateway(self, *arguments: str, **env: str) -> Generator["ServeProcess"]:
+        """`atlas serve` as a process, once it is ready."""
+        process = ServeProcess(self, arguments, env)
+        process.start()
         try:
-            yield served
+            yield process
         finally:
-            served.kill()
+            process.kill()
 
 
-class Served:
-    """A gateway that can be killed, and started again at the same place."""
+@contextmanager
+def _as_process(folder: Path, environment: Mapping[str, str], arguments: list[str]) -> Generator[None]:
+    """Set what a process would start with, and undo what the command changed: variables, modules, loggers."""
+    before = dict(os.environ), os.getcwd(), sys.argv, [*sys.path], set(sys.modules)
+    loggers = [logging.getLogger(name) for name in ("", "uvicorn.error", "procrastinate")]
+    levels, handlers = [logger.level for logger in loggers], [*loggers[0].handlers]
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = ["atlas", *arguments]
+    plugins = [path for path in environment["PYTHONPATH"].split(os.pathsep) if path]
+    sys.path[:0] = plugins
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before[0])
+        os.chdir(before[1])
+        sys.argv, sys.path[:] = before[2], before[3]
+        for name in set(sys.modules) - before[4]:
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(tuple(plugins)):
+                del sys.modules[name]
+        loggers[0].handlers[:] = handlers
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _streams(inputs: Any, output: Any, errors: Any) -> Generator[None]:
+    before = sys.stdin, sys.stdout, sys.stderr
+    sys.stdin, sys.stdout, sys.stderr = inputs, output, errors
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before
+
+
+def _written(file: IO[str]) -> str:
+    file.flush()
+    file.seek(0)
+    return file.read()
+
+
+class ServeProcess:
+    """An `atlas serve` process that can be killed and started again in the same home folder."""
 
     def __init__(self, home: Home, arguments: tuple[str, ...], env: dict[str, str]) -> None:
         self._home = home
         self._arguments = arguments
         self._env = env
         self.process: subprocess.Popen[str] | None = None
-        self.said = ""
+        self.output = ""
 
     def start(self) -> None:
-        self.said = ""
+        self.output = ""
         self.process = subprocess.Popen(
             [ATLAS, "serve", *self._arguments],
             cwd=self._home.folder,
@@ -136,17 +201,17 @@ class Served:
             encoding="utf-8",
         )
         assert self.process.stderr is not None
-        end = time.monotonic() + PATIENCE
-        while "Ctrl-C ends it." not in self.said:
-            assert time.monotonic() < end, self.said
+        end = time.monotonic() + TIMEOUT
+        while "Press Ctrl-C to stop." not in self.output:
+            assert time.monotonic() < end, self.output
             line = self.process.stderr.readline()
-            assert line, self.said
-            self.said += line
+            assert line, self.output
+            self.output += line
 
     @property
     def url(self) -> str:
-        found = re.search(r"listens on (http://\S+)\.", self.said)
-        assert found, self.said
+        found = re.search(r"listening on (http://\S+)\.", self.output)
+        assert found, self.output
         return found[1]
 
     @property
@@ -157,15 +222,15 @@ class Served:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(how)
-        code = self.process.wait(PATIENCE)
+        code = self.process.wait(TIMEOUT)
         if self.process.stderr is not None and not self.process.stderr.closed:
-            self.said += self.process.stderr.read()
+            self.output += self.process.stderr.read()
             self.process.stderr.close()
         return code
 
 
-def furnished(folder: Path, server: ModelServer | None = None, *, agents: str = AGENTS) -> Home:
-    """A home with two agents whose model is a server by rule, and a plugin whose tool needs a yes."""
+def create_home(folder: Path, server: ModelServer | None = None, *, agents: str = AGENTS) -> Home:
+    """Create a home with two agents that use a model server, and a plugin whose tool needs approval."""
     home = Home(folder)
     workspace = home.path / "workspace"
     workspace.mkdir(parents=True)
@@ -179,17 +244,17 @@ def furnished(folder: Path, server: ModelServer | None = None, *, agents: str = 
     return home
 
 
-def install_plugin(place: Path, code: str, points: str = "[atlas_agents.tools]\ndemo = demo_plugin:tools\n") -> None:
-    """A package as pip would have put it there."""
-    package = place / "demo_plugin-1.0.dist-info"
+def install_plugin(folder: Path, code: str, points: str = "[atlas_agents.tools]\ndemo = demo_plugin:tools\n") -> None:
+    """Install a package as pip would."""
+    package = folder / "demo_plugin-1.0.dist-info"
     package.mkdir(parents=True)
-    (place / "demo_plugin.py").write_text(code)
+    (folder / "demo_plugin.py").write_text(code)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: demo-plugin\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text(points)
 
 
-def mind(asked: Asked) -> Reply:
-    """A model that rolls dice, acts, tells a long story, fails, and otherwise repeats what it heard."""
+def reply_by_rule(asked: Asked) -> Reply:
+    """A model that rolls dice, acts, tells a long story, fails, and otherwise repeats the message."""
     if asked.results:
         return Reply(f"It came out: {asked.results[0]}")
     if "story" in asked.text:
@@ -204,4 +269,4 @@ def mind(asked: Asked) -> Reply:
         return Reply(calls=(("current_time", {}),))
     if status := re.search(r"HTTP (\d+)", asked.text):
         return Reply("no luck", status=int(status[1]))
-    return Reply(f"You said: {asked.text}")
+    return Reply(f"You wrote: {asked.text}")

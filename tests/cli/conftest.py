@@ -1,27 +1,27 @@
-"""What the tests of the command share: a model by rule, and homes furnished for it."""
+"""Fixtures of the command-line tests: a model server that replies by rule, and home folders."""
 
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from atlas_command import Home, furnished, mind
+from atlas_command import Home, create_home, reply_by_rule
 
 from model_server import ModelServer, serving
 
 
 @pytest.fixture
 def server() -> Generator[ModelServer]:
-    with serving(mind) as model:
+    with serving(reply_by_rule) as model:
         yield model
 
 
 @pytest.fixture
 def home(tmp_path: Path, server: ModelServer) -> Home:
-    """A workspace with two agents that answer, and a tool that needs a yes."""
-    return furnished(tmp_path, server)
+    """A workspace with two agents, and a tool that needs approval."""
+    return create_home(tmp_path, server)
 
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Home:
-    """Nothing yet."""
+    """An empty folder."""
     return Home(tmp_path)

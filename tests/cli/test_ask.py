@@ -6,34 +6,35 @@ import re
 import signal
 import socket
 import subprocess
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from atlas_command import ATLAS, PATIENCE, Home
+from atlas_command import ATLAS, TIMEOUT, Home
 
+from atlas_agents.cli import ask
 from model_server import ModelServer, Reply, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-# A model alone
+# A model used directly
 
 
-def test_the_demo_answers_and_says_what_it_is(bare: Home) -> None:
+def test_demo_answers_and_names_itself(bare: Home) -> None:
     done = bare.run("ask", "Add 2 and 40", "--model", "demo")
     assert done.returncode == 0
-    assert done.stdout == "(A scripted demo answers here, not a model.)\n\n2 + 40 = **42**\n"
+    assert done.stdout.endswith("2 + 40 = **42**\n") and "scripted demo" in done.stdout
     lines = done.stderr.splitlines()
-    assert lines[:2] == ["a scripted demo answers, not a model (--model)", "→ add(a=2.0, b=40.0)"]
+    assert lines[:2] == ["using a scripted demo, not a model (--model)", "→ add(a=2.0, b=40.0)"]
     assert re.fullmatch(r"✓ add: 42\.0 · \d+ ms", lines[2])
-    assert not bare.path.exists(), "nothing of it is kept"
+    assert not bare.path.exists(), "nothing is stored"
 
 
-def test_a_server_needs_neither_key_nor_model_and_its_tools_are_run(bare: Home, server: ModelServer) -> None:
+def test_server_needs_neither_key_nor_model_and_can_call_tools(bare: Home, server: ModelServer) -> None:
     done = bare.run("ask", "--base-url", server.url, "--system", "Be a croupier.", "Roll a die with 8 sides")
     assert done.returncode == 0
     assert re.fullmatch(r"It came out: [1-8]\n", done.stdout)
-    assert done.stderr.splitlines()[0] == f"the first model of {server.url} answers (--base-url)"
+    assert done.stderr.splitlines()[0] == f"using the first model of {server.url} (--base-url)"
     assert re.search(r"^→ roll_dice\(sides=8\)\n✓ roll_dice: [1-8] · \d+ ms$", done.stderr, re.MULTILINE)
     first, second = server.asked
     assert first.model == "rules-1"
@@ -43,13 +44,13 @@ def test_a_server_needs_neither_key_nor_model_and_its_tools_are_run(bare: Home, 
     assert second.results
 
 
-def test_tools_can_be_left_out(bare: Home, server: ModelServer) -> None:
+def test_no_tools_sends_no_tools(bare: Home, server: ModelServer) -> None:
     done = bare.run("ask", "--no-tools", "--base-url", server.url, "--model", "rules-2", "Hello")
-    assert (done.returncode, done.stdout) == (0, "You said: Hello\n")
+    assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")
     assert (server.asked[0].tools, server.asked[0].model) == ({}, "rules-2")
 
 
-def test_a_tool_that_is_called_wrongly_is_told_to_the_model(bare: Home, server: ModelServer) -> None:
+def test_model_receives_the_error_of_a_bad_tool_call(bare: Home, server: ModelServer) -> None:
     done = bare.run("ask", "--base-url", server.url, "Roll a die with 1 sides")
     assert done.returncode == 0
     assert re.search(
@@ -57,7 +58,7 @@ def test_a_tool_that_is_called_wrongly_is_told_to_the_model(bare: Home, server: 
     )
 
 
-def test_words_that_were_withdrawn_are_not_printed(bare: Home) -> None:
+def test_discarded_text_is_not_printed(bare: Home) -> None:
     replies = [Reply("These words will not last", breaks=True), Reply("These will.")]
     with serving(lambda _: replies.pop(0)) as server:
         done = bare.run("ask", "--base-url", server.url, "Hello")
@@ -67,12 +68,12 @@ def test_words_that_were_withdrawn_are_not_printed(bare: Home) -> None:
 @pytest.mark.parametrize(
     ("settings", "headline", "model"),
     [
-        (["ATLAS_MODEL", "ANTHROPIC_API_KEY"], "openai/gpt-mine answers (ATLAS_MODEL)", "gpt-mine"),
-        (["ANTHROPIC_API_KEY"], "anthropic/claude-opus-4-6 answers (ANTHROPIC_API_KEY is set)", "claude-opus-4-6"),
-        (["OPENAI_API_KEY"], "the first model of {url} answers (OPENAI_BASE_URL is set)", "rules-1"),
+        (["ATLAS_MODEL", "ANTHROPIC_API_KEY"], "using openai/gpt-mine (ATLAS_MODEL)", "gpt-mine"),
+        (["ANTHROPIC_API_KEY"], "using anthropic/claude-opus-4-6 (ANTHROPIC_API_KEY is set)", "claude-opus-4-6"),
+        (["OPENAI_API_KEY"], "using the first model of {url} (OPENAI_BASE_URL is set)", "rules-1"),
     ],
 )
-def test_it_says_which_model_answers_alone_and_why(
+def test_first_line_names_the_model_and_what_chose_it(
     bare: Home, server: ModelServer, settings: list[str], headline: str, model: str
 ) -> None:
     known = {"ATLAS_MODEL": "openai/gpt-mine", **server.settings}
@@ -80,7 +81,7 @@ def test_it_says_which_model_answers_alone_and_why(
     if "ATLAS_MODEL" in settings:
         chosen["OPENAI_API_KEY"] = "key-for-tests"
     done = bare.run("ask", "Hello", "--no-tools", **chosen)
-    assert (done.returncode, done.stdout) == (0, "You said: Hello\n")
+    assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")
     assert done.stderr == headline.format(url=server.url) + "\n"
     assert server.asked[0].model == model
 
@@ -89,35 +90,41 @@ def test_it_says_which_model_answers_alone_and_why(
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["embedded", "through a gateway"])
-def test_an_agent_answers_and_a_session_is_kept(home: Home, server: ModelServer, running: bool) -> None:
-    def asked() -> None:
+def test_agent_answers_and_the_session_is_stored(home: Home, server: ModelServer, running: bool) -> None:
+    def ask_twice() -> None:
         first = home.run("ask", "Hello", "--session", "mine")
-        assert (first.returncode, first.stdout) == (0, "You said: Hello\n")
-        assert first.stderr == "assistant answers with http/rules-1\n"
+        assert (first.returncode, first.stdout) == (0, "You wrote: Hello\n")
+        assert first.stderr == "assistant uses http/rules-1\n"
         second = home.run("ask", "And?", "-s", "mine", "--agent", "poet", "--json")
         answer = json.loads(second.stdout)
-        assert (second.returncode, answer["answer"], answer["sessionKey"]) == (0, "You said: And?", "mine")
+        assert (second.returncode, answer["answer"], answer["sessionKey"]) == (0, "You wrote: And?", "mine")
         assert answer["model"] == "http/rules-2"
         assert answer["usage"]["outputTokens"] > 0
         assert answer["steps"] == []
-        said = [message["content"] for message in server.asked[-1].body["messages"] if message["role"] != "system"]
-        assert said == ["Hello", "You said: Hello", "And?"]
+        sent = [message["content"] for message in server.asked[-1].body["messages"] if message["role"] != "system"]
+        assert sent == ["Hello", "You wrote: Hello", "And?"]
 
     if running:
         with home.gateway() as gateway:
-            asked()
+            ask_twice()
             assert gateway.process is not None and gateway.process.poll() is None
     else:
-        asked()
+        ask_twice()
+
+
+def test_command_works_as_a_process(home: Home) -> None:
+    with home.start("ask", "-", stdin=subprocess.PIPE) as process:
+        answer, _ = process.communicate("Hello", timeout=TIMEOUT)
+    assert (process.returncode, answer) == (0, "You wrote: Hello\n")
 
 
 @pytest.mark.parametrize("arguments", [["ask"], ["ask", "-"]])
-def test_a_message_can_be_piped_in(home: Home, arguments: list[str]) -> None:
+def test_message_can_be_piped_in(home: Home, arguments: list[str]) -> None:
     done = home.run(*arguments, stdin="ein schöner Tag\n")
-    assert (done.returncode, done.stdout) == (0, "You said: ein schöner Tag\n")
+    assert (done.returncode, done.stdout) == (0, "You wrote: ein schöner Tag\n")
 
 
-def test_all_that_was_done_is_in_the_json(home: Home) -> None:
+def test_json_contains_the_tool_calls(home: Home) -> None:
     done = home.run("ask", "What time is it?", "--json")
     answer = json.loads(done.stdout)
     (step,) = answer["steps"]
@@ -126,13 +133,12 @@ def test_all_that_was_done_is_in_the_json(home: Home) -> None:
     assert re.fullmatch(r"[0-9a-f-]{36}", answer["runId"])
 
 
-def test_a_call_that_needs_a_yes_is_denied_unless_it_is_allowed_by_name(home: Home) -> None:
+def test_call_that_needs_approval_is_denied_unless_the_tool_is_named(home: Home) -> None:
     denied = home.run("ask", "act ls \u202e-l")
     assert denied.returncode == 0
-    assert denied.stdout == 'It came out: {"cancelled":true,"reason":"nobody was there to ask"}\n'
+    assert denied.stdout == 'It came out: {"cancelled":true,"reason":"no one was available to approve it"}\n'
     assert (
-        'atlas: denied: demo/act(command="ls \\u202e-l") needs a person\'s yes; '
-        "atlas chat asks you, and --yes-to demo/act allows it\n"
+        'atlas: denied: demo/act(command="ls \\u202e-l") needs approval; use atlas chat, or pass --yes-to demo/act\n'
     ) in denied.stderr
     assert not (home.folder / "acted").exists()
     other = home.run("ask", "act ls", "--yes-to", "current_time")
@@ -147,129 +153,132 @@ def test_settings_are_read_from_dotenv(home: Home, server: ModelServer) -> None:
     lines = [f'export OPENAI_BASE_URL="{server.url}"', "OPENAI_API_KEY=secret-in-a-file  # mine"]
     (home.folder / ".env").write_text("\n".join(lines))
     done = home.run("ask", "Hello")
-    assert (done.returncode, done.stdout) == (0, "You said: Hello\n")
+    assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")
     assert server.asked[0].headers["authorization"] == "Bearer secret-in-a-file"
 
 
-def test_an_agent_without_its_key_is_spoken_for_and_that_is_said(home: Home, server: ModelServer) -> None:
+def test_replacement_for_a_model_without_key_is_explained(home: Home, server: ModelServer) -> None:
     (home.path / "workspace" / "AGENTS.md").write_text("## assistant\nModel: anthropic/claude-opus-4-6\n")
     done = home.run("ask", "Hello", ATLAS_MODEL="http/rules-2")
-    assert (done.returncode, done.stdout) == (0, "You said: Hello\n")
-    assert done.stderr == (
-        "assistant answers with http/rules-2 (agent 'assistant': anthropic/claude-opus-4-6 cannot answer (Anthropic "
-        "needs a key: set ANTHROPIC_API_KEY (in the environment or in .env)); http/rules-2 answers instead)\n"
-    )
+    assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")
+    assert done.stderr.startswith("assistant uses http/rules-2 (agent 'assistant': anthropic/claude-opus-4-6")
+    assert "ANTHROPIC_API_KEY" in done.stderr and "api_key=" not in done.stderr
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
-    ("arguments", "env", "words"),
+    ("arguments", "env", "message"),
     [
-        (["--model", "gpt"], {}, "--model: 'gpt' is no model ref: write provider/model"),
-        (["--model", "acme/gpt"], {}, "--model: there is no provider 'acme'; there are anthropic"),
-        (["--no-tools"], {"ATLAS_MODEL": "gpt"}, "ATLAS_MODEL: 'gpt' is no model ref"),
-        (["--model", "openai/gpt-5.2"], {}, "OpenAI needs a key: set OPENAI_API_KEY (in the environment or in .env)"),
-        (["--model", "http/llama"], {}, "http/… needs OPENAI_BASE_URL"),
-        (["--base-url", "localhost:11434"], {}, "--base-url: an address begins with http:// or https://"),
-        (["--no-tools"], {"OPENAI_API_KEY": "a\nb"}, "the key for OpenAI is blank or has characters that no key has"),
-        (["--model", "demo", "--session", "x"], {}, "begin a conversation that is not kept"),
-        ([], {"ATLAS_PORT": "many"}, "environment: ATLAS_PORT: it must be a whole number from 0 to 65535"),
-        (["--agent", "nobody"], {"OPENAI_BASE_URL": "http://127.0.0.1:1"}, "there is no agent 'nobody'; there are a"),
+        (["--model", "gpt"], {}, "--model: "),
+        (["--model", "acme/gpt"], {}, "'acme'"),
+        (["--no-tools"], {"ATLAS_MODEL": "gpt"}, "ATLAS_MODEL: "),
+        (["--model", "openai/gpt-5.2"], {}, "OPENAI_API_KEY"),
+        (["--model", "http/llama"], {}, "OPENAI_BASE_URL"),
+        (["--base-url", "localhost:11434"], {}, "--base-url: invalid URL 'localhost:11434': expected http:// or"),
+        (["--no-tools"], {"OPENAI_API_KEY": "a\nb"}, "OpenAI"),
+        (["--model", "demo", "--session", "x"], {}, "cannot be combined with --session, --continue or --agent"),
+        ([], {"ATLAS_PORT": "many"}, "ATLAS_PORT: "),
+        (["--agent", "none"], {"OPENAI_BASE_URL": "http://127.0.0.1:1"}, "agent not found: 'none'; available: a"),
     ],
+    ids=str,
 )
-def test_a_wrong_setting_is_one_sentence_and_code_2(
-    bare: Home, arguments: list[str], env: dict[str, str], words: str
+def test_invalid_setting_is_reported_in_one_line_with_code_2(
+    bare: Home, arguments: list[str], env: dict[str, str], message: str
 ) -> None:
     done = bare.run("ask", "Hello", *arguments, **env)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
-    assert words in done.stderr
+    assert message in done.stderr
 
 
-def test_a_broken_workspace_is_one_sentence_and_code_2(home: Home) -> None:
+def test_invalid_workspace_is_reported_in_one_line_with_code_2(home: Home) -> None:
     (home.path / "workspace" / "AGENTS.md").write_text("## assistant\nModle: x\n")
     done = home.run("ask", "Hello")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"atlas: .*AGENTS\.md:2: Modle: there is no such key; .*\n", done.stderr)
+    assert re.fullmatch(r"atlas: .*AGENTS\.md:2: .*Modle.*\n", done.stderr)
 
 
-def test_nothing_is_not_answered(home: Home, server: ModelServer) -> None:
+def test_empty_message_is_not_sent(home: Home, server: ModelServer) -> None:
     done = home.run("ask")
     assert (done.returncode, done.stdout, server.asked) == (2, "", [])
-    assert "nothing to answer" in done.stderr
+    assert "the question is empty" in done.stderr
     assert home.run("ask", " ").returncode == 2
 
 
-def test_an_input_that_stays_open_and_silent_holds_nobody_up(home: Home) -> None:
-    silent, line = os.pipe()
+def test_input_that_stays_open_and_silent_counts_as_empty(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "_STDIN_SECONDS", 0.05)
+    silent, other_end = os.pipe()
     try:
-        done = subprocess.run(
-            [ATLAS, "ask"],
-            cwd=home.folder,
-            env=home.environment(),
-            stdin=silent,
-            capture_output=True,
-            timeout=PATIENCE,
-        )
+        with os.fdopen(silent) as silent_input:
+            monkeypatch.setattr("sys.stdin", silent_input)
+            assert ask._read_stdin(wait=False) == ""  # pyright: ignore[reportPrivateUsage]
     finally:
-        os.close(silent)
-        os.close(line)
-    assert done.returncode == 2
+        os.close(other_end)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_an_unreachable_server_is_one_sentence_and_code_1(bare: Home, as_json: bool) -> None:
-    with socket.socket() as taken:  # bound but not listening: nobody else can be there
+def test_unreachable_server_is_reported_in_one_line_with_code_1(bare: Home, as_json: bool) -> None:
+    with socket.socket() as taken:  # bound but not listening, so that no other program listens there
         taken.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        done = bare.run("ask", "Hello", "--base-url", address, *(["--json"] if as_json else []))
-    words = f"no server answers at {address}: is it running, and is the address right?"
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        done = bare.run("ask", "Hello", "--base-url", url, *(["--json"] if as_json else []))
+    message = f"cannot connect to the model server at {url}; check the URL and that the server is running"
     assert done.returncode == 1
     if as_json:
-        assert json.loads(done.stdout)["error"] == {"kind": "network", "message": words}
+        assert json.loads(done.stdout)["error"] == {"kind": "network", "message": message}
         assert json.loads(done.stdout)["answer"] is None
     else:
-        assert (done.stdout, done.stderr.splitlines()[1:]) == ("", [f"atlas: {words}"])
+        assert (done.stdout, done.stderr.splitlines()[1:]) == ("", [f"atlas: {message}"])
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "message"),
     [
-        (401, "the key was refused at {url}: HTTP 401: no luck"),
-        (404, "no such model or address at {url}; most addresses end with /v1 (HTTP 404: no luck)"),
+        (401, "the API key was rejected at {url}: HTTP 401: no luck"),
+        (404, "model or URL not found at {url}; most base URLs end with /v1 (HTTP 404: no luck)"),
         (400, "HTTP 400: no luck"),
     ],
 )
-def test_a_refused_request_is_one_sentence_and_code_1(bare: Home, server: ModelServer, status: int, words: str) -> None:
+def test_rejected_request_is_reported_in_one_line_with_code_1(
+    bare: Home, server: ModelServer, status: int, message: str
+) -> None:
     done = bare.run("ask", f"HTTP {status}", "--base-url", server.url)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[1:] == ["atlas: " + words.format(url=server.url)]
+    assert done.stderr.splitlines()[1:] == ["atlas: " + message.format(url=server.url)]
+
+
+def test_rejected_token_is_reported_with_a_remedy(home: Home) -> None:
+    with home.gateway():
+        done = home.run("ask", "Hello", ATLAS_TOKEN="another-one")
+    assert done.returncode == 1
+    assert "token" in done.stderr and "set ATLAS_TOKEN to a valid token" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# Signals, pipes, terminals and several processes
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_interrupted_answer_is_code_130(home: Home, server: ModelServer, times: int) -> None:
-    with subprocess.Popen(
-        [ATLAS, "ask", "a story", "--session", "s"],
-        cwd=home.folder,
-        env=home.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+def test_interrupted_answer_exits_with_code_130(home: Home, server: ModelServer, times: int) -> None:
+    with home.start("ask", "a story", "--session", "s") as process:
         assert process.stderr is not None
         process.stderr.readline()
-        while not server.asked:
-            assert process.poll() is None
+        wait_until(lambda: bool(server.asked), process)
         for _ in range(times):
             process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out, err) == (130, b"", b"")
+        output, errors = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, output, errors) == (130, "", "")
     assert json.loads(home.run("sessions", "show", "s", "--json").stdout)["session"]["running"] is False
 
 
-def test_a_reader_that_leaves_early_is_no_trouble(bare: Home) -> None:
+def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    while not condition():
+        assert process.poll() is None
+
+
+def test_closed_pipe_is_not_an_error(bare: Home) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
@@ -281,45 +290,26 @@ def test_a_reader_that_leaves_early_is_no_trouble(bare: Home) -> None:
             stdout=write,
             stderr=subprocess.PIPE,
             encoding="utf-8",
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
     finally:
         os.close(write)
-    assert [line for line in done.stderr.splitlines() if line[0] not in "a→✓"] == []
+    assert [line for line in done.stderr.splitlines() if line[0] not in "u→✓"] == []
     assert "Broken" not in done.stderr
 
 
-def test_in_a_terminal_the_answer_is_markdown_and_cannot_steer_it(bare: Home) -> None:
+def test_terminal_shows_markdown_without_control_characters(bare: Home) -> None:
     with (
         serving(lambda _: Reply("**Vec<T>** \x1b[2J\x07 is gone? No.")) as server,
         bare.terminal("ask", "Hello", "--base-url", server.url) as person,
     ):
         assert person.leave() == 0
-    assert person.text == f"the first model of {server.url} answers (--base-url)\nVec<T> ␛[2J␇ is gone? No."
+    assert person.text == f"using the first model of {server.url} (--base-url)\nVec<T> ␛[2J␇ is gone? No."
 
 
-def test_a_gateway_that_refuses_the_token_is_told_with_what_to_do(home: Home) -> None:
-    with home.gateway():
-        done = home.run("ask", "Hello", ATLAS_TOKEN="another-one")
-    assert done.returncode == 1
-    assert "refuses the token" in done.stderr and "ATLAS_TOKEN" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_two_at_once_share_a_home(home: Home, tmp_path: Path) -> None:
-    """The second finds the first one's gateway, or waits until the home is free; both get their answer."""
-    commands = [
-        subprocess.Popen(
-            [ATLAS, "ask", f"question {number}"],
-            cwd=home.folder,
-            env=home.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-        )
-        for number in range(3)
-    ]
-    outcomes = [(*command.communicate(timeout=PATIENCE), command.returncode) for command in commands]
-    for number, (out, err, code) in enumerate(outcomes):
-        assert (code, out) == (0, f"You said: question {number}\n"), err
+def test_processes_that_start_together_share_a_home(home: Home) -> None:
+    """Each finds the embedded gateway of another, or waits until the home folder is free; all get their answer."""
+    processes = [home.start("ask", f"question {number}") for number in range(3)]
+    outcomes = [(*process.communicate(timeout=TIMEOUT), process.returncode) for process in processes]
+    for number, (output, errors, code) in enumerate(outcomes):
+        assert (code, output) == (0, f"You wrote: question {number}\n"), errors

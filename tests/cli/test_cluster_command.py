@@ -1,4 +1,4 @@
-"""`atlas cluster status`, and the processes that it shows, as a person starts and ends them."""
+"""`atlas cluster status`, and the processes that it shows."""
 
 import json
 import signal
@@ -21,17 +21,28 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_members_are_shown_with_what_they_do_until_they_end(home: Home, postgres: PostgresServer) -> None:
+def test_status_shows_members_until_they_stop(home: Home, postgres: PostgresServer) -> None:
     home.env |= {"ATLAS_DATABASE_URL": postgres.made("shown"), "ATLAS_TOKEN": TOKEN}
     with home.gateway("--role", "gateway") as front, home.gateway("--role", "worker", ATLAS_PORT="") as worker:
-        assert "How it is: http://127.0.0.1:" in worker.said
-        said = home.run("cluster", "status")
-        assert (said.returncode, said.stderr) == (0, "")
-        head, first, second, _, *sums = said.stdout.splitlines()
-        assert head.split() == ["MEMBER", "ROLE", "STATE", "TURNS", "UP", "HEARD", "VERSION", "PROCESS", "DOOR"]
+        assert "Status: http://127.0.0.1:" in worker.output
+        done = home.run("cluster", "status")
+        assert (done.returncode, done.stderr) == (0, "")
+        header, first, second, _, *summaries = done.stdout.splitlines()
+        assert header.split() == [
+            "MEMBER",
+            "ROLE",
+            "STATE",
+            "TURNS",
+            "UPTIME",
+            "LAST",
+            "SEEN",
+            "VERSION",
+            "PROCESS",
+            "URL",
+        ]
         assert front.process is not None and f" {front.process.pid} " in first and first.endswith(front.url)
         assert " gateway " in first and " worker " in second and " 0 of 64 " in second
-        assert [line.split()[0] for line in sums] == ["turns", "queue", "jobs", "postgres"]
+        assert [line.split()[0] for line in summaries] == ["turns", "queue", "jobs", "postgres"]
         taken = home.run("serve", "--role", "worker", "--port", str(front.port))
         assert (taken.returncode, taken.stderr.splitlines()[-1]) == (
             2,
@@ -41,11 +52,11 @@ def test_members_are_shown_with_what_they_do_until_they_end(home: Home, postgres
         found = json.loads(home.run("cluster", "status", "--json").stdout)
         assert [each["role"] for each in found["members"]] == ["gateway"]
         assert found["problems"] == ["No worker is running, so turns will wait. Start one: atlas serve --role worker"]
-        assert TOKEN not in said.stdout and "postgres@" not in json.dumps(found)
+        assert TOKEN not in done.stdout and "postgres@" not in json.dumps(found)
 
 
 @pytest.mark.slow
-def test_where_there_is_no_cluster_the_command_says_why_and_what_to_do(bare: Home, postgres: PostgresServer) -> None:
+def test_status_without_a_cluster_explains_what_to_do(bare: Home, postgres: PostgresServer) -> None:
     alone = bare.run("cluster", "status")
     assert alone.returncode == 2 and "one process alone; set ATLAS_DATABASE_URL=postgresql://" in alone.stderr
     empty = bare.run("cluster", "status", ATLAS_DATABASE_URL=postgres.made("empty"))
@@ -62,12 +73,12 @@ def member(role: str = "worker", **more: bool) -> MemberStatus:
 
 
 def problems(*members: MemberStatus, waiting: int = 0, dead: int = 0) -> list[str]:
-    """What should be looked at, without what to do about it."""
+    """The problems of a status, without their remedies."""
     status = ClusterStatus("18", members, TurnCounts(), Backlog(waiting), JobCounts(dead=dead), ())
     return [each.partition(":")[0] for each in status.problems]
 
 
-def test_what_somebody_should_look_at_is_said_in_sentences() -> None:
+def test_problems_of_a_cluster_are_listed() -> None:
     gateway, leader = member("gateway"), member(leads=True)
     assert problems(gateway, leader) == problems(member("all", leads=True)) == []
     assert problems(gateway, leader, member(lost=True), dead=2) == ["2 jobs are dead"]

@@ -1,4 +1,4 @@
-"""The files in `deploy/`: linted by what knows their formats, and run as far as that can be done without a cluster."""
+"""The files in `deploy/`: linted, and run as far as possible without a cluster."""
 
 import json
 import os
@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from atlas_command import ATLAS, PATIENCE, Home
+from atlas_command import ATLAS, TIMEOUT, Home
 
-from atlas_agents.cli.main import app
+from atlas_agents.cli.app import app
 from atlas_agents.config import SETTINGS
 from atlas_agents.gateway.settings import GatewaySettings
 from stores.postgres_server import PostgresServer
@@ -31,7 +31,7 @@ KUBERNETES = DEPLOY / "kubernetes"
 OLDEST, NEWEST = "1.30.0", "1.37.0"
 SECRETS = {"POSTGRES_PASSWORD": "p" * 32, "ATLAS_TOKEN": "t" * 32}
 OTHERS = {"POSTGRES_PASSWORD", "POSTGRES_USER", "POSTGRES_DB", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"}
-"""Variables that are set and are no settings of ours."""
+"""Variables that are not settings of Atlas."""
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
@@ -39,14 +39,14 @@ programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]
 def program(name: str) -> str:
     found = shutil.which(name, path=programs)
     if found is None:
-        pytest.skip(f"there is no {name} here")
+        pytest.skip(f"{name} is not installed")
     return found
 
 
 def ran(*command: str, stdin: str = "", **env: str) -> str:
-    """What a program prints that must succeed."""
-    told = {**os.environ, **env}
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=PATIENCE, env=told)
+    """Run a program that must succeed, and return its output."""
+    environment = {**os.environ, **env}
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -56,8 +56,8 @@ def compose() -> dict[str, Any]:
 
     def value(found: re.Match[str]) -> str:
         name, sign, rest = found.groups()
-        assert sign, f"{name} has no default and no word about what it is"
-        assert (sign == ":?") == (name in SECRETS), f"{name}: secrets must be given, the rest need not"
+        assert sign, f"{name} has no default and no message"
+        assert (sign == ":?") == (name in SECRETS), f"{name}: secrets are required, the rest is optional"
         return SECRETS.get(name, rest)
 
     text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
@@ -83,27 +83,27 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
 
 
-def test_the_dockerfile_has_nothing_that_its_linter_knows_better() -> None:
+def test_dockerfile_passes_its_linter() -> None:
     assert ran(program("hadolint"), "--failure-threshold", "style", str(DEPLOY / "Dockerfile")) == ""
 
 
-def test_the_image_is_made_in_two_stages_runs_as_nobody_and_holds_no_secret() -> None:
+def test_image_has_two_stages_an_unprivileged_user_and_no_secret() -> None:
     found = instructions()
     assert [word for word, _ in found].count("FROM") == 2
     users = [rest for word, rest in found if word == "USER"]
     assert users == ["10001:10001"]
-    told = " ".join(rest for word, rest in found if word in ("ARG", "ENV"))
-    assert not re.search(r"(?i)token|password|secret|_key|database_url", told)
+    variables = " ".join(rest for word, rest in found if word in ("ARG", "ENV"))
+    assert not re.search(r"(?i)token|password|secret|_key|database_url", variables)
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8").split()
     copied = {name for word, rest in found if word == "COPY" and "--from" not in rest for name in rest.split()[:-1]}
     assert "*" in ignored and {name[1:] for name in ignored if name.startswith("!")} == copied
     assert all((DEPLOY.parent / name).exists() for name in copied)
     makefile = (DEPLOY.parent / "Makefile").read_text(encoding="utf-8")
-    version = re.search(r"UV_VERSION=(\S+)", told)
-    assert version and f"uv=={version[1]}" in makefile, "the image is made with the uv that the lock was made with"
+    version = re.search(r"UV_VERSION=(\S+)", variables)
+    assert version and f"uv=={version[1]}" in makefile, "the image and the lock use the same uv"
 
 
-def test_the_compose_file_is_one_and_all_that_it_names_is_there() -> None:
+def test_compose_file_is_valid_and_its_files_exist() -> None:
     spec: Any = import_module("compose_spec")
     found = compose()
     spec.PyCompose.from_yaml(yaml.safe_dump(found)).validate()
@@ -114,7 +114,7 @@ def test_the_compose_file_is_one_and_all_that_it_names_is_there() -> None:
         assert set(service.get("depends_on", {})) <= set(services)
         for volume in service.get("volumes", ()):
             where = volume.get("source")
-            assert where is None or (where in found["volumes"] if volume["type"] == "volume" else _is_there(where))
+            assert where is None or (where in found["volumes"] if volume["type"] == "volume" else _exists(where))
         known = {setting.variable for setting in SETTINGS.values()} | OTHERS
         assert {each for each in service.get("environment", {}) if "UPSTREAM" not in each} - {"ATLAS_LISTEN"} <= known
     for role in ("gateway", "worker"):
@@ -128,12 +128,12 @@ def test_the_compose_file_is_one_and_all_that_it_names_is_there() -> None:
     }
 
 
-def _is_there(name: str) -> bool:
+def _exists(name: str) -> bool:
     return (DEPLOY / name).exists()
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_every_manifest_is_what_kubernetes_takes(version: str) -> None:
+def test_every_manifest_is_valid_for_kubernetes(version: str) -> None:
     validate: Any = import_module("kubernetes_validate")
     found = documents()
     assert {each["kind"] for each in found} == {
@@ -143,7 +143,7 @@ def test_every_manifest_is_what_kubernetes_takes(version: str) -> None:
         validate.validate(each, version, strict=True)
 
 
-def test_the_manifests_fit_together() -> None:
+def test_manifests_refer_to_each_other_correctly() -> None:
     rendered = list(yaml.safe_load_all(ran(program("kubectl"), "kustomize", str(KUBERNETES))))
     by_kind = {(each["kind"], each["metadata"]["name"]): each for each in rendered}
     assert not any(kind == "Secret" for kind, _ in by_kind), "secrets are not applied with the rest"
@@ -165,7 +165,7 @@ def test_the_manifests_fit_together() -> None:
 
 
 @pytest.mark.parametrize("role", ["gateway", "worker"])
-def test_a_pod_has_no_rights_and_time_to_end(role: str) -> None:
+def test_pod_has_no_privileges_and_time_to_stop(role: str) -> None:
     pod, box = documents(f"{role}.yaml")[0]["spec"]["template"]["spec"], container(role)
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -180,35 +180,35 @@ def test_a_pod_has_no_rights_and_time_to_end(role: str) -> None:
     assert {each["name"] for each in box["env"]} | set(documents("config.yaml")[0]["data"]) <= known
 
 
-def test_the_image_has_what_the_roles_need() -> None:
-    told = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-    (extras,) = re.findall(r"^ARG EXTRAS=(.+)$", told, re.MULTILINE)
+def test_image_has_the_extras_of_the_roles() -> None:
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    (extras,) = re.findall(r"^ARG EXTRAS=(.+)$", text, re.MULTILINE)
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {"cluster", "gateway"} <= set(extras.split(",")) <= set(project["optional-dependencies"])
 
 
-def test_a_worker_has_its_door_where_the_probes_and_the_health_check_of_the_image_knock() -> None:
+def test_worker_listens_where_the_probes_and_the_image_check_it() -> None:
     (check,) = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
-    told = dict(each.split("=", 1) for word, rest in instructions() if word == "ENV" for each in rest.split())
-    port = told["ATLAS_PORT"]  # a worker that is told none takes any that is free
+    variables = dict(each.split("=", 1) for word, rest in instructions() if word == "ENV" for each in rest.split())
+    port = variables["ATLAS_PORT"]  # without it a worker uses any free port
     assert f"http://127.0.0.1:{port}/health" in check
     assert container("worker")["ports"] == [{"name": "http", "containerPort": int(port)}]
     assert "healthcheck" not in compose()["services"]["worker"]
 
 
-def test_every_container_is_started_with_words_that_the_command_knows() -> None:
+def test_every_container_starts_with_valid_arguments() -> None:
     whole: Any = typer.main.get_command(app)
-    serve = whole.commands["serve"]
-    said = [compose()["services"][role]["command"] for role in ("gateway", "worker")]
-    said += [container(role)["args"] for role in ("gateway", "worker")]
-    said += [json.loads(rest) for word, rest in instructions() if word == "CMD"]
-    for words in said:
-        assert words[0] == "serve"
-        serve.make_context("serve", words[1:])
+    serve = whole.get_command(None, "serve")
+    commands = [compose()["services"][role]["command"] for role in ("gateway", "worker")]
+    commands += [container(role)["args"] for role in ("gateway", "worker")]
+    commands += [json.loads(rest) for word, rest in instructions() if word == "CMD"]
+    for arguments in commands:
+        assert arguments[0] == "serve"
+        serve.make_context("serve", arguments[1:])
 
 
 def unit() -> dict[str, list[str]]:
-    """What the unit says, by name."""
+    """The entries of the unit, by name."""
     found: dict[str, list[str]] = {}
     for line in (DEPLOY / "atlas.service").read_text(encoding="utf-8").splitlines():
         name, sign, value = line.partition("=")
@@ -217,27 +217,27 @@ def unit() -> dict[str, list[str]]:
     return found
 
 
-def test_systemd_understands_the_unit_and_finds_little_exposed(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_and_rates_it_safe(tmp_path: Path) -> None:
     analyze = program("systemd-analyze")
     text = (DEPLOY / "atlas.service").read_text(encoding="utf-8")
     here = text.replace("/opt/atlas/bin/atlas", ATLAS)
     copy = tmp_path / "atlas.service"
     copy.write_text(here, encoding="utf-8")
-    done = subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True, timeout=TIMEOUT)
     assert (done.returncode, done.stderr) == (0, "")
     ran(analyze, "security", "--offline=true", "--threshold=35", str(copy))
 
 
-def test_the_door_is_what_caddy_takes() -> None:
+def test_caddyfile_is_valid() -> None:
     caddy = program("caddy")
-    told = {"ATLAS_LISTEN": ":8080", "ATLAS_UPSTREAM": "gateway", "ATLAS_UPSTREAM_PORT": "18789"}
-    ran(caddy, "validate", "--adapter", "caddyfile", "--config", str(DEPLOY / "Caddyfile"), **told)
+    variables = {"ATLAS_LISTEN": ":8080", "ATLAS_UPSTREAM": "gateway", "ATLAS_UPSTREAM_PORT": "18789"}
+    ran(caddy, "validate", "--adapter", "caddyfile", "--config", str(DEPLOY / "Caddyfile"), **variables)
 
 
 def asked(port: int, probe: dict[str, Any], **headers: str) -> int:
-    """The status that a probe of Kubernetes gets."""
-    told = {each["name"]: each["value"] for each in probe["httpGet"].get("httpHeaders", ())}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{probe['httpGet']['path']}", headers=told | headers)
+    """The HTTP status that a Kubernetes probe gets."""
+    sent = {each["name"]: each["value"] for each in probe["httpGet"].get("httpHeaders", ())}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{probe['httpGet']['path']}", headers=sent | headers)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status
@@ -247,34 +247,34 @@ def asked(port: int, probe: dict[str, Any], **headers: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_gateway_that_is_started_as_the_unit_says_satisfies_every_probe(home: Home) -> None:
-    said = unit()
-    places = " ".join(said["Environment"]).replace("%S/atlas", str(home.path))
-    (_, command, *words) = ["", *shlex.split(said["ExecStart"][0])]
-    assert (command, words[0]) == ("/opt/atlas/bin/atlas", "serve")
+def test_gateway_started_by_the_unit_passes_every_probe(home: Home) -> None:
+    entries = unit()
+    places = " ".join(entries["Environment"]).replace("%S/atlas", str(home.path))
+    (_, command, *arguments) = ["", *shlex.split(entries["ExecStart"][0])]
+    assert (command, arguments[0]) == ("/opt/atlas/bin/atlas", "serve")
     env = dict(each.split("=", 1) for each in places.split()) | {"ATLAS_LOG_FORMAT": "text"}
     (check,) = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
     health = json.loads(check.partition("CMD ")[2])
-    with home.gateway(*words[1:], **env, ATLAS_HOST="0.0.0.0", ATLAS_TOKEN=os.urandom(32).hex()) as served:
+    with home.gateway(*arguments[1:], **env, ATLAS_HOST="0.0.0.0", ATLAS_TOKEN=os.urandom(32).hex()) as served:
         here = [sys.executable, *(each.replace("18789", str(served.port)) for each in health[1:])]
         ran(*here)
         for probe in PROBES:
             assert asked(served.port, container("gateway")[probe]) == 200
         assert asked(served.port, container("gateway")["readinessProbe"], Host="10.0.0.7:18789") == 421
-        begun = time.monotonic()
+        started = time.monotonic()
         assert served.kill(signal.SIGTERM) == 0
-        assert time.monotonic() - begun < int(said["TimeoutStopSec"][0].removesuffix("s"))
-    assert subprocess.run(here, capture_output=True, timeout=PATIENCE).returncode == 1
+        assert time.monotonic() - started < int(entries["TimeoutStopSec"][0].removesuffix("s"))
+    assert subprocess.run(here, capture_output=True, timeout=TIMEOUT).returncode == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_worker_that_is_started_as_the_manifest_says_satisfies_every_probe(home: Home) -> None:
+def test_worker_started_by_the_manifest_passes_every_probe(home: Home) -> None:
     with PostgresServer() as postgres:
-        told = {"ATLAS_HOST": "0.0.0.0", "ATLAS_TOKEN": os.urandom(32).hex(), "ATLAS_DATABASE_URL": postgres.url}
-        with home.gateway(*container("worker")["args"][1:], **told) as worker:
-            found = re.search(r"How it is: http://127.0.0.1:(\d+)/readyz", worker.said)
-            assert found, worker.said
+        env = {"ATLAS_HOST": "0.0.0.0", "ATLAS_TOKEN": os.urandom(32).hex(), "ATLAS_DATABASE_URL": postgres.url}
+        with home.gateway(*container("worker")["args"][1:], **env) as worker:
+            found = re.search(r"Status: http://127.0.0.1:(\d+)/readyz", worker.output)
+            assert found, worker.output
             for probe in PROBES:
                 assert asked(int(found[1]), container("worker")[probe]) == 200
             assert asked(int(found[1]), container("worker")["readinessProbe"], Host="10.0.0.7:18789") == 421

@@ -1,4 +1,4 @@
-"""Files and commands, as a person in front of a terminal lets an agent have them: agreed to, denied, and stopped."""
+"""File changes and shell commands that a user approves, denies and stops in a terminal."""
 
 import json
 import re
@@ -8,16 +8,16 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from atlas_command import CTRL_C, ENTER, PATIENCE, Home
+from atlas_command import CTRL_C, ENTER, TIMEOUT, Home
 
 from model_server import Asked, ModelServer, Reply, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 AGENTS = "# Agents\n\n## assistant\n\nModel: http/rules-1\nDescription: Works.\n"
 
 
-def mind(asked: Asked) -> Reply:
-    """A model that makes the call it is told to make, and repeats what came of it."""
+def follow_instruction(asked: Asked) -> Reply:
+    """A model that makes the call in the message, and repeats its result."""
     if asked.results:
         return Reply(f"It came out: {asked.results[0]}")
     found = re.fullmatch(r"(\w+) (\{.*\})", asked.text)
@@ -26,13 +26,13 @@ def mind(asked: Asked) -> Reply:
 
 @pytest.fixture
 def server() -> Generator[ModelServer]:
-    with serving(mind) as model:
+    with serving(follow_instruction) as model:
         yield model
 
 
 @pytest.fixture
 def home(tmp_path: Path, server: ModelServer) -> Home:
-    """No policy: the rules of the house."""
+    """A home without a policy."""
     made = Home(tmp_path, {"OPENAI_BASE_URL": server.url})
     made.path.mkdir(mode=0o700)
     workspace(made).mkdir()
@@ -44,7 +44,7 @@ def workspace(home: Home) -> Path:
     return home.path / "workspace"
 
 
-def test_a_change_is_shown_before_it_is_made(home: Home) -> None:
+def test_file_change_is_shown_before_it_is_made(home: Home) -> None:
     (workspace(home) / "tea.txt").write_text("green\nblack\n")
     with home.terminal("chat") as person:
         person.see(r"\n>$")
@@ -60,14 +60,14 @@ def test_a_change_is_shown_before_it_is_made(home: Home) -> None:
         person.see(r"✓ file_edit: changed 1 place in tea\.txt, line 2(.|\n)*\n>$")
         assert (workspace(home) / "tea.txt").read_text() == "green\nwhite\n"
         person.type('file_write {"path": "AGENTS.md", "content": "mine"}' + ENTER)
-        person.see(r"AGENTS\.md says what agents are told or may do(.|\n)*or no\?$")
+        person.see(r"AGENTS\.md(.|\n)*or no\?$", after="file_write")
         person.type("no" + ENTER)
         person.see(r"✗ file_write: declined(.|\n)*\n>$")
         assert (workspace(home) / "AGENTS.md").read_text() == AGENTS
 
 
-def test_a_command_is_agreed_to_denied_and_stopped_in_the_middle(home: Home) -> None:
-    nap = f"sleep 60.{secrets.randbelow(10**9):09}"
+def test_command_can_be_approved_denied_and_stopped(home: Home) -> None:
+    command = f"sleep 60.{secrets.randbelow(10**9):09}"
     with home.terminal("chat") as person:
         person.see(r"\n>$")
         person.type('bash {"command": "echo hello | tr a-z A-Z > greeting; cat greeting"}' + ENTER)
@@ -82,24 +82,24 @@ def test_a_command_is_agreed_to_denied_and_stopped_in_the_middle(home: Home) -> 
         person.see(r"✗ bash: declined(.|\n)*\n>$", after="rm greeting")
         assert (workspace(home) / "greeting").exists()
 
-        person.type(json.dumps({"command": f"touch begun; {nap} & {nap}"}).join(["bash ", ENTER]))
+        person.type(json.dumps({"command": f"touch begun; {command} & {command}"}).join(["bash ", ENTER]))
         person.see(r"or no\?$", after="touch begun")
         person.type("once" + ENTER)
         eventually(lambda: (workspace(home) / "begun").exists())
         person.type(CTRL_C)
         person.see(r"stopped(.|\n)*\n>$", after="touch begun")
-        eventually(lambda: not running(nap), 3)
+        eventually(lambda: not running(command), 3)
 
 
-def test_where_nobody_can_be_asked_nothing_is_done(home: Home) -> None:
+def test_call_without_a_user_to_approve_it_is_not_made(home: Home) -> None:
     done = home.run("ask", 'bash {"command": "touch made"}')
-    assert "needs a person's yes; atlas chat asks you, and --yes-to bash allows it" in done.stderr
-    told = home.run("ask", 'file_list {"path": "."}')
-    assert "AGENTS.md" in told.stdout
+    assert "needs approval; use atlas chat, or pass --yes-to bash" in done.stderr
+    listed = home.run("ask", 'file_list {"path": "."}')
+    assert "AGENTS.md" in listed.stdout
     assert not (workspace(home) / "made").exists()
 
 
-def eventually(holds: object, within: float = PATIENCE) -> None:
+def eventually(holds: object, within: float = TIMEOUT) -> None:
     assert callable(holds)
     end = time.monotonic() + within
     while not holds():
@@ -107,8 +107,8 @@ def eventually(holds: object, within: float = PATIENCE) -> None:
         time.sleep(0.02)
 
 
-def running(words: str) -> bool:
-    wanted = words.replace(" ", "\0").encode()
+def running(command: str) -> bool:
+    wanted = command.replace(" ", "\0").encode()
     for each in Path("/proc").iterdir():
         try:
             if each.name.isdecimal() and wanted in (each / "cmdline").read_bytes():

@@ -1,4 +1,4 @@
-"""An MCP server that asks back, answered in a terminal and by the command line."""
+"""Forms of an MCP server, answered in a terminal and on the command line."""
 
 import json
 import re
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from atlas_command import CTRL_D, ENTER, Home
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]  # each starts processes of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 SHOP = str(Path(__file__).parent.parent / "foreign" / "asking_server.py")
 
 
 @pytest.fixture
 def shop(home: Home) -> Home:
-    """A home whose agents can order something; what exactly is asked back."""
+    """A home with an MCP server that asks for details of an order."""
     (home.folder / "policy.toml").write_text('[tools."shop/order"]\nyes = ["*"]\n')
     entry = {"command": sys.executable, "args": [SHOP, "new"], "confirm": False}
     (home.path / "workspace" / "mcp.json").write_text(json.dumps({"mcpServers": {"shop": entry}}))
@@ -22,18 +22,18 @@ def shop(home: Home) -> Home:
     return home
 
 
-def test_a_person_fills_in_field_after_field_and_mends_what_does_not_fit(shop: Home) -> None:
+def test_user_fills_in_a_form_and_corrects_invalid_values(shop: Home) -> None:
     with shop.terminal("chat") as person:
         person.see(r"\n>$")
         person.type("order" + ENTER)
         asked = person.see(r"answer, no or dismiss\? *$")
         assert "? The MCP server shop asks you" in asked and r"Which \u202eone <b>shall</b> it be?" in asked
-        assert "size (small | large, needed) · Size · How large it is" in asked
-        assert "what you answer is sent to the MCP server shop" in asked
+        assert "size (small | large, required) · Size · How large it is" in asked
+        assert "your answer is sent to the MCP server shop" in asked
         person.type("answer" + ENTER)
         person.see(r"size: *$")
         person.type("huge" + ENTER)
-        person.see(r"huge cannot be chosen; there are small, large(.|\n)*size: *$")
+        person.see(r"invalid value huge: expected one of small, large(.|\n)*size: *$")
         person.type("large" + ENTER)
         person.see(r"count: 2$")
         person.type("9" + ENTER)
@@ -60,20 +60,20 @@ def test_a_person_fills_in_field_after_field_and_mends_what_does_not_fit(shop: H
         assert person.leave() == 0
 
 
-def test_the_command_line_gives_values_and_where_nobody_is_there_it_is_left_unanswered(shop: Home) -> None:
+def test_command_line_sets_values_and_ask_dismisses_forms(shop: Home) -> None:
     with shop.gateway(), shop.terminal("chat") as person:
         person.see(r"\n>$")
         person.type("order" + ENTER)
         person.see(r"answer, no or dismiss\? *$")
         listed = " ".join(shop.run("approvals", "list", COLUMNS="400").stdout.split())
         id = re.findall(r"[0-9a-f]{32}", listed)[0]
-        assert "the MCP server shop asks:" in listed and "size (small | large, needed)" in listed
-        for given, words in (
-            ("colour=red", "it asks for size, count, email, gift"),
+        assert "the MCP server shop asks:" in listed and "size (small | large, required)" in listed
+        for given, message in (
+            ("colour=red", "the fields are size, count, email, gift"),
             ("count=3", '"size" is a required property'),
         ):
             refused = shop.run("approvals", "approve", id[:8], "--set", given)
-            assert refused.returncode and words in refused.stderr, refused.stderr
+            assert refused.returncode and message in refused.stderr, refused.stderr
         assert shop.run("approvals", "approve", id, "--set", "size=large", "--set", "gift=yes").returncode == 0
         person.see(r"It came out: ordered 2 large, gift: True(.|\n)*\n>$")
         person.type(CTRL_D)

@@ -1,4 +1,4 @@
-"""`atlas knowledge`, as a person and a script use it."""
+"""`atlas knowledge`: add, list, search, refresh and remove documents."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from atlas_command import Home
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_documents_are_added_listed_searched_refreshed_and_removed(home: Home, tmp_path: Path) -> None:
@@ -14,7 +14,7 @@ def test_documents_are_added_listed_searched_refreshed_and_removed(home: Home, t
     docs.mkdir()
     (docs / "sea.md").write_text("# Sea\n\n## Walrus\n\nA walrus has two tusks.\n")
     (docs / "land.txt").write_text("A horse has four legs.\n")
-    assert home.run("knowledge", "list").stderr == "There are no documents: atlas knowledge add reads some.\n"
+    assert home.run("knowledge", "list").stderr == "There are no documents. Add some with: atlas knowledge add SOURCE\n"
     added = home.run("knowledge", "add", str(docs), "-c", "animals")
     assert (added.returncode, added.stdout) == (0, "2 added; 2 passages written.\n"), added.stderr
     again = home.run("knowledge", "add", str(docs), "-c", "animals", "--json")
@@ -22,13 +22,13 @@ def test_documents_are_added_listed_searched_refreshed_and_removed(home: Home, t
     found = home.run("knowledge", "search", "animals with tusks", "--limit", "1")
     assert "Sea > Walrus  (docs/sea.md line 5)\n      A walrus has two tusks." in found.stdout
     nothing = home.run("knowledge", "search", "tusks", "--category", "cars")
-    assert (nothing.returncode, nothing.stderr) == (1, "Nothing was found.\n")
+    assert (nothing.returncode, nothing.stderr) == (1, "No results.\n")
     (docs / "land.txt").unlink()
     assert home.run("knowledge", "refresh").stdout == "1 unchanged, 1 removed; 0 passages written.\n"
     listed = json.loads(home.run("knowledge", "list", "--json").stdout)
     assert [(each["name"], each["category"]) for each in listed] == [("docs/sea.md", "animals")]
     refused = home.run("knowledge", "remove", str(docs))
-    assert refused.returncode == 2 and "say --yes" in refused.stderr
+    assert refused.returncode == 2 and "Pass --yes" in refused.stderr
     assert home.run("knowledge", "remove", str(docs), "--yes").stderr == "1 removed.\n"
     assert home.run("knowledge", "remove", str(docs), "--yes").returncode == 1
     missing = home.run("knowledge", "add", str(tmp_path / "none"))

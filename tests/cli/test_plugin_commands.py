@@ -1,4 +1,4 @@
-"""`atlas plugins`: what is installed, what is wrong with it, and a new one that works at once."""
+"""`atlas plugins …`: plugins are listed with their problems, and a new plugin works at once."""
 
 import json
 import os
@@ -21,7 +21,7 @@ async def greet(name: str) -> str:
 
 
 def hello(name: str = "world") -> None:
-    """Say hello to somebody."""
+    """Say hello."""
     print(f"hello {name}")
 '''
 POINTS = """\
@@ -36,36 +36,36 @@ serve = demo_plugin:hello
 
 
 @pytest.fixture
-def furnished(bare: Home) -> Home:
+def with_plugin(bare: Home) -> Home:
     install_plugin(bare.folder / "plugins", CODE, POINTS)
     return bare
 
 
-def test_plugins_are_listed_with_what_is_wrong(furnished: Home) -> None:
-    listed = furnished.run("plugins", "list", "--json")
+def test_plugins_are_listed_with_their_problems(with_plugin: Home) -> None:
+    listed = with_plugin.run("plugins", "list", "--json")
     found = {(each["name"], each["kind"]): each for each in json.loads(listed.stdout)}
     assert set(found) == {("demo", "tools"), ("gone", "tools"), ("hello", "commands"), ("serve", "commands")}
     assert found["demo", "tools"]["trouble"] == "" and found["demo", "tools"]["package"] == "demo-plugin"
     assert "gone" in found["gone", "tools"]["trouble"]
-    assert "demo-plugin 1.0" in furnished.run("plugin", "list").stdout
-    doctor = furnished.run("doctor")
+    assert "demo-plugin 1.0" in with_plugin.run("plugin", "list").stdout
+    doctor = with_plugin.run("doctor")
     assert "gone (tools) is disabled" in doctor.stdout + doctor.stderr
-    off = furnished.run("plugins", "list", ATLAS_DISABLED_PLUGINS="demo").stdout
+    off = with_plugin.run("plugins", "list", ATLAS_DISABLED_PLUGINS="demo").stdout
     assert "turned off" in off
 
 
-def test_a_command_of_a_plugin_is_one_of_ours_and_replaces_none(furnished: Home) -> None:
-    assert furnished.run("hello", "--name", "Ana").stdout == "hello Ana\n"
-    assert "hello" in furnished.run("--help").stdout
-    assert "Serve the agents" in furnished.run("serve", "--help").stdout
-    assert furnished.run("nonsense").returncode == 2
+def test_plugin_command_is_added_and_replaces_none(with_plugin: Home) -> None:
+    assert with_plugin.run("hello", "--name", "Ana").stdout == "hello Ana\n"
+    assert "hello" in with_plugin.run("--help").stdout
+    assert "Start the gateway" in with_plugin.run("serve", "--help").stdout
+    assert with_plugin.run("nonsense").returncode == 2
 
 
-def test_none_installed_is_said_so(bare: Home) -> None:
+def test_list_without_plugins_is_empty(bare: Home) -> None:
     assert "No plugins are installed." in (done := bare.run("plugins", "list")).stdout + done.stderr
 
 
-def test_a_new_plugin_passes_its_own_test_and_is_found_when_installed(bare: Home) -> None:
+def test_new_plugin_passes_its_test_and_can_be_installed(bare: Home) -> None:
     made = bare.run("plugin", "new", "my-tools")
     assert made.returncode == 0, made.stderr
     place = bare.folder / "my-tools"
@@ -86,7 +86,7 @@ def test_a_new_plugin_passes_its_own_test_and_is_found_when_installed(bare: Home
 
 
 @pytest.mark.parametrize("name", ["My Tools", "../x", "1st", ""])
-def test_a_bad_name_is_one_sentence(bare: Home, name: str) -> None:
+def test_invalid_name_is_rejected(bare: Home, name: str) -> None:
     done = bare.run("plugin", "new", name)
-    assert done.returncode == 2 and "no name for a plugin" in done.stderr
+    assert done.returncode == 2 and "invalid plugin name" in done.stderr
     assert not (Path(bare.folder) / name / "pyproject.toml").exists()

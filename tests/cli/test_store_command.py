@@ -1,4 +1,4 @@
-"""`atlas store …` as an operator runs it, beside a gateway and without one."""
+"""`atlas store …`, with and without a running gateway."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 from atlas_command import Home
-from typer.testing import CliRunner, Result
 
-from atlas_agents.cli.main import app
 from atlas_agents.core.aio import SystemClock
 from atlas_agents.core.store import (
     AcceptRun,
@@ -28,11 +26,11 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.stores.sqlite import SqliteStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class Ago(SystemClock):
-    """So many days ago."""
+    """A clock that is this many days behind."""
 
     def __init__(self, days: int) -> None:
         self._seconds = days * 86_400
@@ -45,38 +43,33 @@ async def _fill(home: Home, days: int, run: str, tenant: str) -> None:
     home.path.mkdir(mode=0o700, exist_ok=True)
     store = SqliteStore(home.path / "atlas.db", clock=Ago(days))
     await store.open()
-    said = tuple((n, b"x" * 1000) for n in range(1, 1501))
+    events = tuple((n, b"x" * 1000) for n in range(1, 1501))
     await store.commit(tenant, [PutRecord("tenant", tenant, b"{}"), PutSession("s"), AcceptRun(run, "s", "a")])
-    await store.commit(tenant, [ReserveEvents(run, 1536), AddEvents(run, said), AddAudit(b'{"n":1}')])
+    await store.commit(tenant, [ReserveEvents(run, 1536), AddEvents(run, events), AddAudit(b'{"n":1}')])
     await store.commit(tenant, [AddJournal(run, 0, "accepted", "", b"{}"), SetRun(run, 0, "done")])
     await store.close()
 
 
 def filled(home: Home, days: int, run: str, tenant: str = "default") -> None:
-    """A turn that ended so many days ago and said 1,500 things."""
+    """Store a turn that ended this many days ago, with 1,500 events."""
     asyncio.run(_fill(home, days, run, tenant))
 
 
-def atlas(home: Home, *arguments: str, **env: str) -> Result:
-    """The command, in this process: it starts sooner."""
-    return CliRunner().invoke(app, ["store", *arguments], env=home.environment(**env), prog_name="atlas")
-
-
 def pruned(home: Home, *arguments: str, **env: str) -> dict[str, Any]:
-    done = atlas(home, "prune", *arguments, "--json", **env)
-    assert (done.exit_code, done.stderr) == (0, "")
+    done = home.run("store", "prune", *arguments, "--json", **env)
+    assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
 
 NOTHING = {"runs": 0, "rows": 0, "size": 0}
 
 
-def test_old_events_are_counted_then_removed_and_by_default_nothing_else(bare: Home) -> None:
+def test_prune_removes_old_events_and_by_default_nothing_else(bare: Home) -> None:
     for days, run, tenant in ((40, "old", "default"), (20, "new", "default"), (31, "theirs", "acme")):
         filled(bare, days, run, tenant)
     both = {"runs": 2, "rows": 3000, "size": 3_000_000}
     assert pruned(bare, "--dry-run") == {"dryRun": True, "events": both, "journal": NOTHING}
-    assert atlas(bare, "prune", "--dry-run").stdout == (
+    assert bare.run("store", "prune", "--dry-run").stdout == (
         "3,000 events of 2 turns would be removed, 3.0 MB\n0 steps of 0 turns would be removed, 0.0 MB\n"
     )
     assert pruned(bare) == {"dryRun": False, "events": both, "journal": NOTHING}
@@ -87,7 +80,7 @@ def test_old_events_are_counted_then_removed_and_by_default_nothing_else(bare: H
     assert found == {"dryRun": False, "events": NOTHING, "journal": {"runs": 1, "rows": 1, "size": 2}}
 
 
-def test_what_is_kept_no_longer_may_be_removed_while_a_gateway_runs(home: Home) -> None:
+def test_prune_works_while_a_gateway_runs(home: Home) -> None:
     filled(home, 40, "old")
     with home.gateway():
         done = home.run("store", "prune")
@@ -96,51 +89,46 @@ def test_what_is_kept_no_longer_may_be_removed_while_a_gateway_runs(home: Home) 
         assert home.run("ask", "Hello again").returncode == 0
 
 
-def test_a_backup_of_a_gateway_that_runs_comes_back_after_all_is_lost(home: Home) -> None:
+def test_backup_of_a_running_gateway_is_restored_after_data_loss(home: Home) -> None:
     copy = home.folder / "backup.db"
     with home.gateway() as served:
         assert home.run("ask", "Remember the boat", "-s", "first").returncode == 0
         done = home.run("store", "backup", "backup.db")
         assert (done.returncode, done.stderr) == (0, "")
-        assert re.fullmatch(
-            rf"{copy} has 1 session, 2 messages, 0 lines of the audit log, 0\.\d MB, and is whole\.\n", done.stdout
-        )
+        assert re.fullmatch(rf"Backed up to {copy}: 1 session, 2 messages, 0 audit lines, 0\.\d MB\.\n", done.stdout)
         home.run("ask", "Too late", "-s", "second")
-        refused = atlas(home, "restore", str(copy), "--replace")
-        assert refused.exit_code == 2 and "another Atlas process" in refused.stderr
+        refused = home.run("store", "restore", str(copy), "--replace")
+        assert refused.returncode == 2 and "another Atlas process" in refused.stderr
         served.kill()
-    refused = atlas(home, "restore", str(copy))
-    assert refused.exit_code == 1
-    assert (
-        refused.stderr
-        == f"atlas: database {home.path / 'atlas.db'} is not empty: pass --replace to rename it and restore the backup\n"
-    )
+    refused = home.run("store", "restore", str(copy))
+    assert refused.returncode == 1
+    assert f"database {home.path / 'atlas.db'} is not empty: pass --replace" in refused.stderr
     (home.path / "atlas.db").write_bytes(b"rubbish" * 1000)
-    done = atlas(home, "restore", str(copy), "--replace")
-    assert done.exit_code == 0, done.stderr
+    done = home.run("store", "restore", str(copy), "--replace")
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"{home.path / 'atlas.db'} has 1 session, 2 messages")
-    assert Path(lines[1].removeprefix("What was there before is ").removesuffix(".")).read_bytes() == b"rubbish" * 1000
+    assert lines[0] == f"Restored {home.path / 'atlas.db'} from {copy}: 1 session, 2 messages, 0 audit lines."
+    assert Path(lines[1].removeprefix("The previous database is ").removesuffix(".")).read_bytes() == b"rubbish" * 1000
     again = home.run("ask", "Hello", "-s", "first", "--json")
     assert again.returncode == 0, again.stderr
     shown = json.loads(home.run("sessions", "show", "first", "--json").stdout)
     assert [each["role"] for each in shown["messages"]] == ["user", "assistant"] * 2
 
 
-def test_what_was_under_way_in_a_backup_is_told_and_can_be_ended(bare: Home) -> None:
+def test_open_turns_of_a_backup_are_reported_and_can_be_ended(bare: Home) -> None:
     filled(bare, 1, "old")
     asyncio.run(_open_turns(bare))
     copy = str(bare.folder / "backup.db")
-    content = json.loads(atlas(bare, "backup", copy, "--json").stdout)
+    content = json.loads(bare.run("store", "backup", copy, "--json").stdout)
     assert (content["openTurns"], content["openJobs"], content["auditLines"], content["broken"]) == (2, 1, 1, None)
-    done = atlas(bare, "restore", copy, "--replace")
-    assert done.exit_code == 0 and "2 turns and 1 job were under way" in done.stderr
-    refused = atlas(bare, "end-turns")
-    assert refused.exit_code == 2 and "say --yes" in refused.stderr
-    assert atlas(bare, "end-turns", "--yes").stdout == "2 turns and 1 job ended.\n"
-    assert json.loads(atlas(bare, "end-turns", "--yes", "--json").stdout) == {"turns": 0, "jobs": 0}
+    done = bare.run("store", "restore", copy, "--replace")
+    assert done.returncode == 0 and "2 turns and 1 job were running" in done.stderr
+    refused = bare.run("store", "end-turns")
+    assert refused.returncode == 2 and "Pass --yes" in refused.stderr
+    assert bare.run("store", "end-turns", "--yes").stdout == "Ended 2 turns and 1 job.\n"
+    assert json.loads(bare.run("store", "end-turns", "--yes", "--json").stdout) == {"turns": 0, "jobs": 0}
     errors = asyncio.run(_errors(bare))
-    assert errors == ["it was under way when the backup was made"] * 2
+    assert errors == ["it was running when the backup was made"] * 2
 
 
 async def _open_turns(home: Home) -> None:
@@ -159,19 +147,23 @@ async def _errors(home: Home) -> list[str | None]:
     return [run.error for run in runs if run.status == "failed"]
 
 
-def test_a_copy_of_a_broken_audit_log_is_kept_and_complained_of(bare: Home) -> None:
+def test_backup_with_a_broken_audit_log_is_kept_and_reported(bare: Home) -> None:
     filled(bare, 1, "old")
     with contextlib.closing(sqlite3.connect(bare.path / "atlas.db", isolation_level=None)) as other:
         other.execute("UPDATE audit SET entry = '{}'")
     copy = bare.folder / "backup.db"
-    done = atlas(bare, "backup", str(copy))
-    assert done.exit_code == 1 and copy.exists()
+    done = bare.run("store", "backup", str(copy))
+    assert done.returncode == 1 and copy.exists()
     assert "the audit log of tenant 'default' is broken at entry 1" in done.stderr
-    refused = atlas(bare, "restore", str(copy), "--replace")
-    assert refused.exit_code == 1 and refused.stderr.endswith("is broken at entry 1; nothing was changed\n")
+    refused = bare.run("store", "restore", str(copy), "--replace")
+    assert refused.returncode == 1 and refused.stderr.endswith("is broken at entry 1; nothing was changed\n")
 
 
 @pytest.mark.parametrize(("command", "program"), [("backup", "pg_dump"), ("restore", "pg_restore")])
-def test_for_postgres_it_says_what_to_say(command: str, program: str, bare: Home) -> None:
-    done = atlas(bare, command, "file", ATLAS_DATABASE_URL="postgresql://ana:geheim@db/atlas")
-    assert done.exit_code == 2 and f"for Postgres say {program} --" in done.stderr and "geheim" not in done.output
+def test_postgres_commands_are_named_instead(command: str, program: str, bare: Home) -> None:
+    done = bare.run("store", command, "file", ATLAS_DATABASE_URL="postgresql://ana:geheim@db/atlas")
+    assert (
+        done.returncode == 2
+        and f"for Postgres, run: {program} --" in done.stderr
+        and "geheim" not in done.stdout + done.stderr
+    )

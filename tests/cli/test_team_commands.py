@@ -1,4 +1,4 @@
-"""Jobs, schedules, users and plans, as a script uses them."""
+"""Jobs, schedules, users and plans."""
 
 import json
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 from atlas_command import Home
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def read(home: Home, *arguments: str) -> Any:
-    """What a command prints as JSON."""
+    """The JSON that a command prints."""
     done = home.run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_a_schedule_is_added_run_and_removed_and_its_job_is_seen_and_stopped(home: Home) -> None:
+def test_schedule_runs_a_job_that_can_be_cancelled_and_retried(home: Home) -> None:
     assert home.run("jobs", "list").stderr == "There are no jobs.\n"
     added = home.run("schedule", "add", "news", "0 9 * * 1-5", "The news!", "--zone", "Europe/Berlin")
-    assert added.returncode == 0 and added.stderr.startswith("news is due next at ")
+    assert added.returncode == 0 and added.stderr.startswith("news: next run at ")
     assert home.run("schedule", "add", "b", "0 25 * * *", "x").returncode != 0
     assert home.run("schedule", "list").stdout.splitlines()[1].split()[:7] == [
         "news",
@@ -38,15 +38,15 @@ def test_a_schedule_is_added_run_and_removed_and_its_job_is_seen_and_stopped(hom
     assert "cancelled, normal" in shown and "The news!" in shown and "by owner" in shown
     assert home.run("jobs", "retry", job).stderr == f"{job} is queued.\n"
     assert home.run("jobs", "list", "--state", "lost").returncode == 2
-    assert home.run("schedule", "pause", "news").stderr == "news rests.\n"
+    assert home.run("schedule", "pause", "news").stderr == "news: paused.\n"
     assert "nextAt" not in read(home, "schedule", "list")[0]
     assert home.run("schedule", "remove", "news").returncode == 0
     assert read(home, "schedule", "list") == []
 
 
-def test_users_and_plans_are_kept(home: Home) -> None:
+def test_users_and_plans_are_stored(home: Home) -> None:
     assert [each["name"] for each in read(home, "users", "list")] == ["owner"]
-    assert home.run("users", "set", "ann", "--role", "admin").stderr == "ann is active, admin.\n"
+    assert home.run("users", "set", "ann", "--role", "admin").stderr == "ann: active, admin.\n"
     assert home.run("plans", "set", "small", "--tokens", "1000", "--seats", "1").returncode == 0
     assert home.run("plans", "use", "small").returncode == 0
     assert "1 seats" in home.run("users", "set", "bob").stderr

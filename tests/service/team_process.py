@@ -50,7 +50,7 @@ class TeamProcess:
         )
         assert self._process.stderr is not None
         end = time.monotonic() + PATIENCE
-        while "Ctrl-C ends it." not in self._said:
+        while "Press Ctrl-C to stop." not in self._said:
             line = self._process.stderr.readline()
             self._said += line
             assert line and time.monotonic() < end, self._said
@@ -68,7 +68,7 @@ class TeamProcess:
 
     @property
     def url(self) -> str:
-        found = re.search(r"listens on (http://\S+)\.", self._said)
+        found = re.search(r"listening on (http://\S+)\.", self._said)
         assert found, self._said
         return found[1]
 

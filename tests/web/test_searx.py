@@ -9,7 +9,7 @@ from searx_server import is_there, searx
 from atlas_agents import Agent, Atlas, ToolResult
 from atlas_agents.app.tools import HOUSE_RULES, known_tools
 from atlas_agents.builtin_tools.web.search import SearXNG, WebResult
-from atlas_agents.cli.doctor.search import look_at_search
+from atlas_agents.cli.doctor_agents import check_search
 from atlas_agents.config import load
 from atlas_agents.core.errors import ToolFailed
 from atlas_agents.testing import Environment, Scripted, calls, says
@@ -68,5 +68,5 @@ async def test_an_agent_of_the_house_searches_with_it_unasked(url: str, tmp_path
 async def test_the_doctor_finds_it_well(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATLAS_SEARCH_URL", url)
     monkeypatch.setenv("ATLAS_HOME", str(tmp_path))
-    findings = [finding async for finding in look_at_search(load(cwd=tmp_path))]
-    assert [(finding.state, finding.words) for finding in findings] == [("ok", "SearXNG answers")]
+    findings = [finding async for finding in check_search(load(cwd=tmp_path))]
+    assert [(finding.state, finding.words) for finding in findings] == [("ok", "SearXNG responds")]

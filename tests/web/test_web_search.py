@@ -26,7 +26,7 @@ from atlas_agents.builtin_tools.web.search import (
     choose,
     web_search,
 )
-from atlas_agents.cli.doctor.search import look_at_search
+from atlas_agents.cli.doctor_agents import check_search
 from atlas_agents.config import load
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.core.paths import Secret
@@ -330,12 +330,12 @@ async def test_the_doctor_says_who_searches(tmp_path: Path, monkeypatch: pytest.
         with monkeypatch.context() as here:
             for name, value in {"ATLAS_HOME": str(tmp_path), **values}.items():
                 here.setenv(name, value)
-            return [(each.state, each.words) async for each in look_at_search(load(cwd=tmp_path))]
+            return [(each.state, each.words) async for each in check_search(load(cwd=tmp_path))]
 
     async with FaultServer() as gone:
         pass
-    assert await found() == [("ok", "nobody is set who searches the web, and web_search says what to set")]
-    assert await found(BRAVE_API_KEY=KEY) == [("ok", "Brave; it was not asked")]
+    assert await found() == [("ok", "not configured; web_search explains how to configure it")]
+    assert await found(BRAVE_API_KEY=KEY) == [("ok", "Brave, not tested")]
     assert await found(ATLAS_SEARCH="exa") == [
         ("broken", "exa has no key: a person has to set ATLAS_SEARCH_KEY or EXA_API_KEY")
     ]

@@ -1,135 +1,182 @@
-"""`atlas ask`: one question, one answer, for scripts and for people in a hurry."""
+"""`atlas ask`: ask one question and print the answer."""
 
 import select
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-import msgspec
+import typer
 
-from atlas_agents.cli import options as given
-from atlas_agents.cli.border import DONE, INTERRUPTED, NO_ANSWER, complain, quiet, run
-from atlas_agents.cli.options import Talking
-from atlas_agents.cli.reach import Here, for_talking
-from atlas_agents.cli.turn import Asked, Ending, Left, Notes, Screen, remark, take_turn
-from atlas_agents.cli.who import headline
-from atlas_agents.cli.words import called, one_line, trouble
+from atlas_agents.cli.command import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    AgentOption,
+    command,
+    command_group,
+    print_error,
+)
+from atlas_agents.cli.connect import (
+    BaseUrlOption,
+    ConversationOptions,
+    GatewaySession,
+    ModelOption,
+    SessionOption,
+    SystemOption,
+    ToolsFlag,
+    connect_for,
+    describe_responder,
+    load_settings,
+)
+from atlas_agents.cli.output import describe_model_error, format_call, one_line, print_json
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.messages import new_id
 
-_LONGEST = 4_000_000
-_PATIENCE = 10.0
+if TYPE_CHECKING:
+    from atlas_agents.cli.turn import ApprovalRequest, TurnOutcome, TurnView
 
-
-def ask(message: str | None, talking: Talking, *, yes_to: tuple[str, ...] = (), as_json: bool = False) -> int:
-    """Answer once; the result is the exit code."""
-    quiet()
-    return run(lambda: _ask(message, talking, frozenset(yes_to), as_json))
+app = command_group()
+_MAX_BYTES = 4_000_000
+_STDIN_SECONDS = 10.0
 
 
-async def _ask(message: str | None, talking: Talking, yes_to: frozenset[str], as_json: bool) -> int:
-    settings = None if talking.alone else given.settings()
-    question = _question(message)
-    if not question:
-        raise ConfigError("nothing came in, so there is nothing to answer: give a MESSAGE, or pipe one in")
-    screen = _screen(as_json)
-    async with for_talking(settings, talking) as here:
-        here.hint = screen.hint
+@command(app)
+async def ask(
+    message: Annotated[
+        str | None, typer.Argument(metavar="MESSAGE", help="The question. '-' reads it from standard input.")
+    ] = None,
+    session: SessionOption = None,
+    agent: AgentOption = None,
+    yes_to: Annotated[
+        list[str] | None, typer.Option(metavar="TOOL", help="Approve calls of this tool. Repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer, usage, runId and steps as JSON.")] = False,
+    model: ModelOption = None,
+    base_url: BaseUrlOption = None,
+    system: SystemOption = None,
+    tools: ToolsFlag = True,
+) -> int:
+    """Ask one question and print the answer.
+
+    The answer goes to standard output, everything else to standard error. Calls that need approval are denied, unless
+    --yes-to approves them.
+
+    Exit codes: 0 success, 1 no answer, 2 invalid options or settings, 130 stopped by Ctrl-C.
+    """
+    from atlas_agents.cli.turn import QuitRequested, follow_turn
+    from atlas_agents.core.messages import new_id
+
+    options = ConversationOptions(session, agent, False, model, base_url, system, tools)
+    if not options.direct:
+        load_settings()  # report invalid settings before reading the question
+    question = _read_question(message)
+    view = _create_view(as_json)
+    async with connect_for(options) as gateway:
+        gateway.on_status = view.show_status
         if not as_json:
-            print(await headline(here, talking.agent), file=sys.stderr, flush=True)
-        key = talking.session or new_id()
-        async with here.client.follow(key) as feed:
-            sent = await feed.send(question, agent_id=talking.agent)
+            print(await describe_responder(gateway, agent), file=sys.stderr, flush=True)
+        key = session or new_id()
+
+        async def decide(request: "ApprovalRequest") -> None:
+            await _decide(request, gateway, yes_to or [])
+
+        async with gateway.client.follow(key) as feed:
+            sent = await feed.send(question, agent_id=agent)
             try:
-                ending = await take_turn(
-                    here.client, feed, sent.run_id, screen, lambda asked: _decide(asked, here, yes_to)
-                )
-            except Left:
-                return INTERRUPTED
-        return _tell(ending, key, screen, here, as_json=as_json)
+                outcome = await follow_turn(gateway.client, feed, sent.run_id, view, decide)
+            except QuitRequested:
+                return EXIT_INTERRUPTED
+        return _print_outcome(outcome, key, view, gateway, as_json=as_json)
 
 
-async def _decide(asked: Asked, here: Here, yes_to: frozenset[str]) -> None:
-    """Nobody is asked here: yes to what the command line names, no to all else. A form is left unanswered."""
-    if asked.form is not None:
-        words = one_line(f"{asked.form.asker}: {asked.form.message}")
-        complain(f"not answered: {words}; atlas chat asks you, and so does the page")
-        await here.client.call("approvals.resolve", approval_id=asked.approval_id, decision="dismiss")
+async def _decide(request: "ApprovalRequest", gateway: GatewaySession, approved_tools: list[str]) -> None:
+    """Approve calls of the tools named on the command line, deny all others, and dismiss forms."""
+    if request.form is not None:
+        text = one_line(f"{request.form.asker}: {request.form.message}")
+        print_error(f"not answered: {text}; use atlas chat or the web page to answer forms")
+        await gateway.client.call("approvals.resolve", approval_id=request.approval_id, decision="dismiss")
         return
-    yes = asked.tool_name in yes_to
-    if not yes:
-        words = called(asked.tool_name, asked.details).removeprefix("→ ")
-        complain(f"denied: {words} needs a person's yes; atlas chat asks you, and --yes-to {asked.tool_name} allows it")
-    decision = "allow-once" if yes else "deny"
-    reason = "" if yes else "nobody was there to ask"
-    await here.client.call("approvals.resolve", approval_id=asked.approval_id, decision=decision, reason=reason)
+    approved = request.tool_name in approved_tools
+    if not approved:
+        call = format_call(request.tool_name, request.details).removeprefix("→ ")
+        print_error(f"denied: {call} needs approval; use atlas chat, or pass --yes-to {request.tool_name}")
+    await gateway.client.call(
+        "approvals.resolve",
+        approval_id=request.approval_id,
+        decision="allow-once" if approved else "deny",
+        reason="" if approved else "no one was available to approve it",
+    )
 
 
-def _tell(ending: Ending, key: str, screen: Screen, here: Here, *, as_json: bool) -> int:
-    address = here.choice.address if here.choice else ""
+def _print_outcome(
+    outcome: "TurnOutcome", key: str, view: "TurnView", gateway: GatewaySession, *, as_json: bool
+) -> int:
+    from atlas_agents.cli.turn import StderrView, show_outcome_notice
+
+    url = gateway.model_choice.url if gateway.model_choice else ""
+    error = None if outcome.error is None else describe_model_error(outcome.error, outcome.error_kind, url)
     if as_json:
-        print(msgspec.json.encode(_as_json(ending, key, address)).decode())
-    elif ending.error is not None:
-        complain(trouble(ending.error, ending.kind, address))
-    elif not ending.cancelled:
-        remark(ending, screen)
-        if isinstance(screen, Notes):
+        print_json(_as_json(outcome, key, error))
+    elif error is not None:
+        print_error(error)
+    elif not outcome.cancelled:
+        show_outcome_notice(outcome, view)
+        if isinstance(view, StderrView):
             sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-            print(ending.text)
-    if ending.cancelled:
-        return INTERRUPTED
-    return NO_ANSWER if ending.error is not None or ending.unfinished else DONE
+            print(outcome.text)
+    if outcome.cancelled:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if error is not None or outcome.incomplete else EXIT_OK
 
 
-def _as_json(ending: Ending, key: str, address: str) -> dict[str, Any]:
-    usage = msgspec.to_builtins(ending.usage)
-    said: dict[str, Any] = {
-        "answer": ending.text if ending.message is not None and ending.error is None else None,
-        "runId": ending.run_id,
+def _as_json(outcome: "TurnOutcome", key: str, error: str | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "answer": outcome.text if outcome.message is not None and error is None else None,
+        "runId": outcome.run_id,
         "sessionKey": key,
-        "model": ending.model,
-        "usage": usage,
-        "steps": ending.steps,
+        "model": outcome.model,
+        "usage": outcome.usage,
+        "steps": outcome.steps,
     }
-    if ending.cancelled:
-        said["cancelled"] = True
-    if ending.error is not None:
-        said["error"] = {"kind": ending.kind, "message": trouble(ending.error, ending.kind, address)}
-    return said
+    if outcome.cancelled:
+        fields["cancelled"] = True
+    if error is not None:
+        fields["error"] = {"kind": outcome.error_kind, "message": error}
+    return fields
 
 
-def _screen(as_json: bool) -> Screen:
-    if as_json or not is_terminal(sys.stdout):
-        return Notes()
+def _create_view(as_json: bool) -> "TurnView":
+    if as_json or not _is_terminal(sys.stdout):
+        from atlas_agents.cli.turn import StderrView
+
+        return StderrView()
     from rich.console import Console
 
-    from atlas_agents.cli.page import Page
+    from atlas_agents.cli.terminal import TerminalView
 
-    return Page(Console(highlight=False))
-
-
-def _question(message: str | None) -> str:
-    """The message, or what comes in; empty when there is nothing to answer."""
-    if message is not None and message != "-":
-        if not message.strip():
-            raise ConfigError("the message is empty")
-        return message
-    return _read_input(patient=message == "-")
+    return TerminalView(Console(highlight=False))
 
 
-def _read_input(*, patient: bool) -> str:
-    """Standard input to its end. With no person on either side, an input that stays silent counts as empty."""
+def _read_question(message: str | None) -> str:
+    """Return the message, or standard input; raise ConfigError if it is empty."""
+    question = _read_stdin(wait=message == "-") if message in (None, "-") else message
+    if not question.strip():
+        raise ConfigError("the question is empty; pass MESSAGE, or pipe one in")
+    return question
+
+
+def _read_stdin(*, wait: bool) -> str:
+    """Read standard input to its end. In a script, an input that stays silent counts as empty."""
     if sys.stdin is None:
         return ""
-    if is_terminal(sys.stdin):
-        print("Type the message, and end it with Ctrl-D on a line of its own.", file=sys.stderr)
-    someone = patient or is_terminal(sys.stdin) or is_terminal(sys.stdout)
-    if not someone and not select.select([sys.stdin], [], [], _PATIENCE)[0]:
+    if _is_terminal(sys.stdin):
+        print("Type the message and end it with Ctrl-D on an empty line.", file=sys.stderr)
+    interactive = wait or _is_terminal(sys.stdin) or _is_terminal(sys.stdout)
+    if not interactive and not select.select([sys.stdin], [], [], _STDIN_SECONDS)[0]:
         return ""
-    content = sys.stdin.buffer.read(_LONGEST + 1)
-    if len(content) > _LONGEST:
-        raise ConfigError(f"the message is longer than {_LONGEST:,} bytes")
+    content = sys.stdin.buffer.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"the message is longer than {_MAX_BYTES:,} bytes")
     return content.decode("utf-8", "replace").strip()
 
 
-def is_terminal(file: TextIO | None) -> bool:
+def _is_terminal(file: TextIO | None) -> bool:
     return file is not None and file.isatty()

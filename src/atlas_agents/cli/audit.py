@@ -1,107 +1,105 @@
-"""`atlas audit …`: the log of all tool calls, read, followed and checked."""
+"""`atlas audit …`: list, follow and verify the audit log of tool calls, and test a policy against it."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from atlas_agents.cli import options as given
-from atlas_agents.cli import show
-from atlas_agents.cli.border import DONE, NO_ANSWER, quiet, run
-from atlas_agents.cli.reach import TENANT, Here, within_reach
-from atlas_agents.cli.when import moment
-from atlas_agents.cli.words import one_line
-from atlas_agents.config.open import open_store
+import typer
+
+from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, JsonFlag, command, command_group
+from atlas_agents.cli.connect import TENANT, GatewaySession, call, connect, load_settings
+from atlas_agents.cli.output import format_time, one_line, print_json, print_table
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.gateway.protocol.events import AuditAdded
-from atlas_agents.tools.audit import AuditRecord, StoreAudit, what_if
-from atlas_agents.tools.policy import Policy
 
+if TYPE_CHECKING:
+    from atlas_agents.tools.audit import AuditRecord
+
+app = command_group()
 _LEVELS = (None, "info", "warn", "error")
 
 
-def list_audit(limit: int, filters: dict[str, str | None], *, as_json: bool) -> int:
-    async def work() -> None:
-        if filters.get("level") not in _LEVELS:
-            raise ConfigError(f"--level: it must be info, warn or error, not {filters['level']!r}")
-        async with within_reach(given.settings(), idle=True) as here:
-            found = (await here.client.call("audit.list", limit=limit, **filters))["entries"]
-        if as_json:
-            show.as_json(found)
-            return
-        heads = ("line", "when", "agent", "tool", "came of it")
-        show.table(heads, [_row(each) for each in found], "No tool was called.")
+@command(app, "list")
+async def list_entries(
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="Maximum number of calls.")] = 20,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="ID", help="Only calls of this agent.")] = None,
+    tool: Annotated[str | None, typer.Option("--tool", metavar="NAME", help="Only calls of this tool.")] = None,
+    level: Annotated[
+        str | None, typer.Option("--level", metavar="LEVEL", help="Only this level: info, warn or error.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(metavar="ID", help="Only calls of this run.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List tool calls, most recent first."""
+    if level not in _LEVELS:
+        raise ConfigError(f"invalid --level {level!r}: expected info, warn or error")
+    found = (await call("audit.list", limit=limit, agent_id=agent, tool=tool, level=level, run_id=run))["entries"]
+    if as_json:
+        print_json(found)
+        return
+    headers = ("line", "time", "agent", "tool", "result")
+    print_table(headers, [_row(each) for each in found], "No tool calls were recorded.")
 
-    quiet()
-    return run(work)
 
+@command(app)
+async def follow(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call.")] = False,
+) -> None:
+    """Print tool calls as they are made. Stop with Ctrl-C."""
+    from atlas_agents.gateway.protocol.events import AuditAdded
 
-def follow(*, as_json: bool) -> int:
-    quiet()
-    return run(lambda: _follow(as_json=as_json))
-
-
-async def _follow(*, as_json: bool) -> None:
-    """New lines; those that were written while the line was broken are looked up."""
-    async with within_reach(given.settings()) as here:
-        print("Waiting for calls; Ctrl-C ends it.", file=sys.stderr, flush=True)
-        newest = await _newest(here)
-        while True:
-            news = here.client.news()
-            await here.client.call("audit.subscribe")
-            for entry in reversed(await _since(here, newest)):
+    async with connect(idle=False) as gateway:
+        print("Waiting for tool calls; press Ctrl-C to stop.", file=sys.stderr, flush=True)
+        newest = await _newest(gateway)
+        while True:  # the event stream ends when the connection is lost: subscribe again and print what was missed
+            events = gateway.client.news()
+            await gateway.client.call("audit.subscribe")
+            for entry in reversed(await _entries_after(gateway, newest)):
                 newest = max(newest, entry["seq"])
-                _print(entry, as_json=as_json)
-            async for event in news:
+                _print_entry(entry, as_json=as_json)
+            async for event in events:
                 if isinstance(event, AuditAdded) and event.entry.seq > newest:
                     newest = event.entry.seq
                     entry = {"seq": event.entry.seq, "entry": event.entry.entry, "hash": event.entry.hash}
-                    _print(entry, as_json=as_json)
+                    _print_entry(entry, as_json=as_json)
 
 
-async def _newest(here: Here) -> int:
-    found = (await here.client.call("audit.list", limit=1))["entries"]
-    return found[0]["seq"] if found else 0
+@command(app)
+async def verify(as_json: JsonFlag = False) -> int:
+    """Verify the hash chain: no entry was changed or removed.
+
+    Exit codes: 0 the chain is intact, 1 it is broken.
+    """
+    found = await call("audit.verify")
+    lines, problem = found["rows"], found.get("problem")
+    if as_json:
+        print_json({"lines": lines, "whole": problem is None, "problem": problem})
+    else:
+        print(f"The chain is intact: {lines} lines." if problem is None else f"The chain is broken: {problem}.")
+    return EXIT_OK if problem is None else EXIT_FAILED
 
 
-async def _since(here: Here, seq: int) -> list[dict[str, Any]]:
-    found = (await here.client.call("audit.list", limit=500))["entries"]
-    return [each for each in found if each["seq"] > seq]
+@command(app, "what-if")
+async def compare_policy(
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="The policy file to test.")], as_json: JsonFlag = False
+) -> None:
+    """List the recorded calls that another policy would have decided differently."""
+    from atlas_agents.tools.audit import what_if
+    from atlas_agents.tools.policy import Policy
+
+    changes = what_if(await _read_records(), Policy.load(policy))
+    if as_json:
+        print_json(changes)
+        return
+    rows = [(each.seq, each.agent_id, each.tool, each.before, each.after, each.rule) for each in changes]
+    headers = ("line", "agent", "tool", "decision", "would be", "because of")
+    print_table(headers, rows, "The policy would have decided every recorded call the same way.")
 
 
-def check(*, as_json: bool) -> int:
-    async def work() -> int:
-        async with within_reach(given.settings(), idle=True) as here:
-            found = await here.client.call("audit.verify")
-        lines, problem = found["rows"], found.get("problem")
-        if as_json:
-            show.as_json({"lines": lines, "whole": problem is None, "problem": problem})
-        else:
-            print(f"The chain is whole: {lines} lines." if problem is None else f"The chain is broken: {problem}.")
-        return DONE if problem is None else NO_ANSWER
+async def _read_records() -> "list[AuditRecord]":
+    """Read the whole log from the store: the policy is a local file that the gateway does not know."""
+    from atlas_agents.config.open import open_store
+    from atlas_agents.tools.audit import StoreAudit
 
-    quiet()
-    return run(work)
-
-
-def compare(path: str, *, as_json: bool) -> int:
-    async def work() -> None:
-        policy = Policy.load(path)
-        changes = what_if(await _records(), policy)
-        if as_json:
-            show.as_json(changes)
-            return
-        rows = [(each.seq, each.agent_id, each.tool, each.before, each.after, each.rule) for each in changes]
-        show.table(
-            ("line", "agent", "tool", "was", "would be", "because of"),
-            rows,
-            "Nothing would have been judged otherwise.",
-        )
-
-    return run(work)
-
-
-async def _records() -> list[AuditRecord]:
-    """The whole log, to be judged here: the policy is a file of this place, and no gateway need know it."""
-    store = open_store(given.settings())
+    store = open_store(load_settings())
     await store.open()
     try:
         return list(await StoreAudit(store).records(TENANT))
@@ -109,19 +107,25 @@ async def _records() -> list[AuditRecord]:
         await store.close()
 
 
+async def _newest(gateway: GatewaySession) -> int:
+    found = (await gateway.client.call("audit.list", limit=1))["entries"]
+    return found[0]["seq"] if found else 0
+
+
+async def _entries_after(gateway: GatewaySession, seq: int) -> list[dict[str, Any]]:
+    found = (await gateway.client.call("audit.list", limit=500))["entries"]
+    return [each for each in found if each["seq"] > seq]
+
+
 def _row(line: dict[str, Any]) -> tuple[object, ...]:
     entry = line["entry"]
-    return line["seq"], moment(entry["timestamp"]), entry["actorExternalId"], entry["entityId"], _came(entry)
+    result = f"{'ok' if entry['success'] else entry['level']}: {one_line(entry['message'], 300)}"
+    return line["seq"], format_time(entry["timestamp"]), entry["actorExternalId"], entry["entityId"], result
 
 
-def _came(entry: dict[str, Any]) -> str:
-    return f"{'ok' if entry['success'] else entry['level']}: {one_line(entry['message'], 300)}"
-
-
-def _print(line: dict[str, Any], *, as_json: bool) -> None:
+def _print_entry(line: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        show.as_json(line)
+        print_json(line)
     else:
-        seq, when, agent, tool, came = _row(line)
-        print(f"{seq}  {when}  {agent}  {tool}  {came}")
+        print("  ".join(map(str, _row(line))))
     sys.stdout.flush()

@@ -1,53 +1,411 @@
-"""`atlas chat`: a conversation at the prompt."""
+"""`atlas chat`: a conversation at the prompt, with slash commands."""
 
+import os
 import sys
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from atlas_agents.cli import options as given
-from atlas_agents.cli.ask import is_terminal
-from atlas_agents.cli.border import DONE, quiet, run
-from atlas_agents.cli.commands import Place
-from atlas_agents.cli.options import Talking
-from atlas_agents.cli.reach import Here, for_talking
-from atlas_agents.cli.talk import Talk
-from atlas_agents.cli.who import agents, pick
+import typer
+
+from atlas_agents.cli.command import AgentOption, command, command_group
+from atlas_agents.cli.connect import (
+    BaseUrlOption,
+    ConversationOptions,
+    GatewaySession,
+    ModelOption,
+    SessionOption,
+    SystemOption,
+    ToolsFlag,
+    connect_for,
+    describe_agent,
+    describe_responder,
+    find_agent,
+    list_agents,
+    model_label,
+)
+from atlas_agents.cli.output import (
+    describe_error,
+    describe_model_error,
+    format_age,
+    format_call,
+    format_result,
+    one_line,
+    plural,
+    printable,
+    without_code_hints,
+)
 from atlas_agents.core.errors import ConfigError, GatewayError
-from atlas_agents.core.messages import new_id
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    from atlas_agents.cli.turn import ApprovalRequest, TurnOutcome
+    from atlas_agents.client.client import SessionFeed
+    from atlas_agents.gateway.protocol.types import MessageShape
+
+app = command_group()
+_HELP = (
+    ("/agents", "list the agents and their tools"),
+    ("/agent ID", "switch to another agent"),
+    ("/sessions", "list recent sessions"),
+    ("/session KEY", "continue another session"),
+    ("/new", "start a new conversation"),
+    ("/fork", "continue in a copy of this conversation"),
+    ("/history", "show the messages so far"),
+    ("/usage", "show the token usage of this conversation"),
+    ("/quit", "quit; Ctrl-D does the same"),
+)
+_QUIT = ("/exit", "/quit")
 
 
-def chat(talking: Talking) -> int:
-    """Talk until the person leaves; the result is the exit code."""
-    quiet()
-    return run(lambda: _chat(talking))
+@command(app)
+async def chat(
+    session: SessionOption = None,
+    latest: Annotated[bool, typer.Option("--continue", "-c", help="Continue the latest session.")] = False,
+    agent: AgentOption = None,
+    model: ModelOption = None,
+    base_url: BaseUrlOption = None,
+    system: SystemOption = None,
+    tools: ToolsFlag = True,
+) -> None:
+    """Chat with an agent in the terminal.
+
+    An agent of the workspace answers, in a stored session, through the running gateway or without one. With --model
+    or --base-url a model answers directly, and nothing is stored.
+    """
+    options = ConversationOptions(session, agent, latest, model, base_url, system, tools)
+    if sys.stdin is None or not sys.stdin.isatty() or not sys.stdout.isatty():
+        raise ConfigError("atlas chat needs a terminal; use atlas ask in a script or a pipe")
+    async with connect_for(options) as gateway:
+        await ChatLoop(gateway, *await _choose_session(gateway, options)).run()
 
 
-async def _chat(talking: Talking) -> int:
-    settings = None if talking.alone else given.settings()
-    if not is_terminal(sys.stdin) or not is_terminal(sys.stdout):
-        raise ConfigError("there is no terminal here to talk in: atlas ask answers one message, also in a pipe")
-    async with for_talking(settings, talking) as here:
-        await Talk(here, await _place(here, talking)).run()
-    return DONE
+async def _choose_session(gateway: GatewaySession, options: ConversationOptions) -> tuple[str, bool, str | None]:
+    """Return the session key, whether the session exists, and the agent."""
+    from atlas_agents.core.messages import new_id
 
-
-async def _place(here: Here, talking: Talking) -> Place:
-    """The session that was asked for, or a new one."""
-    if talking.agent:
-        pick(await agents(here), talking.agent)
-    if talking.latest:
-        found = (await here.client.call("sessions.list", limit=1))["sessions"]
+    if options.agent:
+        find_agent(await list_agents(gateway), options.agent)
+    if options.latest:
+        found = (await gateway.client.call("sessions.list", limit=1))["sessions"]
         if not found:
-            raise ConfigError("there is no session yet to go on with: leave --continue out")
-        return Place(found[0]["sessionKey"], known=True, agent=talking.agent)
-    if talking.session:
-        return Place(talking.session, known=await _exists(here, talking.session), agent=talking.agent)
-    return Place(new_id(), known=False, agent=talking.agent)
+            raise ConfigError("there is no session to continue; omit --continue")
+        return found[0]["sessionKey"], True, options.agent
+    if options.session:
+        return options.session, await _exists(gateway, options.session), options.agent
+    return new_id(), False, options.agent
 
 
-async def _exists(here: Here, key: str) -> bool:
+async def _exists(gateway: GatewaySession, key: str) -> bool:
     try:
-        await here.client.call("sessions.get", session_key=key)
+        await gateway.client.call("sessions.get", session_key=key)
     except GatewayError as error:
         if error.kind != "SESSION_NOT_FOUND":
             raise
         return False
     return True
+
+
+class ChatLoop:
+    """Reads lines, runs turns and slash commands until the user quits."""
+
+    def __init__(self, gateway: GatewaySession, session_key: str, exists: bool, agent: str | None) -> None:
+        import asyncio
+
+        from rich.console import Console
+
+        from atlas_agents.cli.terminal import TerminalView
+
+        self.gateway = gateway
+        self.view = TerminalView(Console(highlight=False))
+        self.session_key = session_key
+        self.session_exists = exists
+        """Whether the session has messages."""
+        self.agent = agent
+        """The agent to use, if it is not the session's own."""
+        self._feed: SessionFeed | None = None
+        self._prompt_lock = asyncio.Lock()
+        gateway.on_status = self.view.show_status
+
+    async def run(self) -> None:
+        from importlib.metadata import version
+
+        from atlas_agents.cli.turn import QuitRequested
+
+        prompt = self._create_prompt()
+        responder = await describe_responder(self.gateway, self.agent)
+        self.view.print_line(f"Atlas {version('atlas-agents')}: {responder}", "bold")
+        self.view.print_line("/help lists the commands, Ctrl-C stops an answer, Ctrl-D quits.", "dim")
+        with suppress(QuitRequested):
+            if self.session_exists:
+                await self._show_session()
+            while (line := await self._read_line(prompt)) is not None:
+                if is_command(line):
+                    await self._run_safely(lambda line=line: self._run_command(line))
+                elif line:
+                    await self._run_safely(lambda line=line: self._send(line))
+
+    async def switch_session(self, key: str, *, exists: bool, show: bool = True) -> None:
+        """Continue in another session; `show` prints its latest messages."""
+        self.session_key, self.session_exists = key, exists
+        if self._feed is not None:
+            await self._feed.close()
+            self._feed = None
+        if exists and show:
+            await self._show_session()
+
+    def print_messages(self, messages: "Iterable[MessageShape]") -> None:
+        from atlas_agents.gateway.protocol.types import TextPart, ToolCallPart, ToolResultPart
+
+        names: dict[str, str] = {}
+        for message in messages:
+            for part in message.parts:
+                match part:
+                    case TextPart(text) if text.strip():
+                        self.view.print_line(f"{'you' if message.role == 'user' else message.role}: {printable(text)}")
+                    case ToolCallPart(id, name, arguments):
+                        names[id] = name
+                        self.view.print_line(format_call(name, arguments), "cyan")
+                    case ToolResultPart(call_id, status, result, error):
+                        self.view.print_line(format_result(names.get(call_id, "?"), status, result, error), "dim")
+                    case _:
+                        pass
+
+    async def _read_line(self, prompt: "PromptSession[str]") -> str | None:
+        """Return what the user typed; None to quit."""
+        self.view.print_line("")
+        try:
+            line = (await prompt.prompt_async([("bold", "> ")])).strip()
+        except (EOFError, KeyboardInterrupt):
+            return None
+        return None if line in _QUIT else line
+
+    async def _run_safely(self, work: Callable[[], Awaitable[None]]) -> None:
+        from atlas_agents.cli.turn import QuitRequested
+
+        try:
+            await work()
+        except QuitRequested:
+            raise
+        except Exception as error:  # noqa: BLE001 - a failed turn or command does not end the conversation
+            self.view.print_line(describe_error(error), "red")
+
+    async def _run_command(self, line: str) -> None:
+        name, _, argument = line.partition(" ")
+        run = COMMANDS.get(name)
+        if run is None:
+            self.view.print_line(f"Unknown command {one_line(name)}; type /help for the list.", "yellow")
+        else:
+            await run(self, argument.strip())
+
+    async def _send(self, message: str) -> None:
+        feed = await self._joined()
+        sent = await feed.send(message, agent_id=self.agent)
+        self.session_exists = True
+        if sent.status == "queued":
+            ahead = max(1, len(feed.positions) - 1)
+            self.view.print_line(f"(queued behind {plural(ahead, 'turn')})", "dim")
+        await self._follow(feed, sent.run_id)
+
+    async def _follow(self, feed: "SessionFeed", run_id: str) -> None:
+        from atlas_agents.cli.turn import follow_turn
+
+        self._show_outcome(await follow_turn(self.gateway.client, feed, run_id, self.view, self._decide))
+
+    def _show_outcome(self, outcome: "TurnOutcome") -> None:
+        from atlas_agents.cli.turn import show_outcome_notice
+
+        choice = self.gateway.model_choice
+        if outcome.error is not None:
+            url = choice.url if choice else ""
+            self.view.print_line(describe_model_error(outcome.error, outcome.error_kind, url), "red")
+        elif outcome.cancelled:
+            self.view.print_line("(stopped: this answer is not stored; the conversation continues)", "yellow")
+        else:
+            show_outcome_notice(outcome, self.view)
+
+    async def _decide(self, request: "ApprovalRequest") -> None:
+        """Ask the user at the prompt. Ctrl-C there cancels the turn."""
+        from atlas_agents.cli.prompts import ask_user, send_reply
+
+        client = self.gateway.client
+        try:
+            async with self._prompt_lock:  # parallel tool calls may ask at the same time
+                while not await send_reply(client, request, await ask_user(request, self.view), self.view):
+                    pass
+        except KeyboardInterrupt:
+            with suppress(GatewayError):
+                await client.call("chat.abort", run_id=request.run_id)
+
+    async def _joined(self) -> "SessionFeed":
+        if self._feed is None:
+            self._feed = self.gateway.client.follow(self.session_key)
+            await self._feed.join()
+        return self._feed
+
+    async def _show_session(self) -> None:
+        """Show the latest messages of the session and follow its running turns."""
+        feed = await self._joined()
+        label = feed.session.label if feed.session else ""
+        self.view.print_line(f"(session {self.session_key}: {one_line(label, 80) or 'no messages yet'})", "dim")
+        self.print_messages(feed.messages[-6:])
+        open_runs = list(feed.positions)
+        if len(open_runs) > 1:
+            self.view.print_line(f"({len(open_runs)} turns are running or queued)", "dim")
+        for run_id in open_runs:
+            await self._run_safely(lambda run_id=run_id: self._follow(feed, run_id))
+
+    def _create_prompt(self) -> "PromptSession[str]":
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.shortcuts import CompleteStyle
+
+        settings = self.gateway.settings
+        return PromptSession(
+            history=_input_history(settings.home if settings else None),
+            completer=WordCompleter([*COMMANDS, *_QUIT], sentence=True),
+            complete_style=CompleteStyle.READLINE_LIKE,
+            complete_while_typing=False,
+            key_bindings=_key_bindings(),
+        )
+
+
+def _key_bindings() -> "KeyBindings":
+    """Let Ctrl-C clear the line, or quit if it is empty."""
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    def clear_or_quit(event: "KeyPressEvent") -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt)
+
+    keys.add("c-c")(clear_or_quit)
+    return keys
+
+
+def _input_history(home: Path | None) -> "History":
+    """Return the input history, in a file that only its owner can read."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    if home is None:
+        return InMemoryHistory()
+    path = home / "typed"
+    with suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    return FileHistory(str(path)) if os.access(path, os.W_OK) else InMemoryHistory()
+
+
+def is_command(line: str) -> bool:
+    """Return whether a line is a slash command and not a pasted path."""
+    word = line.split()[0] if line else ""
+    return word.startswith("/") and "/" not in word[1:]
+
+
+# Slash commands
+
+
+async def _help(chat: ChatLoop, _: str) -> None:
+    for name, text in _HELP:
+        chat.view.print_line(f"{name:<13} {text}")
+    chat.view.print_line("Ctrl-C        stop an answer (twice: quit), or clear the line (empty: quit)")
+
+
+async def _agents(chat: ChatLoop, _: str) -> None:
+    choice = chat.gateway.model_choice
+    for agent in await list_agents(chat.gateway):
+        tools = ", ".join(agent["tools"]) or "none"
+        model = f"{choice.name} ({choice.reason})" if choice else model_label(agent["model"])
+        current = chat.agent == agent["id"] or (chat.agent is None and agent.get("default"))
+        chat.view.print_line(f"{'* ' if current else ''}{agent['id']}: {model}; tools: {tools}")
+        if agent.get("notice"):
+            chat.view.print_line(f"  {one_line(without_code_hints(agent['notice']), 400)}", "yellow")
+
+
+async def _agent(chat: ChatLoop, id: str) -> None:
+    found = find_agent(await list_agents(chat.gateway), id or chat.agent)
+    chat.agent = found["id"]
+    if chat.session_exists and id:
+        await chat.gateway.client.call("sessions.update", session_key=chat.session_key, agent_id=found["id"])
+    chat.view.print_line(f"{describe_agent(found['id'], found['model'])}.", "dim")
+
+
+async def _sessions(chat: ChatLoop, _: str) -> None:
+    found = (await chat.gateway.client.call("sessions.list", limit=10))["sessions"]
+    for session in found:
+        sign = "*" if session["sessionKey"] == chat.session_key else " "
+        label = one_line(session["label"], 60) or "(no name)"
+        chat.view.print_line(f"{sign} {session['sessionKey']}  {format_age(session['updatedAt'])}  {label}")
+    if not found:
+        chat.view.print_line("There are no sessions yet.", "dim")
+
+
+async def _session(chat: ChatLoop, key: str) -> None:
+    if not key:
+        chat.view.print_line(f"Session {chat.session_key}." if chat.session_exists else "No messages yet.", "dim")
+        return
+    await chat.gateway.client.call("sessions.get", session_key=key)
+    await chat.switch_session(key, exists=True)
+
+
+async def _new(chat: ChatLoop, _: str) -> None:
+    from atlas_agents.core.messages import new_id
+
+    await chat.switch_session(new_id(), exists=False)
+    chat.view.print_line("Started a new conversation.", "dim")
+
+
+async def _fork(chat: ChatLoop, _: str) -> None:
+    if not chat.session_exists:
+        chat.view.print_line("There are no messages to copy yet.", "yellow")
+        return
+    copy = (await chat.gateway.client.call("sessions.fork", session_key=chat.session_key))["sessionKey"]
+    await chat.switch_session(copy, exists=True, show=False)
+    chat.view.print_line(f"Continuing in a copy, session {copy}. The original is unchanged.", "dim")
+
+
+async def _history(chat: ChatLoop, _: str) -> None:
+    import msgspec
+
+    from atlas_agents.gateway.protocol.chat import ChatHistoryPage
+
+    if not chat.session_exists:
+        chat.view.print_line("No messages yet.", "dim")
+        return
+    page = await chat.gateway.client.call("chat.history", session_key=chat.session_key, limit=500)
+    found = msgspec.convert(page, ChatHistoryPage)
+    if found.has_more:
+        chat.view.print_line("(earlier messages are not shown)", "dim")
+    chat.print_messages(found.messages)
+
+
+async def _usage(chat: ChatLoop, _: str) -> None:
+    rows: list[dict[str, Any]] = (await chat.gateway.client.call("usage.summary", group_by="session"))["rows"]
+    for row in rows:
+        if row["name"] == chat.session_key:
+            tokens = f"{row['inputTokens']:,} tokens in, {row['outputTokens']:,} out"
+            cost = f", {row['costMicrocents'] / 1e8:.4f} $" if row["costMicrocents"] else ""
+            chat.view.print_line(f"{plural(row['turns'], 'turn')}: {tokens}{cost}")
+            return
+    chat.view.print_line("No usage yet.", "dim")
+
+
+SlashCommand: TypeAlias = Callable[[ChatLoop, str], Awaitable[None]]
+COMMANDS: dict[str, SlashCommand] = {
+    "/help": _help,
+    "/agents": _agents,
+    "/agent": _agent,
+    "/sessions": _sessions,
+    "/session": _session,
+    "/new": _new,
+    "/reset": _new,
+    "/fork": _fork,
+    "/history": _history,
+    "/usage": _usage,
+}

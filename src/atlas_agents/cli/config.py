@@ -1,85 +1,112 @@
-"""`atlas config …`: the settings in force, what they are for, and where they come from."""
+"""`atlas config …`: the settings and where they come from. `atlas protocol …`: the gateway's protocol as a schema."""
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from atlas_agents.cli import options as given
-from atlas_agents.cli import show as shown
-from atlas_agents.cli.border import guarded
-from atlas_agents.config.settings import SETTINGS, Settings
-from atlas_agents.core.paths import Environment, user_config
+from atlas_agents.cli.command import JsonFlag, command, command_group
+from atlas_agents.cli.connect import load_settings
+from atlas_agents.cli.output import print_json, print_table
 
+if TYPE_CHECKING:
+    from atlas_agents.config.settings import Settings
 
-def show(*, as_json: bool) -> int:
-    def work() -> None:
-        found = given.settings()
-        _notices(found)
-        values = {each.key: each.value for each in found.explain()}
-        if as_json:
-            shown.as_json(values)
-            return
-        shown.table(("setting", "value"), list(values.items()), "")
-
-    return guarded(work)
+app = command_group()
+protocol = command_group()
 
 
-def explain(*, as_json: bool) -> int:
-    def work() -> None:
-        found = given.settings()
-        _notices(found)
-        rows = [(each.key, each.value, each.origin, SETTINGS[each.key]) for each in found.explain()]
-        if as_json:
-            shown.as_json(
-                [
-                    {
-                        "key": key,
-                        "value": value,
-                        "origin": origin,
-                        "variable": setting.variable,
-                        "takes": setting.takes,
-                        "about": setting.description,
-                    }
-                    for key, value, origin, setting in rows
-                ]
-            )
-            return
-        lines = [
-            (key, value, origin, f"{setting.description} ({setting.variable})") for key, value, origin, setting in rows
-        ]
-        shown.table(("setting", "value", "said by", "about"), lines, "")
-
-    return guarded(work)
+@command(app)
+def show(as_json: JsonFlag = False) -> None:
+    """Show every setting. Secrets are hidden."""
+    settings = load_settings()
+    _print_notices(settings)
+    values = {each.key: each.value for each in settings.explain()}
+    if as_json:
+        print_json(values)
+        return
+    print_table(("setting", "value"), list(values.items()), "")
 
 
-def path(*, as_json: bool) -> int:
-    def work() -> None:
-        found = given.settings()
-        places = _places(found)
-        if as_json:
-            shown.as_json([{"what": what, "path": str(where), "exists": where.exists()} for what, where in places])
-            return
-        rows = [(what, "yes" if where.exists() else "no", where) for what, where in places]
-        shown.table(("what", "there", "path"), rows, "")
+@command(app)
+def explain(as_json: JsonFlag = False) -> None:
+    """Show every setting with its meaning and where its value comes from."""
+    from atlas_agents.config.settings import SETTINGS
 
-    return guarded(work)
+    settings = load_settings()
+    _print_notices(settings)
+    rows = [(each.key, each.value, each.origin, SETTINGS[each.key]) for each in settings.explain()]
+    if as_json:
+        print_json(
+            [
+                {
+                    "key": key,
+                    "value": value,
+                    "origin": origin,
+                    "variable": setting.variable,
+                    "takes": setting.takes,
+                    "about": setting.description,
+                }
+                for key, value, origin, setting in rows
+            ]
+        )
+        return
+    lines = [
+        (key, value, origin, f"{setting.description} ({setting.variable})") for key, value, origin, setting in rows
+    ]
+    print_table(("setting", "value", "origin", "about"), lines, "")
 
 
-def _places(found: Settings) -> list[tuple[str, Path]]:
-    project = found.config or Path.cwd() / "atlas.toml"
-    named = [("policy", found.policy)] if found.policy else []
+@command(app)
+def path(as_json: JsonFlag = False) -> None:
+    """Show the files and folders in use and whether they exist."""
+    paths = _paths(load_settings())
+    if as_json:
+        print_json([{"what": name, "path": str(path), "exists": path.exists()} for name, path in paths])
+        return
+    rows = [(name, "yes" if path.exists() else "no", path) for name, path in paths]
+    print_table(("file or folder", "exists", "path"), rows, "")
+
+
+def _paths(settings: "Settings") -> list[tuple[str, Path]]:
+    from atlas_agents.core.paths import Environment, user_config
+
     return [
         ("environment file", Path.cwd() / ".env"),
-        ("project settings", project),
+        ("project settings", settings.config or Path.cwd() / "atlas.toml"),
         ("user settings", user_config(Environment())),
-        *named,
-        ("workspace", found.workspace),
-        ("home", found.home),
-        ("token", found.home / "token"),
-        ("other tokens", found.home / "tokens.json"),
-        ("models", found.home / "models"),
+        *([("policy", settings.policy)] if settings.policy else []),
+        ("workspace", settings.workspace),
+        ("home", settings.home),
+        ("token", settings.home / "token"),
+        ("other tokens", settings.home / "tokens.json"),
+        ("models", settings.home / "models"),
     ]
 
 
-def _notices(found: Settings) -> None:
-    for notice in found.notices:
+def _print_notices(settings: "Settings") -> None:
+    for notice in settings.notices:
         print(f"atlas: {notice}", file=sys.stderr)
+
+
+@command(protocol)
+def schema() -> None:
+    """Print it as JSON Schema."""
+    _print_document("schema")
+
+
+@command(protocol)
+def asyncapi() -> None:
+    """Print it as AsyncAPI."""
+    _print_document("asyncapi")
+
+
+@command(protocol)
+def typescript() -> None:
+    """Print it as TypeScript types."""
+    _print_document("typescript")
+
+
+def _print_document(form: str) -> None:
+    from atlas_agents.gateway.protocol.__main__ import document
+
+    print(document(form), end="")

@@ -1,20 +1,25 @@
-"""`atlas init`: files to begin with, each written only where there is none."""
+"""`atlas init`: create a workspace, settings, a policy and an example `.env`; existing files are kept."""
 
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from atlas_agents.cli.border import guarded
-from atlas_agents.config.settings import SETTINGS, Setting
+import typer
+
+from atlas_agents.cli.command import command, command_group
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.workspace.workspace import Workspace
 
+if TYPE_CHECKING:
+    from atlas_agents.config.settings import Setting
+
+app = command_group()
 _POLICY = """\
-# Who may call which tool. Denied unless granted; tools without effects need no line.
+# Which agents may call which tools. Tools without side effects need no entry; all others are denied by default.
 #
-# A line names agents, roles or groups under yes, ask or no; "*" is everyone. The closest line wins: the agent's own
-# before its role's and its groups', those before "*". `atlas tools` shows what comes of it, and
-# `atlas audit what-if policy.toml` which recorded calls it would have judged otherwise.
+# Under yes, ask and no, list agents, roles or groups; "*" matches every agent. The most specific entry wins: an agent's
+# own entry, then those of its role and groups, then "*". Run `atlas tools` to see the result, and
+# `atlas audit what-if policy.toml` to see which recorded calls this policy would decide differently.
 
 [groups]
 # writers = ["assistant"]
@@ -26,22 +31,22 @@ ask = ["*"]
 # assistant = ["file:read"]
 """
 _ENVIRONMENT = """\
-# Keys and tokens: copy this file to .env, and keep that out of version control.
+# API keys and tokens. Copy this file to .env, and keep .env out of version control.
 
-# The first of these that is set speaks for agents that name its models.
+# Keys for agents whose model starts with anthropic/ or openai/.
 # ANTHROPIC_API_KEY=
 # OPENAI_API_KEY=
 
-# A server of your own that speaks OpenAI's protocol, for models named http/…
+# Your own OpenAI-compatible server, for models named http/…
 # OPENAI_BASE_URL=http://localhost:11434/v1
 
-# The model for agents that name none, or whose key is not set; without it a small local model answers.
+# The model for agents that name none, or whose key is not set. Without it, a small local model is used.
 # ATLAS_MODEL=http/llama3.2
 
-# What clients of the gateway must know; without it one is made.
+# The token that clients of the gateway must present. Without it, one is generated.
 # ATLAS_TOKEN=
 """
-_SET = {"workspace": '"workspace"', "policy": '"policy.toml"'}
+_VALUES = {"workspace": '"workspace"', "policy": '"policy.toml"'}
 _EXAMPLES = {
     "database_url": '"sqlite:///atlas.db"',
     "redis_url": '"redis://127.0.0.1:6379"',
@@ -49,63 +54,64 @@ _EXAMPLES = {
 }
 
 
-def init(folder: str) -> int:
-    """Write what is missing; the result is the exit code."""
-    return guarded(lambda: _init(Path(folder).expanduser().absolute()))
+@command(app)
+def init(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder for the files.")] = ".",
+) -> None:
+    """Create a workspace, settings and a policy in a folder.
 
+    Existing files are not changed.
+    """
+    from atlas_agents.workspace.workspace import Workspace
 
-def _init(folder: Path) -> None:
-    files = {"atlas.toml": _settings(), "policy.toml": _POLICY, ".env.example": _ENVIRONMENT}
+    root = Path(folder).expanduser().absolute()
+    files = {"atlas.toml": _settings_file(), "policy.toml": _POLICY, ".env.example": _ENVIRONMENT}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"the folder {folder} cannot be made: {error.strerror}") from error
-    made = Workspace(folder / "workspace").prepare()
-    _tell(folder / "workspace", written=made)
+        raise ConfigError(f"cannot create the folder {root}: {error.strerror}") from error
+    _report(root / "workspace", created=Workspace(root / "workspace").prepare())
     for name, text in files.items():
-        _tell(folder / name, written=_write(folder / name, text))
-    print("Next: atlas chat, or atlas serve; atlas doctor looks whether all is well.", file=sys.stderr)
+        _report(root / name, created=_create(root / name, text))
+    print("Next: atlas chat, or atlas serve. Check the installation with: atlas doctor", file=sys.stderr)
 
 
-def _write(path: Path, text: str) -> bool:
+def _create(path: Path, text: str) -> bool:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileExistsError:
         return False
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     return True
 
 
-def _tell(path: Path, *, written: bool) -> None:
-    print(f"{'written ' if written else 'left as it is '} {path}".replace("  ", " "), file=sys.stderr)
+def _report(path: Path, *, created: bool) -> None:
+    print(f"{'created' if created else 'kept'} {path}", file=sys.stderr)
 
 
-def _settings() -> str:
-    """Every setting that may stand in a file, with what it is for; two are set, the rest shows its default."""
-    blocks = [
-        "# Settings of this project. What is commented out shows its default. Keys and tokens do not belong here."
-    ]
+def _settings_file() -> str:
+    """Return every setting that a file may contain, with its description; all but two are commented out."""
+    from atlas_agents.config.settings import SETTINGS
+
+    blocks = ["# Settings of this project. Commented-out lines show the defaults. Keys and tokens do not belong here."]
     for setting in SETTINGS.values():
         if setting.in_files and setting.hides != "all":
-            blocks.append(f"# {setting.description}\n{_line(setting)}")
+            line = f"{setting.key} = {_VALUES[setting.key]}" if setting.key in _VALUES else _commented_line(setting)
+            blocks.append(f"# {setting.description}\n{line}")
     return "\n\n".join(blocks) + "\n"
 
 
-def _line(setting: Setting) -> str:
-    if setting.key in _SET:
-        return f"{setting.key} = {_SET[setting.key]}"
-    return f"# {setting.key} = {_value(setting)}"
+def _commented_line(setting: "Setting") -> str:
+    return f"# {setting.key} = {_EXAMPLES.get(setting.key) or _default(setting)}"
 
 
-def _value(setting: Setting) -> str:
-    if setting.key in _EXAMPLES:
-        return _EXAMPLES[setting.key]
+def _default(setting: "Setting") -> str:
     if setting.takes == "a list of texts":
         return "[]"
-    if setting.takes == "true or false" and setting.default not in {"true", "false"}:  # it depends, in words
+    if setting.takes == "true or false" and setting.default not in {"true", "false"}:  # the default is a description
         return "true"
     if setting.takes.startswith(("a whole number", "a number", "true or false")):
         return setting.default

@@ -1,93 +1,176 @@
-"""`atlas jobs …`: what agents hand to each other, listed, shown, stopped and tried again."""
+"""`atlas jobs …` and `atlas schedule …`: jobs that agents delegate, and recurring tasks."""
 
 import sys
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from atlas_agents.cli import options as given
-from atlas_agents.cli import show as shown
-from atlas_agents.cli.border import one_of, quiet, run
-from atlas_agents.cli.reach import within_reach
-from atlas_agents.cli.when import ago, moment
-from atlas_agents.cli.words import printable
-from atlas_agents.client.client import GatewayClient
+import typer
+
+from atlas_agents.cli.command import AgentOption, JsonFlag, command, command_group, match_prefix
+from atlas_agents.cli.connect import call, connect
+from atlas_agents.cli.output import format_age, format_time, print_json, print_table, printable
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.gateway.protocol.jobs import JobState
 
-_MOST = 500
+if TYPE_CHECKING:
+    from atlas_agents.client.client import GatewayClient
 
-
-def list_jobs(states: list[str], limit: int, *, as_json: bool) -> int:
-    async def work() -> None:
-        _check(states)
-        async with within_reach(given.settings(), idle=True) as here:
-            found = (await here.client.call("jobs.list", states=states, limit=limit))["jobs"]
-        if as_json:
-            shown.as_json(found)
-            return
-        rows = [
-            (
-                each["jobId"],
-                each["state"],
-                each["priority"],
-                each["agentId"],
-                _asked_by(each),
-                _when(each),
-                each["task"],
-            )
-            for each in found
-        ]
-        shown.table(("job", "state", "agent", "asked by", "priority", "when", "task"), rows, "There are no jobs.")
-
-    quiet()
-    return run(work)
+app = command_group()
+schedules = command_group()
+_PAGE = 500
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job id, or a unique prefix of it.")]
+ScheduleName = Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")]
 
 
-def show(start: str, *, as_json: bool) -> int:
-    async def work() -> None:
-        async with within_reach(given.settings(), idle=True) as here:
-            job = (await here.client.call("jobs.get", job_id=await _whole(here.client, start)))["job"]
-        if as_json:
-            shown.as_json(job)
-            return
-        print(f"{job['jobId']}  {job['state']}, {job['priority']}")
-        print(f"for {job['agentId']}, asked by {_asked_by(job)}, {moment(job['createdAt'])}")
-        if "deadline" in job:
-            print(f"of use until {moment(job['deadline'])}")
-        print(f"{job.get('attempts', 0)} attempts, in the session {job['sessionKey']}")
-        print(f"\n{printable(job['task'])}")
-        for what in ("result", "error"):
-            if job.get(what):
-                print(f"\n{what}:\n{printable(job[what])}")
-
-    quiet()
-    return run(work)
+# Jobs
 
 
-def change(start: str, method: str) -> int:
-    async def work() -> None:
-        async with within_reach(given.settings(), idle=True) as here:
-            job = (await here.client.call(method, job_id=await _whole(here.client, start)))["job"]
-        print(f"{job['jobId']} is {job['state']}.", file=sys.stderr)
+@command(app, "list")
+async def list_jobs(
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STATE",
+            help="Only jobs in this state: queued, running, done, failed, expired, cancelled or dead. Repeatable.",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="Maximum number of jobs.")] = 20,
+    as_json: JsonFlag = False,
+) -> None:
+    """List jobs, most recent first."""
+    from atlas_agents.gateway.protocol.jobs import JobState
 
-    quiet()
-    return run(work)
+    for each in state or ():
+        _check_choice("--state", each, get_args(JobState))
+    found = (await call("jobs.list", states=state or [], limit=limit))["jobs"]
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            each["jobId"],
+            each["state"],
+            each["agentId"],
+            _requester(each),
+            each["priority"],
+            format_age(each.get("endedAt") or each["createdAt"]),
+            each["task"],
+        )
+        for each in found
+    ]
+    print_table(("job", "state", "agent", "requested by", "priority", "when", "task"), rows, "There are no jobs.")
 
 
-async def _whole(client: GatewayClient, start: str) -> str:
-    found = (await client.call("jobs.list", limit=_MOST))["jobs"]
-    return one_of(start, [each["jobId"] for each in found], "job")
+@command(app)
+async def show(id: JobId, as_json: JsonFlag = False) -> None:
+    """Show a job: who requested it, its state and its result."""
+    async with connect() as gateway:
+        job = (await gateway.client.call("jobs.get", job_id=await _full_id(gateway.client, id)))["job"]
+    if as_json:
+        print_json(job)
+        return
+    print(f"{job['jobId']}  {job['state']}, {job['priority']}")
+    print(f"for {job['agentId']}, requested by {_requester(job)}, {format_time(job['createdAt'])}")
+    if "deadline" in job:
+        print(f"deadline {format_time(job['deadline'])}")
+    print(f"{job.get('attempts', 0)} attempts, session {job['sessionKey']}")
+    print(f"\n{printable(job['task'])}")
+    for key in ("result", "error"):
+        if job.get(key):
+            print(f"\n{key}:\n{printable(job[key])}")
 
 
-def _check(states: list[str]) -> None:
-    known = get_args(JobState)
-    for state in states:
-        if state not in known:
-            raise ConfigError(f"--state: there is no state {state!r}; there are {', '.join(known)}")
+@command(app)
+async def cancel(id: JobId) -> None:
+    """Cancel a job and the jobs it delegated; the requester is notified."""
+    await _change_job(id, "jobs.cancel")
 
 
-def _asked_by(job: dict[str, Any]) -> str:
+@command(app)
+async def retry(id: JobId) -> None:
+    """Retry a job that failed, expired or was cancelled."""
+    await _change_job(id, "jobs.retry")
+
+
+async def _change_job(id: str, method: str) -> None:
+    async with connect() as gateway:
+        job = (await gateway.client.call(method, job_id=await _full_id(gateway.client, id)))["job"]
+    print(f"{job['jobId']} is {job['state']}.", file=sys.stderr)
+
+
+async def _full_id(client: "GatewayClient", prefix: str) -> str:
+    found = (await client.call("jobs.list", limit=_PAGE))["jobs"]
+    return match_prefix(prefix, [each["jobId"] for each in found], "job")
+
+
+def _requester(job: dict[str, Any]) -> str:
     return job.get("askedBy") or ("a schedule" if job["kind"] == "schedule" else "-")
 
 
-def _when(job: dict[str, Any]) -> str:
-    return ago(job.get("endedAt") or job["createdAt"])
+# Schedules
+
+
+@command(schedules)
+async def add(
+    name: ScheduleName,
+    cron: Annotated[str, typer.Argument(metavar="CRON", help="A cron expression such as '0 9 * * 1-5', or @daily.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="What the agent should do.")],
+    agent: AgentOption = None,
+    zone: Annotated[str, typer.Option(metavar="ZONE", help="The time zone, for example Europe/Berlin.")] = "UTC",
+    missed: Annotated[
+        str, typer.Option(metavar="HOW", help="Runs missed while no gateway was running: once or skip.")
+    ] = "once",
+    priority: Annotated[str, typer.Option(metavar="NAME", help="low, normal, high or urgent.")] = "normal",
+) -> None:
+    """Run a task on a schedule while a gateway is running."""
+    from atlas_agents.core.store import PRIORITIES
+
+    _check_choice("--missed", missed, ("once", "skip"))
+    _check_choice("--priority", priority, PRIORITIES)
+    options = {"agent_id": agent, "zone": zone, "missed": missed, "priority": priority}
+    added = await call("schedules.add", name=name, cron=cron, task=task, **options)
+    print(f"{name}: next run at {format_time(added['schedule']['nextAt'])}.", file=sys.stderr)
+
+
+@command(schedules, "list")
+async def list_schedules(as_json: JsonFlag = False) -> None:
+    """List schedules and their next run."""
+    found = (await call("schedules.list"))["schedules"]
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            each["name"],
+            each["cron"],
+            each["zone"],
+            each["agentId"],
+            format_time(each["nextAt"]) if "nextAt" in each else "paused",
+            each["task"],
+        )
+        for each in found
+    ]
+    print_table(("schedule", "cron", "zone", "agent", "next", "task"), rows, "There are no schedules.")
+
+
+@command(schedules)
+async def pause(name: ScheduleName, undo: Annotated[bool, typer.Option("--undo", help="Resume it.")] = False) -> None:
+    """Pause a schedule, or resume it."""
+    await call("schedules.pause", name=name, paused=not undo)
+    print(f"{name}: {'resumed' if undo else 'paused'}.", file=sys.stderr)
+
+
+@command(schedules, "run")
+async def run_now(name: ScheduleName) -> None:
+    """Run the task now and print the job id."""
+    print((await call("schedules.run", name=name))["job"]["jobId"])
+
+
+@command(schedules)
+async def remove(name: ScheduleName) -> None:
+    """Remove a schedule; its jobs are kept."""
+    await call("schedules.remove", name=name)
+    print(f"{name}: removed.", file=sys.stderr)
+
+
+def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"invalid {option} {value!r}: expected one of {', '.join(choices)}")

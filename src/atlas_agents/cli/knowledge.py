@@ -1,138 +1,153 @@
-"""`atlas knowledge …`: the documents that agents know."""
+"""`atlas knowledge …`: add, list, search, refresh and remove the documents that agents can search."""
 
 import asyncio
-import contextlib
-import shutil
 import sys
 from collections.abc import AsyncGenerator
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any
 
-from atlas_agents.cli import options as given
-from atlas_agents.cli import show as shown
-from atlas_agents.cli.border import DONE, NO_ANSWER, confirmed, quiet, run
-from atlas_agents.cli.reach import Here, within_reach
-from atlas_agents.cli.when import ago
-from atlas_agents.cli.words import one_line, printable
-from atlas_agents.gateway.protocol.events import KnowledgeProgress
-from atlas_agents.knowledge.library import whole_source
+import typer
 
-_SHOWN = 300
+from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, JsonFlag, YesFlag, command, command_group, confirm
+from atlas_agents.cli.connect import GatewaySession, call, connect
+from atlas_agents.cli.output import format_age, one_line, plural, print_json, print_table, printable, rewrite_line
 
-
-def add(source: str, category: str, *, as_json: bool) -> int:
-    whole = whole_source(source)
-    return _ingest("knowledge.add", {"source": whole, "category": category}, as_json=as_json)
+app = command_group()
+_COUNTS = ("added", "changed", "unchanged", "removed", "duplicates")
+_EXCERPT = 300
+CategoryOption = Annotated[
+    str | None, typer.Option("--category", "-c", metavar="NAME", help="Only documents of this category.")
+]
 
 
-def refresh(source: str | None, *, as_json: bool) -> int:
-    return _ingest("knowledge.refresh", {"source": source and whole_source(source)}, as_json=as_json)
+@command(app)
+async def add(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, a file or a URL.")],
+    category: Annotated[
+        str, typer.Option("--category", "-c", metavar="NAME", help="The category of the documents.")
+    ] = "general",
+    as_json: JsonFlag = False,
+) -> int:
+    """Add Markdown, text, HTML, PDF and Word files, or a web page.
+
+    Run it again with the same source to read only what has changed.
+    """
+    from atlas_agents.knowledge.library import whole_source
+
+    return await _ingest("knowledge.add", as_json=as_json, source=whole_source(source), category=category)
 
 
-def _ingest(method: str, params: dict[str, Any], *, as_json: bool) -> int:
-    async def work() -> int:
-        async with within_reach(given.settings(), idle=True) as here, _progress(here):
-            report = await here.client.call(method, **params)
-        if as_json:
-            shown.as_json(report)
-        else:
-            _print(report)
-        return NO_ANSWER if report.get("skipped") and not _any(report) else DONE
+@command(app, "list")
+async def list_documents(category: CategoryOption = None, as_json: JsonFlag = False) -> None:
+    """List the documents."""
+    found = (await call("knowledge.list", category=category))["documents"]
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            each["id"],
+            each["category"],
+            each["passages"],
+            format_age(each["addedAt"]),
+            each["title"],
+            each["source"] if each.get("complete", True) else f"{each['source']} (truncated)",
+        )
+        for each in found
+    ]
+    headers = ("document", "category", "passages", "added", "title", "source")
+    print_table(headers, rows, "There are no documents. Add some with: atlas knowledge add SOURCE")
 
-    quiet()
-    return run(work)
+
+@command(app)
+async def search(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="A question or keywords.")],
+    category: CategoryOption = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=50, help="Maximum number of passages.")] = 5,
+    as_json: JsonFlag = False,
+) -> int:
+    """Search the documents as an agent does."""
+    results = (await call("knowledge.search", query=query, category=category, max_results=limit))["results"]
+    if as_json:
+        print_json(results)
+    elif not results:
+        print("No results.", file=sys.stderr)
+    for each in () if as_json else results:
+        location = " ".join(piece for piece in (each["name"], each["position"]) if piece)
+        print(f"{each['score']:.2f}  {printable(each['heading'] or each['title'])}  ({printable(location)})")
+        print(f"      {one_line(each['text'], _EXCERPT)}")
+    return EXIT_OK if results else EXIT_FAILED
 
 
-def list_documents(category: str | None, *, as_json: bool) -> int:
-    async def work() -> None:
-        async with within_reach(given.settings(), idle=True) as here:
-            found = (await here.client.call("knowledge.list", category=category))["documents"]
-        if as_json:
-            shown.as_json(found)
-            return
-        rows = [
-            (each["id"], each["category"], each["passages"], ago(each["addedAt"]), each["title"], _source(each))
-            for each in found
+@command(app)
+async def refresh(
+    source: Annotated[
+        str | None, typer.Argument(metavar="SOURCE", help="A source that was added; by default all of them.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> int:
+    """Read changed documents again and remove those that no longer exist."""
+    from atlas_agents.knowledge.library import whole_source
+
+    return await _ingest("knowledge.refresh", as_json=as_json, source=source and whole_source(source))
+
+
+@command(app)
+async def remove(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A document id, a document's source, or a folder.")],
+    yes: YesFlag = False,
+) -> None:
+    """Remove a document, or all documents of a source."""
+    from atlas_agents.knowledge.library import whole_source
+
+    full_source = whole_source(source)
+    async with connect() as gateway:
+        documents = (await gateway.client.call("knowledge.list"))["documents"]
+        matching = [
+            each for each in documents if {each["id"], each["source"], each.get("root")} & {source, full_source}
         ]
-        heads = ("document", "category", "passages", "read", "title", "source")
-        shown.table(heads, rows, "There are no documents: atlas knowledge add reads some.")
-
-    quiet()
-    return run(work)
-
-
-def search(query: str, category: str | None, limit: int, *, as_json: bool) -> int:
-    async def work() -> int:
-        async with within_reach(given.settings(), idle=True) as here:
-            found = await here.client.call("knowledge.search", query=query, category=category, max_results=limit)
-        results = found["results"]
-        if as_json:
-            shown.as_json(results)
-        elif not results:
-            print("Nothing was found.", file=sys.stderr)
-        for each in () if as_json else results:
-            where = " ".join(piece for piece in (each["name"], each["position"]) if piece)
-            print(f"{each['score']:.2f}  {printable(each['heading'] or each['title'])}  ({printable(where)})")
-            print(f"      {one_line(each['text'], _SHOWN)}")
-        return DONE if results else NO_ANSWER
-
-    quiet()
-    return run(work)
+        shown = plural(len(matching), "document") if len(matching) != 1 else printable(matching[0]["source"])
+        if matching and not yes and not confirm(f"Remove {shown}?"):
+            print("Nothing was removed.", file=sys.stderr)
+            return
+        target = source if any(each["id"] == source for each in matching) else full_source
+        removed = (await gateway.client.call("knowledge.remove", source=target))["removed"]
+    print(f"{removed} removed.", file=sys.stderr)
 
 
-def remove(source: str, *, yes: bool) -> int:
-    async def work() -> None:
-        async with within_reach(given.settings(), idle=True) as here:
-            found = (await here.client.call("knowledge.list"))["documents"]
-            names = (source, whole_source(source))
-            mine = [each for each in found if {each["id"], each["source"], each.get("root")} & set(names)]
-            what = f"{len(mine)} documents" if len(mine) != 1 else printable(mine[0]["source"])
-            if mine and not yes and not confirmed(f"Remove {what}?"):
-                print("Nothing was removed.", file=sys.stderr)
-                return
-            which = source if any(each["id"] == source for each in mine) else whole_source(source)
-            removed = (await here.client.call("knowledge.remove", source=which))["removed"]
-        print(f"{removed} removed.", file=sys.stderr)
-
-    quiet()
-    return run(work)
+async def _ingest(method: str, *, as_json: bool, **params: Any) -> int:
+    async with connect() as gateway, _progress(gateway):
+        report = await gateway.client.call(method, **params)
+    counts = [f"{report[name]} {name}" for name in _COUNTS if report[name]]
+    if as_json:
+        print_json(report)
+    else:
+        print(f"{', '.join(counts) or 'nothing to do'}; {report['passages']} passages written.")
+        for each in report.get("skipped", ()):
+            print(f"skipped: {printable(each['source'])}: {printable(each['reason'])}", file=sys.stderr)
+    return EXIT_FAILED if report.get("skipped") and not counts else EXIT_OK
 
 
-@contextlib.asynccontextmanager
-async def _progress(here: Here) -> AsyncGenerator[None, None]:
-    """How far it is, in a line that moves; in a pipe, nothing."""
+@asynccontextmanager
+async def _progress(gateway: GatewaySession) -> AsyncGenerator[None, None]:
+    """Progress line; silent when stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield
         return
-    task = asyncio.create_task(_follow(here))
+    task = asyncio.create_task(_show_progress(gateway))
     try:
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError):
             await task
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        rewrite_line("")
 
 
-async def _follow(here: Here) -> None:
-    async for event in here.client.news():
+async def _show_progress(gateway: GatewaySession) -> None:
+    from atlas_agents.gateway.protocol.events import KnowledgeProgress
+
+    async for event in gateway.client.news():
         if isinstance(event, KnowledgeProgress):
-            words = f"{event.done} of {event.total} documents, {event.passages} passages  {printable(event.current)}"
-            sys.stderr.write(f"\r\x1b[K{words[: shutil.get_terminal_size().columns - 1]}")
-            sys.stderr.flush()
-
-
-def _print(report: dict[str, Any]) -> None:
-    names = ("added", "changed", "unchanged", "removed", "duplicates")
-    counts = [f"{report[name]} {name}" for name in names if report[name]]
-    print(f"{', '.join(counts) or 'nothing to do'}; {report['passages']} passages written.")
-    for each in report.get("skipped", ()):
-        print(f"left out: {printable(each['source'])}: {printable(each['reason'])}", file=sys.stderr)
-
-
-def _any(report: dict[str, Any]) -> bool:
-    return any(report[name] for name in ("added", "changed", "unchanged", "removed", "duplicates"))
-
-
-def _source(each: dict[str, Any]) -> str:
-    return each["source"] if each.get("complete", True) else f"{each['source']} (cut short)"
+            counts = f"{event.done} of {event.total} documents, {event.passages} passages"
+            rewrite_line(f"{counts}  {printable(event.current)}")

@@ -1,186 +1,296 @@
-"""`atlas mcp …`: the servers of the workspace, and what their owner allows."""
+"""`atlas mcp …`: add, approve, test and remove the MCP servers of the workspace; serve agents over MCP."""
 
+import json
 import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from atlas_agents.cli import options as given
-from atlas_agents.cli import show
-from atlas_agents.cli.border import DONE, NO_ANSWER, confirmed, guarded, quiet, run
-from atlas_agents.config.open import open_home
+import typer
+
+from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, JsonFlag, YesFlag, command, command_group, confirm
+from atlas_agents.cli.connect import load_settings
+from atlas_agents.cli.output import print_json, print_table
 from atlas_agents.core.errors import BadTool, ConfigError
-from atlas_agents.core.paths import Environment
-from atlas_agents.mcp.config import Approval, DiscoveredTool, ServerConfig, hidden_in, shown
-from atlas_agents.mcp.servers import Servers, as_tool
+
+if TYPE_CHECKING:
+    from atlas_agents.mcp.config import Approval, DiscoveredTool, ServerConfig
+    from atlas_agents.mcp.servers import Servers
+
+app = command_group()
+_FILE = "mcp.json"
+Name = Annotated[str, typer.Argument(metavar="SERVER", help="The name of the server in mcp.json.")]
 
 
-def list_servers(*, as_json: bool) -> int:
-    def work() -> None:
-        servers = opened()
-        rows = [
-            (name, servers.state(name), len(servers.approvals[name].tools) if name in servers.approvals else 0, server)
-            for name, server in servers.known.items()
-        ]
-        if as_json:
-            show.as_json(
-                [
-                    {"name": name, "state": state, "tools": tools, "starts": server.entry.text}
-                    for name, state, tools, server in rows
-                ]
-            )
-            return
-        lines = [(name, state, tools, shown(server.entry.text)) for name, state, tools, server in rows]
-        nothing = f"There are no servers in {servers.workspace / 'mcp.json'}."
-        show.table(("server", "state", "tools", "starts"), lines, nothing)
+@command(app, "list")
+def list_servers(as_json: JsonFlag = False) -> None:
+    """List the MCP servers of the workspace and whether they are approved."""
+    from atlas_agents.mcp.config import shown
 
-    quiet()
-    return guarded(work)
-
-
-def show_server(name: str) -> int:
-    def work() -> None:
-        servers = opened()
-        server = the(servers, name)
-        print(f"{name}: {servers.state(name)}\n{_entry(server)}")
-        for tool in servers.approvals[name].tools if name in servers.approvals else ():
-            print(f"\n{name}/{tool.text}")
-
-    quiet()
-    return guarded(work)
+    servers = _open_servers()
+    rows = [
+        (name, servers.state(name), len(servers.approvals[name].tools) if name in servers.approvals else 0, server)
+        for name, server in servers.known.items()
+    ]
+    if as_json:
+        print_json(
+            [
+                {"name": name, "state": state, "tools": tools, "starts": server.entry.text}
+                for name, state, tools, server in rows
+            ]
+        )
+        return
+    lines = [(name, state, tools, shown(server.entry.text)) for name, state, tools, server in rows]
+    print_table(
+        ("server", "state", "tools", "command or url"), lines, f"There are no servers in {servers.workspace / _FILE}."
+    )
 
 
-def approve_server(name: str, *, yes: bool) -> int:
-    async def work() -> int:
-        async with _opened() as servers:
-            server = the(servers, name)
-            print(f"{name} is written down as:\n{_entry(server)}\n", file=sys.stderr)
-            if not yes and not confirmed("Start it, to see what it says of its tools?"):
-                return _nothing()
-            found = await (await servers.reach(server)).tools()
-            _print_all(server, found, servers)
-            if not yes and not confirmed(f"Allow these {len(found)} tools?"):
-                return _nothing()
-            servers.pins.approve(server, found)
-            print(f"{name} is approved. Agents that may use all tools have its tools now.", file=sys.stderr)
-        return DONE
-
-    quiet()
-    return run(work)
+@command(app)
+def show(server: Name) -> None:
+    """Show a server's entry and the descriptions of its approved tools."""
+    servers = _open_servers()
+    found = _find(servers, server)
+    print(f"{server}: {servers.state(server)}\n{_describe_entry(found)}")
+    for tool in servers.approvals[server].tools if server in servers.approvals else ():
+        print(f"\n{server}/{tool.text}")
 
 
-def test_server(name: str) -> int:
-    async def work() -> int:
-        async with _opened() as servers:
-            server = the(servers, name)
-            if servers.state(name) != "approved":
-                raise ConfigError(f"{name} is {servers.state(name)}: say atlas mcp approve {name}")
-            began = time.monotonic()
-            found = await (await servers.reach(server)).tools()
-            took = time.monotonic() - began
-            changes = _changes(servers.approvals[name], found)
-        for words in changes:
-            print(words)
-        print(f"{name} answered within {took:.1f} s and has {len(found)} tools{'' if changes else ', as approved'}.")
-        return NO_ANSWER if changes else DONE
+@command(app)
+async def approve(server: Name, yes: YesFlag = False) -> int:
+    """Start a server, show the descriptions of its tools, and approve them if you agree.
 
-    quiet()
-    return run(work)
-
-
-def log_in(name: str) -> int:
-    async def work() -> None:
-        async with _opened() as servers:
-            server = the(servers, name)
-            if not server.entry.url:
-                raise ConfigError(f"{name} is started by a command: there is nothing to log in to")
-            from atlas_agents.mcp.client import McpConnection
-            from atlas_agents.mcp.transports import asking
-
-            environment = Environment()
-            url = server.filled(environment).url
-            async with asking(name, url, servers.pins.folder, _show_address) as auth:
-                connection = McpConnection(server, environment, servers.pins.folder, auth=auth)
-                try:
-                    found = await connection.tools()
-                finally:
-                    await connection.close()
-            print(f"{name} is reached, and has {len(found)} tools.", file=sys.stderr)
-
-    quiet()
-    return run(work)
+    A server is not started and its tools are not offered to a model before you approve it. It needs a new approval
+    when its entry or a description changes.
+    """
+    async with _connected_servers() as servers:
+        found = _find(servers, server)
+        print(f"Entry of {server}:\n{_describe_entry(found)}\n", file=sys.stderr)
+        if not yes and not confirm("Start it to read the descriptions of its tools?"):
+            return _not_approved()
+        tools = await (await servers.reach(found)).tools()
+        _print_tools(found, tools, servers)
+        if not yes and not confirm(f"Approve these {len(tools)} tools?"):
+            return _not_approved()
+        servers.pins.approve(found, tools)
+    print(f"Approved {server}. Agents that may use all tools can now use its tools.", file=sys.stderr)
+    return EXIT_OK
 
 
-def opened() -> Servers:
-    """The servers of the workspace; ConfigError if what is written down cannot be used."""
-    settings = given.settings()
+@command(app)
+async def test(server: Name) -> int:
+    """Start an approved server and compare its tools with the approved ones.
+
+    Exit codes: 0 the tools are as approved, 1 they differ, or the server cannot be reached.
+    """
+    async with _connected_servers() as servers:
+        found = _find(servers, server)
+        if servers.state(server) != "approved":
+            raise ConfigError(f"{server} is {servers.state(server)}; run: atlas mcp approve {server}")
+        started = time.monotonic()
+        tools = await (await servers.reach(found)).tools()
+        seconds = time.monotonic() - started
+        changes = _changes(servers.approvals[server], tools)
+    for change in changes:
+        print(change)
+    print(f"{server} answered in {seconds:.1f} s: {len(tools)} tools{'' if changes else ', as approved'}.")
+    return EXIT_FAILED if changes else EXIT_OK
+
+
+@command(app)
+async def login(server: Name) -> None:
+    """Log in to a server with OAuth. Prints the URL to open."""
+    from atlas_agents.core.paths import Environment
+    from atlas_agents.mcp.client import McpConnection
+    from atlas_agents.mcp.transports import asking
+
+    async with _connected_servers() as servers:
+        found = _find(servers, server)
+        if not found.entry.url:
+            raise ConfigError(f"{server} is started by a command and has no login")
+        environment, folder = Environment(), servers.pins.folder
+        async with asking(server, found.filled(environment).url, folder, _print_login_url) as auth:
+            connection = McpConnection(found, environment, folder, auth=auth)
+            try:
+                tools = await connection.tools()
+            finally:
+                await connection.close()
+    print(f"Logged in to {server}: {len(tools)} tools.", file=sys.stderr)
+
+
+@command(app, context_settings={"ignore_unknown_options": True})
+def add(
+    server: Name,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(metavar="URL", help="The URL of the server, instead of a command.")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An environment variable for it; ${NAME} inserts one of yours."),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An HTTP header for a URL; ${NAME} inserts a variable."),
+    ] = None,
+) -> None:
+    """Add a server to mcp.json in the workspace."""
+    from atlas_agents.mcp.config import read_servers
+
+    workspace = load_settings().workspace
+    if server in read_servers(workspace):
+        raise ConfigError(f"server {server!r} already exists; run: atlas mcp remove {server}")
+    entry: dict[str, Any] = {}
+    if command:
+        entry |= {"command": command[0], "args": command[1:]}
+    if url is not None:
+        entry["url"] = url
+    for key, pairs in (("env", env), ("headers", header)):
+        if pairs:
+            entry[key] = dict(_parse_pair(pair) for pair in pairs)
+    _write_entry(workspace, server, entry)
+    print(
+        f"Added {server} to {workspace / _FILE}. To approve its tools, run: atlas mcp approve {server}", file=sys.stderr
+    )
+
+
+@command(app)
+def remove(server: Name) -> None:
+    """Remove a server from mcp.json, with its approval and its login."""
+    servers = _open_servers()
+    _find(servers, server)
+    _write_entry(servers.workspace, server, None)
+    servers.pins.forget(server)
+    (servers.pins.folder / f"login-{server}.json").unlink(missing_ok=True)
+    print(f"Removed {server}; its tools are no longer available.", file=sys.stderr)
+
+
+@command(app)
+async def serve(
+    agent: Annotated[str, typer.Option("--agent", "-a", metavar="ID", help="Offer the tools of this agent.")] = "",
+) -> None:
+    """Run an MCP server on standard input and output.
+
+    It forwards to the running gateway, or to one that it starts itself.
+    """
+    from atlas_agents.cli.mcp_bridge import run_bridge
+
+    await run_bridge(load_settings(), agent)
+
+
+def _open_servers() -> "Servers":
+    """Open the servers of the workspace; raise ConfigError if mcp.json is invalid."""
+    from atlas_agents.config.open import open_home
+    from atlas_agents.core.paths import Environment
+    from atlas_agents.mcp.servers import Servers
+
+    settings = load_settings()
     servers = Servers(settings.workspace, open_home(settings), Environment())
     if servers.trouble:
         raise ConfigError(servers.trouble)
     return servers
 
 
-def the(servers: Servers, name: str) -> ServerConfig:
-    server = servers.known.get(name)
-    if server is None:
-        known = ", ".join(servers.known) or "none"
-        raise ConfigError(f"there is no server {name!r} in {servers.workspace / 'mcp.json'}; there are: {known}")
-    return server
-
-
 @asynccontextmanager
-async def _opened() -> AsyncGenerator[Servers, None]:
-    servers = opened()
+async def _connected_servers() -> "AsyncGenerator[Servers, None]":
+    servers = _open_servers()
     try:
         yield servers
     finally:
         await servers.close()
 
 
-def _entry(server: ServerConfig) -> str:
+def _find(servers: "Servers", name: str) -> "ServerConfig":
+    server = servers.known.get(name)
+    if server is None:
+        known = ", ".join(servers.known) or "none"
+        raise ConfigError(f"server not found: {name!r} in {servers.workspace / _FILE}; servers: {known}")
+    return server
+
+
+def _describe_entry(server: "ServerConfig") -> str:
+    from atlas_agents.mcp.config import shown
+
     entry = server.entry
-    lines = [f"    {shown(entry.text)}"]
-    lines += [f"    {kind} {shown(key)}={shown(value)}" for kind, values in _given(server) for key, value in values]
-    lines += [f"    in {shown(entry.cwd)}"] if entry.cwd else []
-    lines += [f"    without effects: {shown(', '.join(entry.pure))}"] if entry.pure else []
-    lines += [] if entry.confirm else ["    nobody is asked before a call, unless a policy says so"]
-    lines += [f"    may have our model speak {entry.sampling_tokens} tokens a day"] if entry.sampling_tokens else []
-    return "\n".join(lines)
+    lines = [shown(entry.text)]
+    lines += [f"env {shown(key)}={shown(value)}" for key, value in entry.env.items()]
+    lines += [f"header {shown(key)}={shown(value)}" for key, value in entry.headers.items()]
+    lines += [f"in {shown(entry.cwd)}"] if entry.cwd else []
+    lines += [f"without side effects: {shown(', '.join(entry.pure))}"] if entry.pure else []
+    lines += [] if entry.confirm else ["calls need no approval, unless a policy requires it"]
+    lines += [f"may use {entry.sampling_tokens} tokens of your model per day"] if entry.sampling_tokens else []
+    return "\n".join(f"    {line}" for line in lines)
 
 
-def _given(server: ServerConfig) -> tuple[tuple[str, list[tuple[str, str]]], ...]:
-    return ("with", list(server.entry.env.items())), ("header", list(server.entry.headers.items()))
+def _print_tools(server: "ServerConfig", tools: "tuple[DiscoveredTool, ...]", servers: "Servers") -> None:
+    """Print everything that an approval covers, on standard output so that it can be saved."""
+    from atlas_agents.mcp.config import hidden_in, shown
+    from atlas_agents.mcp.servers import as_tool
 
-
-def _print_all(server: ServerConfig, found: tuple[DiscoveredTool, ...], servers: Servers) -> None:
-    """Everything that an approval is for; on standard output, so that it can be kept."""
-    for tool in found:
+    for tool in tools:
         print(f"{server.name}/{tool.text}\n")
         try:
             as_tool(server, tool, servers)
         except BadTool as error:
-            print(f"    (left out: {error})\n")
-    if hidden := hidden_in(found):
+            print(f"    (skipped: {error})\n")
+    if hidden := hidden_in(tools):
         names = ", ".join(map(shown, hidden))
-        print(f"! Characters that are not seen are hidden in: {names}. They stand above as <U+…>.\n", file=sys.stderr)
+        print(f"! Invisible characters in: {names}. They are shown as <U+…> above.\n", file=sys.stderr)
     if (before := servers.approvals.get(server.name)) is not None:
-        for words in _changes(before, found):
-            print(words, file=sys.stderr)
+        for change in _changes(before, tools):
+            print(change, file=sys.stderr)
 
 
-def _changes(before: Approval, found: tuple[DiscoveredTool, ...]) -> list[str]:
-    """How what a server says differs from what was approved."""
-    old, new = {tool.name: tool for tool in before.tools}, {tool.name: tool for tool in found}
-    words = [f"{shown(name)} is new." for name in new if name not in old]
-    words += [f"{shown(name)} is gone." for name in old if name not in new]
+def _changes(approval: "Approval", tools: "tuple[DiscoveredTool, ...]") -> list[str]:
+    """List how the tools of a server differ from the approved ones."""
+    from atlas_agents.mcp.config import shown
+
+    old, new = {tool.name: tool for tool in approval.tools}, {tool.name: tool for tool in tools}
     changed = [name for name in new if name in old and new[name].digest != old[name].digest]
-    return words + [f"{shown(name)} is not described as it was when it was approved." for name in changed]
+    return [
+        *(f"{shown(name)} is new." for name in new if name not in old),
+        *(f"{shown(name)} was removed." for name in old if name not in new),
+        *(f"{shown(name)} has changed since it was approved." for name in changed),
+    ]
 
 
-def _show_address(url: str) -> None:
-    print(f"Open this in a browser, and allow it there:\n{url}", file=sys.stderr, flush=True)
+def _write_entry(workspace: Path, name: str, entry: dict[str, Any] | None) -> None:
+    """Write mcp.json with this entry, or without it; restore the file if the result is invalid."""
+    from atlas_agents.core.paths import write_file
+    from atlas_agents.mcp.config import read_servers
+
+    path = workspace / _FILE
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    data: dict[str, Any] = json.loads(before.removeprefix("\ufeff")) if before else {}
+    servers: dict[str, Any] = data.setdefault("mcpServers", {})
+    servers.pop(name, None)
+    if entry is not None:
+        servers[name] = entry
+    workspace.mkdir(parents=True, exist_ok=True)
+    write_file(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode(), mode=0o666)
+    try:
+        read_servers(workspace)
+    except ConfigError:
+        if before is None:
+            path.unlink()
+        else:
+            write_file(path, before.encode(), mode=0o666)
+        raise
 
 
-def _nothing() -> int:
-    print("Nothing was allowed.", file=sys.stderr)
-    return NO_ANSWER
+def _parse_pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"invalid value {text!r}: expected NAME=VALUE")
+    return name, value
+
+
+def _print_login_url(url: str) -> None:
+    print(f"Open this URL in a browser to log in:\n{url}", file=sys.stderr, flush=True)
+
+
+def _not_approved() -> int:
+    print("Nothing was approved.", file=sys.stderr)
+    return EXIT_FAILED

@@ -1,104 +1,100 @@
-"""`atlas mcp serve`: lines on standard input and output, carried to the gateway's `/mcp` and back.
+"""`atlas mcp serve`: forwards JSON-RPC lines between standard input and output and the gateway's `/mcp` endpoint.
 
-It knows nothing of what is said, but who waits for what: so there is one MCP server, with one way in.
+The bridge only tracks which request is pending; the gateway implements MCP.
 """
 
 import asyncio
 import sys
 import threading
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 import msgspec
 
-from atlas_agents.cli import options as given
-from atlas_agents.cli.border import quiet, run
-from atlas_agents.cli.reach import Here
+from atlas_agents.cli.connect import GatewaySession
 from atlas_agents.client.client import GatewayAddress
 from atlas_agents.core.errors import AtlasError
 from atlas_agents.core.json import encode
 from atlas_agents.providers.http import EventSplitter
 
-_NO_METHOD, _BROKEN = -32601, -32603
+if TYPE_CHECKING:
+    from atlas_agents.config.settings import Settings
+
+_PARSE_ERROR, _METHOD_NOT_FOUND, _INTERNAL_ERROR = -32700, -32601, -32603
 _ACCEPT = "application/json, text/event-stream"
-_TRIES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+_RETRY_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
-def serve(agent_id: str) -> int:
-    """Until standard input ends."""
-
-    async def work() -> None:
-        here = Here(given.settings())
-        try:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)) as http:
-                await Bridge(here, http, agent_id).run()
-        finally:
-            await here.close()
-
-    quiet()
-    return run(work)
+async def run_bridge(settings: "Settings", agent_id: str) -> None:
+    """Forward until standard input ends."""
+    session = GatewaySession(settings)
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)) as http:
+            await StdioBridge(session, http, agent_id).run()
+    finally:
+        await session.close()
 
 
-class Bridge:
-    """Each request is a task, so that one that waits for a person holds up no other."""
+class StdioBridge:
+    """Forwards each request in its own task, so that one waiting for an approval does not block the others."""
 
-    def __init__(self, here: Here, http: aiohttp.ClientSession, agent_id: str) -> None:
-        self._here = here
+    def __init__(self, session: GatewaySession, http: aiohttp.ClientSession, agent_id: str) -> None:
+        self._session = session
         self._http = http
         self._path = f"/mcp/{agent_id}" if agent_id else "/mcp"
-        self._version = ""
-        self._waiting: dict[Any, asyncio.Task[None]] = {}
+        self._protocol_version = ""
+        self._pending: dict[Any, asyncio.Task[None]] = {}
         self._address: GatewayAddress | None = None
 
     async def run(self) -> None:
         lines: asyncio.Queue[bytes] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        threading.Thread(target=_read, args=(loop, lines), daemon=True).start()
-        self._address = await self._here.address()
+        threading.Thread(target=_read_lines, args=(loop, lines), daemon=True).start()
+        self._address = await self._session.find_gateway()
         while line := await lines.get():
             if line.strip():
-                self._take(line)
-        for task in list(self._waiting.values()):
+                self._accept(line)
+        for task in list(self._pending.values()):
             task.cancel()
-        await asyncio.gather(*self._waiting.values(), return_exceptions=True)
+        await asyncio.gather(*self._pending.values(), return_exceptions=True)
 
-    def _take(self, line: bytes) -> None:
+    def _accept(self, line: bytes) -> None:
         try:
             message: Any = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeError):
-            _write({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "no JSON"}})
+            _write({"jsonrpc": "2.0", "id": None, "error": {"code": _PARSE_ERROR, "message": "Parse error"}})
             return
-        told = cast(dict[str, Any], message) if isinstance(message, dict) else {}
-        method, id = told.get("method"), told.get("id")
+        request = cast(dict[str, Any], message) if isinstance(message, dict) else {}
+        method, id = request.get("method"), request.get("id")
         if method == "notifications/cancelled":
-            self._give_up(told.get("params"))
-        elif method == "server/discover":  # the newer way to begin needs more than lines; the handshake does not
-            self._fail(id, _NO_METHOD, "Method not found")
+            self._cancel(request.get("params"))
+        elif method == "server/discover":  # newer than the stdio handshake; clients fall back to `initialize`
+            self._reply_error(id, _METHOD_NOT_FOUND, "Method not found")
         else:
             key = id if isinstance(id, str | int) and method else object()
-            task = self._waiting[key] = asyncio.create_task(self._carry(line, id if method else None, method))
-            task.add_done_callback(lambda _: self._waiting.pop(key, None))
+            task = self._pending[key] = asyncio.create_task(self._forward(line, id if method else None, method))
+            task.add_done_callback(lambda _: self._pending.pop(key, None))
 
-    def _give_up(self, params: Any) -> None:
+    def _cancel(self, params: Any) -> None:
         id = cast(dict[str, Any], params).get("requestId") if isinstance(params, dict) else None
-        waiting = self._waiting.get(id) if isinstance(id, str | int) else None
-        if waiting is not None:
-            waiting.cancel()
+        pending = self._pending.get(id) if isinstance(id, str | int) else None
+        if pending is not None:
+            pending.cancel()
 
-    async def _carry(self, line: bytes, id: Any, method: Any) -> None:
+    async def _forward(self, line: bytes, id: Any, method: Any) -> None:
         try:
             answered = await self._post(line, method)
         except (aiohttp.ClientError, AtlasError, TimeoutError) as error:
-            self._fail(id, _BROKEN, f"the gateway cannot be reached: {error}")
+            self._reply_error(id, _INTERNAL_ERROR, f"cannot reach the gateway: {error}")
             return
         if not answered:
-            self._fail(id, _BROKEN, "the gateway gave no answer")
+            self._reply_error(id, _INTERNAL_ERROR, "the gateway did not answer")
 
     async def _post(self, line: bytes, method: Any) -> bool:
-        """Carry one message; where no gateway answers, look for one again, as long as nothing was sent."""
-        for pause in (*_TRIES, None):
+        """Send one message. While no gateway accepts the connection, look for one again."""
+        for pause in (*_RETRY_PAUSES, None):
             try:
-                address = self._address or await self._here.address()
+                address = self._address or await self._session.find_gateway()
                 return await self._exchange(address, line, method)
             except (aiohttp.ClientConnectorError, AtlasError):
                 self._address = None
@@ -109,38 +105,38 @@ class Bridge:
 
     async def _exchange(self, address: GatewayAddress, line: bytes, method: Any) -> bool:
         headers = {"Authorization": f"Bearer {address.token}", "Accept": _ACCEPT, "Content-Type": "application/json"}
-        if self._version and method != "initialize":
-            headers["MCP-Protocol-Version"] = self._version
+        if self._protocol_version and method != "initialize":
+            headers["MCP-Protocol-Version"] = self._protocol_version
         async with self._http.post(address.url + self._path, data=line, headers=headers) as response:
             if response.status == 202:
                 return True
             if response.content_type == "text/event-stream":
-                return await self._events(response)
+                return await self._forward_events(response)
             body = await response.read()
-            return self._answer(body) if response.status < 400 or b'"jsonrpc"' in body else self._refused(body)
+            if response.status >= 400 and b'"jsonrpc"' not in body:
+                raise AtlasError(body[:300].decode("utf-8", "replace"))
+            return self._forward_answer(body)
 
-    async def _events(self, response: aiohttp.ClientResponse) -> bool:
+    async def _forward_events(self, response: aiohttp.ClientResponse) -> bool:
         splitter, answered = EventSplitter(), False
         async for piece in response.content.iter_any():
             for _, data in splitter.feed(piece):
                 if data:
-                    answered = self._answer(data) or answered
+                    answered = self._forward_answer(data) or answered
         return answered
 
-    def _answer(self, body: bytes) -> bool:
+    def _forward_answer(self, body: bytes) -> bool:
+        """Write a message to standard output; return whether it is a response."""
         message = msgspec.json.decode(body, type=dict[str, Any])
         result: Any = message.get("result")
         if isinstance(result, dict) and "protocolVersion" in result:
-            self._version = str(cast(dict[str, Any], result)["protocolVersion"])
+            self._protocol_version = str(cast(dict[str, Any], result)["protocolVersion"])
         _write(message)
         return "method" not in message
 
-    def _refused(self, body: bytes) -> bool:
-        raise AtlasError(body[:300].decode("utf-8", "replace"))
-
-    def _fail(self, id: Any, code: int, words: str) -> None:
+    def _reply_error(self, id: Any, code: int, message: str) -> None:
         if id is not None:
-            _write({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": words}})
+            _write({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})
 
 
 def _write(message: Any) -> None:
@@ -148,8 +144,8 @@ def _write(message: Any) -> None:
     sys.stdout.buffer.flush()
 
 
-def _read(loop: asyncio.AbstractEventLoop, lines: "asyncio.Queue[bytes]") -> None:
-    """In a thread of its own: standard input may be a file, a pipe or a terminal, and reading it may never end."""
+def _read_lines(loop: asyncio.AbstractEventLoop, lines: "asyncio.Queue[bytes]") -> None:
+    """Read standard input in a thread: it may be a file, a pipe or a terminal, and reading may never return."""
     while True:
         line = sys.stdin.buffer.readline()
         try:

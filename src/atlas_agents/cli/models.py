@@ -1,90 +1,68 @@
-"""`atlas models …`: the models that run on this machine."""
+"""`atlas models …`: list, download and remove the models that run on this machine."""
 
-import shutil
 import sys
-import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
-from atlas_agents.cli import show
-from atlas_agents.cli.border import confirmed, guarded, quiet, run
-from atlas_agents.local.download import pull
-from atlas_agents.local.models import ModelState, known, list_models, models_folder, remove_model, state_of
+import typer
 
-_EVERY = 0.2
-_WIDE = 24
+from atlas_agents.cli.command import JsonFlag, YesFlag, command, command_group, confirm
+from atlas_agents.cli.output import print_json, print_table, show_download
+
+if TYPE_CHECKING:
+    from atlas_agents.local.models import ModelState
+
+app = command_group()
+Name = Annotated[str, typer.Argument(metavar="MODEL", help="The name of the model, as `list` shows it.")]
 
 
-def show_models(*, as_json: bool) -> int:
-    def work() -> None:
-        found = list_models()
-        if as_json:
-            show.as_json([_as_json(each) for each in found])
+@command(app, "list")
+def list_models(as_json: JsonFlag = False) -> None:
+    """List the models that can run on this machine and which are installed."""
+    from atlas_agents.local import models
+
+    found = models.list_models()
+    if as_json:
+        print_json([_as_json(each) for each in found])
+        return
+    rows = [(each.model.id, f"{each.model.megabytes} MB", _installed(each), each.model.label) for each in found]
+    print_table(("model", "size", "installed", "about"), rows, "There are no models.")
+
+
+@command(app)
+async def pull(model: Name, yes: YesFlag = False) -> None:
+    """Download a model, or resume an interrupted download, and verify its checksum."""
+    from atlas_agents.local.download import pull as download
+    from atlas_agents.local.models import known, models_folder, state_of
+
+    wanted = known(model)
+    state = state_of(wanted, models_folder())
+    if not state.installed:
+        print(
+            f"{wanted.title} ({wanted.license}), {wanted.megabytes} MB, to {state.path.parent}: {wanted.label}.",
+            file=sys.stderr,
+        )
+        if not yes and not wanted.by_itself and not confirm("Download it?"):
+            print("Nothing was downloaded.", file=sys.stderr)
             return
-        rows = [(each.model.id, f"{each.model.megabytes} MB", _where(each), each.model.label) for each in found]
-        show.table(("model", "size", "here", "about"), rows, "There are no models.")
-
-    return guarded(work)
+    print(await download(model, progress=show_download(model)))
 
 
-def pull_model(id: str, *, yes: bool) -> int:
-    async def work() -> None:
-        model = known(id)
-        state = state_of(model, models_folder())
-        if not state.installed:
-            print(
-                f"{model.title}, {model.license}, {model.megabytes} MB into {state.path.parent}: {model.label}.",
-                file=sys.stderr,
-            )
-            if not yes and not model.by_itself and not confirmed("Fetch it?"):
-                print("Nothing was fetched.", file=sys.stderr)
-                return
-        path = await pull(id, progress=progress_line(id))
-        print(path)
+@command(app)
+def remove(model: Name) -> None:
+    """Remove a model from this machine."""
+    from atlas_agents.local.models import remove_model
 
-    quiet()
-    return run(work)
+    freed = remove_model(model)
+    print(f"{model}: removed, {freed / 1e6:.0f} MB freed." if freed else f"{model}: not installed.", file=sys.stderr)
 
 
-def drop_model(id: str) -> int:
-    def work() -> None:
-        freed = remove_model(id)
-        words = f"{id} is removed, {freed / 1e6:.0f} MB are free again." if freed else f"{id} was not here."
-        print(words, file=sys.stderr)
-
-    return guarded(work)
-
-
-def progress_line(id: str) -> Callable[[int, int, str], None]:
-    """Shows how far a download is: on a terminal in one line that moves, else a line each time something new begins."""
-    moves = sys.stderr.isatty()
-    last, at = "", 0.0
-
-    def tell(done: int, total: int, words: str) -> None:
-        nonlocal last, at
-        fresh, now = words != last, time.monotonic()
-        if not fresh and (not moves or now - at < _EVERY):
-            return
-        last, at = words, now
-        line = f"{id}: {words}, {done / 1e6:.0f} of {total / 1e6:.0f} MB"
-        if not moves:
-            print(line, file=sys.stderr, flush=True)
-            return
-        full = round(_WIDE * done / max(total, 1))
-        bar = f"[{'#' * full}{'.' * (_WIDE - full)}] {line}"
-        sys.stderr.write(f"\r\x1b[K{bar[: shutil.get_terminal_size().columns - 1]}")
-        sys.stderr.write("\n" if words == "ready" else "")
-        sys.stderr.flush()
-
-    return tell
-
-
-def _where(state: ModelState) -> str:
+def _installed(state: "ModelState") -> str:
     if state.installed:
         return "yes"
-    return f"{state.fetched / state.model.size:.0%} of it" if state.fetched else "no"
+    return f"{state.fetched / state.model.size:.0%}" if state.fetched else "no"
 
 
-def _as_json(state: ModelState) -> dict[str, object]:
+def _as_json(state: "ModelState") -> dict[str, object]:
     model = state.model
     return {
         "id": model.id,

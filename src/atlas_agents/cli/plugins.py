@@ -1,74 +1,157 @@
-"""`atlas plugins …`: what is installed, each put to the test in its place, and a new one to begin with."""
+"""`atlas plugins …`: list the installed plugins and their problems, or create a new plugin."""
 
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from atlas_agents.app.app import interceptors_of
-from atlas_agents.app.tools import known_tools
-from atlas_agents.cli import show
-from atlas_agents.cli.border import guarded
-from atlas_agents.cli.plugin_template import FILES
-from atlas_agents.config.load import load
-from atlas_agents.config.settings import Settings
+import typer
+
+from atlas_agents.cli.command import JsonFlag, command, command_group
+from atlas_agents.cli.connect import load_settings
+from atlas_agents.cli.output import print_json, print_table
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import Environment
-from atlas_agents.core.plugins import Plugin, Plugins
-from atlas_agents.providers.registry import Registry
 
+if TYPE_CHECKING:
+    from atlas_agents.config.settings import Settings
+    from atlas_agents.core.plugins import Plugin
+
+app = command_group()
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 
 
-def installed(settings: Settings) -> list[Plugin]:
-    """All of them, loaded as the gateway would, and what is wrong with each."""
+@command(app, "list")
+def list_plugins(as_json: JsonFlag = False) -> None:
+    """List plugins, what they provide, and why one is disabled."""
+    found = load_plugins(load_settings())
+    if as_json:
+        print_json([each._asdict() for each in found])
+        return
+    rows = [
+        (each.name, each.kind, f"{each.package} {each.version}".strip(), each.trouble or "in use") for each in found
+    ]
+    print_table(("plugin", "provides", "package", "state"), rows, "No plugins are installed.")
+
+
+@command(app)
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the plugin, for example my-tools.")],
+    folder: Annotated[
+        str | None, typer.Argument(metavar="FOLDER", help="The folder to create; by default NAME.")
+    ] = None,
+) -> None:
+    """Create a plugin: a package with one tool and a test."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"invalid plugin name {name!r}: expected lowercase letters, digits and hyphens, like my-tools"
+        )
+    package = name.replace("-", "_")
+    root = Path(folder or name).expanduser().absolute()
+    if root.exists() and any(root.iterdir() if root.is_dir() else [root]):
+        raise ConfigError(f"{root} is not empty; choose another folder")
+    for path, text in _FILES.items():
+        file = root / path.replace("%PACKAGE%", package)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.replace("%NAME%", name).replace("%PACKAGE%", package), encoding="utf-8")
+        print(f"created {file}", file=sys.stderr)
+    print(f"Next: pip install -e {root} && atlas plugins list. Run its test with: pytest {root}", file=sys.stderr)
+
+
+def load_plugins(settings: "Settings") -> "list[Plugin]":
+    """Load all plugins as the gateway does, and return them with their problems."""
+    from atlas_agents.app.app import interceptors_of
+    from atlas_agents.app.tools import known_tools
+    from atlas_agents.core.paths import Environment
+    from atlas_agents.core.plugins import Plugins
+    from atlas_agents.providers.registry import Registry
+
     plugins = Plugins(settings.disabled_plugins)
     known_tools(settings, plugins=plugins)
     Registry(Environment()).load_plugins(plugins)
     interceptors_of(plugins)
     for kind in ("stores", "commands"):
-        plugins.load(kind, _is_callable)
+        plugins.load(kind, _check_callable)
     return plugins.known
 
 
-def show_plugins(*, as_json: bool) -> int:
-    """The result is the exit code."""
-
-    def work() -> None:
-        found = installed(load())
-        if as_json:
-            show.as_json([each._asdict() for each in found])
-            return
-        rows = [
-            (each.name, each.kind, f"{each.package} {each.version}".strip(), each.trouble or "in use") for each in found
-        ]
-        show.table(("plugin", "offers", "package", "state"), rows, "No plugins are installed.")
-
-    return guarded(work)
+def _check_callable(name: str, target: Any) -> None:
+    if not callable(target):
+        raise ConfigError(f"expected a callable, got {target!r}")
 
 
-def new_plugin(name: str, folder: str | None) -> int:
-    """Write a plugin to begin with; the result is the exit code."""
+# The files of a new plugin; %NAME% and %PACKAGE% are replaced.
+_PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
 
-    def work() -> None:
-        if not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"{name!r} is no name for a plugin: write small letters, digits and hyphens, like my-tools"
-            )
-        package = name.replace("-", "_")
-        place = Path(folder or name).expanduser().absolute()
-        if place.exists() and any(place.iterdir() if place.is_dir() else [place]):
-            raise ConfigError(f"{place} is there already and not empty; name another folder")
-        for path, text in FILES.items():
-            file = place / path.replace("%PACKAGE%", package)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text.replace("%NAME%", name).replace("%PACKAGE%", package), encoding="utf-8")
-            print(f"written {file}", file=sys.stderr)
-        print(f"Next: pip install -e {place}, then atlas plugins; its test runs with pytest {place}.", file=sys.stderr)
+[project]
+name = "%NAME%"
+version = "0.1.0"
+description = "Tools for Atlas Agents."
+requires-python = ">=3.11"
+dependencies = ["atlas-agents"]
 
-    return guarded(work)
+# Each line is a plugin: its name, and the object to load. Agents see its tools as %NAME%/greet.
+# Other groups: atlas_agents.providers, atlas_agents.interceptors, atlas_agents.stores, atlas_agents.commands.
+[project.entry-points."atlas_agents.tools"]
+%NAME% = "%PACKAGE%:tools"
+
+[tool.hatch.build.targets.wheel]
+packages = ["src/%PACKAGE%"]
+
+[tool.pytest.ini_options]
+pythonpath = ["src"]
+"""
+_CODE = '''\
+"""Tools for Atlas Agents."""
+
+from atlas_agents import tool
 
 
-def _is_callable(name: str, thing: Any) -> None:
-    if not callable(thing):
-        raise ConfigError(f"a plugin gives something that can be called, not {thing!r}")
+@tool(effect="pure")
+async def greet(name: str) -> str:
+    """Greet a person by name."""
+    return f"Good day, {name}!"
+
+
+tools = [greet]
+'''
+_TEST = '''\
+"""The tools as an agent uses them, with a scripted model."""
+
+import asyncio
+import tomllib
+from pathlib import Path
+
+from atlas_agents import Agent, Atlas
+from atlas_agents.testing import Scripted, calls, says
+from %PACKAGE% import tools
+
+
+def test_agent_greets() -> None:
+    model = Scripted(calls("greet", name="Ana"), says("Done."))
+    atlas = Atlas([Agent("assistant", model=model, tools=tools)])
+    result = asyncio.run(atlas.run("Greet Ana."))
+    assert [(step.status, step.output) for step in result.steps] == [("ok", "Good day, Ana!")]
+
+
+def test_entry_point_is_declared() -> None:
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"]["atlas_agents.tools"] == {"%NAME%": "%PACKAGE%:tools"}
+'''
+_README = """\
+# %NAME%
+
+Tools for Atlas Agents.
+
+    pip install -e .
+    atlas plugins list
+    pytest
+"""
+_FILES = {
+    "pyproject.toml": _PROJECT,
+    "README.md": _README,
+    "src/%PACKAGE%/__init__.py": _CODE,
+    "tests/test_tools.py": _TEST,
+}

@@ -1,105 +1,127 @@
-"""`atlas serve`: the gateway as a program, and what it says when it is ready."""
+"""`atlas serve`: run the gateway or a worker of a cluster in the foreground."""
 
 import logging
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from atlas_agents.app.app import Runtime, Told
-from atlas_agents.app.serve import ServedGateway, is_on
-from atlas_agents.app.serve import serve as serve_gateway
-from atlas_agents.app.serve import work as work_on
-from atlas_agents.cli import options as given
-from atlas_agents.cli.border import guarded
-from atlas_agents.cli.models import progress_line
-from atlas_agents.cli.who import model_name
-from atlas_agents.cli.words import for_people, one_line
-from atlas_agents.config.settings import Settings
-from atlas_agents.gateway.convert import model_of
-from atlas_agents.gateway.server import run
-from atlas_agents.gateway.telemetry import set_up
+import typer
 
+from atlas_agents.cli.command import command, command_group
+from atlas_agents.cli.connect import describe_agent, load_settings
+from atlas_agents.cli.output import one_line, show_download
 
-def serve(flags: dict[str, Any]) -> int:
-    """Serve until it is told to stop; the result is the exit code."""
+if TYPE_CHECKING:
+    from atlas_agents.app.app import Runtime
+    from atlas_agents.app.serve import ServedGateway
+    from atlas_agents.config.settings import Settings
 
-    def act() -> None:
-        settings = given.settings(**flags)
-        _log(settings)
-        for notice in settings.notices:
-            _say(f"atlas: {notice}")
-        if settings.role == "worker":
-            run(work_on(settings, told=_progress(), on_ready=_works))
-        else:
-            run(serve_gateway(settings, told=_progress(), on_ready=_ready))
-
-    return guarded(act)
+app = command_group()
 
 
-def _works(runtime: Runtime, door: str) -> None:
-    """Who answers here, and where to look how it is."""
-    names = ", ".join(agent.id for agent in runtime.atlas.agents)
-    _say(one_line(f"Atlas works: it runs turns of {names} that gateways have taken in.", 600))
-    _say(f"How it is: {door}/readyz and {door}/metrics, or `atlas cluster status`.")
-    _say("Ctrl-C ends it.")
+@command(app)
+def serve(
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(metavar="PORT", help="The port; 0 picks a free one.")] = None,
+    workspace: Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder with AGENTS.md.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="REF", help="The model for agents that name none, or whose key is not set.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(metavar="FILE", help="The policy file for tool permissions.")] = None,
+    home: Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder for state and tokens.")] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The settings file, instead of ./atlas.toml.")
+    ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(metavar="ROLE", help="alone, or in a cluster on Postgres: gateway, worker or all."),
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="text or json.")] = None,
+) -> None:
+    """Start the gateway and its web page.
 
+    It listens on this machine only, unless you pass --host. Stop it with Ctrl-C.
+    """
+    from atlas_agents.app import serve as gateway
+    from atlas_agents.gateway.server import run
 
-def _ready(here: ServedGateway) -> None:
-    """Where it listens, how to open the page, and who answers."""
-    _say(f"Atlas listens on {here.url}.")
-    if here.runtime.settings.token is None:
-        _say(
-            f"Open {here.url}/#token={here.token.reveal()}"
-            if sys.stderr.isatty()
-            else f"Open {here.url} with the token that `atlas token show` prints."
-        )
+    flags = {"host": host, "port": port, "workspace": workspace, "model": model, "policy": policy, "home": home}
+    flags |= {"config": config, "role": role, "log_level": log_level, "log_format": log_format}
+    settings = load_settings(**flags)
+    _configure_logging(settings)
+    for notice in settings.notices:
+        _print(f"atlas: {notice}")
+    if settings.role == "worker":
+        run(gateway.work(settings, told=_download_progress(), on_ready=_worker_ready))
     else:
-        _say(f"Open {here.url} with your token.")
-    atlas = here.runtime.atlas
-    for agent in atlas.agents:
-        notice = here.runtime.crew.notices.get(agent.id)
-        words = f"{agent.id} answers with {model_name(model_of(agent, atlas.registry))}"
-        _say(one_line(f"{words} ({for_people(notice)})" if notice else words, 600))
-    if is_on(here.runtime.settings):
-        _say("The Telegram bot listens, too: who writes to it is told how to be let in.")
-    for finding in here.runtime.workspace.state.findings:
-        _say(f"atlas: {finding}")
-    _say("Ctrl-C ends it.")
+        run(gateway.serve(settings, told=_download_progress(), on_ready=_gateway_ready))
 
 
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+def _worker_ready(runtime: "Runtime", url: str) -> None:
+    names = ", ".join(agent.id for agent in runtime.atlas.agents)
+    _print(one_line(f"Worker ready: runs turns of {names} that gateways accept.", 600))
+    _print(f"Status: {url}/readyz and {url}/metrics, or run: atlas cluster status")
+    _print("Press Ctrl-C to stop.")
 
 
-def _progress() -> Told:
-    lines: dict[str, Any] = {}
+def _gateway_ready(served: "ServedGateway") -> None:
+    from atlas_agents.app.serve import is_on
+    from atlas_agents.gateway.convert import model_of
 
-    def told(model: str, done: int, total: int, words: str) -> None:
-        lines.setdefault(model, progress_line(model))(done, total, words)
+    runtime, url = served.runtime, served.url
+    _print(f"Atlas is listening on {url}.")
+    if runtime.settings.token is not None:
+        _print(f"Open {url} and log in with your token.")
+    elif sys.stderr.isatty():
+        _print(f"Open {url}/#token={served.token.reveal()}")
+    else:
+        _print(f"Open {url} and log in with the token that `atlas token show` prints.")
+    for agent in runtime.atlas.agents:
+        model = model_of(agent, runtime.atlas.registry)
+        _print(describe_agent(agent.id, model, runtime.crew.notices.get(agent.id, "")))
+    if is_on(runtime.settings):
+        _print("The Telegram bot is running; it tells new users how to pair.")
+    for finding in runtime.workspace.state.findings:
+        _print(f"atlas: {finding}")
+    _print("Press Ctrl-C to stop.")
 
-    return told
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
-def _log(settings: Settings) -> None:
-    """JSON lines for programs; for people only what they should look at, in plain words."""
+def _download_progress() -> Any:
+    shown: dict[str, Any] = {}
+
+    def show(model: str, done: int, total: int, step: str) -> None:
+        shown.setdefault(model, show_download(model))(done, total, step)
+
+    return show
+
+
+def _configure_logging(settings: "Settings") -> None:
+    """Log JSON lines for programs; for people, one short line per record."""
+    from atlas_agents.gateway.telemetry import set_up
+
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     logging.getLogger("procrastinate").setLevel(max(level, logging.WARNING))
     if settings.log_format == "json":
         set_up(level=level)
         return
-    lines = logging.StreamHandler()
-    lines.setFormatter(_Plain())
+    handler = logging.StreamHandler()
+    handler.setFormatter(_TextFormatter())
     root = logging.getLogger()
-    root.handlers[:] = [lines]
+    root.handlers[:] = [handler]
     root.setLevel(level)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 
-class _Plain(logging.Formatter):
-    """One line, with nothing in it that could steer a terminal."""
+class _TextFormatter(logging.Formatter):
+    """Formats a record as one line without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        when = self.formatTime(record, "%H:%M:%S")
+        time = self.formatTime(record, "%H:%M:%S")
         fields: dict[str, Any] = getattr(record, "fields", {})
-        more = "".join(f" {key}={value}" for key, value in fields.items())
+        pairs = "".join(f" {key}={value}" for key, value in fields.items())
         trace = f" | {self.formatException(record.exc_info)}" if record.exc_info else ""
-        return one_line(f"{when} {record.levelname.lower()} {record.getMessage()}{more}{trace}", 2000)
+        return one_line(f"{time} {record.levelname.lower()} {record.getMessage()}{pairs}{trace}", 2000)

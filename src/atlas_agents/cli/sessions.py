@@ -1,153 +1,169 @@
-"""`atlas sessions …`: what was said, listed, read, changed, copied, carried and removed."""
+"""`atlas sessions …`: list, show, rename, archive, fork, export, import and delete sessions."""
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
+import typer
 
-from atlas_agents.cli import options as given
-from atlas_agents.cli import show as shown
-from atlas_agents.cli.border import confirmed, one_of, quiet, run
-from atlas_agents.cli.reach import within_reach
-from atlas_agents.cli.when import ago, moment
-from atlas_agents.cli.words import answered, called, printable
-from atlas_agents.client.client import GatewayClient
+from atlas_agents.cli.command import JsonFlag, YesFlag, command, command_group, confirm, match_prefix
+from atlas_agents.cli.connect import call, connect
+from atlas_agents.cli.output import (
+    format_age,
+    format_call,
+    format_result,
+    format_time,
+    print_json,
+    print_table,
+    printable,
+)
 from atlas_agents.core.errors import ConfigError, GatewayError
-from atlas_agents.gateway.protocol.chat import ChatHistoryPage
-from atlas_agents.gateway.protocol.types import MessageShape, TextPart, ToolCallPart, ToolResultPart
 
+if TYPE_CHECKING:
+    from atlas_agents.client.client import GatewayClient
+    from atlas_agents.gateway.protocol.types import MessageShape
+
+app = command_group()
 _PAGE = 500
-_PIECE = 128 * 1024
-"""Characters that fit into a frame, however they are written."""
+_CHUNK = 128 * 1024
+"""Characters of an import that fit into one frame, even if every one is escaped."""
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The session key, or a unique prefix of it.")]
 
 
-def list_sessions(limit: int, *, archived: bool, as_json: bool) -> int:
-    async def work() -> None:
-        async with within_reach(given.settings(), idle=True) as here:
-            found = await here.client.call("sessions.list", limit=limit, archived=archived)
-        if as_json:
-            shown.as_json(found["sessions"])
+@command(app, "list")
+async def list_sessions(
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="Maximum number of sessions.")] = 20,
+    archived: Annotated[bool, typer.Option(help="List archived sessions.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """List sessions, most recent first."""
+    found = (await call("sessions.list", limit=limit, archived=archived))["sessions"]
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (each["sessionKey"], format_age(each["updatedAt"]), each["agentId"] or "-", each["label"]) for each in found
+    ]
+    print_table(("session", "changed", "agent", "name"), rows, "There are no sessions.")
+
+
+@command(app)
+async def show(key: Key, as_json: JsonFlag = False) -> None:
+    """Show a session and its messages."""
+    async with connect() as gateway:
+        full_key = await _full_key(gateway.client, key)
+        session = (await gateway.client.call("sessions.get", session_key=full_key))["session"]
+        messages = await _all_messages(gateway.client, full_key)
+    if as_json:
+        print_json({"session": session, "messages": messages})
+        return
+    print(f"{full_key}  {printable(session['label'])}")
+    print(f"created {format_time(session['createdAt'])}, changed {format_time(session['updatedAt'])}")
+    _print_messages(messages)
+
+
+@command(app)
+async def rename(key: Key, label: Annotated[str, typer.Argument(metavar="LABEL", help="The new name.")]) -> None:
+    """Rename a session."""
+    await _update(key, f"renamed to {label!r}", label=label)
+
+
+@command(app)
+async def archive(key: Key, undo: Annotated[bool, typer.Option("--undo", help="Restore it.")] = False) -> None:
+    """Archive a session, or restore it."""
+    await _update(key, "restored" if undo else "archived", archived=not undo)
+
+
+async def _update(key: str, done: str, **changes: Any) -> None:
+    async with connect() as gateway:
+        full_key = await _full_key(gateway.client, key)
+        await gateway.client.call("sessions.update", session_key=full_key, **changes)
+    print(f"{full_key}: {printable(done)}.", file=sys.stderr)
+
+
+@command(app)
+async def fork(
+    key: Key,
+    at: Annotated[
+        str | None, typer.Option(metavar="MESSAGE", help="Copy up to and including the message with this id.")
+    ] = None,
+) -> None:
+    """Copy a session and print the key of the copy."""
+    async with connect() as gateway:
+        full_key = await _full_key(gateway.client, key)
+        print((await gateway.client.call("sessions.fork", session_key=full_key, message_id=at))["sessionKey"])
+
+
+@command(app, "export")
+async def export(key: Key) -> None:
+    """Write a session to standard output as JSON lines."""
+    async with connect() as gateway:
+        full_key, after = await _full_key(gateway.client, key), 0
+        while after is not None:
+            found = await gateway.client.call("sessions.export", session_key=full_key, after=after)
+            for line in found["lines"]:
+                sys.stdout.buffer.write(line.encode() + b"\n")
+            after = found.get("next")
+
+
+@command(app, "import")
+async def import_session(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An exported session; '-' reads standard input.")],
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Store it under another key.")] = None,
+) -> None:
+    """Import an exported session and print its key."""
+    text = _read(file)
+    chunks = [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)] or [""]
+    imported: dict[str, Any] = {}
+    async with connect() as gateway:
+        for number, chunk in enumerate(chunks):
+            more = number + 1 < len(chunks)
+            try:
+                imported = await gateway.client.call(
+                    "sessions.import", text=chunk, session_key=key, piece=number, more=more
+                )
+            except GatewayError as error:
+                if error.kind == "INVALID_PARAMS":
+                    raise ConfigError(str(error)) from error
+                raise
+    print(imported["sessionKey"])
+
+
+@command(app)
+async def delete(key: Key, yes: YesFlag = False) -> None:
+    """Delete a session and its messages."""
+    async with connect() as gateway:
+        full_key = await _full_key(gateway.client, key)
+        if not yes and not confirm(f"Delete session {full_key} and all its messages?"):
+            print("Nothing was deleted.", file=sys.stderr)
             return
-        rows = [
-            (each["sessionKey"], ago(each["updatedAt"]), each["agentId"] or "-", each["label"])
-            for each in found["sessions"]
-        ]
-        shown.table(("session", "changed", "agent", "name"), rows, "There are no sessions.")
-
-    quiet()
-    return run(work)
+        await gateway.client.call("sessions.delete", session_key=full_key)
+    print(f"{full_key}: deleted.", file=sys.stderr)
 
 
-def show(key: str, *, as_json: bool) -> int:
-    async def work() -> None:
-        async with within_reach(given.settings(), idle=True) as here:
-            whole = await _whole_key(here.client, key)
-            session = (await here.client.call("sessions.get", session_key=whole))["session"]
-            messages = await _all_messages(here.client, whole)
-        if as_json:
-            shown.as_json({"session": session, "messages": messages})
-            return
-        print(f"{whole}  {printable(session['label'])}")
-        print(f"begun {moment(session['createdAt'])}, changed {moment(session['updatedAt'])}")
-        _print(messages)
-
-    quiet()
-    return run(work)
-
-
-def change(key: str, words: str, **changes: Any) -> int:
-    async def work() -> None:
-        async with within_reach(given.settings(), idle=True) as here:
-            whole = await _whole_key(here.client, key)
-            await here.client.call("sessions.update", session_key=whole, **changes)
-        print(f"{whole} is {printable(words)}.", file=sys.stderr)
-
-    quiet()
-    return run(work)
-
-
-def delete(key: str, *, yes: bool) -> int:
-    async def work() -> None:
-        async with within_reach(given.settings(), idle=True) as here:
-            whole = await _whole_key(here.client, key)
-            if not yes and not confirmed(f"Remove the session {whole} and all that was said in it?"):
-                print("Nothing was removed.", file=sys.stderr)
-                return
-            await here.client.call("sessions.delete", session_key=whole)
-        print(f"{whole} is removed.", file=sys.stderr)
-
-    quiet()
-    return run(work)
-
-
-def fork(key: str, at: str | None) -> int:
-    async def work() -> None:
-        async with within_reach(given.settings(), idle=True) as here:
-            whole = await _whole_key(here.client, key)
-            print((await here.client.call("sessions.fork", session_key=whole, message_id=at))["sessionKey"])
-
-    quiet()
-    return run(work)
-
-
-def write_out(key: str) -> int:
-    async def work() -> None:
-        async with within_reach(given.settings(), idle=True) as here:
-            whole, after = await _whole_key(here.client, key), 0
-            while after is not None:
-                found = await here.client.call("sessions.export", session_key=whole, after=after)
-                for line in found["lines"]:
-                    sys.stdout.buffer.write(line.encode() + b"\n")
-                after = found.get("next")
-
-    quiet()
-    return run(work)
-
-
-def read_in(file: str, key: str | None) -> int:
-    async def work() -> None:
-        text = _text(file)
-        pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)] or [""]
-        async with within_reach(given.settings(), idle=True) as here:
-            made: dict[str, Any] = {}
-            for number, piece in enumerate(pieces):
-                more = number + 1 < len(pieces)
-                made = await _carried(here.client, text=piece, session_key=key, piece=number, more=more)
-            print(made["sessionKey"])
-
-    quiet()
-    return run(work)
-
-
-async def _carried(client: GatewayClient, **params: Any) -> dict[str, Any]:
-    try:
-        return await client.call("sessions.import", **params)
-    except GatewayError as error:
-        if error.kind == "INVALID_PARAMS":  # what was given is no session
-            raise ConfigError(str(error)) from error
-        raise
-
-
-def _text(file: str) -> str:
+def _read(file: str) -> str:
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return content.decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"{file}: it cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: it is not UTF-8, so it is no exported session") from error
+        raise ConfigError(f"{file} is not an exported session: not valid UTF-8") from error
 
 
-async def _whole_key(client: GatewayClient, start: str) -> str:
-    found: list[str] = []
+async def _full_key(client: "GatewayClient", prefix: str) -> str:
+    keys: list[str] = []
     for archived in (False, True):
         page = await client.call("sessions.list", limit=_PAGE, archived=archived)
-        found += [each["sessionKey"] for each in page["sessions"]]
-    return one_of(start, found, "session")
+        keys += [each["sessionKey"] for each in page["sessions"]]
+    return match_prefix(prefix, keys, "session")
 
 
-async def _all_messages(client: GatewayClient, key: str) -> list[MessageShape]:
+async def _all_messages(client: "GatewayClient", key: str) -> "list[MessageShape]":
+    import msgspec
+
+    from atlas_agents.gateway.protocol.chat import ChatHistoryPage
+
     messages: list[MessageShape] = []
     before: int | None = None
     while True:
@@ -160,7 +176,9 @@ async def _all_messages(client: GatewayClient, key: str) -> list[MessageShape]:
         before = found.messages[0].seq
 
 
-def _print(messages: list[MessageShape]) -> None:
+def _print_messages(messages: "list[MessageShape]") -> None:
+    from atlas_agents.gateway.protocol.types import TextPart, ToolCallPart, ToolResultPart
+
     names: dict[str, str] = {}
     for message in messages:
         for part in message.parts:
@@ -169,8 +187,8 @@ def _print(messages: list[MessageShape]) -> None:
                     print(f"\n{'you' if message.role == 'user' else message.role} ({message.id}):\n{printable(text)}")
                 case ToolCallPart(id, name, arguments):
                     names[id] = name
-                    print(called(name, arguments))
+                    print(format_call(name, arguments))
                 case ToolResultPart(call_id, status, result, error):
-                    print(answered(names.get(call_id, "?"), status, result, error))
+                    print(format_result(names.get(call_id, "?"), status, result, error))
                 case _:
                     pass

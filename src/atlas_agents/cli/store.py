@@ -1,72 +1,243 @@
-"""`atlas store …`: what is kept no longer is removed."""
+"""`atlas store …`: prune the database, back it up, restore it, and end the turns that a backup left open."""
 
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from atlas_agents.cli import options as given
-from atlas_agents.cli import show
-from atlas_agents.cli.border import quiet, run
-from atlas_agents.cli.moving import moving
-from atlas_agents.cli.reach import TENANT
-from atlas_agents.config.open import open_store
-from atlas_agents.config.settings import Settings
-from atlas_agents.core.store import Prunable, Pruned, Store
-from atlas_agents.stores.retention import KINDS, RetentionJob, RetentionPolicy
+import typer
 
-_NAMES: dict[Prunable, str] = {"events": "events", "journal": "steps"}
+from atlas_agents.cli.command import (
+    EXIT_FAILED,
+    EXIT_OK,
+    JsonFlag,
+    YesFlag,
+    command,
+    command_group,
+    confirm,
+    print_error,
+)
+from atlas_agents.cli.connect import TENANT, load_settings
+from atlas_agents.cli.output import plural, print_json, progress_line
+from atlas_agents.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atlas_agents.config.settings import Settings
+    from atlas_agents.core.store import Prunable, Pruned, Store
+    from atlas_agents.stores.retention import RetentionPolicy
+    from atlas_agents.stores.sqlite_files import DatabaseSummary
+
+app = command_group()
+_PG_DUMP = 'pg_dump --format=custom --schema=atlas --file=FILE "$ATLAS_DATABASE_URL"'
+_PG_RESTORE = 'pg_restore --no-owner --single-transaction --dbname="$ATLAS_DATABASE_URL" FILE'
+_END_REASON = "it was running when the backup was made"
+_PAGE = 200
 
 
-def prune(events: int | None, journals: int | None, *, dry_run: bool, as_json: bool) -> int:
-    async def work() -> None:
-        settings = given.settings()
-        keep = RetentionPolicy(
-            settings.keep_events if events is None else events,
-            settings.keep_journals if journals is None else journals,
+@command(app)
+async def prune(
+    events: Annotated[
+        int | None,
+        typer.Option(metavar="DAYS", min=0, help="Keep the events of turns for this many days; 0 keeps them forever."),
+    ] = None,
+    journals: Annotated[
+        int | None,
+        typer.Option(metavar="DAYS", min=0, help="Keep the steps of turns for this many days; 0 keeps them forever."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Remove expired events and steps of finished turns now.
+
+    A gateway does the same every hour, and may be running. Messages, the audit log, approvals and usage are kept.
+    """
+    from atlas_agents.stores.retention import RetentionPolicy
+
+    settings = load_settings()
+    policy = RetentionPolicy(
+        settings.keep_events if events is None else events,
+        settings.keep_journals if journals is None else journals,
+    )
+    async with _open_store(settings) as store:
+        pruned = await _prune(store, policy, dry_run=dry_run)
+    if as_json:
+        print_json({"dryRun": dry_run, **pruned})
+        return
+    for kind, removed in pruned.items():
+        print(_describe_pruned(kind, removed, "would be removed" if dry_run else "removed"))
+
+
+@command(app)
+def backup(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to create; it must not exist.")],
+    as_json: JsonFlag = False,
+) -> int:
+    """Back up the SQLite database and verify the copy.
+
+    A gateway may be running. The backup is one file that only its owner can read. Use pg_dump for Postgres.
+
+    Exit codes: 0 success, 1 failure or a broken audit log in the copy, 2 invalid options or settings.
+    """
+    from atlas_agents.stores.sqlite_files import back_up
+
+    source, target = _database_file(load_settings(), _PG_DUMP), _absolute(file)
+    with progress_line() as show:
+        summary = back_up(source, target, lambda done, total: show(f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"))
+    if as_json:
+        print_json({"file": str(target), **_as_json(summary)})
+    else:
+        print(f"Backed up to {target}: {_describe(summary)}, {summary.size / 1e6:.1f} MB.")
+    if summary.broken:
+        print_error(f"the backup is an exact copy, but {summary.broken}: keep it and find out what changed the log")
+    return EXIT_FAILED if summary.broken else EXIT_OK
+
+
+@command(app)
+def restore(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A backup made by `atlas store backup`.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace a database that is not empty; the old one is renamed.")
+    ] = False,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Restore even if the audit log of the backup is broken.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Verify a backup and restore the SQLite database from it.
+
+    Stop the gateway first. Turns that were running when the backup was made resume at the next start; for an old
+    backup, run `atlas store end-turns` first.
+    """
+    from atlas_agents.app.home_lock import lock_home
+    from atlas_agents.config.open import open_home
+    from atlas_agents.stores import sqlite_files
+
+    settings, source = load_settings(), _absolute(file)
+    target = _database_file(settings, _PG_RESTORE)
+    with lock_home(open_home(settings)):
+        summary, old = sqlite_files.restore(source, target, replace=replace, unverified=unverified)
+    if as_json:
+        print_json({"file": str(target), "replaced": None if old is None else str(old), **_as_json(summary)})
+        return
+    print(f"Restored {target} from {source}: {_describe(summary)}.")
+    if old is not None:
+        print(f"The previous database is {old}.")
+    if summary.open_runs or summary.open_jobs:
+        print(
+            f"{plural(summary.open_runs, 'turn')} and {plural(summary.open_jobs, 'job')} were running when the backup "
+            "was made. They resume at the next start; if they have continued since, run: atlas store end-turns",
+            file=sys.stderr,
         )
-        async with opened(settings) as store:
-            found = await _prune(store, keep, dry_run=dry_run)
-        if as_json:
-            show.as_json({"dryRun": dry_run, **found})
-            return
-        for what, gone in found.items():
-            print(_words(what, gone, "would be removed" if dry_run else "removed"))
-
-    quiet()
-    return run(work)
 
 
-async def _prune(store: Store, keep: RetentionPolicy, *, dry_run: bool) -> dict[Prunable, Pruned]:
-    """Of every tenant, one after the other."""
-    found = dict.fromkeys(KINDS, Pruned())
-    for tenant in await every_tenant(store):
-        keeper = RetentionJob(store, tenant, keep)
-        for what in KINDS:
+@command(app, "end-turns")
+async def end_turns(yes: YesFlag = False, as_json: JsonFlag = False) -> None:
+    """End all open turns and jobs of a restored database, before the first start.
+
+    A backup does not know what they did after it was made; if they resumed, they could repeat it.
+    """
+    from atlas_agents.app.home_lock import lock_home
+    from atlas_agents.config.open import open_home
+
+    settings = load_settings()
+    with lock_home(open_home(settings)):
+        async with _open_store(settings) as store:
+            if not yes and not confirm("End all open turns and jobs?"):
+                print("Nothing was changed.", file=sys.stderr)
+                return
+            jobs, turns = await _end_jobs(store), await _end_runs(store)
+    if as_json:
+        print_json({"turns": turns, "jobs": jobs})
+    else:
+        print(f"Ended {plural(turns, 'turn')} and {plural(jobs, 'job')}.")
+
+
+async def _prune(store: "Store", policy: "RetentionPolicy", *, dry_run: bool) -> "dict[Prunable, Pruned]":
+    """Prune every tenant, one after the other."""
+    from atlas_agents.core.store import Pruned
+    from atlas_agents.stores.retention import KINDS, RetentionJob
+
+    total = dict.fromkeys(KINDS, Pruned())
+    for tenant in await _all_tenants(store):
+        job = RetentionJob(store, tenant, policy)
+        for kind in KINDS:
             if dry_run:
-                found[what] += await keeper.due(what)
-            else:
-                with moving() as tell:
-                    found[what] += await keeper.prune(
-                        what, on_progress=lambda so_far, what=what: tell(_words(what, so_far))
-                    )
-    return found
+                total[kind] += await job.due(kind)
+                continue
+            with progress_line() as show:
+                total[kind] += await job.prune(
+                    kind, on_progress=lambda removed, kind=kind: show(_describe_pruned(kind, removed, "removed"))
+                )
+    return total
 
 
-def _words(what: Prunable, gone: Pruned, done: str = "removed") -> str:
-    turns = "turn" if gone.runs == 1 else "turns"
-    return f"{gone.rows:,} {_NAMES[what]} of {gone.runs:,} {turns} {done}, {gone.size / 1e6:.1f} MB"
+def _describe_pruned(kind: "Prunable", removed: "Pruned", verb: str) -> str:
+    name = "events" if kind == "events" else "steps"
+    return f"{removed.rows:,} {name} of {plural(removed.runs, 'turn')} {verb}, {removed.size / 1e6:.1f} MB"
 
 
-async def every_tenant(store: Store) -> list[str]:
-    """The one that is served without a word about tenants, and all that have a record."""
+async def _end_jobs(store: "Store") -> int:
+    from atlas_agents.core.store import OPEN_JOB, SetJob
+
+    ended = 0
+    for tenant in await _all_tenants(store):
+        while jobs := await store.jobs(tenant, states=OPEN_JOB, limit=_PAGE):
+            await store.commit(tenant, [SetJob(job.id, "cancelled", error=_END_REASON) for job in jobs])
+            ended += len(jobs)
+    return ended
+
+
+async def _end_runs(store: "Store") -> int:
+    """End the runs under a new owner epoch, so that their former owner can no longer write."""
+    from atlas_agents.core.json import encode
+    from atlas_agents.core.store import AddJournal, ClaimRun, SetRun
+
+    rows = await store.open_runs()
+    for row in rows:
+        epoch = row.epoch + 1
+        ended = AddJournal(row.id, epoch, "ended", "", encode({"status": "failed", "error": _END_REASON}))
+        await store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", _END_REASON)])
+    return len(rows)
+
+
+async def _all_tenants(store: "Store") -> list[str]:
+    """Return the default tenant and all that have a record."""
     return sorted({TENANT, *await store.tenants()})
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncGenerator[Store, None]:
-    """The store that the settings name, as long as the block lasts."""
+async def _open_store(settings: "Settings") -> "AsyncGenerator[Store, None]":
+    from atlas_agents.config.open import open_store
+
     store = open_store(settings)
     await store.open()
     try:
         yield store
     finally:
         await store.close()
+
+
+def _database_file(settings: "Settings", postgres_command: str) -> Path:
+    from atlas_agents.config.open import database_files
+
+    files = database_files(settings)
+    if not files:
+        raise ConfigError(f"this command supports only SQLite; for Postgres, run: {postgres_command}")
+    return files[0]
+
+
+def _absolute(file: str) -> Path:
+    return Path(file).expanduser().absolute()
+
+
+def _as_json(summary: "DatabaseSummary") -> dict[str, object]:
+    import msgspec
+
+    names = {"open_runs": "openTurns", "open_jobs": "openJobs", "audit": "auditLines"}
+    return {names.get(name, name): value for name, value in msgspec.structs.asdict(summary).items()}
+
+
+def _describe(summary: "DatabaseSummary") -> str:
+    sessions, messages = plural(summary.sessions, "session"), plural(summary.messages, "message")
+    return f"{sessions}, {messages}, {plural(summary.audit, 'audit line')}"

@@ -1,130 +1,133 @@
-"""`atlas token …`: the main token and the named ones, as files in the home folder."""
+"""`atlas token …`: show, rotate, create, list and revoke the tokens of the gateway."""
 
-import os
-import secrets
 import sys
-from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
+import typer
 
-from atlas_agents.cli import options as given
-from atlas_agents.cli import show as shown
-from atlas_agents.cli.border import guarded, quiet
-from atlas_agents.cli.options import token_of
-from atlas_agents.config.open import open_home
-from atlas_agents.config.settings import Settings
+from atlas_agents.cli.command import JsonFlag, command, command_group
+from atlas_agents.cli.connect import load_settings, read_token
+from atlas_agents.cli.output import print_json, print_table
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.gateway.auth import ALL, Named, TokenFile
-from atlas_agents.gateway.protocol.types import Scope
+
+if TYPE_CHECKING:
+    from atlas_agents.config.settings import Settings
+    from atlas_agents.gateway.auth import Named, TokenFile
+    from atlas_agents.gateway.protocol.types import Scope
+
+app = command_group()
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Who uses it: lowercase letters, digits, - and _.")]
 
 
-def show() -> int:
-    def work() -> None:
-        settings = given.settings()
-        _opened(settings)
-        print(token_of(settings))
-
-    quiet()
-    return guarded(work)
+@command(app)
+def show() -> None:
+    """Print the main token."""
+    settings = load_settings()
+    _open_tokens(settings)  # creates the main token if there is none
+    print(read_token(settings))
 
 
-def rotate() -> int:
-    """The file is changed; a gateway that runs sees that within a second."""
-
-    def work() -> None:
-        path = _opened(given.settings()).rotate()
-        print(f"A new token is in {path}; the old one opens nothing any more.", file=sys.stderr)
-
-    quiet()
-    return guarded(work)
+@command(app)
+def rotate() -> None:
+    """Replace the main token. A running gateway rejects the old one within a second."""
+    path = _open_tokens(load_settings()).rotate()
+    print(f"Wrote a new token to {path}; the old one is no longer valid.", file=sys.stderr)
 
 
-def create(name: str, scopes: str, *, all_sessions: bool, role: str, user: str = "") -> int:
-    def work() -> None:
-        settings = given.settings()
-        _opened(settings)
-        path = settings.home / "tokens.json"
-        lines = _read(path)
-        if name in lines:
-            raise ConfigError(f"there is a token for {name!r} already: revoke it first")
-        token = secrets.token_urlsafe(32)
-        digest = sha256(token.encode()).hexdigest()
-        sessions = "all" if all_sessions else "own"
-        lines[name] = Named(_scopes(scopes), sha256=digest, sessions=sessions, role=role, user=user)
-        _write(path, lines)
-        try:
-            _opened(settings)
-        except ConfigError:
-            del lines[name]
-            _write(path, lines)
-            raise
-        print(f"The token of {name}, shown this once:", file=sys.stderr)
-        print(token)
+@command(app)
+def create(
+    name: Name,
+    scopes: Annotated[
+        str, typer.Option(metavar="LIST", help="Comma-separated: read, write, approve, admin.")
+    ] = "read,write",
+    all_sessions: Annotated[
+        bool, typer.Option("--all-sessions", help="Grant access to all sessions, not only its own.")
+    ] = False,
+    role: Annotated[str, typer.Option(metavar="ROLE", help="The role that policies see.")] = "",
+    user: Annotated[str, typer.Option(metavar="NAME", help="The user, if it is not NAME.")] = "",
+) -> None:
+    """Create a token and print it. It cannot be shown again."""
+    import secrets
+    from hashlib import sha256
 
-    quiet()
-    return guarded(work)
+    from atlas_agents.gateway.auth import Named
 
-
-def list_tokens(*, as_json: bool) -> int:
-    def work() -> None:
-        found = _opened(given.settings()).principals
-        if as_json:
-            shown.as_json(found)
-            return
-        rows = [(each.id, each.role, ", ".join(each.scopes)) for each in found]
-        shown.table(("whose", "role", "may"), rows, "There are no tokens.")
-
-    quiet()
-    return guarded(work)
-
-
-def revoke(name: str) -> int:
-    def work() -> None:
-        path = given.settings().home / "tokens.json"
-        lines = _read(path)
-        if name not in lines:
-            known = ", ".join(lines) or "none"
-            raise ConfigError(f"there is no token for {name!r}; there are: {known} (the main one is changed by rotate)")
-        del lines[name]
-        _write(path, lines)
-        print(f"The token of {name} opens nothing any more.", file=sys.stderr)
-
-    quiet()
-    return guarded(work)
+    settings = load_settings()
+    _open_tokens(settings)
+    path = settings.home / "tokens.json"
+    tokens = _read(path)
+    if name in tokens:
+        raise ConfigError(f"a token for {name!r} already exists; run: atlas token revoke {name}")
+    token = secrets.token_urlsafe(32)
+    digest = sha256(token.encode()).hexdigest()
+    sessions = "all" if all_sessions else "own"
+    tokens[name] = Named(_parse_scopes(scopes), sha256=digest, sessions=sessions, role=role, user=user)
+    _write(path, tokens)
+    try:
+        _open_tokens(settings)
+    except ConfigError:
+        del tokens[name]
+        _write(path, tokens)
+        raise
+    print(f"Token for {name}; it is shown only once:", file=sys.stderr)
+    print(token)
 
 
-def _opened(settings: Settings) -> TokenFile:
+@command(app, "list")
+def list_tokens(as_json: JsonFlag = False) -> None:
+    """List tokens by name, without their values."""
+    found = _open_tokens(load_settings()).principals
+    if as_json:
+        print_json(found)
+        return
+    rows = [(each.id, each.role, ", ".join(each.scopes)) for each in found]
+    print_table(("name", "role", "scopes"), rows, "There are no tokens.")
+
+
+@command(app)
+def revoke(name: Name) -> None:
+    """Revoke a token. A running gateway rejects it within a second."""
+    path = load_settings().home / "tokens.json"
+    tokens = _read(path)
+    if name not in tokens:
+        known = ", ".join(tokens) or "none"
+        raise ConfigError(
+            f"token not found: {name!r}; tokens: {known}. Replace the main token with: atlas token rotate"
+        )
+    del tokens[name]
+    _write(path, tokens)
+    print(f"Revoked the token of {name}.", file=sys.stderr)
+
+
+def _open_tokens(settings: "Settings") -> "TokenFile":
+    from atlas_agents.config.open import open_home
+    from atlas_agents.gateway.auth import TokenFile
+
     return TokenFile(open_home(settings), settings.token)
 
 
-def _scopes(text: str) -> tuple[Scope, ...]:
+def _parse_scopes(text: str) -> "tuple[Scope, ...]":
+    from atlas_agents.gateway.auth import ALL
+
     wanted = [each.strip() for each in text.split(",") if each.strip()]
-    for each in wanted:
-        if each not in ALL:
-            raise ConfigError(f"--scopes: there is no scope {each!r}; there are {', '.join(ALL)}")
-    if not wanted:
-        raise ConfigError(f"--scopes: name at least one of {', '.join(ALL)}")
+    unknown = [each for each in wanted if each not in ALL]
+    if unknown or not wanted:
+        raise ConfigError(f"invalid --scopes {text!r}: expected one or more of {', '.join(ALL)}")
     return tuple([scope for scope in ALL if scope in wanted])
 
 
-def _read(path: Path) -> dict[str, Named]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Named])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+def _read(path: Path) -> "dict[str, Named]":
+    from atlas_agents.core.paths import read_json
+    from atlas_agents.gateway.auth import Named
+
+    return read_json(path, dict[str, Named]) or {}
 
 
-def _write(path: Path, lines: dict[str, Named]) -> None:
-    """Whole or not at all, and for its owner only."""
-    fresh = path.with_name(f".tokens-{secrets.token_hex(8)}")
-    content = {
-        name: {key: value for key, value in msgspec.to_builtins(line).items() if value} for name, line in lines.items()
-    }
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+def _write(path: Path, tokens: "dict[str, Named]") -> None:
+    import msgspec
+
+    from atlas_agents.core.paths import write_json
+
+    values = {name: msgspec.to_builtins(token) for name, token in tokens.items()}
+    write_json(path, {name: {key: value for key, value in each.items() if value} for name, each in values.items()})

@@ -1,4 +1,4 @@
-"""One turn, shown while it runs and stopped by Ctrl-C; a second Ctrl-C leaves."""
+"""Show one turn while it runs. Ctrl-C cancels it; a second Ctrl-C stops waiting for it."""
 
 import asyncio
 import signal
@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from atlas_agents.cli.words import answered, called, one_line
+from atlas_agents.cli.output import format_call, format_result, one_line
 from atlas_agents.client.client import GatewayClient, SessionEvent, SessionFeed
 from atlas_agents.core.errors import GatewayError
 from atlas_agents.gateway.protocol.events import (
@@ -37,50 +37,51 @@ from atlas_agents.gateway.protocol.types import (
     UsageShape,
 )
 
-Asked: TypeAlias = ApprovalRequested | ApprovalShape
-Decide: TypeAlias = Callable[[Asked], Awaitable[None]]
-"""Answers a question about a call. It is cancelled when somebody else has answered."""
+ApprovalRequest: TypeAlias = ApprovalRequested | ApprovalShape
+Decide: TypeAlias = Callable[[ApprovalRequest], Awaitable[None]]
+"""Answers an approval request. It is cancelled when the request is answered elsewhere."""
+_STEP_SIGNS = {"pending": "·", "running": "→", "done": "✓", "failed": "✗", "changed": "↷", "dropped": "–"}
 
 
-class Left(Exception):
-    """The person has had enough, and wants to leave at once."""
+class QuitRequested(Exception):
+    """The user pressed Ctrl-C twice and wants to quit without waiting for the turn."""
 
 
-class Screen(Protocol):
+class TurnView(Protocol):
     """Where a turn is shown."""
 
     def begin(self) -> None: ...
-    def say(self, text: str, voice: Literal["text", "thinking"] = "text") -> None: ...
-    def withdraw(self) -> None: ...
-    def line(self, words: str, style: str = "") -> None: ...
-    def hint(self, words: str) -> None: ...
+    def add_text(self, text: str, kind: Literal["text", "thinking"] = "text") -> None: ...
+    def discard_message(self) -> None: ...
+    def print_line(self, text: str, style: str = "") -> None: ...
+    def show_status(self, status: str) -> None: ...
     def end(self) -> None: ...
 
 
-class Notes:
-    """A screen where nothing can be taken back: only the lines are shown, on standard error."""
+class StderrView:
+    """A view for output that is not a terminal: tool calls and notices go to standard error, the answer is omitted."""
 
     def begin(self) -> None:
         """Nothing to prepare."""
 
-    def say(self, text: str, voice: Literal["text", "thinking"] = "text") -> None:
-        """The answer is printed when it is complete."""
+    def add_text(self, text: str, kind: Literal["text", "thinking"] = "text") -> None:
+        """Skip the text: the caller prints the complete answer."""
 
-    def withdraw(self) -> None:
+    def discard_message(self) -> None:
         """Nothing was shown."""
 
-    def line(self, words: str, style: str = "") -> None:
-        print(words, file=sys.stderr, flush=True)
+    def print_line(self, text: str, style: str = "") -> None:
+        print(text, file=sys.stderr, flush=True)
 
-    def hint(self, words: str) -> None:
-        """How things stand at the moment is nothing to keep."""
+    def show_status(self, status: str) -> None:
+        """Skip the status: it would be out of date in a log."""
 
     def end(self) -> None:
-        """Nothing to put away."""
+        """Nothing to clean up."""
 
 
-class Step(msgspec.Struct, frozen=True, rename="camel"):
-    """A call of the turn and what came of it."""
+class ToolStep(msgspec.Struct, frozen=True, rename="camel"):
+    """A tool call of the turn and its result."""
 
     name: str
     arguments: dict[str, Any]
@@ -90,17 +91,17 @@ class Step(msgspec.Struct, frozen=True, rename="camel"):
     error: str | None = None
 
 
-class Ending(msgspec.Struct, frozen=True):
-    """How a turn ended: with a message, cancelled, or with an error and its kind."""
+class TurnOutcome(msgspec.Struct, frozen=True):
+    """How a turn ended: with a message, cancelled, or with an error."""
 
     run_id: str
     model: str
     usage: UsageShape
-    steps: list[Step]
+    steps: list[ToolStep]
     message: MessageShape | None = None
     cancelled: bool = False
     error: str | None = None
-    kind: str = ""
+    error_kind: str = ""
 
     @property
     def text(self) -> str:
@@ -108,162 +109,163 @@ class Ending(msgspec.Struct, frozen=True):
         return "".join(part.text for part in parts if isinstance(part, TextPart))
 
     @property
-    def unfinished(self) -> bool:
-        """The model still wanted tools when its rounds were spent."""
+    def incomplete(self) -> bool:
+        """Whether the turn reached its limit of rounds while the model still called tools."""
         return any(isinstance(part, ToolCallPart) for part in (self.message.parts if self.message else ()))
 
 
-_MARKS = {"pending": "·", "running": "→", "done": "✓", "failed": "✗", "changed": "↷", "dropped": "–"}
+class TurnRenderer:
+    """Renders the events of one run in a view."""
 
-
-class Turn:
-    """A run on a screen."""
-
-    def __init__(self, run_id: str, screen: Screen) -> None:
+    def __init__(self, run_id: str, view: TurnView) -> None:
         self._run_id = run_id
-        self._screen = screen
+        self._view = view
         self._calls: dict[str, ToolCalling] = {}
-        self._steps: list[Step] = []
+        self._steps: list[ToolStep] = []
         self._plan_lines: list[str] = []
         self._model = ""
 
     def show(self, event: SessionEvent) -> None:
-        """Show an event, if there is something to see."""
-        screen = self._screen
+        """Show an event, if it has something to show."""
+        view = self._view
         match event:
             case ChatDelta():
-                screen.say(event.text)
+                view.add_text(event.text)
             case ChatReasoning():
-                screen.say(event.text, "thinking")
+                view.add_text(event.text, "thinking")
             case ChatReset():
-                screen.withdraw()
+                view.discard_message()
             case RunPosition():
-                self._catch_up(event)
+                self._show_position(event)
             case ToolCalling():
                 self._calls[event.tool_call_id] = event
-                screen.line(called(event.name, event.arguments), "cyan")
+                view.print_line(format_call(event.name, event.arguments), "cyan")
             case ToolProgressing():
                 name = self._calls[event.tool_call_id].name if event.tool_call_id in self._calls else "?"
-                screen.line(one_line(f"  {name}: {event.message}"), "dim")
+                view.print_line(one_line(f"  {name}: {event.message}"), "dim")
             case RunHandoff():
-                screen.line(f"{event.from_} hands over to {event.to}", "cyan")
+                view.print_line(f"{event.from_} hands over to {event.to}", "cyan")
             case PlanChanged():
-                self._plan(event)
+                self._show_plan(event)
             case ToolSettled():
-                self._settle(event)
+                self._show_result(event)
             case _:
                 self._model = getattr(event, "model", "") or self._model
 
-    def ending(self, last: ChatFinal | ChatError) -> Ending:
-        if isinstance(last, ChatError):
-            nothing = UsageShape(0, 0)
-            return Ending(self._run_id, self._model, nothing, self._steps, error=last.message, kind=last.kind)
-        return Ending(self._run_id, self._model, last.usage, self._steps, last.message, last.cancelled)
+    def outcome(self, event: ChatFinal | ChatError) -> TurnOutcome:
+        if isinstance(event, ChatError):
+            usage = UsageShape(0, 0)
+            return TurnOutcome(
+                self._run_id, self._model, usage, self._steps, error=event.message, error_kind=event.kind
+            )
+        return TurnOutcome(self._run_id, self._model, event.usage, self._steps, event.message, event.cancelled)
 
-    def _settle(self, event: ToolSettled) -> None:
+    def _show_result(self, event: ToolSettled) -> None:
         call = self._calls.get(event.tool_call_id)
         arguments = call.arguments if call else {}
-        self._steps.append(Step(event.name, arguments, event.status, event.result, event.duration_ms, event.error))
-        words = answered(event.name, event.status, event.result, event.error, event.duration_ms / 1000)
-        self._screen.line(words, "green" if event.status == "ok" else "red")
+        self._steps.append(ToolStep(event.name, arguments, event.status, event.result, event.duration_ms, event.error))
+        line = format_result(event.name, event.status, event.result, event.error, event.duration_ms / 1000)
+        self._view.print_line(line, "green" if event.status == "ok" else "red")
 
-    def _plan(self, event: PlanChanged) -> None:
-        """The whole plan when it is made; afterwards the step that changed."""
-        lines = [f"  {_MARKS[step.status]} {number}. {step.text}" for number, step in enumerate(event.steps, 1)]
+    def _show_plan(self, event: PlanChanged) -> None:
+        """Show a new plan whole, and later only the steps that changed."""
+        lines = [f"  {_STEP_SIGNS[step.status]} {number}. {step.text}" for number, step in enumerate(event.steps, 1)]
         changed = [line for line in lines if line not in self._plan_lines]
         self._plan_lines = lines
         for line in changed:
-            self._screen.line(one_line(line), "cyan")
+            self._view.print_line(one_line(line), "cyan")
 
-    def _catch_up(self, found: RunPosition) -> None:
-        """Show what a run has said that was under way before we came."""
-        self._screen.withdraw()
-        for part in found.parts or ():
+    def _show_position(self, position: RunPosition) -> None:
+        """Show the text that a run produced before we subscribed to it."""
+        self._view.discard_message()
+        for part in position.parts or ():
             if isinstance(part, TextPart | ThinkingPart):
-                self._screen.say(part.text, "text" if isinstance(part, TextPart) else "thinking")
+                self._view.add_text(part.text, "text" if isinstance(part, TextPart) else "thinking")
 
 
-async def take_turn(client: GatewayClient, feed: SessionFeed, run_id: str, screen: Screen, decide: Decide) -> Ending:
-    """Show a run to its end. Ctrl-C stops it; pressed twice it raises Left."""
-    turn = Turn(run_id, screen)
-    deciding: dict[str, asyncio.Task[None]] = {}
-    screen.begin()
+async def follow_turn(
+    client: GatewayClient, feed: SessionFeed, run_id: str, view: TurnView, decide: Decide
+) -> TurnOutcome:
+    """Show a run until it ends. Ctrl-C cancels the run; pressed twice, it raises QuitRequested."""
+    renderer = TurnRenderer(run_id, view)
+    decisions: dict[str, asyncio.Task[None]] = {}
+    view.begin()
     try:
-        with _on_interrupt(client, run_id), _keyboard_unseen():
+        with _cancel_on_interrupt(client, run_id), _echo_off():
             async for event in feed.of(run_id):
-                turn.show(event)
+                renderer.show(event)
                 if isinstance(event, ChatFinal | ChatError):
-                    return turn.ending(event)
-                _ask(event, deciding, decide)
-        raise GatewayError("the turn was heard no further")
+                    return renderer.outcome(event)
+                _handle_approval(event, decisions, decide)
+        raise GatewayError("the event stream ended before the turn did")
     finally:
-        for task in deciding.values():
+        for task in decisions.values():
             task.cancel()
-        if deciding:
-            await asyncio.wait(deciding.values())
-        screen.end()
+        if decisions:
+            await asyncio.wait(decisions.values())
+        view.end()
 
 
-def _ask(event: SessionEvent, deciding: dict[str, asyncio.Task[None]], decide: Decide) -> None:
-    """Have a question decided beside the turn; one that is answered needs no deciding."""
-    asked = event if isinstance(event, ApprovalRequested) else None
+def _handle_approval(event: SessionEvent, decisions: dict[str, asyncio.Task[None]], decide: Decide) -> None:
+    """Start deciding a new approval request; cancel the decision of one that was answered elsewhere."""
+    request = event if isinstance(event, ApprovalRequested) else None
     if isinstance(event, RunPosition):
-        asked = event.pending_approval
-    if asked is not None and asked.approval_id not in deciding:
-        deciding[asked.approval_id] = asyncio.create_task(_decided(decide, asked))
-    elif isinstance(event, ApprovalResolved) and event.approval_id in deciding:
-        deciding[event.approval_id].cancel()
+        request = event.pending_approval
+    if request is not None and request.approval_id not in decisions:
+        decisions[request.approval_id] = asyncio.create_task(_decide_safely(decide, request))
+    elif isinstance(event, ApprovalResolved) and event.approval_id in decisions:
+        decisions[event.approval_id].cancel()
 
 
-async def _decided(decide: Decide, asked: Asked) -> None:
-    with suppress(GatewayError):  # somebody was faster, and the turn says who
-        await decide(asked)
+async def _decide_safely(decide: Decide, request: ApprovalRequest) -> None:
+    with suppress(GatewayError):  # the request was answered elsewhere first
+        await decide(request)
 
 
-def remark(ending: Ending, screen: Screen) -> None:
-    """Say what the words alone don't: that the reply is not all there could be."""
-    if ending.unfinished:
-        screen.line("(stopped: the model still wanted tools after all its rounds)", "yellow")
-    elif ending.message is not None and ending.message.metadata.get("truncated"):
-        screen.line("(cut off: the answer reached the limit of tokens)", "yellow")
-    elif not ending.text.strip():
-        screen.line("(the model said nothing)", "yellow")
+def show_outcome_notice(outcome: TurnOutcome, view: TurnView) -> None:
+    """Show why an answer is not complete, if it is not."""
+    if outcome.incomplete:
+        view.print_line("(stopped: the turn reached its limit of rounds while the model still called tools)", "yellow")
+    elif outcome.message is not None and outcome.message.metadata.get("truncated"):
+        view.print_line("(truncated: the answer reached the token limit)", "yellow")
+    elif not outcome.text.strip():
+        view.print_line("(the answer is empty)", "yellow")
 
 
 @contextmanager
-def _on_interrupt(client: GatewayClient, run_id: str) -> Generator[None]:
-    """The first Ctrl-C stops the run, the second the waiting for it."""
+def _cancel_on_interrupt(client: GatewayClient, run_id: str) -> Generator[None]:
+    """Cancel the run at the first SIGINT, and this task at the second."""
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
-    stopping: list[asyncio.Task[Any]] = []
+    aborts: list[asyncio.Task[Any]] = []
 
     async def abort() -> None:
         with suppress(GatewayError):
             await client.call("chat.abort", run_id=run_id)
 
-    def stop() -> None:
-        if stopping and main is not None:
-            stopping.append(stopping[0])
+    def on_interrupt() -> None:
+        if aborts and main is not None:
+            aborts.append(aborts[0])
             main.cancel()
         else:
-            stopping.append(asyncio.create_task(abort()))
+            aborts.append(asyncio.create_task(abort()))
 
-    loop.add_signal_handler(signal.SIGINT, stop)
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
     try:
         yield
     except asyncio.CancelledError:
-        if len(stopping) < 2 or main is None:
+        if len(aborts) < 2 or main is None:
             raise
         main.uncancel()
-        raise Left from None
+        raise QuitRequested from None
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-        if stopping:
-            stopping[0].cancel()
+        if aborts:
+            aborts[0].cancel()
 
 
 @contextmanager
-def _keyboard_unseen() -> Generator[None]:
-    """Keys pressed while the model speaks wait for the prompt and are not shown among its words."""
+def _echo_off() -> Generator[None]:
+    """Do not echo keys pressed during the answer; they stay in the input buffer for the next prompt."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield
         return

@@ -1,33 +1,32 @@
-"""Everything that lists, shows and changes what is kept, as a script uses it."""
+"""Commands that list, show and change stored data."""
 
 import json
 import os
 import sqlite3
 import stat
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from atlas_command import ATLAS, ENTER, PATIENCE, Home
+from atlas_command import ENTER, TIMEOUT, Home
 
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
 from atlas_agents.tools.policy import Policy
 from model_server import ModelServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # each starts processes of its own
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def read(home: Home, *arguments: str) -> Any:
-    """What a command prints as JSON."""
+    """The JSON that a command prints."""
     done = home.run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_sessions_are_listed_shown_renamed_archived_and_removed(home: Home) -> None:
+def test_sessions_are_listed_shown_renamed_archived_and_deleted(home: Home) -> None:
     assert home.run("sessions", "list").stderr == "There are no sessions.\n"
     home.run("ask", "What time is it?", "-s", "clock")
     home.run("ask", "Hello", "-s", "hall")
@@ -42,14 +41,14 @@ def test_sessions_are_listed_shown_renamed_archived_and_removed(home: Home) -> N
     assert [(each["sessionKey"], each["label"]) for each in read(home, "sessions", "list")] == [("hall", "The hall")]
     assert [each["sessionKey"] for each in read(home, "sessions", "list", "--archived")] == ["clock"]
     refused = home.run("sessions", "delete", "hall")
-    assert refused.returncode == 2 and "say --yes" in refused.stderr
+    assert refused.returncode == 2 and "Pass --yes" in refused.stderr
     assert home.run("sessions", "delete", "hall", "--yes").returncode == 0
     gone = home.run("sessions", "show", "hall")
     assert gone.returncode == 2
-    assert gone.stderr == "atlas: there is no session 'hall': atlas sessions list shows those there are\n"
+    assert gone.stderr == "atlas: session not found: 'hall'; run: atlas sessions list\n"
 
 
-def test_a_session_is_copied_and_carried_elsewhere(home: Home, tmp_path: Path) -> None:
+def test_session_is_forked_exported_and_imported(home: Home, tmp_path: Path) -> None:
     home.run("ask", "One", "-s", "first")
     home.run("ask", "Two", "-s", "first")
     messages = read(home, "sessions", "show", "first")["messages"]
@@ -71,7 +70,7 @@ def test_a_session_is_copied_and_carried_elsewhere(home: Home, tmp_path: Path) -
     assert len(read(home, "sessions", "show", "third")["messages"]) == 6
 
 
-def test_a_command_that_only_looks_leaves_turns_that_were_cut_short_alone(home: Home, server: ModelServer) -> None:
+def test_reading_command_does_not_resume_open_turns(home: Home, server: ModelServer) -> None:
     with home.terminal("chat", "--session", "s") as person:
         person.see(r"\n>$")
         person.type("a story" + ENTER)
@@ -81,7 +80,7 @@ def test_a_command_that_only_looks_leaves_turns_that_were_cut_short_alone(home: 
     assert len(server.asked) == asked
 
 
-def test_who_there_is_and_what_they_may_do(home: Home) -> None:
+def test_agents_and_tools_are_listed(home: Home) -> None:
     agents = read(home, "agents")
     assert [(each["id"], each["model"]) for each in agents] == [("assistant", "http/rules-1"), ("poet", "http/rules-2")]
     line = home.run("agents").stdout.splitlines()[1]
@@ -93,11 +92,11 @@ def test_who_there_is_and_what_they_may_do(home: Home) -> None:
     cells = {line.split()[0]: line.split()[2] for line in table[1:]}
     assert (cells["current_time"], cells["demo/act"], cells["demo/fail"]) == ("yes", "ask", "yes")
     assert cells["delegate_task"] == "no", "the policy of this home does not name it"
-    assert home.run("tools", "--agent", "nobody").returncode == 2
+    assert home.run("tools", "--agent", "none").returncode == 2
 
 
-def test_usage_is_summed(home: Home) -> None:
-    assert home.run("usage").stderr == "Nothing was used.\n"
+def test_usage_is_grouped_and_filtered(home: Home) -> None:
+    assert home.run("usage").stderr == "No usage was recorded.\n"
     home.run("ask", "Hello", "-s", "a")
     home.run("ask", "Hello", "-s", "b", "--agent", "poet")
     assert {row["name"]: row["turns"] for row in read(home, "usage")} == {"assistant": 1, "poet": 1}
@@ -108,7 +107,7 @@ def test_usage_is_summed(home: Home) -> None:
     assert wrong.returncode == 1 and len(wrong.stderr.splitlines()) == 1
 
 
-def test_the_audit_log_is_listed_verified_and_judged_anew(home: Home, tmp_path: Path) -> None:
+def test_audit_log_is_listed_verified_and_compared_with_a_policy(home: Home, tmp_path: Path) -> None:
     home.run("ask", "act ls", "--yes-to", "demo/act")
     home.run("ask", "What time is it?", "--agent", "poet")
     assert [line["entry"]["entityId"] for line in read(home, "audit", "list")] == ["current_time", "demo/act"]
@@ -127,17 +126,9 @@ def test_the_audit_log_is_listed_verified_and_judged_anew(home: Home, tmp_path: 
     assert (broken.returncode, broken.stdout) == (1, "The chain is broken: row 2 was changed after it was written.\n")
 
 
-def test_calls_are_followed_as_they_are_made(home: Home) -> None:
+def test_audit_follow_prints_calls_as_they_are_made(home: Home) -> None:
     with home.gateway():
-        follower = subprocess.Popen(
-            [ATLAS, "audit", "follow", "--json"],
-            cwd=home.folder,
-            env=home.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-        )
+        follower = home.start("audit", "follow", "--json")
         assert follower.stdout is not None and follower.stderr is not None
         with follower:
             assert "Waiting" in follower.stderr.readline()
@@ -145,34 +136,34 @@ def test_calls_are_followed_as_they_are_made(home: Home) -> None:
             line = json.loads(follower.stdout.readline())
             assert (line["seq"], line["entry"]["entityId"]) == (1, "current_time")
             follower.send_signal(2)
-            assert follower.wait(PATIENCE) == 130
+            assert follower.wait(TIMEOUT) == 130
 
 
-def test_local_models_are_listed_and_a_missing_one_is_refused_with_a_reason(bare: Home) -> None:
+def test_local_models_are_listed_and_a_failed_download_is_explained(bare: Home) -> None:
     models = {each["id"]: each for each in read(bare, "models", "list")}
     assert models["smollm2-135m"]["installed"] is False
     assert models["qwen2.5-coder-1.5b"]["bytes"] > 1e9
-    assert home_lines(bare.run("models", "list").stdout)[0] == ["MODEL", "SIZE", "HERE", "ABOUT"]
+    assert cells(bare.run("models", "list").stdout)[0] == ["MODEL", "SIZE", "INSTALLED", "ABOUT"]
     unknown = bare.run("models", "pull", "gpt-17")
     assert unknown.returncode == 1 and "there is no local model 'gpt-17'" in unknown.stderr
     asks = bare.run("models", "pull", "qwen2.5-coder-1.5b")
-    assert asks.returncode == 2 and "1117 MB" in asks.stderr and "say --yes" in asks.stderr
+    assert asks.returncode == 2 and "1117 MB" in asks.stderr and "Pass --yes" in asks.stderr
     fails = bare.run("models", "pull", "smollm2-135m")
     assert fails.returncode == 1 and "could not be fetched" in fails.stderr
     assert bare.run("models", "remove", "smollm2-135m").returncode == 0
 
 
-def home_lines(text: str) -> list[list[str]]:
+def cells(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_tokens_are_shown_made_listed_and_ended(home: Home) -> None:
+def test_tokens_are_shown_created_listed_and_revoked(home: Home) -> None:
     first = home.run("token", "show").stdout.strip()
     assert first == (home.path / "token").read_text().strip()
     with home.gateway() as gateway:
         made = home.run("token", "create", "ben", "--scopes", "read,write")
         assert made.returncode == 0
-        assert "shown this once" in made.stderr
+        assert "shown only once" in made.stderr
         ben = made.stdout.strip()
         assert ben not in (home.path / "tokens.json").read_text()
         assert stat.S_IMODE((home.path / "tokens.json").stat().st_mode) == 0o600
@@ -196,7 +187,7 @@ def test_tokens_are_shown_made_listed_and_ended(home: Home) -> None:
     assert home.run("token", "rotate", ATLAS_TOKEN="mine-is-my-own").returncode == 2
 
 
-def test_settings_are_shown_and_explained_without_secrets(home: Home) -> None:
+def test_settings_are_shown_without_secrets(home: Home) -> None:
     secret = {"ATLAS_TOKEN": "a-secret-of-mine", "ATLAS_DATABASE_URL": "postgresql://ana:hush@localhost/atlas"}
     for command in ("show", "explain", "path"):
         for form in ([], ["--json"]):
@@ -212,7 +203,7 @@ def test_settings_are_shown_and_explained_without_secrets(home: Home) -> None:
 
 
 @pytest.mark.parametrize("form", ["schema", "asyncapi", "typescript"])
-def test_the_protocol_is_printed(bare: Home, form: str) -> None:
+def test_protocol_is_printed(bare: Home, form: str) -> None:
     done = bare.run("protocol", form)
     assert done.returncode == 0
     assert "chat.send" in done.stdout
@@ -220,11 +211,11 @@ def test_the_protocol_is_printed(bare: Home, form: str) -> None:
         json.loads(done.stdout)
 
 
-def test_init_writes_what_is_missing_and_changes_nothing(bare: Home) -> None:
+def test_init_creates_missing_files_and_keeps_existing_ones(bare: Home) -> None:
     folder = bare.folder / "project"
     first = bare.run("init", "project")
     assert first.returncode == 0
-    assert first.stderr.count("written") == 4
+    assert first.stderr.count("created") == 4
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert names == {
         ".env.example",
@@ -245,11 +236,11 @@ def test_init_writes_what_is_missing_and_changes_nothing(bare: Home) -> None:
     os.remove(folder / "policy.toml")
     second = bare.run("init", "project")
     assert (folder / "atlas.toml").read_text() == "port = 1\n"
-    assert (second.stderr.count("left as it is"), second.stderr.count("written")) == (3, 1)
+    assert (second.stderr.count("kept"), second.stderr.count("created")) == (3, 1)
     assert bare.run("init", "/proc/nowhere").returncode == 2
 
 
-def test_a_table_fits_a_narrow_terminal_and_is_whole_in_a_pipe(home: Home) -> None:
+def test_table_is_shortened_for_a_terminal_but_not_for_a_pipe(home: Home) -> None:
     home.run("ask", "A question that is rather long, so that it does not fit", "-s", "x")
     assert "so that it does not fit" in home.run("sessions", "list").stdout
     with home.terminal("sessions", "list", columns=50) as person:
@@ -258,7 +249,7 @@ def test_a_table_fits_a_narrow_terminal_and_is_whole_in_a_pipe(home: Home) -> No
     assert "…" in person.text
 
 
-def test_hidden_characters_of_a_name_are_seen_in_lists(home: Home) -> None:
+def test_table_shows_control_characters(home: Home) -> None:
     home.run("ask", "Hello", "-s", "x")
     home.run("sessions", "rename", "x", "good\x1b[2K\u202elive")
     listed = home.run("sessions", "list").stdout

@@ -1,4 +1,4 @@
-"""What is shown of a call: everything that is in it, and nothing that could pass for something else."""
+"""How tool calls are shown: every character visible, each call on its own line."""
 
 import json
 import unicodedata
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_agents.cli.words import answered, called, one_line, printable
+from atlas_agents.cli.output import format_call, format_result, one_line, printable
 from atlas_agents.core.text import escape_invisible
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -19,7 +19,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(VALUES)
-def test_it_is_json_for_the_same_value_in_characters_that_are_seen(value: Any) -> None:
+def test_escaped_value_is_equal_json_in_visible_characters(value: Any) -> None:
     shown = escape_invisible(value)
     assert json.loads(shown) == value
     assert all(char == " " or (char.isprintable() and not char.isspace()) for char in shown)
@@ -41,27 +41,27 @@ def test_it_is_json_for_the_same_value_in_characters_that_are_seen(value: Any) -
         ("größer 東京 🙂", '"größer 東京 🙂"'),
     ],
 )
-def test_what_hides_is_shown_as_its_escape(text: str, shown: str) -> None:
+def test_invisible_character_is_escaped(text: str, shown: str) -> None:
     assert escape_invisible(text) == shown
     assert json.loads(shown) == text
 
 
-def test_a_call_and_its_result_stay_on_their_lines() -> None:
-    line = called("bash", {"command": "ls\n✓ bash: all is well\x1b[1A", "\u202ekey": 1})
+def test_call_and_result_take_one_line_each() -> None:
+    line = format_call("bash", {"command": "ls\n✓ bash: all is well\x1b[1A", "\u202ekey": 1})
     assert "\n" not in line and "\x1b" not in line and "\u202e" not in line
-    told = answered("bash", "ok", "x\r\n> \x1b]0;title\x07\u202etxt", None, 0.001)
-    assert not {"\n", "\r", "\x1b", "\x07", "\u202e"} & set(told)
+    line = format_result("bash", "ok", "x\r\n> \x1b]0;title\x07\u202etxt", None, 0.001)
+    assert not {"\n", "\r", "\x1b", "\x07", "\u202e"} & set(line)
 
 
 @given(st.text())
-def test_words_of_a_model_never_steer_the_terminal(text: str) -> None:
+def test_model_output_cannot_control_the_terminal(text: str) -> None:
     for char in printable(text):
         assert char in "\t\n" or unicodedata.category(char) != "Cc"
         assert unicodedata.bidirectional(char) not in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
     assert "\n" not in one_line(text)
 
 
-def test_a_picture_in_a_result_is_a_word_in_its_line() -> None:
-    picture = {"type": "image", "media_type": "image/png", "data": "iVBORw0K" * 100, "name": "plot.png"}
-    line = answered("code_interpreter", "ok", {"value": "1", "images": [picture]}, None)
+def test_image_in_a_result_is_shown_as_its_size() -> None:
+    image = {"type": "image", "media_type": "image/png", "data": "iVBORw0K" * 100, "name": "plot.png"}
+    line = format_result("code_interpreter", "ok", {"value": "1", "images": [image]}, None)
     assert line == '✓ code_interpreter: {"value": "1", "images": ["(image/png, 600 bytes)"]}'

@@ -1,0 +1,227 @@
+"""Connect a command to the running gateway, or to one that it embeds in its own process."""
+
+import os
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from atlas_agents.cli.output import one_line, without_code_hints
+from atlas_agents.core.errors import ConfigError, Unreachable
+
+if TYPE_CHECKING:
+    from atlas_agents.cli.direct_model import ModelChoice
+    from atlas_agents.client.client import GatewayAddress
+    from atlas_agents.config.settings import Settings
+
+TENANT = "default"
+_RECONNECT_SECONDS = 30.0
+_RESTART_SECONDS = 15.0
+"""How long a lost gateway may take to restart before a command that uses it embeds its own."""
+
+SessionOption = Annotated[str | None, typer.Option("--session", "-s", metavar="KEY", help="The session to use.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="REF", help="Use this model directly: anthropic/…, openai/…, http/… or demo."),
+]
+BaseUrlOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Use an OpenAI-compatible server directly; its first model is the default."),
+]
+SystemOption = Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt for a model used directly.")]
+ToolsFlag = Annotated[bool, typer.Option(help="Give a model used directly three demo tools: clock, dice, addition.")]
+
+
+class ConversationOptions(NamedTuple):
+    """Who answers: an agent of the workspace, or a model named on the command line."""
+
+    session: str | None = None
+    agent: str | None = None
+    latest: bool = False
+    model: str | None = None
+    base_url: str | None = None
+    system: str | None = None
+    tools: bool = True
+
+    @property
+    def direct(self) -> bool:
+        """Whether a model is used without the workspace; nothing is stored then."""
+        direct = self.model is not None or self.base_url is not None or self.system is not None or not self.tools
+        if direct and (self.session or self.agent or self.latest):
+            raise ConfigError(
+                "--model, --base-url, --system and --no-tools start a conversation that is not stored, without an "
+                "agent; they cannot be combined with --session, --continue or --agent"
+            )
+        return direct
+
+
+def load_settings(**flags: Any) -> "Settings":
+    """Load all settings; flags take precedence over every other source."""
+    from atlas_agents.config.load import load
+
+    if flags.get("home") is not None:
+        os.environ["ATLAS_HOME"] = str(Path(flags["home"]).expanduser().absolute())  # the model folder depends on it
+    return load(flags)
+
+
+def read_token(settings: "Settings") -> str:
+    """Return the main token: the configured one, or the one in the home folder."""
+    if settings.token is not None:
+        return settings.token.reveal()
+    path = settings.home / "token"
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the token file {path}: {error}") from error
+
+
+class GatewaySession:
+    """A connection to the gateway of a home folder.
+
+    `on_status` receives short status messages, for example while the connection is lost; an empty one clears it.
+    """
+
+    def __init__(self, settings: "Settings | None", *, idle: bool = False) -> None:
+        from atlas_agents.client.client import GatewayClient
+
+        self.settings = settings
+        self.client = GatewayClient(
+            find=self.find_gateway, patience=_RECONNECT_SECONDS, name="atlas", on_trouble=self._on_connection_status
+        )
+        self.model_choice: ModelChoice | None = None
+        self.on_status = _ignore
+        self._idle = idle
+        self._lost_at: float | None = None
+        self._embedded: GatewayAddress | None = None
+        self._resources = AsyncExitStack()
+
+    async def close(self) -> None:
+        await self.client.close()
+        await self._resources.aclose()
+
+    async def embed_model(self, options: ConversationOptions) -> None:
+        """Embed a gateway with a single agent for the model that the command line names."""
+        from atlas_agents.cli.direct_model import choose_model, direct_gateway
+
+        self.model_choice = choose_model(options.model, options.base_url)
+        gateway = direct_gateway(self.model_choice, options.system, with_tools=options.tools)
+        self._embedded = await self._resources.enter_async_context(gateway)
+
+    async def find_gateway(self) -> "GatewayAddress":
+        """Return the address of the running gateway, or of an embedded one.
+
+        Raises Unreachable while another process is starting in the same home folder; the client then asks again.
+        """
+        from atlas_agents.app.home_lock import find_running
+        from atlas_agents.client.client import GatewayAddress
+
+        if self._embedded is not None or self.settings is None:
+            return self._embedded or GatewayAddress("", "")
+        other = find_running(self.settings.home)
+        if other is not None and other.url:
+            self._lost_at = None
+            return GatewayAddress(other.url, read_token(self.settings))
+        if self._lost_at is not None and time.monotonic() - self._lost_at < _RESTART_SECONDS:
+            raise Unreachable("the gateway is not running any more")
+        self._embedded = await self._embed_gateway(self.settings)
+        return self._embedded
+
+    async def _embed_gateway(self, settings: "Settings") -> "GatewayAddress":
+        from atlas_agents.app.home_lock import find_running
+        from atlas_agents.app.serve import private_gateway
+        from atlas_agents.client.client import GatewayAddress
+
+        try:
+            serving = private_gateway(settings, told=self._on_download, idle=self._idle)
+            gateway = await self._resources.enter_async_context(serving)
+        except ConfigError as error:
+            if find_running(settings.home) is not None or _is_locked(settings.home):
+                raise Unreachable(str(error)) from error
+            raise
+        return GatewayAddress(gateway.url, gateway.token.reveal())
+
+    def _on_download(self, model: str, done: int, total: int, step: str) -> None:
+        ready = done >= total and step == "ready"
+        self.on_status("" if ready else f"local model {model}: {step}, {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+
+    def _on_connection_status(self, problem: str) -> None:
+        self._lost_at = time.monotonic() if problem and self._embedded is None else None
+        self.on_status(f"{problem}; reconnecting" if problem else "")
+
+
+@asynccontextmanager
+async def connect(*, idle: bool = True) -> AsyncGenerator[GatewaySession, None]:
+    """Connect to the gateway of the home folder. An embedded gateway that is `idle` does not resume open turns."""
+    session = GatewaySession(load_settings(), idle=idle)
+    try:
+        await session.client.connect()
+        yield session
+    finally:
+        await session.close()
+
+
+@asynccontextmanager
+async def connect_for(options: ConversationOptions) -> AsyncGenerator[GatewaySession, None]:
+    """Connect for a conversation: to the gateway of the home folder, or to a model used directly."""
+    session = GatewaySession(None if options.direct else load_settings())
+    try:
+        if options.direct:
+            await session.embed_model(options)
+        await session.client.connect()
+        yield session
+    finally:
+        await session.close()
+
+
+async def call(method: str, **params: Any) -> Any:
+    """Call one gateway method and return its result."""
+    async with connect() as session:
+        return await session.client.call(method, **params)
+
+
+async def list_agents(session: GatewaySession) -> list[dict[str, Any]]:
+    return (await session.client.call("agents.list"))["agents"]
+
+
+def find_agent(agents: list[dict[str, Any]], agent_id: str | None) -> dict[str, Any]:
+    """Return the agent with this id, or the default agent for None."""
+    for agent in agents:
+        if agent["id"] == agent_id or (agent_id is None and agent.get("default")):
+            return agent
+    known = ", ".join(agent["id"] for agent in agents)
+    raise ConfigError(f"agent not found: {agent_id!r}; available: {known}" if agent_id else "there are no agents")
+
+
+async def describe_responder(session: GatewaySession, agent_id: str | None = None) -> str:
+    """Describe which model answers for which agent and, if it replaces the agent's own model, why."""
+    if session.model_choice is not None:
+        return session.model_choice.headline
+    agent = find_agent(await list_agents(session), agent_id)
+    return describe_agent(agent["id"], agent["model"], agent.get("notice", ""))
+
+
+def describe_agent(agent_id: str, model: str, notice: str = "") -> str:
+    """`assistant uses openai/gpt-5.2`, with a notice in parentheses."""
+    text = f"{agent_id} uses {model_label(model)}"
+    return one_line(f"{text} ({without_code_hints(notice)})" if notice else text, 600)
+
+
+def model_label(model: str) -> str:
+    return "a scripted demo, not a model" if model == "demo" else model
+
+
+def _is_locked(home: Path) -> bool:
+    from atlas_agents.app.home_lock import lock_home
+
+    try:
+        with lock_home(home):
+            return False
+    except ConfigError:
+        return True
+
+
+def _ignore(status: str) -> None:
+    """Status messages are not shown until a view asks for them."""

@@ -1,0 +1,327 @@
+"""Checks of `atlas doctor` for the machine, the database and the gateway."""
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import msgspec
+
+from atlas_agents.cli.connect import TENANT, read_token
+from atlas_agents.cli.output import plural
+from atlas_agents.config.settings import Settings
+from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError
+
+_CONNECT_SECONDS = 5.0
+_OLDEST_PYTHON = (3, 11)
+_LOW_DISK, _FULL_DISK = 1_000_000_000, 100_000_000
+_DAY = 86400.0
+_SQLITE_APPLICATION_ID = 0x41544C53
+
+
+class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The result of one check, and how to fix what is wrong."""
+
+    what: str
+    state: Literal["ok", "notice", "broken"]
+    words: str
+    remedy: str = ""
+
+
+def ok(what: str, message: str) -> CheckResult:
+    return CheckResult(what, "ok", message)
+
+
+def notice(what: str, message: str, remedy: str = "") -> CheckResult:
+    return CheckResult(what, "notice", message, remedy)
+
+
+def broken(what: str, message: str, remedy: str = "") -> CheckResult:
+    return CheckResult(what, "broken", message, remedy)
+
+
+# The machine
+
+
+def check_python() -> Iterator[CheckResult]:
+    current = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < _OLDEST_PYTHON:
+        yield broken("python", f"{current} is too old", "install Python 3.11 or newer")
+    else:
+        yield ok("python", f"{current}, atlas-agents {version('atlas-agents')}")
+    encoding = sys.stdout.encoding or ""
+    if encoding.lower().replace("-", "") != "utf8":
+        message = f"the output encoding is {encoding or 'unknown'}; some characters cannot be shown"
+        yield notice("terminal", message, "set LANG=C.UTF-8")
+
+
+def check_clock() -> Iterator[CheckResult]:
+    """Detect a clock that was set back: it is behind the modification time of installed files."""
+    newest = max((_modified(path) for path in (Path(__file__), Path(sys.executable))), default=0.0)
+    now = time.time()
+    if newest > now + _DAY:
+        message = f"it shows {time.strftime('%Y-%m-%d', time.localtime(now))}, but there are newer files"
+        yield broken("clock", message, "set the clock: daily limits and approval deadlines depend on it")
+    else:
+        yield ok("clock", time.strftime("%Y-%m-%d %H:%M:%S %Z"))
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def check_settings(settings: Settings) -> list[CheckResult]:
+    changed = [each for each in settings.explain() if each.origin != "default"]
+    shown = "; ".join(f"{each.key} = {each.value} ({each.origin})" for each in changed) or "all at their defaults"
+    return [ok("settings", shown), *(notice("settings", message) for message in settings.notices)]
+
+
+def check_home(settings: Settings) -> Iterator[CheckResult]:
+    home = settings.home
+    if not home.exists():
+        yield notice("home", f"{home} does not exist yet", "the first start creates it")
+        return
+    if not home.is_dir():
+        yield broken("home", f"{home} is not a folder", "remove it, or set ATLAS_HOME to a folder")
+        return
+    mode = stat.S_IMODE(home.stat().st_mode)
+    if mode & 0o077:
+        yield broken("home", f"{home} is accessible to other users (mode {mode:o})", f"run: chmod 700 {home}")
+    elif not os.access(home, os.R_OK | os.W_OK | os.X_OK):
+        remedy = f"run: chown {os.getuid()} {home}, or set ATLAS_HOME"
+        yield broken("home", f"{home} is not writable by this user", remedy)
+    else:
+        yield ok("home", f"{home}, accessible only to its owner")
+    if home.stat().st_uid != os.getuid():
+        yield notice("home", f"{home} belongs to another user", f"run: chown -R {os.getuid()} {home}")
+
+
+def check_disk(settings: Settings) -> Iterator[CheckResult]:
+    folder = settings.home
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    message = f"{free / 1e9:.1f} GB free at {settings.home}"
+    if free < _FULL_DISK:
+        yield broken("disk", message, "free disk space: soon nothing can be stored")
+    elif free < _LOW_DISK:
+        yield notice("disk", message, "free disk space: a local model needs up to 1.2 GB")
+    else:
+        yield ok("disk", message)
+
+
+def check_token(settings: Settings) -> Iterator[CheckResult]:
+    from atlas_agents.gateway.auth import TokenFile
+
+    path = settings.home / "token"
+    for file in (path, settings.home / "tokens.json"):
+        mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0
+        if mode & 0o077:
+            yield broken("token", f"{file} is readable by other users (mode {mode:o})", f"run: chmod 600 {file}")
+    if settings.token is None and not path.exists():
+        yield notice("token", "there is none yet", "the first start creates one")
+        return
+    try:
+        tokens = TokenFile(settings.home, settings.token)
+    except ConfigError as error:
+        yield broken("token", str(error), "fix the file, or run: atlas token rotate")
+        return
+    yield _check_strength(settings, tokens)
+
+
+def _check_strength(settings: Settings, tokens: Any) -> CheckResult:
+    from atlas_agents.gateway.auth import STRONG, strength
+    from atlas_agents.gateway.settings import LOOPBACK
+
+    weak = strength(tokens.main.reveal()) < STRONG
+    source = settings.origins.get("token", str(tokens.path))
+    if weak and settings.host not in LOOPBACK:
+        message = f"the token from {source} is too weak to listen on {settings.host}"
+        return broken("token", message, "use at least 22 random characters, or unset it to generate one")
+    if weak:
+        message = f"the token from {source} is weak; only this machine can reach the gateway"
+        return notice("token", message, "unset ATLAS_TOKEN to generate a strong one")
+    others = len(tokens.principals) - 1
+    return ok("token", f"strong, from {source}" + (f"; {plural(others, 'more token')}" if others else ""))
+
+
+# The database and Redis
+
+
+async def check_database(settings: Settings) -> AsyncIterator[CheckResult]:
+    from atlas_agents.config.open import open_store
+    from atlas_agents.config.settings import redacted, scheme
+    from atlas_agents.stores.migrations import STEPS
+
+    url = settings.database_url.reveal()
+    if scheme(url) == "sqlite":
+        yield _check_sqlite(Path(url.removeprefix("sqlite:///")))
+        return
+    shown = redacted(url, "…")
+    store = open_store(settings)
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS * 2):
+            await store.open()
+            await store.sessions(TENANT, limit=1)
+    except (AtlasError, TimeoutError) as error:
+        remedy = "check that it is running, and the user name and password"
+        yield broken("database", f"{shown}: {error or 'no answer'}", remedy)
+    else:
+        yield ok("database", f"{shown} responds, schema {len(STEPS)}")
+    finally:
+        await store.close()
+
+
+def _check_sqlite(path: Path) -> CheckResult:
+    """Check the file without writing to it."""
+    if not path.exists():
+        if path.parent.exists() and not os.access(path.parent, os.W_OK):
+            return broken("database", f"cannot create {path}: its folder is read-only", "make the folder writable")
+        return notice("database", f"{path} does not exist yet", "the first start creates it")
+    if not path.is_file():
+        return broken("database", f"{path} is not a file", "remove it, or set ATLAS_DATABASE_URL")
+    if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK):
+        remedy = f"run: chmod u+rw {path}, or set ATLAS_DATABASE_URL to another file"
+        return broken("database", f"{path} is read-only", remedy)
+    try:
+        return _check_sqlite_content(path)
+    except sqlite3.DatabaseError as error:
+        return broken("database", f"{path} is damaged or not a database: {error}", "restore a backup")
+
+
+def _check_sqlite_content(path: Path) -> CheckResult:
+    from atlas_agents.stores.migrations import STEPS
+
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_CONNECT_SECONDS)
+    try:
+        application_id: int = connection.execute("PRAGMA application_id").fetchone()[0]
+        schema: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        if application_id != _SQLITE_APPLICATION_ID:
+            if path.stat().st_size == 0:
+                return notice("database", f"{path} is empty", "the first start creates its tables")
+            return broken("database", f"{path} belongs to another program", "set ATLAS_DATABASE_URL to another file")
+        if schema > len(STEPS):
+            message = f"{path} was written by a newer version (schema {schema}, this version supports {len(STEPS)})"
+            return broken("database", message, "install the newer version again")
+        check: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if check != "ok":
+            return broken("database", f"{path} is damaged: {check}", "restore a backup")
+    finally:
+        connection.close()
+    message = f"{path}, schema {schema}, {path.stat().st_size / 1e6:.1f} MB, intact"
+    if schema < len(STEPS):
+        return notice("database", message, "the next start migrates it")
+    return ok("database", message)
+
+
+async def check_redis(settings: Settings) -> AsyncIterator[CheckResult]:
+    from atlas_agents.config.settings import redacted
+
+    if settings.redis_url is None:
+        return
+    url = settings.redis_url.reveal()
+    shown = redacted(url, "…")
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            answer = await _ping_redis(url)
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+        remedy = "check that it is running, and the URL; or remove redis_url"
+        yield broken("redis", f"{shown} does not respond ({error or 'timeout'})", remedy)
+        return
+    if answer == b"+PONG":
+        yield ok("redis", f"{shown} responds")
+    else:
+        yield broken("redis", f"{shown}: {answer.decode(errors='replace')}", "check the password")
+
+
+async def _ping_redis(url: str) -> bytes:
+    """Send AUTH, if the URL has a password, and PING; return the last answer."""
+    import ssl
+
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        reader, writer = await asyncio.open_unix_connection(parts.path)
+    else:
+        certificates = parse_qs(parts.query).get("ssl_ca_certs", [None])[0]
+        tls = ssl.create_default_context(cafile=certificates) if parts.scheme == "rediss" else None
+        reader, writer = await asyncio.open_connection(parts.hostname or "127.0.0.1", parts.port or 6379, ssl=tls)
+    try:
+        if parts.password:
+            user = [unquote(parts.username)] if parts.username else []
+            writer.write(_redis_command("AUTH", *user, unquote(parts.password)))
+            answer = (await reader.readuntil(b"\r\n")).strip()
+            if not answer.startswith(b"+"):
+                return answer
+        writer.write(_redis_command("PING"))
+        return (await reader.readuntil(b"\r\n")).strip()
+    finally:
+        writer.close()
+
+
+def _redis_command(*arguments: str) -> bytes:
+    encoded = [argument.encode() for argument in arguments]
+    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in encoded)
+
+
+# The gateway
+
+
+async def check_gateway(settings: Settings) -> AsyncIterator[CheckResult]:
+    from atlas_agents.app.home_lock import find_running
+    from atlas_agents.gateway.settings import LOOPBACK
+
+    running = find_running(settings.home)
+    if running is not None and running.url:
+        yield await _check_running(settings, running)
+    elif running is not None:
+        message = f"process {running.pid} holds {settings.home} and does not listen yet"
+        yield notice("gateway", message, "wait until it has started, and check again")
+    else:
+        yield _check_port(settings)
+    if settings.host not in LOOPBACK:
+        message = f"it listens on {settings.host}: reachable from other machines, without encryption"
+        yield notice("gateway", message, "put a TLS proxy in front of it, and add its name to allowed_hosts")
+
+
+async def _check_running(settings: Settings, running: Any) -> CheckResult:
+    from atlas_agents.client.client import GatewayClient
+
+    try:
+        async with GatewayClient(running.url, read_token(settings), patience=2.0, name="atlas doctor") as client:
+            info = await client.call("system.info")
+    except (GatewayError, ConfigError) as error:
+        remedy = f"read the log of process {running.pid}, and restart it"
+        return broken("gateway", f"process {running.pid} at {running.url} does not respond: {error}", remedy)
+    theirs, ours = info["server"]["version"], version("atlas-agents")
+    message = f"running at {running.url}, process {running.pid}, for {info['uptime']:.0f} s"
+    if theirs != ours:
+        return notice("gateway", f"{message}, version {theirs}; this is version {ours}", "restart it")
+    return ok("gateway", message)
+
+
+def _check_port(settings: Settings) -> CheckResult:
+    import socket
+
+    if settings.port == 0:
+        return ok("gateway", "not running; it will use any free port")
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            message = f"cannot listen on {settings.host} port {settings.port}: {error.strerror}"
+            remedy = "stop the program that uses the port, or set ATLAS_PORT, or run: atlas serve --port 0"
+            return broken("gateway", message, remedy)
+    return ok("gateway", f"not running; port {settings.port} is free")

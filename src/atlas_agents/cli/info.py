@@ -1,0 +1,75 @@
+"""`atlas agents`, `atlas tools` and `atlas usage`: what is configured, and what it cost."""
+
+from typing import Annotated, Any
+
+import typer
+
+from atlas_agents.cli.command import AgentOption, JsonFlag, command, command_group
+from atlas_agents.cli.connect import call, connect, find_agent, list_agents, model_label
+from atlas_agents.cli.output import print_json, print_table, without_code_hints
+from atlas_agents.core.errors import ConfigError
+
+app = command_group()
+_GROUPINGS = ("agent", "model", "session", "day")
+
+
+@command(app)
+async def agents(as_json: JsonFlag = False) -> None:
+    """List the agents, their models and their tools."""
+    found = (await call("agents.list"))["agents"]
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            f"{agent['id']}{' *' if agent.get('default') else ''}",
+            model_label(agent["model"]),
+            ", ".join(agent["tools"]) or "none",
+            without_code_hints(agent.get("notice", "")) or agent["description"],
+        )
+        for agent in found
+    ]
+    print_table(("agent", "model", "tools", "about"), rows, "There are no agents.")
+
+
+@command(app)
+async def tools(agent: AgentOption = None, as_json: JsonFlag = False) -> None:
+    """List the tools and which agents may use them."""
+    async with connect() as gateway:
+        if agent is not None:
+            find_agent(await list_agents(gateway), agent)
+        found = (await gateway.client.call("tools.list", agent_id=agent))["tools"]
+    if as_json:
+        print_json(found)
+        return
+    rows = [(tool["name"], tool.get("agentId", ""), _permission(tool), tool["description"]) for tool in found]
+    print_table(("tool", "agent", "allowed", "about"), rows, "There are no tools.")
+
+
+def _permission(tool: dict[str, Any]) -> str:
+    if not tool["allowed"]:
+        return "no"
+    return "ask" if tool["requiresApproval"] else "yes"
+
+
+@command(app)
+async def usage(
+    since: Annotated[str | None, typer.Option("--from", metavar="DAY", help="First day, as 2026-11-01.")] = None,
+    until: Annotated[str | None, typer.Option("--to", metavar="DAY", help="Last day.")] = None,
+    by: Annotated[str, typer.Option(metavar="NAME", help="Group by agent, model, session or day.")] = "agent",
+    as_json: JsonFlag = False,
+) -> None:
+    """Show token usage and cost."""
+    if by not in _GROUPINGS:
+        raise ConfigError(f"invalid --by {by!r}: expected agent, model, session or day")
+    rows = (await call("usage.summary", from_=since, to=until, group_by=by))["rows"]
+    if as_json:
+        print_json(rows)
+        return
+    headers = (by, "turns", "tokens in", "cached", "tokens out", "cost $")
+    print_table(headers, [_usage_row(row) for row in rows], "No usage was recorded.")
+
+
+def _usage_row(row: dict[str, Any]) -> tuple[object, ...]:
+    tokens = (f"{row[name]:,}" for name in ("inputTokens", "cachedTokens", "outputTokens"))
+    return (row["name"], row["turns"], *tokens, f"{row['costMicrocents'] / 1e8:.4f}")

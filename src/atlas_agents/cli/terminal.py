@@ -1,0 +1,199 @@
+"""Terminal view of a turn: finished paragraphs are printed once, and only the unfinished tail is redrawn."""
+
+import asyncio
+import re
+import time
+from typing import Literal, TypeAlias
+
+from markdown_it import MarkdownIt
+from rich.console import Console, RenderableType
+from rich.markdown import Markdown
+from rich.text import Text
+
+from atlas_agents.cli.output import one_line, printable
+
+TextKind: TypeAlias = Literal["text", "thinking"]
+_FRAME_SECONDS = 0.06
+_TICK_SECONDS = 1.0
+_ANSI_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_LIST_ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
+
+
+class TerminalView:
+    """Shows a turn as it runs. A message that the provider restarts is erased from the screen."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._can_redraw = console.is_terminal and not console.is_dumb_terminal
+        self._kind: TextKind = "text"
+        self._tail = ""
+        self._finished = ""
+        self._message_rows = 0
+        self._tail_rows = 0
+        self._has_output = False
+        self._status = ""
+        self._waiting_since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add_text(self, text: str, kind: TextKind = "text") -> None:
+        """Append text to the current message."""
+        if kind != self._kind:
+            self._finish_blocks(all=True)
+            self._kind = kind
+        self._tail += text
+        self._waiting_since = time.monotonic()
+        self._draw_in(_FRAME_SECONDS)
+
+    def discard_message(self) -> None:
+        """Erase the current message. If part of it has scrolled away, print that it is void."""
+        shown, reachable = self._message_rows + self._tail_rows, self._console.height - 1
+        void = shown > reachable or (shown and not self._can_redraw)
+        self._write(self._move_up(min(shown, reachable)))
+        self._tail = self._finished = ""
+        self._message_rows = self._tail_rows = 0
+        if void:
+            self.print_line("(the text above was discarded; the answer starts again)", "dim")
+        self._draw()
+
+    def print_line(self, text: str, style: str = "") -> None:
+        """Print a line between messages; the message before it is complete."""
+        self.finish_message()
+        self._finished += self._render(Text(text, style=style))
+        self.finish_message()
+
+    def show_status(self, status: str) -> None:
+        """Show a status line at the bottom until it changes; an empty one removes it."""
+        if status and not self._can_redraw:
+            self.print_line(status)
+        elif status != self._status:
+            self._status = status
+            self._draw()
+
+    def finish_message(self) -> None:
+        """Complete the current message: its text stays on the screen."""
+        self._finish_blocks(all=True)
+        self._draw()
+        self._has_output = self._has_output or self._message_rows > 0
+        self._message_rows = 0
+        self._kind = "text"
+
+    def begin(self) -> None:
+        """Begin a turn: from now on, show how long nothing was received."""
+        self._waiting_since = time.monotonic()
+        self._has_output = False
+        self._draw_in(_TICK_SECONDS)
+
+    def end(self) -> None:
+        """End the turn and stop redrawing."""
+        self._waiting_since = None
+        self._status = ""
+        self.finish_message()
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _draw_in(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer and self._timer.when() > loop.time() + seconds:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = loop.call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._draw()
+        if self._waiting_since is not None:
+            self._draw_in(_TICK_SECONDS)
+
+    def _draw(self) -> None:
+        """Replace the tail on the screen by the blocks finished since, followed by the current tail."""
+        self._finish_blocks()
+        tail = [*self._tail_lines(), *self._status_lines()] if self._can_redraw else []
+        self._write(self._move_up(self._tail_rows) + self._finished + "".join(tail))
+        self._message_rows += self._finished.count("\n")
+        self._tail_rows, self._finished = len(tail), ""
+
+    def _finish_blocks(self, *, all: bool = False) -> None:
+        starts = _block_starts(self._tail)
+        ends = [*starts[1:], len(self._tail)] if all else starts[1:]
+        for start, end in zip(starts, ends, strict=False):
+            rendered = _trimmed(self._render(self._format(self._tail[start:end].strip("\n"))))
+            self._finished += self._gap() + rendered if rendered else ""
+        self._tail = self._tail[ends[-1] :] if ends else self._tail
+
+    def _gap(self) -> str:
+        """Return a blank row, except before the first output of a turn."""
+        return "\n" if self._message_rows or self._finished or self._has_output else ""
+
+    def _format(self, block: str) -> RenderableType:
+        if self._kind == "thinking":
+            return Text(printable(block), style="dim italic")
+        return _markdown(printable(block))
+
+    def _tail_lines(self) -> list[str]:
+        """Return the end of the tail as plain text, as much as fits, or how long nothing was received."""
+        rows = max(1, self._console.height - 3)
+        if self._tail.strip():
+            style = "dim italic" if self._kind == "thinking" else ""
+            text = printable(self._tail.lstrip("\n"))[-rows * self._console.width :]
+            return (self._gap() + self._render(Text(text, style=style))).splitlines(keepends=True)[-rows:]
+        if self._waiting_since is None or (waited := int(time.monotonic() - self._waiting_since)) < 1:
+            return []
+        return [self._render(Text(f"… {waited} s (Ctrl-C stops)", style="dim"))]
+
+    def _status_lines(self) -> list[str]:
+        line = one_line(self._status, self._console.width - 1)
+        return [self._render(Text(line, style="dim"))] if line else []
+
+    def _render(self, renderable: RenderableType) -> str:
+        with self._console.capture() as captured:
+            self._console.print(renderable)
+        return captured.get()
+
+    def _move_up(self, rows: int) -> str:
+        return f"\r\x1b[{rows}A\x1b[J" if rows and self._can_redraw else ""
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._console.file.write(text)
+            self._console.file.flush()
+
+
+def _trimmed(rendered: str) -> str:
+    """Remove blank rows at both ends."""
+    rows = rendered.splitlines(keepends=True)
+    shown = [at for at, row in enumerate(rows) if _ANSI_STYLE.sub("", row).strip()]
+    return "".join(rows[shown[0] : shown[-1] + 1]) if shown else ""
+
+
+def _block_starts(text: str) -> list[int]:
+    """Return where each block starts: at the beginning and after blank lines. Code blocks and lists are not split."""
+    *lines, last = text.split("\n")
+    if last.strip("0123456789.)-*+ "):  # otherwise it may still become a list item
+        lines.append(last)
+    starts, offset = [0], 0
+    fence, after_blank, in_list = "", False, False
+    for line in lines:
+        item = bool(_LIST_ITEM.match(line))
+        if after_blank and not fence and line.strip() and not line[0].isspace() and not (item and in_list):
+            starts.append(offset)
+            in_list = False
+        if mark := _FENCE.match(line):
+            fence = "" if fence and line.strip().startswith(fence) else fence or mark[1]
+        in_list = in_list or item
+        after_blank = not line.strip()
+        offset += len(line) + 1
+    return starts
+
+
+def _markdown(text: str) -> Markdown:
+    """Render Markdown with HTML shown as text, line breaks kept, and link targets spelled out."""
+    rendered = Markdown("", hyperlinks=False, code_theme="ansi_dark")
+    rendered.parsed = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).parse(text)
+    for token in rendered.parsed:
+        for child in token.children or ():
+            if child.type == "softbreak":
+                child.type = "hardbreak"
+    return rendered
