@@ -32,7 +32,7 @@ async def main() -> None:
     print(f"{report.added} document, {report.passages} passages")
 
     model = Scripted(
-        calls("search_atlasux_knowledge", query="how much vacation do I get", max_results=1),
+        calls("search_knowledge", query="how much vacation do I get", max_results=1),
         says("27 days a year (handbook.md, line 5)."),
     )
     agent = Agent("tina", model=model, tools=knowledge_base.tools)

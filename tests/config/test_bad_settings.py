@@ -19,6 +19,10 @@ KEYS = "keys come only from the environment, .env or a secret file"
     ("text", "error"),
     [
         ("host = 'x'\nport = '18789'\n", "2: port: it must be a whole number from 0 to 65535, not '18789'"),
+        (
+            "knowledge_tool = 'a b'\n",
+            "1: knowledge_tool: invalid tool name 'a b': expected 1 to 64 letters, digits, _ or -, a letter first",
+        ),
         ("port = 70000\n", "1: port: it must be a whole number from 0 to 65535, not 70000"),
         ("port = -1\n", "1: port: it must be a whole number from 0 to 65535, not -1"),
         ("port = 1.5\n", "1: port: it must be a whole number from 0 to 65535, not 1.5"),

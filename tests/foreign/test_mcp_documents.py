@@ -18,7 +18,7 @@ from atlas_agents.gateway.mcp import resources
 
 ANA = "ana-0123456789abcdefghijklmnopqrstuvwxyz"
 AGENTS = "## assistant\n\nModel: http/rules\n\n## poet\n\nModel: http/rules\nTools: current_time\n"
-SEARCH = "search_atlasux_knowledge"
+SEARCH = "search_knowledge"
 POLICY = f'[tools."{SEARCH}"]\nask = ["*"]\n'
 
 

@@ -137,7 +137,7 @@ async def test_looking_back_goes_over_calls_turns_and_documents_too(
     atlas, _ = atlas_of(
         study,
         store,
-        calls("search_atlasux_knowledge", query="how many masts has a ketch"),
+        calls("search_knowledge", query="how many masts has a ketch"),
         says("A ketch has two masts."),
     )
     async with atlas:
@@ -150,7 +150,7 @@ async def test_looking_back_goes_over_calls_turns_and_documents_too(
     assert (
         where["workflows"].text == "Asked: How many masts does a ketch have?\nAnswered (done): A ketch has two masts."
     )
-    assert "search_atlasux_knowledge" in where["audit"].text and where["audit"].id == "audit:1"
+    assert "search_knowledge" in where["audit"].text and where["audit"].id == "audit:1"
     assert where["kb"].where == "docs/boats.md line 3"
     for other in OTHERS:
         theirs = await study.recollections.search(other, "ketch masts")

@@ -20,7 +20,7 @@ from atlas_agents.providers.registry import Registry
 from atlas_agents.stores.memory import MemoryStore
 from atlas_agents.tools.policy import Actor
 
-TOOLS = {"search_atlasux_knowledge", "search_my_memories", "remember", "forget"}
+TOOLS = {"search_knowledge", "search_my_memories", "remember", "forget"}
 AGENTS = "# Agents\n\n## tina\n\nModel: http/rules\nRecall: on\n\n## petra\n\nModel: http/rules\nTools: none\n"
 
 
@@ -69,7 +69,7 @@ async def test_agents_have_the_tools_and_recall_as_their_section_says(tmp_path: 
 def test_without_a_policy_it_may_remember_and_asks_before_it_forgets() -> None:
     actor = Actor("tina", "", "ann", "default")
     cells = {name: HOUSE_RULES.verdict(name, actor, acts=name in ("remember", "forget")).cell for name in sorted(TOOLS)}
-    assert cells == {"search_atlasux_knowledge": "yes", "search_my_memories": "yes", "remember": "yes", "forget": "ask"}
+    assert cells == {"search_knowledge": "yes", "search_my_memories": "yes", "remember": "yes", "forget": "ask"}
 
 
 @pytest.mark.parametrize(

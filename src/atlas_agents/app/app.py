@@ -127,7 +127,11 @@ def open_study(settings: Settings, store: Store, registry: Registry) -> Knowledg
     """Over the store of the house; what is fetched for it passes the same guard as `url_fetch`."""
     sources = Sources(hosts=settings.fetch_hosts)
     return KnowledgeBase(
-        store, _embedder(settings, registry), sources=sources, pasts={"workflows": [JobHistory(store)]}
+        store,
+        _embedder(settings, registry),
+        sources=sources,
+        pasts={"workflows": [JobHistory(store)]},
+        search_tool=settings.knowledge_tool,
     )
 
 

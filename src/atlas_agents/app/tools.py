@@ -134,7 +134,7 @@ def known_tools(
     `opening`; without a `study` those that look things up are only there to be listed."""
     registry = ToolRegistry()
     given = opening or AsyncExitStack(), environment or Environment()
-    room = study or KnowledgeBase(MemoryStore())
+    room = study or KnowledgeBase(MemoryStore(), search_tool=settings.knowledge_tool)
     for item in (current_time, skill_tool(settings.workspace), *toolbox(settings, *given), *room.tools):
         registry.add(item, source="builtin")
     registry.load_plugins(plugins or Plugins(settings.disabled_plugins))

@@ -356,6 +356,12 @@ def _address(value: Secret, given: Given, schemes: tuple[str, ...]) -> str:
     return url
 
 
+def _knowledge_tool(value: str, given: Given) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", value):
+        raise given.wrong(f"invalid tool name {value!r}: expected 1 to 64 letters, digits, _ or -, a letter first")
+    return value
+
+
 _CHECKS: dict[str, Callable[[Any, Given], Any]] = {
     "token": _token,
     "model": _model,
@@ -370,6 +376,7 @@ _CHECKS: dict[str, Callable[[Any, Given], Any]] = {
     "search_url": _search_url,
     "embeddings": _embeddings,
     "embeddings_url": _embeddings_url,
+    "knowledge_tool": _knowledge_tool,
 }
 
 

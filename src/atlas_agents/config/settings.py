@@ -69,6 +69,9 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, about("The address of an OpenAI-compatible server that has the `embeddings` model.")
     ] = None
     embeddings_key: Annotated[Secret | None, about("The key for that server.", hides="all")] = None
+    knowledge_tool: Annotated[str, about("Name under which agents see the tool that searches documents.")] = (
+        "search_knowledge"
+    )
     recall: Annotated[
         bool, about("Lay memories that fit beside each message; an agent may say otherwise with `Recall: on` or `off`.")
     ] = False

@@ -8,14 +8,15 @@ from atlas_agents.knowledge.embedding import Embedder
 from atlas_agents.knowledge.library import Knowledge
 from atlas_agents.knowledge.loaders import Sources
 from atlas_agents.knowledge.memories import HistorySource, Memories, Recall, Source, recalling
-from atlas_agents.knowledge.tools import knowledge_tool, memory_tools
+from atlas_agents.knowledge.tools import SEARCH_TOOL, knowledge_tool, memory_tools
 from atlas_agents.tools.tool import Tool
 
 
 class KnowledgeBase:
     """`KnowledgeBase(store, LocalEmbedder())`; without an embedder, search uses keywords only.
 
-    `pasts` are further history sources for `search_my_memories`, by source name.
+    `pasts` are further history sources for `search_my_memories`, by source name; `search_tool` is the name under
+    which agents see the tool that searches documents.
     """
 
     def __init__(
@@ -25,11 +26,16 @@ class KnowledgeBase:
         *,
         sources: Sources | None = None,
         pasts: Mapping[Source, Sequence[HistorySource]] | None = None,
+        search_tool: str = SEARCH_TOOL,
     ) -> None:
+        self.search_tool = search_tool
         self.knowledge = Knowledge(store, embedder, sources or Sources())
         self.memories = Memories(store, embedder)
         self.recollections = Recall(store, embedder, self.memories, self.knowledge, pasts)
-        self.tools: list[Tool] = [knowledge_tool(self.knowledge), *memory_tools(self.memories, self.recollections)]
+        self.tools: list[Tool] = [
+            knowledge_tool(self.knowledge, search_tool),
+            *memory_tools(self.memories, self.recollections),
+        ]
 
     def recalling(self, wanted: Callable[[str], bool] | None = None) -> Interceptor:
         """Return an interceptor for `Atlas(interceptors=[…])` that recalls matching memories before each turn."""

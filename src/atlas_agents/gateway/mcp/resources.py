@@ -13,7 +13,6 @@ from atlas_agents.engine.agent import Agent
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.library import Knowledge, about_of
-from atlas_agents.knowledge.tools import SEARCH
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.workspace.skills import Prompt
 
@@ -67,6 +66,7 @@ class Documents:
     def __init__(self, hub: Hub, study: KnowledgeBase, clock: Clock = SYSTEM_CLOCK) -> None:
         self._hub = hub
         self._knowledge: Knowledge = study.knowledge
+        self._search_tool = study.search_tool
         self._clock = clock
 
     async def list(self, reader: ResourceReader, cursor: str = "") -> tuple[Sequence[Resource], str]:
@@ -94,7 +94,7 @@ class Documents:
 
     def _may(self, reader: ResourceReader) -> bool:
         """To read is to search everything: the tool that searches must be the agent's, and need no person's yes."""
-        tool = next((each for each in reader.agent.tools if each.name == SEARCH), None)
+        tool = next((each for each in reader.agent.tools if each.name == self._search_tool), None)
         return tool is not None and self._hub.atlas.verdict(reader.agent, tool, reader.user).cell == "yes"
 
     async def _write_down(self, uri: str, reader: ResourceReader, *, permitted: bool, success: bool) -> None:
