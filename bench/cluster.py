@@ -40,8 +40,8 @@ from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.gateway.cluster import ClusterMembership, work
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.stores.history_cache import HistoryCache
-from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.storage.history_cache import HistoryCache
+from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.tools.tool import tool
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))

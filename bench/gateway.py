@@ -22,7 +22,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, Request, TextChunk, Usage
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 WORDS = 50
 PARTS = (0.5, 0.95, 0.99)

@@ -21,7 +21,7 @@ from atlas_agents import (
     Usage,
     tool,
 )
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 
 @tool

@@ -19,7 +19,7 @@ from atlas_agents.knowledge.embedding import LocalEmbedder
 from atlas_agents.knowledge.library import Knowledge
 from atlas_agents.knowledge.loaders import Sources
 from atlas_agents.knowledge.search import Searcher
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 CORPUS = Path(__file__).parent.parent / "tests" / "knowledge"
 _OF_A_DOCUMENT = 50
@@ -95,7 +95,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         store: Store = SqliteStore(Path(place) / "atlas.db")
         if given.postgres:
-            from atlas_agents.stores.postgres import PostgresStore
+            from atlas_agents.storage.postgres import PostgresStore
 
             store = PostgresStore(given.postgres, schema="bench")
         await store.open()

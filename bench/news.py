@@ -25,7 +25,7 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import AcceptRun, AddEvents, PutSession, ReserveEvents
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.notifications import Notification
-from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.storage.postgres import PostgresStore
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from cluster import cpu

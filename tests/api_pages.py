@@ -112,7 +112,7 @@ def pages() -> list[Page]:
             "api-stores.md",
             "Stores",
             "Make sessions durable: pass one of these to `Atlas(store=…)`, after `await store.open()`.",
-            _of("atlas_agents.stores", "sqlite.SqliteStore postgres.PostgresStore memory.MemoryStore"),
+            _of("atlas_agents.storage", "sqlite.SqliteStore postgres.PostgresStore memory.MemoryStore"),
         ),
         Page(
             "api-knowledge.md",

@@ -13,7 +13,7 @@ def commands() -> list[str]:
     """List every command: `atlas`, `atlas chat`, `atlas sessions`, `atlas sessions list` …"""
     import typer
 
-    from atlas_agents.cli.main import app
+    from atlas_agents.cli.app import app
 
     return list(_named("atlas", typer.main.get_command(app)))
 
@@ -35,7 +35,7 @@ def _help(command: str) -> str:
     """Print the help for a terminal of 80 columns."""
     from typer.testing import CliRunner
 
-    from atlas_agents.cli.main import app
+    from atlas_agents.cli.app import app
 
     result = CliRunner().invoke(app, command.split()[1:], prog_name="atlas", terminal_width=78)
     assert result.exit_code == 0, result.output

@@ -235,7 +235,7 @@ async def chat_files(trace: Trace, home: Path) -> list[str]:
     from atlas_agents import Agent, Atlas
     from atlas_agents.gateway.server import Gateway
     from atlas_agents.gateway.settings import GatewaySettings
-    from atlas_agents.stores.sqlite import SqliteStore
+    from atlas_agents.storage.sqlite import SqliteStore
     from atlas_agents.testing import Scripted, says
 
     store = SqliteStore(home / "atlas.db")

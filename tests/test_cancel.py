@@ -55,7 +55,7 @@ async def goes_on(atlas: Atlas) -> None:
 
 @asynccontextmanager
 async def hung(reach: Callable[[], Awaitable[object]], *args: Any, **named: Any) -> AsyncGenerator[Any, None]:
-    """A house whose turn is under way and has got to the point to cancel it at."""
+    """An Atlas whose turn has reached the point at which it is cancelled."""
     async with in_memory_atlas(*args, **named) as atlas:
         stream = atlas.send("go")
         await asyncio.wait_for(reach(), PATIENCE)
@@ -425,7 +425,7 @@ async def test_cancelling_a_turn_that_has_ended_does_nothing() -> None:
         assert await events_of(stream) == before
 
 
-async def test_cancelling_after_the_end_was_said_does_not_take_the_answer_back() -> None:
+async def test_cancelling_after_the_end_keeps_the_answer() -> None:
     async def slow(event: Any) -> None:
         await asyncio.Event().wait()
 
@@ -448,7 +448,7 @@ async def test_cancelling_one_turn_leaves_others_alone() -> None:
         assert (await other.reply()).text in ("One", "Two")
 
 
-async def test_whoever_waits_for_the_reply_may_give_up_without_stopping_the_turn() -> None:
+async def test_cancelled_wait_for_the_reply_does_not_cancel_the_turn() -> None:
     model = Wrapped(Scripted(says("Yes.")))
     async with hung(model.reached.wait, model) as (_, stream):
         with pytest.raises(TimeoutError):
@@ -459,11 +459,11 @@ async def test_whoever_waits_for_the_reply_may_give_up_without_stopping_the_turn
 
 async def test_a_listener_can_cancel_the_stream() -> None:
     model = Wrapped(Scripted(says("One two three"), says("Yes.")), after=2)
-    heard: list[str] = []
+    received: list[str] = []
     async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
 
         async def stop(event: Any) -> None:
-            heard.append(event.text)
+            received.append(event.text)
             stream.cancel()
 
         atlas.on("stream:chunk", stop)

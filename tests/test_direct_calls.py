@@ -7,7 +7,7 @@ import pytest
 
 from atlas_agents import Agent, Approvals, Atlas, Limits, Policy, ToolContext, tool
 from atlas_agents.core.errors import ConfigError, Conflict, UnknownAgent
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry
 from checks import PATIENCE, until
 
@@ -34,14 +34,14 @@ async def risk(text: str) -> str:
     return text
 
 
-def house(store: MemoryStore | None = None, **more: Any) -> Atlas:
+def atlas_with_tools(store: MemoryStore | None = None, **more: Any) -> Atlas:
     agents = [Agent("a", tools=[write, risk], role="writer"), Agent("b")]
     return Atlas(agents, store=store, registry=Registry(Environment({}, dotenv=None)), **more)
 
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_call_has_a_result_and_a_line_in_the_audit_log(kept: bool) -> None:
-    async with house(MemoryStore() if kept else None) as atlas:
+    async with atlas_with_tools(MemoryStore() if kept else None) as atlas:
         result = await atlas.invoke("write", {"text": "hi"}, user="ana")
         assert (result.status, result.result) == ("ok", {"wrote": "hi"})
         (record,) = await atlas.audit.records("default")
@@ -53,7 +53,7 @@ async def test_a_call_has_a_result_and_a_line_in_the_audit_log(kept: bool) -> No
     [("write", {"text": 7}, "bad_arguments"), ("nothing", {}, "not_found"), ("risk", {"text": "x"}, "declined")],
 )
 async def test_a_refused_call_is_a_result_too_and_nothing_ran(name: str, arguments: Any, error: str) -> None:
-    async with house(MemoryStore()) as atlas:
+    async with atlas_with_tools(MemoryStore()) as atlas:
         result = await atlas.invoke(name, arguments)
         assert (result.status, result.error) == ("error", error) and ran == []
         assert len(await atlas.audit.records("default")) == 1
@@ -61,23 +61,23 @@ async def test_a_refused_call_is_a_result_too_and_nothing_ran(name: str, argumen
 
 async def test_a_policy_counts_and_so_does_the_user() -> None:
     policy = Policy(tools={"write": {"writer": "no"}})
-    async with house(MemoryStore(), policy=policy) as atlas:
+    async with atlas_with_tools(MemoryStore(), policy=policy) as atlas:
         assert (await atlas.invoke("write", {"text": "x"})).error == "not_permitted"
         assert (await atlas.invoke("write", {"text": "x"}, agent_id="b")).error == "not_found"
         with pytest.raises(UnknownAgent):
-            await atlas.invoke("write", {"text": "x"}, agent_id="nobody")
+            await atlas.invoke("write", {"text": "x"}, agent_id="unknown")
     assert ran == []
 
 
 async def test_limits_count() -> None:
-    async with house(MemoryStore(), limits=Limits(per_day=1)) as atlas:
+    async with atlas_with_tools(MemoryStore(), limits=Limits(per_day=1)) as atlas:
         assert (await atlas.invoke("write", {"text": "x"})).status == "ok"
         assert (await atlas.invoke("write", {"text": "y"})).error == "limit"
     assert len(ran) == 1
 
 
 async def test_a_question_waits_for_its_answer_and_holds_up_no_other_call() -> None:
-    async with house(MemoryStore(), approve=Approvals(wait=True)) as atlas, asyncio.timeout(PATIENCE):
+    async with atlas_with_tools(MemoryStore(), approve=Approvals(wait=True)) as atlas, asyncio.timeout(PATIENCE):
         waiting = asyncio.create_task(atlas.invoke("risk", {"text": "x"}, user="ana"))
         questions = await until(atlas.pending)
         assert (await atlas.invoke("write", {"text": "meanwhile"}, user="ana")).status == "ok"
@@ -86,7 +86,7 @@ async def test_a_question_waits_for_its_answer_and_holds_up_no_other_call() -> N
 
 
 async def test_the_same_key_gives_the_first_result_and_runs_once() -> None:
-    async with house(MemoryStore()) as atlas:
+    async with atlas_with_tools(MemoryStore()) as atlas:
         first = await atlas.invoke("write", {"text": "x"}, user="ana", idempotency_key="k")
         again = await atlas.invoke("write", {"text": "x"}, user="ana", idempotency_key="k")
         assert again == first and len(ran) == 1
@@ -94,16 +94,16 @@ async def test_the_same_key_gives_the_first_result_and_runs_once() -> None:
             await atlas.invoke("write", {"text": "y"}, user="ana", idempotency_key="k")
         await atlas.invoke("write", {"text": "x"}, user="bob", idempotency_key="k")
         assert len(ran) == 2
-    async with house() as atlas:
+    async with atlas_with_tools() as atlas:
         with pytest.raises(ConfigError, match="requires a store"):
             await atlas.invoke("write", {"text": "x"}, idempotency_key="k")
 
 
-async def test_progress_is_heard_on_the_stream() -> None:
-    async with house(MemoryStore()) as atlas:
+async def test_progress_is_emitted_on_the_stream() -> None:
+    async with atlas_with_tools(MemoryStore()) as atlas:
         stream = await atlas.begin_call("write", {"text": "x"})
-        told = [event.message async for event in stream if event.type == "tool:progress"]
-        assert told == ["writing"]
+        progress = [event.message async for event in stream if event.type == "tool:progress"]
+        assert progress == ["writing"]
 
 
 async def test_giving_up_waiting_stops_the_call() -> None:
@@ -124,7 +124,7 @@ async def test_giving_up_waiting_stops_the_call() -> None:
 
 
 async def test_a_call_that_a_sudden_end_cut_short_is_unknown_and_not_made_again() -> None:
-    """The first house is left in the middle of the call, as a killed process leaves it; the second goes on."""
+    """The first Atlas is abandoned in the middle of the call, like a killed process; the second one resumes it."""
     store, began = MemoryStore(), asyncio.Event()
 
     @tool

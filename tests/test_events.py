@@ -1,4 +1,4 @@
-"""Events: what is said, in which order, to whom; a listener that fails or hangs harms nobody."""
+"""Events: which ones are emitted, in which order; a subscriber that fails or hangs does no harm."""
 
 import asyncio
 import gc
@@ -71,7 +71,7 @@ async def test_the_events_of_parallel_tools() -> None:
     ]
 
 
-async def test_a_result_is_told_when_it_is_there_whichever_call_came_first() -> None:
+async def test_result_is_emitted_when_its_call_ends_whatever_the_order() -> None:
     release = asyncio.Event()
 
     async def slow() -> str:
@@ -226,50 +226,50 @@ async def test_events_carry_the_promised_fields() -> None:
 
 
 async def test_listeners_hear_the_events_of_their_name_from_ask_and_send() -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     async def on_chunk(event: Any) -> None:
-        heard.append(event.text)
+        received.append(event.text)
 
     async with in_memory_atlas(Scripted(says("One two"), says("Three"))) as atlas:
         atlas.on("stream:chunk", on_chunk)
         await atlas.ask("Count")
         await atlas.send("on").reply()
-    assert heard == ["One ", "two", "Three"]
+    assert received == ["One ", "two", "Three"]
 
 
 async def test_a_plain_function_and_an_object_may_listen() -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     class Listener:
         async def __call__(self, event: Event) -> None:
-            heard.append(f"object {event.type}")
+            received.append(f"object {event.type}")
 
     async with in_memory_atlas(Scripted(says("Hi"))) as atlas:
-        atlas.on("stream:end", lambda event: heard.append(f"function {event.type}"))
+        atlas.on("stream:end", lambda event: received.append(f"function {event.type}"))
         atlas.on("stream:end", Listener())
         await atlas.ask("Hi")
-    assert sorted(heard) == ["function stream:end", "object stream:end"]
+    assert sorted(received) == ["function stream:end", "object stream:end"]
 
 
 async def test_every_event_name_can_be_listened_to() -> None:
-    heard: list[str] = []
+    received: list[str] = []
     model = Scripted(says("Half") + fails(ProviderError("gone", "network")), calls("weather", city="x"), says("ok"))
     clock = VirtualClock()
     async with in_memory_atlas(model, [weather], clock=clock) as atlas, asyncio.timeout(PATIENCE):
         for name in ("message:sent", "stream:start", "stream:chunk", "stream:reset", "tool:called", "tool:result"):
-            atlas.on(name, lambda event: heard.append(event.type))  # pyright: ignore[reportArgumentType]
-        atlas.on("stream:end", lambda event: heard.append(event.type))
-        atlas.on("message:received", lambda event: heard.append(event.type))
+            atlas.on(name, lambda event: received.append(event.type))  # pyright: ignore[reportArgumentType]
+        atlas.on("stream:end", lambda event: received.append(event.type))
+        atlas.on("message:received", lambda event: received.append(event.type))
         stream = atlas.send("go")
         await clock.advance(10)
-        said = [event.type for event in await events_of(stream)]
+        emitted = [event.type for event in await events_of(stream)]
         await stream.reply()
-    assert sorted(heard) == sorted(said)
+    assert sorted(received) == sorted(emitted)
 
 
 async def test_a_listener_hears_in_order_one_event_at_a_time() -> None:
-    heard: list[str] = []
+    received: list[str] = []
     busy = 0
 
     async def slow(event: Any) -> None:
@@ -277,21 +277,21 @@ async def test_a_listener_hears_in_order_one_event_at_a_time() -> None:
         busy += 1
         assert busy == 1
         await asyncio.sleep(0)
-        heard.append(event.text)
+        received.append(event.text)
         busy -= 1
 
     words = [f"{number} " for number in range(50)]
     async with in_memory_atlas(Scripted(says("".join(words)))) as atlas:
         atlas.on("stream:chunk", slow)
         await atlas.ask("Count")
-    assert heard == words
+    assert received == words
 
 
 async def test_on_gives_back_what_takes_the_listener_off() -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     def listen(event: Any) -> None:
-        heard.append(event.text)
+        received.append(event.text)
 
     async with in_memory_atlas(Scripted(says("1"), says("2"), says("3"), says("4"))) as atlas:
         remove = atlas.on("stream:chunk", listen)
@@ -304,7 +304,7 @@ async def test_on_gives_back_what_takes_the_listener_off() -> None:
         atlas.off("stream:chunk", listen)
         atlas.off("stream:chunk", listen)
         await atlas.ask("d")
-    assert heard == ["1", "3"]
+    assert received == ["1", "3"]
 
 
 def test_an_unknown_event_name_is_an_error_that_lists_the_known_ones() -> None:
@@ -316,13 +316,13 @@ def test_an_unknown_event_name_is_an_error_that_lists_the_known_ones() -> None:
         atlas.on("error", 7)  # pyright: ignore[reportArgumentType]
 
 
-async def test_a_failed_turn_is_told_to_error_listeners() -> None:
-    heard: list[tuple[str, str]] = []
+async def test_failed_turn_is_reported_to_error_subscribers() -> None:
+    received: list[tuple[str, str]] = []
     async with in_memory_atlas(Scripted(fails(ProviderError("no credit", "quota")))) as atlas:
-        atlas.on("error", lambda event: heard.append((event.kind, event.message)))
+        atlas.on("error", lambda event: received.append((event.kind, event.message)))
         with pytest.raises(ProviderError):
             await atlas.ask("Hi")
-    assert heard == [("quota", "no credit")]
+    assert received == [("quota", "no credit")]
 
 
 # Listeners that misbehave
@@ -349,14 +349,14 @@ async def gives_up(event: Any) -> None:
 
 
 @pytest.mark.parametrize("listener", [throws, throws_async, exits, exits_async, gives_up])
-async def test_a_listener_that_throws_harms_nobody(listener: Any, caplog: pytest.LogCaptureFixture) -> None:
-    heard: list[str] = []
+async def test_subscriber_that_raises_does_no_harm(listener: Any, caplog: pytest.LogCaptureFixture) -> None:
+    received: list[str] = []
     async with in_memory_atlas(Scripted(says("One two three"), says("Four"))) as atlas:
         atlas.on("stream:chunk", listener)
-        atlas.on("stream:chunk", lambda event: heard.append(event.text))
+        atlas.on("stream:chunk", lambda event: received.append(event.text))
         assert (await atlas.ask("Count")).text == "One two three"
         assert (await atlas.ask("on")).text == "Four"
-    assert heard == ["One ", "two ", "three", "Four"]
+    assert received == ["One ", "two ", "three", "Four"]
     if listener is not gives_up:
         assert caplog.text.count("event=stream:chunk") == 4
 
@@ -387,22 +387,22 @@ class Until(logging.Handler):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("listener", [hangs_async, hangs, hangs_and_ignores_it])
-async def test_a_listener_that_hangs_harms_nobody_and_is_removed(listener: Any) -> None:
-    heard: list[str] = []
+async def test_subscriber_that_hangs_does_no_harm_and_is_removed(listener: Any) -> None:
+    received: list[str] = []
     removed = Until("removed a subscriber that timed out")
     logging.getLogger("atlas_agents").addHandler(removed)
     async with in_memory_atlas(Scripted(says("One two"), says("Three"))) as atlas, asyncio.timeout(PATIENCE):
         atlas.on("stream:chunk", listener)
-        atlas.on("stream:chunk", lambda event: heard.append(event.text))
+        atlas.on("stream:chunk", lambda event: received.append(event.text))
         async with loop_time() as spent:
             assert (await atlas.ask("Count")).text == "One two"
             assert spent.seconds < 0.8
         await removed.seen.wait()
         async with loop_time() as spent:
             assert (await atlas.ask("on")).text == "Three"
-            assert spent.seconds < 0.8  # nobody waits for the removed one any more
+            assert spent.seconds < 0.8  # the removed one is not awaited
     logging.getLogger("atlas_agents").removeHandler(removed)
-    assert heard == ["One ", "two", "Three"]
+    assert received == ["One ", "two", "Three"]
 
 
 async def test_a_sync_listener_never_blocks_the_loop() -> None:
@@ -438,11 +438,11 @@ async def test_streams_that_are_done_leave_nothing_behind() -> None:
 
 async def test_a_follower_hears_every_event_at_once_those_of_the_past_first() -> None:
     async with in_memory_atlas(Scripted(says("one two"))) as atlas:
-        stream, heard = atlas.send("Go"), list[str]()
+        stream, received = atlas.send("Go"), list[str]()
         async for event in stream:
             if event.type == "stream:chunk":
                 break
-        stream.follow(lambda event: heard.append(event.type))
-        assert heard[-1] == "stream:chunk"
+        stream.follow(lambda event: received.append(event.type))
+        assert received[-1] == "stream:chunk"
         await stream.reply()
-        assert heard == [event.type async for event in stream]
+        assert received == [event.type async for event in stream]

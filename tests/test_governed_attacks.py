@@ -54,7 +54,7 @@ NEUTRAL = "Tool execution failed. The error has been logged for investigation."
 
 
 class Shop:
-    """Counts what was bought; buying wants a yes."""
+    """Counts what was bought; buying requires approval."""
 
     def __init__(self, confirm: Any = True) -> None:
         self.bought: list[tuple[str, int]] = []
@@ -71,7 +71,7 @@ def _results(model: Scripted) -> list[ToolResult]:
     return [part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)]
 
 
-def _told(model: Scripted) -> list[tuple[str, str | None, Any]]:
+def _model_results(model: Scripted) -> list[tuple[str, str | None, Any]]:
     return [(result.status, result.error, result.result) for result in _results(model)]
 
 
@@ -95,7 +95,7 @@ def _yes(question: Question) -> bool:
 # Answers that should not count
 
 
-async def _says_yes_when_told_to_stop(question: Question) -> str:
+async def _approves_when_cancelled(question: Question) -> str:
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
@@ -103,17 +103,17 @@ async def _says_yes_when_told_to_stop(question: Question) -> str:
     return "no"
 
 
-async def test_an_answer_after_the_deadline_is_not_heard() -> None:
+async def test_answer_after_the_deadline_is_ignored() -> None:
     shop, clock = Shop(), VirtualClock()
     model = Scripted(calls("buy", item="tea"), says("Not bought."))
-    approvals = Approvals(_says_yes_when_told_to_stop, deadline=60)
+    approvals = Approvals(_approves_when_cancelled, deadline=60)
     async with in_memory_atlas(model, [shop.buy], clock=clock, approve=approvals) as atlas:
         stream = atlas.send("buy tea")
         await clock.advance(61)
         await _ended(stream)
     assert shop.bought == []
-    told = {"cancelled": True, "reason": "nobody answered within 60 s"}
-    assert _told(model) == [("error", "declined", told)]
+    declined = {"cancelled": True, "reason": "nobody answered within 60 s"}
+    assert _model_results(model) == [("error", "declined", declined)]
 
 
 async def test_a_yes_after_the_turn_was_cancelled_runs_nothing() -> None:
@@ -121,7 +121,7 @@ async def test_a_yes_after_the_turn_was_cancelled_runs_nothing() -> None:
 
     async def approve(question: Question) -> str:
         asked.set()
-        return await _says_yes_when_told_to_stop(question)
+        return await _approves_when_cancelled(question)
 
     async with in_memory_atlas(
         Scripted(calls("buy", item="tea"), says("Bought.")), [shop.buy], approve=approve
@@ -174,7 +174,7 @@ async def test_an_approve_that_tries_to_end_the_process_is_a_no(approve: Any) ->
     shop = Shop()
     model = await _bought(shop, approve)
     assert shop.bought == []
-    assert [(*each[:2], each[2]["cancelled"]) for each in _told(model)] == [("error", "declined", True)]
+    assert [(*each[:2], each[2]["cancelled"]) for each in _model_results(model)] == [("error", "declined", True)]
 
 
 @pytest.mark.parametrize("confirm", [_leaves, _leaves_async])
@@ -182,10 +182,10 @@ async def test_a_predicate_that_tries_to_end_the_process_is_a_no(confirm: Any) -
     shop = Shop(confirm=confirm)
     model = await _bought(shop, _yes)
     assert shop.bought == []
-    assert [(*each[:2], each[2]["cancelled"]) for each in _told(model)] == [("error", "declined", True)]
+    assert [(*each[:2], each[2]["cancelled"]) for each in _model_results(model)] == [("error", "declined", True)]
 
 
-# A yes to something else
+# An approval of something else
 
 
 async def test_what_a_predicate_does_to_the_arguments_is_neither_shown_nor_kept() -> None:
@@ -239,7 +239,7 @@ async def test_edited_arguments_count_only_in_the_directory_of_the_question(
     shop = Shop()
     model = await _bought(shop, approve)
     assert shop.bought == []
-    assert [(*each[:2], each[2]["cancelled"]) for each in _told(model)] == [("error", "declined", True)]
+    assert [(*each[:2], each[2]["cancelled"]) for each in _model_results(model)] == [("error", "declined", True)]
 
 
 @pytest.mark.parametrize(
@@ -578,7 +578,7 @@ async def test_no_result_and_no_error_ends_more_than_its_call(result: Any, error
     model, audit = Scripted(calls("act"), says("Alive.")), MemoryAudit()
     async with in_memory_atlas(model, [act], audit=audit) as atlas:
         assert (await atlas.ask("go")).text == "Alive."
-    assert [told[:2] for told in _told(model)] == [("error", error)]
+    assert [each[:2] for each in _model_results(model)] == [("error", error)]
     assert len(await audit.records()) == 1
 
 
@@ -596,7 +596,7 @@ async def test_a_validator_that_breaks_harms_no_other_call() -> None:
     model = Scripted(calls("odd", n=1) + calls("buy", item="tea"), says("Done."))
     async with in_memory_atlas(model, [odd, shop.buy], audit=audit) as atlas:
         await atlas.ask("go")
-    assert _told(model) == [("error", "internal", NEUTRAL), ("ok", None, "bought")]
+    assert _model_results(model) == [("error", "internal", NEUTRAL), ("ok", None, "bought")]
     assert len(await audit.records()) == 2
 
 
@@ -623,7 +623,7 @@ async def test_no_argument_keeps_a_row_from_being_written(text: object) -> None:
 
 
 class Wall(VirtualClock):
-    """A clock whose hands somebody sets."""
+    """A clock that the test sets."""
 
     set_by = 0.0
 
@@ -657,7 +657,7 @@ def test_ticks_go_on_in_another_loop() -> None:
 
 
 class Bell(VirtualClock):
-    """Rings when told."""
+    """Rings on demand."""
 
     ring: Callable[[], object]
 
@@ -739,7 +739,7 @@ async def test_a_turn_cancelled_while_its_row_is_written_has_that_row_once(log: 
     assert (row.entry.meta["status"], result.status) == (("ok", "ok") if case == "done" else ("error", "error"))
 
 
-async def test_a_log_that_hangs_holds_up_no_cancelled_turn_and_what_it_did_not_take_is_not_told_as_done() -> None:
+async def test_a_log_that_hangs_holds_up_no_cancelled_turn_and_unrecorded_calls_are_not_reported_as_done() -> None:
     shop, audit = Shop(confirm=False), HungLog()
     async with in_memory_atlas(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
         stream = atlas.send("go")
@@ -935,7 +935,7 @@ async def test_a_secret_is_in_no_progress_no_validation_no_name_and_no_log(
         events = [event async for event in stream]
     progress = [event.message for event in events if event.type == "tool:progress"]
     assert progress == [f"using {HIDDEN}"]
-    seen = str(_told(model)) + caplog.text + msgspec.json.encode(await audit.records()).decode()
+    seen = str(_model_results(model)) + caplog.text + msgspec.json.encode(await audit.records()).decode()
     assert CANARY not in seen
     assert "hunter-22" not in seen
     assert f"only {HIDDEN} is right" in seen

@@ -1,4 +1,4 @@
-"""One table of cases through every door, for every shape of tool: equal verdicts, equal audit rows."""
+"""One table of cases through every entry point, for every kind of tool: equal verdicts, equal audit rows."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ import pytest
 from atlas_agents import Agent, Atlas, Limits, MemoryAudit, Policy, Tool, ToolFailed, ToolResult, tool
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
-Door = Callable[[Atlas], Awaitable[object]]
+EntryPoint = Callable[[Atlas], Awaitable[object]]
 _SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
@@ -19,7 +19,7 @@ async def _by_send(atlas: Atlas) -> object:
     return await atlas.send("go").reply()
 
 
-DOORS: dict[str, Door] = {
+ENTRY_POINTS: dict[str, EntryPoint] = {
     "ask": lambda atlas: atlas.ask("go"),
     "send": _by_send,
     "run": lambda atlas: atlas.run("go"),
@@ -102,11 +102,11 @@ EXPECTED: dict[str, tuple[str, str | None, object, bool]] = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 @pytest.mark.parametrize("shape", ["async", "sync", "mcp"])
 @pytest.mark.parametrize("case", EXPECTED)
-async def test_every_case_ends_the_same_at_every_door_for_every_shape_of_tool(
-    case: str, shape: str, door: str, tmp_path: Path
+async def test_every_case_ends_the_same_at_every_entry_point_for_every_kind_of_tool(
+    case: str, shape: str, entry_point: str, tmp_path: Path
 ) -> None:
     trace = str(tmp_path / "effects")
     act = _tool(shape, case, trace)
@@ -117,7 +117,7 @@ async def test_every_case_ends_the_same_at_every_door_for_every_shape_of_tool(
     limits = Limits(per_day=1) if case == "over limit" else Limits(per_day=100, per_tick=50, repeats=5)
     audit = MemoryAudit()
     async with in_memory_atlas(model, [act], policy=policy, limits=limits, audit=audit) as atlas:
-        await DOORS[door](atlas)
+        await ENTRY_POINTS[entry_point](atlas)
     status, error, words, acted = EXPECTED[case]
     words = words.format("3" if shape == "sync" else "0.1") if isinstance(words, str) else words
     results = [

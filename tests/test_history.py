@@ -117,7 +117,7 @@ async def test_a_call_and_its_result_stay_together() -> None:
     assert roles(await shown(past, History(max_messages=5))) == ["user", "assistant", "tool", "assistant", "user"]
 
 
-async def test_the_question_stays_while_its_answer_is_mended() -> None:
+async def test_question_stays_while_its_answer_is_corrected() -> None:
     model = Scripted(says("seven"), says('{"n": 7}'))
     async with in_memory_atlas(model, history=History(max_messages=2)) as atlas:
         await atlas.ask("how many?", output={"type": "object", "required": ["n"]})
@@ -200,7 +200,7 @@ async def test_ten_thousand_histories_are_shown_whole_whatever_the_limits() -> N
 
     agent = Agent("a", model=model)
     limits = [None, 1, 2, 3, 4, 5, 8]
-    houses = [
+    atlases = [
         Atlas([agent], history=History(max_messages=m, max_tokens=t, count=lambda message: 1 + len(message.parts)))
         for m in limits
         for t in (None, 1, 5, 12)
@@ -209,14 +209,14 @@ async def test_ten_thousand_histories_are_shown_whole_whatever_the_limits() -> N
         given = broken(rng) if number % 2 else whole(rng)
         if number % 2 or not given or rng.random() < 0.5:
             given.append(user("newest"))  # otherwise the turn goes on after an answer or a result
-        await rng.choice(houses).run(given)
+        await rng.choice(atlases).run(given)
         messages = seen.pop()
         assert is_paired(messages), given
         assert messages[-1] is given[-1]
         assert [message for message in given if message.role == "user"][-1] in messages
         order = [message.id for message in given]
         kept = [order.index(message.id) for message in messages if message.id in order]
-        assert kept == sorted(set(kept))  # nothing is said twice or in another order
+        assert kept == sorted(set(kept))  # nothing is repeated or reordered
 
 
 async def test_limits_are_kept_where_they_can_be() -> None:
@@ -240,7 +240,7 @@ async def test_a_unit_larger_than_the_limit_is_still_shown_whole() -> None:
     assert [message.id for message in model.requests[0].messages] == [message.id for message in past]
 
 
-# Mending
+# Repair
 
 
 LOST = "This call was interrupted; it may have happened. It was not retried."
@@ -279,7 +279,7 @@ async def test_parts_where_they_do_not_belong_are_left_out() -> None:
     assert stray.tool_calls != ()
 
 
-async def test_mending_changes_what_is_shown_and_not_what_is_stored() -> None:
+async def test_repair_changes_what_is_sent_and_not_what_is_stored() -> None:
     past = [user("q"), assistant(ToolCall("1", "f", {}))]
     conversation = Conversation(past)
     async with in_memory_atlas(Scripted(says("ok"))) as atlas:

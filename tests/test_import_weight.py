@@ -50,7 +50,7 @@ LIGHT = {
     "turn without tools": (
         "import asyncio\n"
         "from atlas_agents.testing import *\n"
-        "assert asyncio.run(house(Scripted(says('hi'))).ask('hi')).text == 'hi'"
+        "assert asyncio.run(in_memory_atlas(Scripted(says('hi'))).ask('hi')).text == 'hi'"
     ),
     "local model, not asked yet": "from atlas_agents import *\nAtlas([Agent('a', model='local/smollm2-135m')])",
     "messages": "from atlas_agents import *\nMessage.from_json(user('hi').to_json())",

@@ -86,7 +86,7 @@ async def test_an_outgoing_message_can_be_refused() -> None:
 # Incoming
 
 
-async def test_an_incoming_message_can_be_changed_and_its_words_are_said_anew() -> None:
+async def test_an_incoming_message_can_be_changed_and_its_text_is_streamed_again() -> None:
     async def shout(message: Message) -> Message:
         return msgspec.structs.replace(message, parts=(Text(message.text.upper()),))
 
@@ -106,7 +106,7 @@ async def test_an_incoming_message_can_be_changed_and_its_words_are_said_anew() 
     assert stream.text == "HELLO THERE."
 
 
-async def test_words_that_stay_the_same_are_not_said_anew() -> None:
+async def test_unchanged_text_is_not_streamed_again() -> None:
     def mark(message: Message) -> Message:
         return msgspec.structs.replace(message, metadata={**message.metadata, "checked": True})
 

@@ -1,4 +1,4 @@
-"""Answers of a wanted shape: a schema or a Python type, checked here, mended once, then an error."""
+"""Structured output: a schema or a Python type, checked locally, corrected once, then an error."""
 
 import socket
 from dataclasses import dataclass
@@ -45,23 +45,23 @@ WANTED: list[tuple[str, Any, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "wanted", "said", "value"), WANTED, ids=[case[0] for case in WANTED])
-async def test_an_answer_becomes_a_value_of_the_wanted_shape(name: str, wanted: Any, said: str, value: Any) -> None:
-    async with in_memory_atlas(Scripted(*[says(said)] * 3)) as atlas:
+@pytest.mark.parametrize(("name", "wanted", "reply", "value"), WANTED, ids=[case[0] for case in WANTED])
+async def test_an_answer_becomes_a_value_of_the_wanted_shape(name: str, wanted: Any, reply: str, value: Any) -> None:
+    async with in_memory_atlas(Scripted(*[says(reply)] * 3)) as atlas:
         result = await atlas.run("Tell", output=wanted)
-        assert (result.output, result.answer, result.success) == (value, said, True)
+        assert (result.output, result.answer, result.success) == (value, reply, True)
         stream = atlas.send("Tell", output=wanted)
-        assert (await stream.reply()).text == said
+        assert (await stream.reply()).text == reply
         assert stream.output == value
-        assert (await atlas.ask("Tell", output=wanted)).text == said
+        assert (await atlas.ask("Tell", output=wanted)).text == reply
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     ["```json\n[1, 2]\n```", "```\n[1, 2]\n```", "  \n[1, 2]\n", "```JSON\n[\n1,\n2\n]\n```\n"],
 )
-async def test_a_code_fence_around_the_json_is_taken_off(said: str) -> None:
-    async with in_memory_atlas(Scripted(says(said))) as atlas:
+async def test_a_code_fence_around_the_json_is_taken_off(reply: str) -> None:
+    async with in_memory_atlas(Scripted(says(reply))) as atlas:
         assert (await atlas.run("Tell", output=list[int])).output == [1, 2]
 
 
@@ -76,11 +76,11 @@ MISFITS: list[tuple[Any, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wanted", "said", "why"), MISFITS)
-async def test_an_answer_that_does_not_fit_may_be_mended_once(wanted: Any, said: str, why: str) -> None:
+@pytest.mark.parametrize(("wanted", "reply", "why"), MISFITS)
+async def test_mismatching_answer_may_be_corrected_once(wanted: Any, reply: str, why: str) -> None:
     good = {"[1, 2]": list[int], '{"x": 1, "y": 2}': Point}
     right = next((text for text, kind in good.items() if kind == wanted), '{"name": "Lima", "people": 5}')
-    model = Scripted(says(said), says(right))
+    model = Scripted(says(reply), says(right))
     async with in_memory_atlas(model) as atlas:
         result = await atlas.run("Tell", output=wanted)
     assert result.answer == right
@@ -91,9 +91,9 @@ async def test_an_answer_that_does_not_fit_may_be_mended_once(wanted: Any, said:
     assert roles(result.intermediate) == ["assistant", "user"]
 
 
-@pytest.mark.parametrize(("wanted", "said", "why"), MISFITS)
-async def test_after_one_repair_it_is_an_error(wanted: Any, said: str, why: str) -> None:
-    model = Scripted(says(said), says(said), says("never asked"))
+@pytest.mark.parametrize(("wanted", "reply", "why"), MISFITS)
+async def test_after_one_repair_it_is_an_error(wanted: Any, reply: str, why: str) -> None:
+    model = Scripted(says(reply), says(reply), says("never asked"))
     async with in_memory_atlas(model) as atlas:
         stream = atlas.send("Tell", output=wanted)
         events = await events_of(stream)
@@ -150,7 +150,7 @@ async def test_a_shape_that_cannot_be_wanted_is_refused_before_anything_is_asked
     assert model.requests == []
 
 
-async def test_a_callable_model_is_told_the_shape_in_words() -> None:
+async def test_callable_model_gets_the_schema_as_text() -> None:
     asked: list[Request] = []
 
     def model(request: Request) -> Any:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Approvals, Atlas, Policy, tool
+from atlas_agents.agents.plan import MAKE_PLAN
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.events import PlanStep, PlanUpdated
-from atlas_agents.engine.plan import MAKE_PLAN
 from atlas_agents.testing import Reply, Scripted, calls, says
 
 
@@ -117,7 +117,7 @@ async def test_plans_without_end_have_one() -> None:
 
 async def test_a_plan_written_as_a_list_counts_too() -> None:
     atlas, _ = atlas_with(
-        says("Plan:\n1. Look at the sky\n2) Say it\n"), says("Blue."), says("Said."), says("Blue it is.")
+        says("Plan:\n1. Look at the sky\n2) Say it\n"), says("Blue."), says("Reported."), says("Blue it is.")
     )
     result = await atlas.run("Go.")
     assert [step.text for step in result.plan] == ["Look at the sky", "Say it"]
@@ -130,7 +130,7 @@ async def test_a_list_that_is_an_answer_is_no_plan() -> None:
 
 
 @pytest.mark.parametrize("steps", [[], [""], ["x"] * 21, "look", [1]])
-async def test_a_bad_plan_is_refused_and_may_be_mended(steps: Any) -> None:
+async def test_invalid_plan_is_refused_and_may_be_corrected(steps: Any) -> None:
     atlas, _ = atlas_with(
         calls(MAKE_PLAN, steps=steps), calls(MAKE_PLAN, steps=["Look"]), says("Blue."), says("It is blue.")
     )

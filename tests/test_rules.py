@@ -37,10 +37,10 @@ async def test_a_rule_without_a_condition_always_applies() -> None:
     assert await asked_with(Rule("Be brief."), "Be kind.") == "Rules:\n- Be brief.\n- Be kind."
 
 
-@pytest.mark.parametrize(("night", "said"), [(True, "Whisper."), (False, "Speak up.")])
-async def test_a_conditional_rule_applies_while_its_condition_holds(night: bool, said: str) -> None:
+@pytest.mark.parametrize(("night", "rule"), [(True, "Whisper."), (False, "Speak up.")])
+async def test_a_conditional_rule_applies_while_its_condition_holds(night: bool, rule: str) -> None:
     rules = [Rule("Whisper.", when=is_night), Rule("Speak up.", when=is_day)]
-    assert await asked_with(*rules, metadata={"night": night}) == f"Rules:\n- {said}"
+    assert await asked_with(*rules, metadata={"night": night}) == f"Rules:\n- {rule}"
 
 
 async def test_a_condition_may_be_any_kind_of_callable() -> None:

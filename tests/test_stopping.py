@@ -43,7 +43,7 @@ async def test_while_a_sync_tool_blocks_the_loop_goes_on(tmp_path: Path) -> None
 
     @tool
     def block(path: str) -> str:
-        """Block until somebody writes into a named pipe."""
+        """Block until the test writes into a named pipe."""
         return Path(path).read_text()
 
     def opened_for_writing() -> int | None:
@@ -65,7 +65,7 @@ async def test_while_a_sync_tool_blocks_the_loop_goes_on(tmp_path: Path) -> None
 
 
 class Flaky:
-    """Fails as often as told, then succeeds."""
+    """Fails a given number of times, then succeeds."""
 
     def __init__(self, effect: Effect, *errors: Exception) -> None:
         self.tried: list[str] = []

@@ -7,8 +7,8 @@ import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Policy, tool
 from atlas_agents.core.events import HandedOver
-from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.team import agent_tool, by_keywords, by_rules, chain, last_speaker, supervisor
 from atlas_agents.testing import Reply, Scripted, calls, says
 
@@ -77,7 +77,7 @@ async def test_each_acts_under_its_own_role() -> None:
     assert [(step.tool, step.status) for step in result.steps] == [("hand_off", "ok"), ("pay", "error")]
 
 
-async def test_nobody_is_handed_to_who_was_not_named() -> None:
+async def test_hand_off_to_an_unlisted_agent_is_refused() -> None:
     chief = agent("chief", calls("hand_off", agent="secret"), says("Then I answer."), hands_off_to=["money"])
     atlas = Atlas([chief, agent("money"), agent("secret", says("!"))])
     result = await atlas.run("Hm?")
@@ -165,7 +165,7 @@ async def test_who_takes_part_outlives_the_process(tmp_path: Path) -> None:
     await second.store.close()
 
 
-async def test_a_strategy_that_names_nobody_there_is_told() -> None:
+async def test_strategy_with_an_unknown_agent_is_an_error() -> None:
     atlas = Atlas([agent("a", says("x"))]).route(chain("a", "b"))
     with pytest.raises(ConfigError, match="'b'"):
         await atlas.ask("Hi")

@@ -379,7 +379,7 @@ async def test_a_tool_that_says_nothing_happened_is_tried_again() -> None:
     assert {key for _, key in tries} == {f"{stream.stream_id}:{result.call_id}"}
 
 
-async def test_after_three_retries_the_model_is_told_to_try_another_way() -> None:
+async def test_result_after_three_retries_suggests_another_way() -> None:
     clock, tries = VirtualClock(), list[int]()
 
     @tool
@@ -402,7 +402,7 @@ async def test_after_three_retries_the_model_is_told_to_try_another_way() -> Non
 # Permissions and confirmation
 
 
-async def test_a_tool_that_names_a_permission_needs_somebody_to_grant_it() -> None:
+async def test_tool_with_a_permission_requires_a_grant() -> None:
     ran: list[str] = []
 
     @tool(permissions=["file:read"])
@@ -525,7 +525,7 @@ def seen_in(context: ToolContext) -> dict[str, Any]:
         "tenant": context.tenant_id,
         "metadata": context.metadata.get("user"),
         "key": context.idempotency_key,
-        "heard": [message.text for message in context.conversation.messages],
+        "received": [message.text for message in context.conversation.messages],
         "conversation": context.conversation.id,
     }
 
@@ -569,7 +569,7 @@ async def test_a_tool_is_given_the_context_of_its_call_and_the_model_does_not_se
         "tenant": "acme",
         "metadata": "Al",
         "key": f"{stream.stream_id}:{called.call_id}",
-        "heard": ["look", ""],
+        "received": ["look", ""],
         "conversation": "s",
     }
     kinds = [event.type for event in events if event.type.startswith("tool:")]
@@ -591,7 +591,7 @@ async def test_an_async_tool_sees_the_very_agent_and_conversation() -> None:
 
 
 async def test_progress_from_a_thread_reaches_listeners_before_the_result() -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     @tool(in_process=True)
     def work(context: ToolContext) -> str:
@@ -600,15 +600,15 @@ async def test_progress_from_a_thread_reaches_listeners_before_the_result() -> N
         return "done"
 
     async with in_memory_atlas(Scripted(calls("work"), says("ok")), [work]) as atlas:
-        atlas.on("tool:progress", lambda event: heard.append(event.message))
+        atlas.on("tool:progress", lambda event: received.append(event.message))
         events = await events_of(atlas.send("go"))
     steps = ["step 0", "step 1", "step 2"]
-    assert heard == steps
+    assert received == steps
     tools = [entry[-1] for entry in told(events) if entry[0] in ("tool:progress", "tool:result")]
     assert tools == [*steps, "done"]
 
 
-async def test_a_tool_left_behind_is_not_heard_any_more() -> None:
+async def test_abandoned_tool_emits_no_progress() -> None:
     release, late = asyncio.Event(), asyncio.Event()
 
     @tool(timeout=0.05)
@@ -694,7 +694,7 @@ async def test_a_sync_tool_sees_copies_of_captured_state() -> None:
 # What the model got wrong
 
 
-async def test_an_unknown_tool_is_told_and_may_be_tried_again() -> None:
+async def test_unknown_tool_is_reported_and_may_be_corrected() -> None:
     async def search(query: str) -> str:
         return f"found {query}"
 
@@ -757,5 +757,5 @@ def test_metadata_may_be_handed_to_a_tool_context_by_hand() -> None:
     context = ToolContext(
         conversation=Conversation(), agent=None, run_id="r", call_id="c", tenant_id="t", metadata=Metadata()
     )
-    context.progress("nobody listens")
+    context.progress("ignored")
     assert context.idempotency_key == "r:c"

@@ -1,10 +1,10 @@
 """Options of a turn: refusing approvals, sampling, and how options are stored."""
 
 from atlas_agents import Approvals, Message, Question, Text, Tool, ToolCall, user
+from atlas_agents.agents.options import HandoffPlan, SamplingOptions, TurnOptions
+from atlas_agents.agents.run import encode_run_request, options_of
 from atlas_agents.core.store import Chain, RunRow
-from atlas_agents.engine.options import HandoffPlan, SamplingOptions, TurnOptions
-from atlas_agents.engine.run import encode_run_request, options_of
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 

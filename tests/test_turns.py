@@ -381,7 +381,7 @@ async def test_send_starts_at_once_iterated_or_not() -> None:
     model = Wrapped(Scripted(says("Hello.")))
     async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
         stream = atlas.send("Hi")
-        await model.reached.wait()  # nobody has iterated or awaited anything of the stream
+        await model.reached.wait()  # nothing of the stream was iterated or awaited
         model.go.set()
         assert (await stream.reply()).text == "Hello."
 
@@ -415,16 +415,16 @@ async def test_one_who_stops_listening_takes_nothing_from_others() -> None:
         assert len(await listens) == 7
 
 
-async def test_the_text_of_a_stream_is_all_that_was_said_and_each_reply_is_its_own_message() -> None:
+async def test_stream_text_is_all_text_and_each_reply_is_its_own_message() -> None:
     model = Scripted(says("Let me look. ") + calls("weather", city="Lima"), says("It is sunny."))
     async with in_memory_atlas(model, [weather]) as atlas:
         stream = atlas.send("Lima?")
         events = await events_of(stream)
         reply = await stream.reply()
-        said = [message.text for message in atlas.conversation().messages if message.role == "assistant"]
+        texts = [message.text for message in atlas.conversation().messages if message.role == "assistant"]
     assert stream.text == "Let me look. It is sunny."
     assert reply.text == "It is sunny."
-    assert said == ["Let me look. ", "It is sunny."]
+    assert texts == ["Let me look. ", "It is sunny."]
     assert "".join(event.text for event in events if event.type == "stream:chunk") == stream.text
 
 

@@ -22,7 +22,7 @@ from atlas_agents.tools.worker_pool import WorkerDied, Workers, report
 
 PATIENCE = 30
 QUIET_STALL, LOADED_STALL = 0.02, 0.1
-HEAVY = ("asyncio", "aiohttp", "pydantic", "msgspec", "cloudpickle", "atlas_agents", "atlas_agents.engine")
+HEAVY = ("asyncio", "aiohttp", "pydantic", "msgspec", "cloudpickle", "atlas_agents", "atlas_agents.agents")
 
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]

@@ -53,7 +53,7 @@ EXEMPTIONS = [
     Exemption("tests/*words.py", r".*", "the list of these words, and the test of it"),
     Exemption("*", r"\bmath\.floor\b", "the function that rounds down, in Python and in JavaScript"),
     Exemption(
-        "src/atlas_agents/stores/*.py",
+        "src/atlas_agents/storage/*.py",
         r"\b(shelf|told|jobs_untold|said_at|runs_said)\b",
         "columns and indexes of the database, which keep their names",
     ),

@@ -3,7 +3,7 @@
 import asyncio
 
 from atlas_agents import Agent, Approvals, Atlas, tool
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, says
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from atlas_agents import Agent, Atlas, tool
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, says
 
 LEDGER = Path("ledger.txt")

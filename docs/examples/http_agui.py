@@ -12,7 +12,7 @@ import aiohttp
 from atlas_agents import Agent, Approvals, Atlas, tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 
 

@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 from atlas_agents import Agent, Atlas, tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 
 

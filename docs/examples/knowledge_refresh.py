@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 
 
 async def main() -> None:

@@ -11,7 +11,7 @@ from mcp.client.streamable_http import streamable_http_client
 from atlas_agents import Agent, Atlas, tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, says
 
 

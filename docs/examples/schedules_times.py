@@ -5,9 +5,9 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 from atlas_agents import Agent, Atlas
+from atlas_agents.agents.schedules import upcoming
 from atlas_agents.core.store import Schedule
-from atlas_agents.engine.schedules import upcoming
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, says
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -4,6 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atlas_agents.agents.agent import Agent, agent
+    from atlas_agents.agents.atlas import Atlas
+    from atlas_agents.agents.context import Context
+    from atlas_agents.agents.history import History
+    from atlas_agents.agents.hooks import Interceptor
+    from atlas_agents.agents.jobs import Jobs
+    from atlas_agents.agents.run import Accepted, CallResult, RunResult, Step
+    from atlas_agents.agents.sessions import Sessions
+    from atlas_agents.agents.stream import AtlasStream
     from atlas_agents.core.approvals import Answer, Choice, Field, Filled, Form, Question
     from atlas_agents.core.errors import (
         AtlasError,
@@ -55,15 +64,6 @@ if TYPE_CHECKING:
     from atlas_agents.core.rules import Rule
     from atlas_agents.core.store import JobRow
     from atlas_agents.core.tenancy import Delegation, Plan, Tenancy, User
-    from atlas_agents.engine.agent import Agent, agent
-    from atlas_agents.engine.atlas import Atlas
-    from atlas_agents.engine.context import Context
-    from atlas_agents.engine.history import History
-    from atlas_agents.engine.hooks import Interceptor
-    from atlas_agents.engine.jobs import Jobs
-    from atlas_agents.engine.run import Accepted, CallResult, RunResult, Step
-    from atlas_agents.engine.sessions import Sessions
-    from atlas_agents.engine.stream import AtlasStream
     from atlas_agents.local.provider import LocalProvider
     from atlas_agents.providers.anthropic import AnthropicProvider
     from atlas_agents.providers.balancing import Balanced
@@ -201,6 +201,15 @@ __all__ = [
 ]
 
 _HOMES = {
+    "agents.agent": "Agent agent",
+    "agents.atlas": "Atlas",
+    "agents.context": "Context",
+    "agents.history": "History",
+    "agents.hooks": "Interceptor",
+    "agents.jobs": "Jobs",
+    "agents.run": "Accepted CallResult RunResult Step",
+    "agents.sessions": "Sessions",
+    "agents.stream": "AtlasStream",
     "core.approvals": "Answer Choice Field Filled Form Question",
     "core.errors": (
         "AtlasError BadArguments BadModelRef BadOutput BadTool BrokenHistory Cancelled ConfigError Conflict "
@@ -216,15 +225,6 @@ _HOMES = {
     "core.rules": "Rule",
     "core.store": "JobRow",
     "core.tenancy": "Delegation Plan Tenancy User",
-    "engine.agent": "Agent agent",
-    "engine.atlas": "Atlas",
-    "engine.context": "Context",
-    "engine.history": "History",
-    "engine.hooks": "Interceptor",
-    "engine.jobs": "Jobs",
-    "engine.run": "Accepted CallResult RunResult Step",
-    "engine.sessions": "Sessions",
-    "engine.stream": "AtlasStream",
     "local.provider": "LocalProvider",
     "providers.anthropic": "AnthropicProvider",
     "providers.balancing": "Balanced",
@@ -240,8 +240,8 @@ _HOMES = {
     "tools.audit": "AuditLog MemoryAudit verify what_if",
     "tools.context": "ToolContext",
     "tools.limits": "Limits",
-    "tools.policy": "Actor Policy Verdict",
     "tools.pipeline": "Happened NotHappened",
+    "tools.policy": "Actor Policy Verdict",
     "tools.registry": "ToolRegistry",
     "tools.tool": "Tool tool",
 }

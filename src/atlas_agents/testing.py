@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.atlas import Atlas
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ScriptExhausted
 from atlas_agents.core.paths import Environment
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.atlas import Atlas
 from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.providers.testing import Cassette, Reply, Scripted, calls, fails, says, thinks
 from atlas_agents.tools.tool import Function, Tool

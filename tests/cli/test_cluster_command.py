@@ -1,6 +1,7 @@
 """`atlas cluster status`, and the processes that it shows."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 
@@ -75,7 +76,7 @@ def member(role: str = "worker", **more: bool) -> MemberStatus:
 def problems(*members: MemberStatus, waiting: int = 0, dead: int = 0) -> list[str]:
     """The problems of a status, without their remedies."""
     status = ClusterStatus("18", members, TurnCounts(), Backlog(waiting), JobCounts(dead=dead), ())
-    return [each.partition(":")[0] for each in status.problems]
+    return [re.split("[:,]", each)[0] for each in status.problems]
 
 
 def test_problems_of_a_cluster_are_listed() -> None:

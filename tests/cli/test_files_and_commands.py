@@ -60,7 +60,7 @@ def test_file_change_is_shown_before_it_is_made(home: Home) -> None:
         person.see(r"✓ file_edit: changed 1 place in tea\.txt, line 2(.|\n)*\n>$")
         assert (workspace(home) / "tea.txt").read_text() == "green\nwhite\n"
         person.type('file_write {"path": "AGENTS.md", "content": "mine"}' + ENTER)
-        person.see(r"AGENTS\.md(.|\n)*or no\?$", after="file_write")
+        person.see(r"│ AGENTS\.md \w.*\n(.|\n)*or no\?$")
         person.type("no" + ENTER)
         person.see(r"✗ file_write: declined(.|\n)*\n>$")
         assert (workspace(home) / "AGENTS.md").read_text() == AGENTS

@@ -24,7 +24,7 @@ from atlas_agents.core.store import (
     ReserveEvents,
     SetRun,
 )
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

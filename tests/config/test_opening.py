@@ -10,8 +10,8 @@ from settings_words import Desk
 
 from atlas_agents import Actor, ConfigError
 from atlas_agents.config import open_policy, open_store
-from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 
 async def test_without_anything_the_store_is_a_file_in_the_home_folder(desk: Desk) -> None:

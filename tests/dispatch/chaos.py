@@ -23,7 +23,7 @@ sys.path += [str(HERE.parent), str(HERE.parent / "gateway")]
 
 from cluster_members import member  # noqa: E402
 
-from atlas_agents.stores.postgres import PostgresStore  # noqa: E402
+from atlas_agents.storage.postgres import PostgresStore  # noqa: E402
 from gateway.processes import Process, inside  # noqa: E402
 from stores.postgres_server import PostgresServer  # noqa: E402
 

@@ -19,9 +19,9 @@ from atlas_agents.gateway.cluster import ClusterMembership, WorkerHealthServer, 
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import set_up
-from atlas_agents.stores.history_cache import HistoryCache
-from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.valkey_cache import ValkeyCache
+from atlas_agents.storage.history_cache import HistoryCache
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.valkey_cache import ValkeyCache
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 _CALLS = 3

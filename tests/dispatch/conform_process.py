@@ -22,8 +22,8 @@ from atlas_agents.gateway.cluster import ClusterMembership, work
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import set_up
-from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry
 
 GRACE = 2.0

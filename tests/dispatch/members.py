@@ -10,9 +10,9 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import RunRow
 from atlas_agents.dispatch.base import RunningTurn
 from atlas_agents.dispatch.cluster import Cluster
-from atlas_agents.stores.history_cache import HistoryCache
-from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.valkey_cache import ValkeyCache
+from atlas_agents.storage.history_cache import HistoryCache
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.valkey_cache import ValkeyCache
 from atlas_agents.testing import in_memory_atlas
 
 

@@ -22,7 +22,7 @@ from atlas_agents.dispatch.members import (
     TurnCounts,
     read_status,
 )
-from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.storage.postgres import PostgresStore
 from checks import until
 from gateway.gateway_client import Client, http
 from gateway.processes import Process, inside

@@ -10,11 +10,11 @@ from cluster_members import members
 from members import member
 
 from atlas_agents import Cancelled, ProviderError, QuotaExceeded
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Choice, Field, Form, Question
 from atlas_agents.core.errors import AtlasError, failure_of, kind_of
 from atlas_agents.core.events import ApprovalAsked, Event, MessageKept, StreamChunk, StreamReset
 from atlas_agents.core.messages import Message, Text
-from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.cluster import EventDecoder
 from atlas_agents.gateway.convert import asked
 from atlas_agents.testing import Scripted, calls, fails, says

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import Cancelled
+from atlas_agents.agents.options import SamplingOptions
 from atlas_agents.core.store import AcceptRun, PutSession, StopRun
-from atlas_agents.engine.options import SamplingOptions
-from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import tool
 

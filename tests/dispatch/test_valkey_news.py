@@ -18,7 +18,7 @@ from atlas_agents.core.store import PutSession
 from atlas_agents.dispatch import cluster as cluster_module
 from atlas_agents.dispatch.notifications import Notification
 from atlas_agents.dispatch.valkey import ValkeySubscriber
-from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.testing import Scripted, says
 from checks import PATIENCE, until
 from gateway.processes import inside

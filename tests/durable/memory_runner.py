@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, Request, TextChunk, ToolCall, ToolCallChunk, tool
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 
 class Model:

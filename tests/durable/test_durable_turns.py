@@ -10,8 +10,8 @@ import pytest
 
 from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, RetryPolicy, tool, verify
 from atlas_agents.core.store import Write
-from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.audit import AuditRecord
 from checks import until
@@ -169,7 +169,10 @@ class SlowStore(MemoryStore):
 async def test_a_turn_that_is_cancelled_while_it_is_taken_in_ends_and_the_next_one_begins() -> None:
     store = SlowStore()
     await store.open()
-    async with in_memory_atlas(Scripted(says("Never heard."), says("Fine.")), store=store) as atlas, asyncio.timeout(5):
+    async with (
+        in_memory_atlas(Scripted(says("Never received."), says("Fine.")), store=store) as atlas,
+        asyncio.timeout(5),
+    ):
         stream = atlas.send("one", session="s")
         await store.reached.wait()
         stream.cancel()

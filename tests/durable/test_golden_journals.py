@@ -9,8 +9,8 @@ import pytest
 
 from atlas_agents import Agent, Atlas, Message, Tool, tool, verify
 from atlas_agents.core.store import JournalRow
-from atlas_agents.stores.hash_chain import broken_journal
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.hash_chain import broken_journal
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, says
 from checks import PATIENCE, is_paired
 

@@ -1,4 +1,4 @@
-"""Work that agents hand to each other: done once, told once, bounded, stopped when its time is over."""
+"""Jobs that agents delegate: run once, reported once, bounded, stopped at the deadline."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -13,8 +13,8 @@ from atlas_agents import Agent, Answer, Approvals, Atlas, Delegation, Message, P
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.errors import Conflict, NotFound, ProviderError
 from atlas_agents.core.store import JobRow, SetJob
-from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, calls, fails, says
 from atlas_agents.tools.policy import Cell
 from checks import until
@@ -56,7 +56,7 @@ async def working(atlas: Atlas) -> AsyncGenerator[Atlas, None]:
         yield atlas
 
 
-async def said(atlas: Atlas, session: str = "default") -> list[tuple[str, str]]:
+async def texts(atlas: Atlas, session: str = "default") -> list[tuple[str, str]]:
     rows = await atlas.sessions.messages(session)
     found = [Message.from_json(row.body) for row in rows]
     return [(each.role, each.text) for each in found if each.text]
@@ -67,12 +67,12 @@ async def test_a_task_is_done_by_the_other_agent_and_its_answer_comes_back() -> 
     async with working(team(lead, agent("writer", says("Roses are red.")))) as atlas:
         assert (await atlas.ask("A poem!", user="ann")).text == "He is at it."
         (job,) = await settled(atlas, "done")
-        told = await said(atlas)
-        assert told[:2] == [("user", "A poem!"), ("assistant", "He is at it.")]
-        role, words = told[2]
+        received = await texts(atlas)
+        assert received[:2] == [("user", "A poem!"), ("assistant", "He is at it.")]
+        role, words = received[2]
         assert role == "user" and job.id in words and "The answer of writer:\n\nRoses are red." in words
-        assert told[3:] == [("assistant", "Here is the poem.")]
-        assert await said(atlas, job.session) == [("user", "a poem"), ("assistant", "Roses are red.")]
+        assert received[3:] == [("assistant", "Here is the poem.")]
+        assert await texts(atlas, job.session) == [("user", "a poem"), ("assistant", "Roses are red.")]
     assert (job.priority, job.user, job.chain, job.asker_agent) == (2, "ann", ("lead",), "lead")
     assert (job.attempts, job.result, job.notified, job.session) == (
         1,
@@ -82,7 +82,7 @@ async def test_a_task_is_done_by_the_other_agent_and_its_answer_comes_back() -> 
     )
 
 
-async def test_the_model_is_told_the_id_of_the_job_and_the_audit_log_has_the_call() -> None:
+async def test_tool_result_has_the_job_id_and_the_audit_log_has_the_call() -> None:
     lead = agent("lead", hand("writer"), says("Done."), says("Thanks."))
     async with working(team(lead, agent("writer", says("x")))) as atlas:
         await atlas.ask("go")
@@ -113,7 +113,7 @@ async def test_an_answer_waits_for_the_turn_that_is_under_way() -> None:
         free.set()
         assert (await asking).text == "First."
         await settled(atlas, "done")
-        assert [text for role, text in await said(atlas) if role == "assistant"] == ["First.", "Second."]
+        assert [text for role, text in await texts(atlas) if role == "assistant"] == ["First.", "Second."]
 
 
 async def test_a_job_that_hands_on_is_done_when_it_has_its_answers() -> None:
@@ -124,8 +124,8 @@ async def test_a_job_that_hands_on_is_done_when_it_has_its_answers() -> None:
         first, *others = await settled(atlas, "done", "done", "done")
         assert first.result == "b has both."
         assert [(job.parent, job.chain, job.root) for job in others] == [(first.id, ("a", "b"), first.root)] * 2
-        told = [text for role, text in await said(atlas) if role == "user"]
-        assert len(told) == 2 and "b has both." in told[1]
+        received = [text for role, text in await texts(atlas) if role == "user"]
+        assert len(received) == 2 and "b has both." in received[1]
 
 
 @pytest.mark.parametrize(("depth", "jobs"), [(1, 1), (3, 3), (5, 5)])
@@ -143,7 +143,7 @@ async def test_a_chain_is_cut_at_its_depth(depth: int, jobs: int) -> None:
 
 
 async def test_work_does_not_go_in_a_circle() -> None:
-    b = agent("b", hand("a") + hand("b") + hand("nobody"), says("I do it."))
+    b = agent("b", hand("a") + hand("b") + hand("unknown"), says("I do it."))
     async with working(team(agent("a", hand("b"), says("Asked."), says("Good.")), b)) as atlas:
         await atlas.ask("go")
         (job,) = await settled(atlas, "done")
@@ -172,10 +172,10 @@ async def test_two_agents_that_answer_each_other_for_ever_are_cut() -> None:
     async with working(team(a, agent("b", *[says("x")] * 9), delegation=Delegation(jobs=7))) as atlas:
         await atlas.ask("go")
         await settled(atlas, *["done"] * 7)
-        assert (await said(atlas))[-1] == ("assistant", "I give up.")
+        assert (await texts(atlas))[-1] == ("assistant", "I give up.")
 
 
-async def test_a_job_whose_deadline_passes_is_stopped_and_said_to_be() -> None:
+async def test_a_job_whose_deadline_passes_is_stopped_and_reported() -> None:
     clock, begun = VirtualClock(), asyncio.Event()
 
     @tool
@@ -195,7 +195,7 @@ async def test_a_job_whose_deadline_passes_is_stopped_and_said_to_be() -> None:
         assert (await atlas.jobs.list())[0].state == "running"
         await clock.advance(2)
         (job,) = await settled(atlas, "expired")
-        assert "missed its deadline" in (await said(atlas))[2][1]
+        assert "missed its deadline" in (await texts(atlas))[2][1]
         runs = await atlas.store.runs("default", job.session) if atlas.store else []
         assert [run.status for run in runs] == ["cancelled"]
 
@@ -234,8 +234,8 @@ async def test_cancelling_a_job_stops_all_that_was_asked_for_in_it() -> None:
         ended = await atlas.jobs.cancel(first.id, by="ann")
         assert (ended.state, ended.error) == ("cancelled", "by ann")
         jobs = await settled(atlas, "cancelled", "cancelled")
-        assert "was cancelled: by ann" in (await said(atlas))[2][1]
-        assert await said(atlas, jobs[0].session) == [("user", "write it"), ("assistant", "Waiting for c.")]
+        assert "was cancelled: by ann" in (await texts(atlas))[2][1]
+        assert await texts(atlas, jobs[0].session) == [("user", "write it"), ("assistant", "Waiting for c.")]
         with pytest.raises(Conflict):
             await atlas.jobs.cancel(first.id)
         with pytest.raises(NotFound):
@@ -251,13 +251,13 @@ async def test_a_job_that_fails_is_tried_again_and_then_dead() -> None:
         await atlas.ask("go")
         dead, failed = await settled(atlas, "dead", "failed")
         assert (dead.attempts, dead.error) == (5, "away") and (failed.attempts, failed.error) == (1, "no such model")
-        words = [text for role, text in await said(atlas) if role == "user"]
+        words = [text for role, text in await texts(atlas) if role == "user"]
         assert any("after 5 attempts: away" in text for text in words)
         again = await atlas.jobs.retry(dead.id)
         assert (again.state, again.allowed) == ("queued", 10)
         done, _ = await settled(atlas, "done", "failed")
         assert (done.result, done.attempts) == ("Now it works.", 6)
-        assert "Now it works." in [text for role, text in await said(atlas) if role == "user"][-1]
+        assert "Now it works." in [text for role, text in await texts(atlas) if role == "user"][-1]
         with pytest.raises(Conflict):
             await atlas.jobs.retry(done.id)
 
@@ -343,7 +343,7 @@ async def test_only_so_many_jobs_are_worked_on_at_once_the_most_urgent_first() -
     atlas.jobs.on_change(lambda job: seen.append((job.task, job.state)))
     async with atlas:
         await atlas.ask("go")
-        assert [job.state for job in await atlas.jobs.list()] == ["queued"] * 6, "nobody is at work yet"
+        assert [job.state for job in await atlas.jobs.list()] == ["queued"] * 6, "no job has started yet"
         async with atlas.jobs.at_work():
             await settled(atlas, *["done"] * 6)
     order = ["3", "4", "2", "5", "0", "1"]
@@ -359,7 +359,7 @@ async def test_without_a_store_nothing_can_be_handed_on() -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
-async def test_a_job_that_ended_while_nobody_was_there_does_not_go_on(how: str, tmp_path: Path) -> None:
+async def test_job_that_ended_during_downtime_does_not_resume(how: str, tmp_path: Path) -> None:
     clock, begun, made = VirtualClock(), asyncio.Event(), list[str]()
 
     @tool
@@ -393,7 +393,7 @@ async def test_a_job_that_ended_while_nobody_was_there_does_not_go_on(how: str, 
     await store.close()
 
 
-async def test_an_answer_to_a_session_that_is_gone_is_told_to_nobody() -> None:
+async def test_answer_to_a_deleted_session_is_not_delivered() -> None:
     free = asyncio.Event()
 
     @tool

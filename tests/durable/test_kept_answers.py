@@ -10,8 +10,8 @@ import pytest
 from atlas_agents import Agent, Answer, Approvals, Atlas, Conflict, NotFound, Policy, Question, tool
 from atlas_agents.core.errors import StoreLost
 from atlas_agents.core.store import AnswerApproval, Store, Write
-from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from checks import until
 
@@ -19,7 +19,7 @@ BUY = calls("buy", what="tea")
 
 
 class Shop:
-    """Counts what was bought; buying wants a yes."""
+    """Counts what was bought; buying requires approval."""
 
     def __init__(self) -> None:
         self.bought: list[str] = []
@@ -85,7 +85,7 @@ async def test_an_answer_that_was_kept_before_the_end_is_not_asked_for_again() -
     atlas.send("go", session="s")
     question = await asked(atlas)
     await atlas.close()
-    await atlas.answer(question.id, "once")  # nobody waits for it any more
+    await atlas.answer(question.id, "once")  # no run waits for it any more
     async with in_memory_atlas(Scripted(says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
         (stream,) = await atlas.recover()
         await stream.reply()
@@ -119,13 +119,13 @@ async def test_two_who_answer_at_once_are_one_answer() -> None:
         stream = atlas.send("go", session="s")
         question = await asked(atlas)
         given = [atlas.answer(question.id, Answer("once", by=by)) for by in ("ana", "bea")]
-        said = await asyncio.gather(*given, return_exceptions=True)
+        results = await asyncio.gather(*given, return_exceptions=True)
         await stream.reply()
-    assert sum(isinstance(each, Conflict) for each in said) == 1
+    assert sum(isinstance(each, Conflict) for each in results) == 1
     assert shop.bought == ["tea"]
 
 
-async def test_nobody_answering_in_time_is_a_no_that_stays_one() -> None:
+async def test_missing_answer_is_a_refusal_that_stays_one() -> None:
     shop, store, clock = Shop(), await kept(), VirtualClock()
     approvals = Approvals(wait=True, deadline=60)
     async with in_memory_atlas(
@@ -209,7 +209,7 @@ async def test_a_yes_given_under_another_policy_is_asked_for_again() -> None:
     assert shop.bought == ["tea"]
 
 
-async def test_one_of_two_persons_is_not_enough_whoever_keeps_the_answer() -> None:
+async def test_one_of_two_persons_is_not_enough_in_either_store_of_answers() -> None:
     shop, store = Shop(), await kept()
     approvals = Approvals(wait=True, two_person=True)
     async with in_memory_atlas(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=approvals) as atlas:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import Atlas, BrokenHistory, ConfigError, Conflict, NotFound, tool
-from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
@@ -126,7 +126,7 @@ async def test_a_call_without_its_result_is_not_imported() -> None:
         assert await store.session("default", "new") is None
 
 
-async def test_a_session_is_removed_with_all_it_said() -> None:
+async def test_session_is_removed_with_all_its_messages() -> None:
     atlas, store = await filled()
     async with atlas:
         await atlas.sessions.delete("s")

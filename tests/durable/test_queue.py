@@ -17,8 +17,8 @@ from atlas_agents import (
     tool,
 )
 from atlas_agents.core.store import Store
-from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.tool import Tool
 
@@ -152,7 +152,7 @@ async def test_a_message_may_interrupt_those_before_it() -> None:
     assert [run.status for run in await store.runs("default", "s")] == ["cancelled", "cancelled", "done"]
 
 
-async def test_a_message_that_is_sent_again_interrupts_nobody_again() -> None:
+async def test_repeated_message_does_not_interrupt_again() -> None:
     gate, store = Gate(), await kept()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
@@ -166,7 +166,7 @@ async def test_a_message_that_is_sent_again_interrupts_nobody_again() -> None:
         assert (await again.reply()).text == "one."
 
 
-async def test_a_message_cancelled_while_it_waits_is_never_said() -> None:
+async def test_message_cancelled_in_the_queue_is_never_sent() -> None:
     gate, store = Gate(), await kept()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
@@ -229,7 +229,7 @@ async def test_the_same_key_gives_how_the_turn_ended_also_after_a_restart() -> N
             await atlas.ask("1", session="s", idempotency_key="k")
 
 
-async def test_keys_and_policies_that_cannot_work_are_said_to_be_so() -> None:
+async def test_invalid_keys_and_policies_are_reported() -> None:
     async with in_memory_atlas(Scripted(says("one."))) as atlas:
         with pytest.raises(ConfigError, match="requires a store"):
             atlas.send("1", idempotency_key="k")
@@ -253,7 +253,7 @@ async def test_two_sessions_do_not_wait_for_each_other() -> None:
             await first.reply()
 
 
-async def test_every_kept_message_is_told_once_and_not_before() -> None:
+async def test_every_stored_message_is_emitted_once_after_it_is_stored() -> None:
     store = await kept()
 
     @tool
@@ -285,5 +285,5 @@ async def test_another_model_may_speak_in_one_turn_also_when_it_goes_on_elsewher
         (stream,) = await atlas.recover()
         assert (await stream.reply()).text == "I was a guest."
         assert (await atlas.ask("3", session="s")).text == "Me again."
-        with pytest.raises(ConfigError, match="unknown provider 'nobody'"):
-            await atlas.ask("4", session="s", model="nobody/x")
+        with pytest.raises(ConfigError, match="unknown provider 'unknown'"):
+            await atlas.ask("4", session="s", model="unknown/x")

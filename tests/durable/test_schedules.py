@@ -1,4 +1,4 @@
-"""Recurring tasks: each due time is one job, whatever the clock does, and whoever dies in between."""
+"""Recurring tasks: each due time is one job, whatever the clock does and whichever process crashes."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -9,11 +9,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Conflict, NotFound
+from atlas_agents.agents.schedules import upcoming
 from atlas_agents.core.errors import StoreLost
 from atlas_agents.core.store import Schedule, Write
-from atlas_agents.engine.schedules import upcoming
-from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, says
 
 START = datetime(2026, 11, 15, 11, 58, tzinfo=UTC)
@@ -30,7 +30,7 @@ class Wall(VirtualClock):
         return super().time() + self.wrong
 
     async def leap(self, seconds: float) -> None:
-        """Let time pass in which nobody looks, and then two ticks in which somebody may."""
+        """Let time pass without a check, and then two ticks with one."""
         self.wrong += seconds
         await self.advance(10)
 
@@ -40,7 +40,7 @@ def daily(**more: Any) -> Schedule:
     return Schedule(**{**given, **more})
 
 
-def house(clock: Wall, store: Any = None, replies: int = 9) -> Atlas:
+def scheduled_atlas(clock: Wall, store: Any = None, replies: int = 9) -> Atlas:
     agent = Agent("a", model=Scripted(*[says("Done.")] * replies))
     registry = Registry(Environment({}, dotenv=None))
     return Atlas([agent], store=store or MemoryStore(clock=clock), clock=clock, registry=registry)
@@ -52,7 +52,7 @@ async def tasks(atlas: Atlas) -> list[str]:
 
 async def test_a_due_time_makes_one_job_that_the_agent_does() -> None:
     clock = Wall()
-    async with house(clock) as atlas, atlas.jobs.at_work():
+    async with scheduled_atlas(clock) as atlas, atlas.jobs.at_work():
         await atlas.jobs.schedules.add(daily(priority="high", user="ann"))
         await clock.advance(110)
         assert await tasks(atlas) == []
@@ -70,7 +70,7 @@ async def test_a_due_time_makes_one_job_that_the_agent_does() -> None:
 @pytest.mark.parametrize(("missed", "jobs"), [("once", 1), ("skip", 0)])
 async def test_times_that_were_missed_are_made_up_for_once_or_not_at_all(missed: str, jobs: int) -> None:
     clock = Wall()
-    async with house(clock) as atlas:
+    async with scheduled_atlas(clock) as atlas:
         await atlas.jobs.schedules.add(daily(cron="0 * * * *", missed=missed))
         await clock.leap(6 * 3600)
         async with atlas.jobs.at_work():
@@ -83,7 +83,7 @@ async def test_times_that_were_missed_are_made_up_for_once_or_not_at_all(missed:
 
 async def test_a_clock_that_is_put_back_gives_no_second_job_and_one_far_ahead_is_forgotten() -> None:
     clock = Wall()
-    async with house(clock) as atlas, atlas.jobs.at_work():
+    async with scheduled_atlas(clock) as atlas, atlas.jobs.at_work():
         await atlas.jobs.schedules.add(daily())
         await clock.advance(130)
         assert len(await tasks(atlas)) == 1
@@ -98,7 +98,7 @@ async def test_a_clock_that_is_put_back_gives_no_second_job_and_one_far_ahead_is
         assert len(await tasks(atlas)) == 3
 
 
-async def test_whoever_dies_between_two_looks_neither_loses_nor_doubles_a_time(tmp_path: Path) -> None:
+async def test_crash_between_two_checks_neither_loses_nor_doubles_a_due_time(tmp_path: Path) -> None:
     clock = Wall()
     store = SqliteStore(tmp_path / "atlas.db", clock=clock)
     await store.open()
@@ -108,15 +108,15 @@ async def test_whoever_dies_between_two_looks_neither_loses_nor_doubles_a_time(t
         await commit(tenant, writes)
         raise StoreLost("gone", unclear=True)
 
-    async with house(clock, store) as atlas:
+    async with scheduled_atlas(clock, store) as atlas:
         await atlas.jobs.schedules.add(daily())
         await clock.advance(130)
-        store.commit = lost  # written, and nobody was told so
+        store.commit = lost  # committed, but reported as lost
         with pytest.raises(StoreLost):
             await atlas.jobs.schedules.add_due_jobs()
         store.commit = commit
         (job,) = await tasks(atlas)
-    async with house(clock, store) as atlas:
+    async with scheduled_atlas(clock, store) as atlas:
         for _ in range(3):
             await atlas.jobs.schedules.add_due_jobs()
         assert await tasks(atlas) == [job]
@@ -142,7 +142,7 @@ async def test_summer_time_neither_swallows_nor_doubles_a_time(cron: str, begin:
     found = [datetime.fromtimestamp(each / 1000, zone) for each in upcoming(schedule, int(start.timestamp() * 1000), 2)]
     assert [each.isoformat(timespec="minutes") for each in found] == times
     clock = Wall(start)
-    async with house(clock, replies=99) as atlas, atlas.jobs.at_work():
+    async with scheduled_atlas(clock, replies=99) as atlas, atlas.jobs.at_work():
         await atlas.jobs.schedules.add(schedule)
         for made, moment in enumerate(found, 1):
             await clock.leap(moment.timestamp() - clock.time() - 12)
@@ -153,7 +153,7 @@ async def test_summer_time_neither_swallows_nor_doubles_a_time(cron: str, begin:
 
 async def test_a_schedule_is_paused_run_by_hand_and_removed() -> None:
     clock = Wall()
-    async with house(clock) as atlas, atlas.jobs.at_work():
+    async with scheduled_atlas(clock) as atlas, atlas.jobs.at_work():
         schedules = atlas.jobs.schedules
         await schedules.add(daily())
         assert (await schedules.pause("news")).paused
@@ -191,7 +191,7 @@ async def test_a_schedule_is_paused_run_by_hand_and_removed() -> None:
     ],
 )
 async def test_a_schedule_that_cannot_be_is_refused_in_one_line(wrong: dict[str, str]) -> None:
-    async with house(Wall()) as atlas:
+    async with scheduled_atlas(Wall()) as atlas:
         with pytest.raises(ConfigError) as refused:
             await atlas.jobs.schedules.add(daily(**wrong))
         assert "\n" not in str(refused.value)

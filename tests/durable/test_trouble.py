@@ -9,7 +9,7 @@ import pytest
 from atlas_agents import Agent, Atlas, CrashLoop, Happened, NotHappened, Price, StoreError, Transient, tool
 from atlas_agents.core.errors import StaleOwner, StoreBusy, StoreFull, StoreLost
 from atlas_agents.core.store import AddJournal, ClaimRun, Write
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.journal import MAX_RESUMES_WITHOUT_PROGRESS
 from atlas_agents.tools.tool import Tool
@@ -123,7 +123,7 @@ async def test_who_lost_its_run_to_another_writes_nothing_more() -> None:
     assert [run.status for run in await store.runs("default", "s")] == ["running"]
 
 
-async def test_a_turn_that_ends_every_process_is_given_up() -> None:
+async def test_turn_that_crashes_every_process_is_failed() -> None:
     store = MemoryStore()
     await store.open()
     for life in range(MAX_RESUMES_WITHOUT_PROGRESS + 1):

@@ -21,7 +21,7 @@ from atlas_agents.gateway.protocol.events import ApprovalRequested, ApprovalReso
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.mcp.callbacks import form_of
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 from checks import until
 

@@ -22,7 +22,7 @@ from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.mcp.client import McpConnection
 from atlas_agents.mcp.config import read_servers
 from atlas_agents.mcp.transports import asking
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Scripted, in_memory_atlas
 from atlas_agents.workspace.skills import Prompt
 

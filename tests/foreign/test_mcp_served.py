@@ -19,7 +19,7 @@ import atlas_agents
 from atlas_agents import Agent, Approvals, Atlas, Image, Policy, ToolContext, tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry, Scripted, says
 from atlas_agents.workspace.skills import Prompt, read_prompts
 from checks import until

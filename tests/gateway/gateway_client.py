@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from atlas_agents import Atlas
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 WAIT = 10.0

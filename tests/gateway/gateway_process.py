@@ -15,7 +15,7 @@ from atlas_agents import Approvals, Tool
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import set_up
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Reply, calls, in_memory_atlas, says
 
 

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from atlas_agents import Atlas, Tool
 from atlas_agents.gateway.server import Gateway
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas
 
 MODEL = "atlas/assistant"

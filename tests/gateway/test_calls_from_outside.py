@@ -8,7 +8,7 @@ from typing import Any
 from gateway_client import joined, opened
 
 from atlas_agents import Approvals, tool
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas
 from checks import until
 

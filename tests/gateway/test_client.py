@@ -28,7 +28,7 @@ from atlas_agents.gateway.protocol.events import (
 from atlas_agents.gateway.protocol.sessions import RunPosition
 from atlas_agents.gateway.protocol.types import MessageShape, TextPart
 from atlas_agents.gateway.server import Gateway
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 8

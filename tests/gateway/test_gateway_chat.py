@@ -10,7 +10,7 @@ from gateway_client import joined, knocked, opened, talking
 
 from atlas_agents import Approvals, Atlas, ProviderError, Tool
 from atlas_agents.core.paths import Secret
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says, thinks
 
 

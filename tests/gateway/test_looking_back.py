@@ -8,7 +8,7 @@ from gateway_client import Client, talking
 
 from atlas_agents import Approvals, Atlas, ToolFailed, tool
 from atlas_agents.core.store import AuditRow
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
 from checks import ShiftedClock
 

@@ -14,7 +14,7 @@ from paced import Paced
 
 from atlas_agents import Agent, Atlas, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
 
 

@@ -10,7 +10,7 @@ from atlas_agents.gateway.cluster import RemoteRuns
 from atlas_agents.gateway.protocol.events import ChatDelta, body_of
 from atlas_agents.gateway.runs import RunRegistry
 from atlas_agents.gateway.telemetry import Metrics
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from checks import until
 
 _SAID = [EventRow("r", seq, body_of(ChatDelta("r", word))) for seq, word in enumerate(("One.", "Two."), 1)]

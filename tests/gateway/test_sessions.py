@@ -11,7 +11,7 @@ from paced import Paced
 
 from atlas_agents import Agent, Approvals, Atlas, Policy, Tool
 from atlas_agents.gateway.server import Gateway
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry, Scripted, calls, in_memory_atlas, says
 
 ANA, BOB = "ana-0123456789abcdefghijklmnop", "bob-0123456789abcdefghijklmnop"

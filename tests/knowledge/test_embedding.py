@@ -45,7 +45,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 def test_nothing_heavy_is_imported_before_the_first_text() -> None:
     code = (
-        "import sys, atlas_agents.knowledge.knowledge_base, atlas_agents.stores.sqlite\n"
+        "import sys, atlas_agents.knowledge.knowledge_base, atlas_agents.storage.sqlite\n"
         "from atlas_agents.knowledge.embedding import LocalEmbedder\n"
         "LocalEmbedder(); heavy = ('numpy', 'tokenizers', 'wordllama', 'aiohttp', 'pypdf'); "
         "print([name for name in heavy if name in sys.modules])"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 BENCH = Path(__file__).parents[2] / "bench" / "knowledge.py"
 

@@ -12,8 +12,8 @@ from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.store import Store
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.memories import BEGIN, END, HistoryItem, Memories, MemoryOrigin, Recall, Whose
-from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, says
 
 ANN, BOB = Whose(T, "tina", "ann"), Whose(T, "tina", "bob")

@@ -10,7 +10,7 @@ from library_words import EMBEDDER, HERE, Asked, T, asked, opened
 
 from atlas_agents.core.store import Hit, Where
 from atlas_agents.knowledge.search import fused, weight_of, words_of
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 Scores = tuple[float, float, float]
 ALL = Where("knowledge")

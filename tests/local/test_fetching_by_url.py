@@ -230,7 +230,7 @@ async def test_a_disk_with_too_little_room_is_said_before_anything_is_fetched(
 FILLS = """
 import asyncio, subprocess, sys
 from pathlib import Path
-from atlas_agents.local import fetch
+from atlas_agents.local import download as fetch
 from atlas_agents.local.models import LocalModel, Url
 
 url, folder, size, sha = sys.argv[1:]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -30,6 +30,7 @@ ARGUMENTS = (
 )
 """Disable requests of the browser itself: the tests check every request that is made."""
 TIMEOUT = 20.0
+expect.set_options(timeout=TIMEOUT * 1000)
 ANIMATIONS_ENDED = """() => document.getAnimations().every((animation) =>
   animation.playState !== "running" || animation.effect?.getComputedTiming().iterations === Infinity)"""
 

@@ -17,7 +17,7 @@ from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import set_up
 from atlas_agents.providers.registry import Registry
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 
 @tool

@@ -16,7 +16,7 @@ from atlas_agents import Agent, Price, tool
 from atlas_agents.core.json import encode
 from atlas_agents.core.store import AddAudit, AddUsage, UsageRow, Write
 from atlas_agents.gateway.server import run
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 REPORT = """\
 Bookings rose by **18 %** over the month, and nearly all of it came from two regions.

@@ -19,7 +19,7 @@ from atlas_agents.core.store import (
     SetJob,
     Write,
 )
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import VirtualClock
 
 RUNNING_TASK = "Draft the note to the team about this month's orders"

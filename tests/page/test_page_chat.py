@@ -173,13 +173,14 @@ def test_stopped_run_keeps_its_partial_text(tab: Tab) -> None:
 def test_message_sent_during_a_run_is_queued_in_every_tab(browser: Browser, gateway: GatewayProcess) -> None:
     window = open_tabs(browser, gateway)
     tab = next(window).open()
-    tab.send(script([["pace", 0.05], ["text", "one " * 60]]))
+    tab.send(script([["call", "build", {"lines": 1}]]))
     tab.answers.last.wait_for()
     tab.send("second")
     expect(tab.page.locator("[data-pending=queued]")).to_contain_text("second")
     other = next(window)
     other.page.goto(tab.page.url)
     expect(other.page.locator("[data-pending=queued]")).to_contain_text("second")
+    gateway.release()
     for each in (tab, other):
         each.wait_for_answer("You wrote: second")
         expect(each.page.locator("[data-pending]")).to_have_count(0)

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 
 from atlas_agents.core.messages import ToolCall, ToolResult, assistant, tool, user
 from atlas_agents.core.store import AddMessage, PutSession, Write
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 pytestmark = pytest.mark.slow
 PAGE = ROOT / "src" / "atlas_agents" / "gateway" / "page"

@@ -17,7 +17,7 @@ from atlas_agents.core.store import AddJob, JobRow, SetJob
 from atlas_agents.knowledge.embedding import EndpointEmbedder
 from atlas_agents.knowledge.memories import MemoryOrigin, Whose
 from atlas_agents.providers.registry import Registry
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.tools.policy import Actor
 
 TOOLS = {"search_knowledge", "search_my_memories", "remember", "forget"}

@@ -25,8 +25,8 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import SystemClock
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import AcceptRun, AddEvents, DropRecord, PutSession, ReserveEvents, SetRun
-from atlas_agents.stores import retention
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage import retention
+from atlas_agents.storage.sqlite import SqliteStore
 from checks import rounds, until
 
 DEMO = "# Agents\n\n## helper\n\nModel: ollama/tiny\nDescription: Helps.\n"

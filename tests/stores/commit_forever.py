@@ -6,7 +6,7 @@ import sys
 from store_helpers import TENANT
 
 from atlas_agents.core.store import AddAudit, AddMessage, PutSession
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 
 async def main(path: str) -> None:

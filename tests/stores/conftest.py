@@ -12,9 +12,9 @@ from postgres_server import PostgresServer
 
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import Store
-from atlas_agents.stores.memory import MemoryStore
-from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sqlite import SqliteStore
 
 KINDS = ("memory", "sqlite", "postgres")
 DURABLE = ("sqlite", "postgres")

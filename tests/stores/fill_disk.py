@@ -17,8 +17,8 @@ from store_helpers import TENANT, outcomes
 
 from atlas_agents.core.errors import StoreFull
 from atlas_agents.core.store import AddAudit, AddMessage, PutSession
-from atlas_agents.stores.hash_chain import broken_audit
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.hash_chain import broken_audit
+from atlas_agents.storage.sqlite import SqliteStore
 
 _, HARD = resource.getrlimit(resource.RLIMIT_FSIZE)
 

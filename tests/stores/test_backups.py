@@ -15,11 +15,11 @@ from store_helpers import TENANT, everything, one_of_each
 
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError
 from atlas_agents.core.store import AddAudit, AddMessage, Prune, PutSession, SetRun, Store
-from atlas_agents.stores import migrations
-from atlas_agents.stores.hash_chain import broken_audit
-from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.sqlite import SqliteStore
-from atlas_agents.stores.sqlite_files import DatabaseSummary, back_up, inspect, restore
+from atlas_agents.storage import migrations
+from atlas_agents.storage.hash_chain import broken_audit
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite_files import DatabaseSummary, back_up, inspect, restore
 from conftest import FIXTURES
 
 

@@ -21,9 +21,9 @@ from atlas_agents.core.store import (
     SetRun,
     Store,
 )
-from atlas_agents.stores.hash_chain import broken_audit, broken_journal
-from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.hash_chain import broken_audit, broken_journal
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sqlite import SqliteStore
 from checks import PATIENCE
 from conftest import Make
 

@@ -21,7 +21,7 @@ from atlas_agents.core.store import (
     Where,
     Write,
 )
-from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.storage.postgres import PostgresStore
 from conftest import Make
 
 MODEL = "test/3"

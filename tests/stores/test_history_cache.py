@@ -13,10 +13,10 @@ from atlas_agents.config.open import open_valkey
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import AddMessage, DropSession, PutSession, StoredMessage, Write
-from atlas_agents.stores.history_cache import HistoryCache
-from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.sql.query import Query, Row
-from atlas_agents.stores.valkey_cache import EXPIRY, ValkeyCache
+from atlas_agents.storage.history_cache import HistoryCache
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sql.query import Query, Row
+from atlas_agents.storage.valkey_cache import EXPIRY, ValkeyCache
 from checks import PATIENCE, until
 from stores.postgres_server import PostgresServer
 from stores.valkey_server import ValkeyServer

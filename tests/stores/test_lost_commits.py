@@ -11,7 +11,7 @@ from postgres_server import PostgresServer
 from store_helpers import TENANT
 
 from atlas_agents.core.store import AddAudit
-from atlas_agents.stores.postgres import PostgresStore
+from atlas_agents.storage.postgres import PostgresStore
 from checks import PATIENCE
 
 pytestmark = pytest.mark.slow  # each test starts a server of its own

@@ -12,9 +12,9 @@ from store_helpers import TENANT, everything, one_of_each
 
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import AcceptRun, AddAudit, AddEvents, AnswerApproval, ReserveEvents, Store
-from atlas_agents.stores import migrations
-from atlas_agents.stores.hash_chain import broken_audit, broken_journal
-from atlas_agents.stores.migrations import STEPS
+from atlas_agents.storage import migrations
+from atlas_agents.storage.hash_chain import broken_audit, broken_journal
+from atlas_agents.storage.migrations import STEPS
 from conftest import FIXTURES, Make
 
 RELEASED = ["50b06a8c655efcba19a5817cf8dc2045d9c0dee8d98ee15d6a67d5f1dc3cda73"]

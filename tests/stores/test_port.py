@@ -32,8 +32,8 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
-from atlas_agents.stores.hash_chain import broken_audit, broken_journal
-from atlas_agents.stores.sql import statements
+from atlas_agents.storage.hash_chain import broken_audit, broken_journal
+from atlas_agents.storage.sql import statements
 from conftest import Make
 
 

@@ -13,11 +13,11 @@ from store_helpers import TENANT, outcomes
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import AddAudit, PutSession, Write
-from atlas_agents.stores.hash_chain import broken_audit
-from atlas_agents.stores.migrations import VERSION
-from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.postgres_writer import lock_of
-from atlas_agents.stores.sql.query import Query
+from atlas_agents.storage.hash_chain import broken_audit
+from atlas_agents.storage.migrations import VERSION
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.postgres_writer import lock_of
+from atlas_agents.storage.sql.query import Query
 from checks import PATIENCE
 
 pytestmark = pytest.mark.slow  # each test starts processes of its own

@@ -20,7 +20,7 @@ from atlas_agents.core.store import (
     SetRun,
     Store,
 )
-from atlas_agents.stores.retention import RetentionJob, RetentionPolicy
+from atlas_agents.storage.retention import RetentionJob, RetentionPolicy
 from atlas_agents.testing import VirtualClock
 from conftest import Make
 

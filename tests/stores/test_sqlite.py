@@ -17,10 +17,10 @@ from store_helpers import TENANT, everything, one_of_each, outcomes
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AddAudit, AddMessage, PutSession
-from atlas_agents.stores.hash_chain import broken_audit
-from atlas_agents.stores.migrations import VERSION
-from atlas_agents.stores.sql import statements
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.hash_chain import broken_audit
+from atlas_agents.storage.migrations import VERSION
+from atlas_agents.storage.sql import statements
+from atlas_agents.storage.sqlite import SqliteStore
 from checks import PATIENCE
 
 HERE = Path(__file__).parent
@@ -265,7 +265,7 @@ async def test_missing_database_that_must_exist_is_not_created(tmp_path: Path) -
 
 OPEN_AS_OTHER_USER = """
 import asyncio, os, sys
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)

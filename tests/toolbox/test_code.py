@@ -17,7 +17,7 @@ from atlas_agents import Approvals, MemoryAudit, Question
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter, Kind, code_tool
 from atlas_agents.builtin_tools.sandbox import choose
 from atlas_agents.core.errors import SandboxUnavailable
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from checks import until
 

@@ -18,6 +18,7 @@ from atlas_agents import (
     Timeouts,
     tool,
 )
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, SystemClock
 from atlas_agents.core.events import (
     ErrorRaised,
@@ -29,7 +30,6 @@ from atlas_agents.core.events import (
     ToolAnswered,
     ToolCalled,
 )
-from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.providers.base import Provider
 from fault_server import FaultServer, answer
 from sse_words import Words, a, o

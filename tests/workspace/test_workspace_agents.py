@@ -112,11 +112,13 @@ LONG = "a" * 65
         ("## a\nRole: x\nrole: y", "3: role: it stands in line 2 already; keep one of them"),
         (
             "## a\nModel: gpt",
-            "2: Model: invalid model reference 'gpt': expected 'provider/model', for example 'anthropic/claude-opus-4-6'",
+            "2: Model: invalid model reference 'gpt': expected 'provider/model', "
+            "for example 'anthropic/claude-opus-4-6'",
         ),
         (
             "## a\nModel: a/b, /c",
-            "2: Model: invalid model reference '/c': expected 'provider/model', for example 'anthropic/claude-opus-4-6'",
+            "2: Model: invalid model reference '/c': expected 'provider/model', "
+            "for example 'anthropic/claude-opus-4-6'",
         ),
         (
             "## a\nModel: a/b c/d",

@@ -11,10 +11,10 @@ import pytest
 from x_double import CLIENT, SECRET, Fault, XDouble, x_double
 
 from atlas_agents import Agent, Approvals, Atlas, Policy, Question
+from atlas_agents.agents.run import Step
 from atlas_agents.builtin_tools.x import Account, Fetch, XApi, XClient, XTokens, guarded, weighted_length, x_tools
 from atlas_agents.core.errors import ToolFailed
 from atlas_agents.core.paths import Secret
-from atlas_agents.engine.run import Step
 from atlas_agents.testing import Scripted, calls, says
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 40

@@ -8,13 +8,13 @@ from typing import TypeAlias
 
 import msgspec
 
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.atlas import Atlas
 from atlas_agents.app.tools import add_servers, house_rules
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import AtlasError, ConfigError
 from atlas_agents.core.messages import Message, approximate_tokens
 from atlas_agents.core.paths import Environment
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.atlas import Atlas
 from atlas_agents.gateway.protocol.admin import ForeignServer, ForeignServers
 from atlas_agents.mcp.callbacks import SampledMessage, say
 from atlas_agents.mcp.servers import Servers

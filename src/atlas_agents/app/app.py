@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from atlas_agents.agents.atlas import Atlas
+from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.app.agents import AgentLoader, Get, follow_servers, open_servers
 from atlas_agents.app.home_lock import lock_home
 from atlas_agents.app.tools import house_rules, known_tools, offers
@@ -24,8 +26,6 @@ from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
 from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.dispatch.base import Dispatcher
-from atlas_agents.engine.atlas import Atlas
-from atlas_agents.engine.hooks import Interceptor
 from atlas_agents.gateway.server import Membership
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.knowledge.embedding import Embedder, EndpointEmbedder, LocalEmbedder
@@ -37,7 +37,7 @@ from atlas_agents.local.models import given_file, is_path, known, models_folder,
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.rate_limits import SharedLedger, read_paces
 from atlas_agents.providers.registry import Registry, parse_model_ref
-from atlas_agents.stores.retention import RetentionJob, RetentionPolicy
+from atlas_agents.storage.retention import RetentionJob, RetentionPolicy
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.workspace import Workspace

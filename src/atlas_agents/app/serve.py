@@ -198,7 +198,7 @@ async def cluster_status(settings: Settings) -> ClusterStatus:
         import psycopg
 
         from atlas_agents.dispatch.members import read_status
-        from atlas_agents.stores.postgres_connection import connect, translate_error
+        from atlas_agents.storage.postgres_connection import connect, translate_error
     except ImportError as error:
         raise ConfigError("a cluster needs an extra: pip install 'atlas-agents[cluster]'") from error
     try:

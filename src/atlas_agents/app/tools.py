@@ -6,6 +6,7 @@ from datetime import datetime
 from logging import getLogger
 from pathlib import Path
 
+from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.builtin_tools.bash import bash_tool
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter, code_tool
 from atlas_agents.builtin_tools.files import file_tools
@@ -23,10 +24,9 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.plugins import Plugins
-from atlas_agents.engine.hooks import Interceptor
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.mcp.servers import Servers
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.tools.policy import Cell, Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool

@@ -11,6 +11,7 @@ from yarl import URL
 from atlas_agents.builtin_tools.telegram_format import Styled, as_params
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Secret
 
 PUBLIC = "https://api.telegram.org"
@@ -123,8 +124,7 @@ class BotApi:
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None or self._http.closed:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT)
-            self._http = aiohttp.ClientSession(timeout=timeout, trust_env=True)
+            self._http = open_session(connect_timeout=_CONNECT, use_proxies=True)
         return self._http
 
 

@@ -99,9 +99,7 @@ def _without_pydantic(params: Iterable[Any]) -> list[Any]:
     return params
 
 
-def _process_value(
-    param: TyperOption | TyperArgument, process: Callable[[Any, Any], Any], ctx: Any, value: Any
-) -> Any:
+def _process_value(param: TyperOption | TyperArgument, process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
     converted = _plain_value(param, value)
     if converted is _UNCONVERTED or (param.required and param.value_is_missing(converted)):
         return process(ctx, value)

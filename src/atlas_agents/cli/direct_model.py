@@ -11,19 +11,19 @@ from typing import Annotated
 import msgspec
 from pydantic import Field
 
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.atlas import Atlas
 from atlas_agents.app.tools import current_time
 from atlas_agents.client.client import GatewayAddress
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.atlas import Atlas
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.providers.demo import Demo
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.openai import OpenAIProvider
 from atlas_agents.providers.registry import Registry
-from atlas_agents.stores.memory import MemoryStore
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.tools.tool import tool
 from atlas_agents.workspace.build import LOCAL_MODEL
 

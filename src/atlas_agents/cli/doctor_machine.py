@@ -162,7 +162,7 @@ def _check_strength(settings: Settings, tokens: Any) -> CheckResult:
 async def check_database(settings: Settings) -> AsyncIterator[CheckResult]:
     from atlas_agents.config.open import open_store
     from atlas_agents.config.settings import redacted, scheme
-    from atlas_agents.stores.migrations import STEPS
+    from atlas_agents.storage.migrations import STEPS
 
     url = settings.database_url.reveal()
     if scheme(url) == "sqlite":
@@ -201,7 +201,7 @@ def _check_sqlite(path: Path) -> CheckResult:
 
 
 def _check_sqlite_content(path: Path) -> CheckResult:
-    from atlas_agents.stores.migrations import STEPS
+    from atlas_agents.storage.migrations import STEPS
 
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_CONNECT_SECONDS)
     try:

@@ -25,8 +25,8 @@ from atlas_agents.core.errors import ConfigError
 if TYPE_CHECKING:
     from atlas_agents.config.settings import Settings
     from atlas_agents.core.store import Prunable, Pruned, Store
-    from atlas_agents.stores.retention import RetentionPolicy
-    from atlas_agents.stores.sqlite_files import DatabaseSummary
+    from atlas_agents.storage.retention import RetentionPolicy
+    from atlas_agents.storage.sqlite_files import DatabaseSummary
 
 app = command_group()
 _PG_DUMP = 'pg_dump --format=custom --schema=atlas --file=FILE "$ATLAS_DATABASE_URL"'
@@ -52,7 +52,7 @@ async def prune(
 
     A gateway does the same every hour, and may be running. Messages, the audit log, approvals and usage are kept.
     """
-    from atlas_agents.stores.retention import RetentionPolicy
+    from atlas_agents.storage.retention import RetentionPolicy
 
     settings = load_settings()
     policy = RetentionPolicy(
@@ -79,7 +79,7 @@ def backup(
 
     Exit codes: 0 success, 1 failure or a broken audit log in the copy, 2 invalid options or settings.
     """
-    from atlas_agents.stores.sqlite_files import back_up
+    from atlas_agents.storage.sqlite_files import back_up
 
     source, target = _database_file(load_settings(), _PG_DUMP), _absolute(file)
     with progress_line() as show:
@@ -111,7 +111,7 @@ def restore(
     """
     from atlas_agents.app.home_lock import lock_home
     from atlas_agents.config.open import open_home
-    from atlas_agents.stores import sqlite_files
+    from atlas_agents.storage import sqlite_files
 
     settings, source = load_settings(), _absolute(file)
     target = _database_file(settings, _PG_RESTORE)
@@ -156,7 +156,7 @@ async def end_turns(yes: YesFlag = False, as_json: JsonFlag = False) -> None:
 async def _prune(store: "Store", policy: "RetentionPolicy", *, dry_run: bool) -> "dict[Prunable, Pruned]":
     """Prune every tenant, one after the other."""
     from atlas_agents.core.store import Pruned
-    from atlas_agents.stores.retention import KINDS, RetentionJob
+    from atlas_agents.storage.retention import KINDS, RetentionJob
 
     total = dict.fromkeys(KINDS, Pruned())
     for tenant in await _all_tenants(store):

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 import re
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -14,6 +13,7 @@ import msgspec
 
 from atlas_agents.client.connection import ConnectionLost, OnAnswer, WebSocketLink, open_link
 from atlas_agents.core.errors import GatewayError, Unreachable
+from atlas_agents.core.http import backoff, open_session
 from atlas_agents.core.messages import new_id
 from atlas_agents.gateway.protocol.chat import Sent
 from atlas_agents.gateway.protocol.events import (
@@ -352,10 +352,11 @@ class GatewayClient:
     async def _opened(self) -> WebSocketLink:
         """Try until it succeeds, ever more slowly, as long as there is patience and a chance."""
         if self._http is None:
-            self._http = aiohttp.ClientSession()
+            self._http = open_session()
         loop = asyncio.get_running_loop()
-        end, pause = loop.time() + self._patience, _FIRST_PAUSE
+        end, attempt = loop.time() + self._patience, 0
         while True:
+            pause = backoff(attempt, _FIRST_PAUSE, _LONGEST_PAUSE)
             try:
                 if self._find is not None:
                     self._address = await self._find()
@@ -364,8 +365,8 @@ class GatewayClient:
             except Unreachable as error:
                 if not error.retryable or loop.time() + pause > end or (self._link is None and self._find is None):
                     raise
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            await asyncio.sleep(pause)
+            attempt += 1
 
     def _hear(self, name: str, data: msgspec.Raw) -> None:
         if (decoder := _news.get(name)) is not None:

@@ -91,7 +91,7 @@ def _of_plugin(kind: str, url: str, settings: Settings) -> Store:
 
 
 def _sqlite(path: Path, settings: Settings) -> Store:
-    from atlas_agents.stores.sqlite import SqliteStore
+    from atlas_agents.storage.sqlite import SqliteStore
 
     if path.parent == settings.home:
         open_home(settings)
@@ -103,7 +103,7 @@ def _sqlite(path: Path, settings: Settings) -> Store:
 
 def _postgres(url: str, settings: Settings, beside: Any) -> Store:
     try:
-        from atlas_agents.stores.postgres import PostgresStore
+        from atlas_agents.storage.postgres import PostgresStore
     except ImportError as error:
         raise ConfigError("database_url: Postgres needs an extra: pip install 'atlas-agents[postgres]'") from error
     return PostgresStore(url, transaction_hook=beside, history_cache=_histories(settings) if beside else None)
@@ -111,11 +111,11 @@ def _postgres(url: str, settings: Settings, beside: Any) -> Store:
 
 def _histories(settings: Settings) -> Any:
     """What processes that share a database keep of it."""
-    from atlas_agents.stores.history_cache import HistoryCache
+    from atlas_agents.storage.history_cache import HistoryCache
 
     client = open_valkey(settings.redis_url)
     if client is None:
         return HistoryCache()
-    from atlas_agents.stores.valkey_cache import ValkeyCache
+    from atlas_agents.storage.valkey_cache import ValkeyCache
 
     return HistoryCache(ValkeyCache(client))

@@ -1,1 +1,1 @@
-"""The gateway: agents behind a WebSocket and a little HTTP, for people and programs on this machine and beyond it."""
+"""Gateway: serves agents over WebSocket and HTTP."""

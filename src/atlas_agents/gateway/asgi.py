@@ -1,4 +1,4 @@
-"""The few plain HTTP answers: health, metrics, the protocol's description, and the page."""
+"""ASGI application: authentication, health, metrics, protocol documents and the web UI."""
 
 import asyncio
 import logging
@@ -48,7 +48,10 @@ HEADERS: list[tuple[bytes, bytes]] = [
 
 
 class App:
-    """Lets in whom the guard lets in, and knows who shows a token. Sockets are the hub's; without it there are none."""
+    """ASGI entry point: checks origin and token, then passes WebSockets to the hub and HTTP requests to the routes.
+
+    Without a hub, WebSockets are refused.
+    """
 
     def __init__(self, porch: Authenticator, metrics: Metrics, http: Http, hub: Hub | None = None) -> None:
         self._porch = porch
@@ -68,10 +71,10 @@ class App:
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         hub = self._hub
         if hub is None or scope["path"] not in SOCKETS:
-            await self._refuse(scope, send, 404, "there is no socket here")
+            await self._refuse(scope, send, 404, "this endpoint does not accept WebSockets")
             return
         if hub.stopping:
-            await self._refuse(scope, send, 503, "the gateway stops")
+            await self._refuse(scope, send, 503, "the gateway is shutting down")
             return
         if not await self._recognise(scope, send):
             return
@@ -99,20 +102,20 @@ class App:
     async def _preflight(self, scope: Scope, send: Send, guest: str | None) -> None:
         headers = auth.preflight_headers(guest, scope) if guest else []
         if not headers:
-            await self._refuse(scope, send, 403, "pages of other sites may not ask this")
+            await self._refuse(scope, send, 403, "cross-origin requests are not allowed for this path")
             return
         await send({"type": "http.response.start", "status": 204, "headers": [*headers, *HEADERS]})
         await send({"type": "http.response.body", "body": b""})
 
     async def _recognise(self, scope: Scope, send: Send) -> bool:
-        """Whose token is in the headers, if one is; a wrong one is refused wherever it is shown."""
+        """Authenticate the bearer token in the headers, if there is one. Return False after refusing an invalid one."""
         header = dict(scope["headers"]).get(b"authorization")
         scope.setdefault("state", {})["grant"] = None
         if header is None:
             return True
         wait, scope["state"]["grant"] = self._porch.admit(_address(scope), _bearer(header))
         if scope["state"]["grant"] is None:
-            code, words = (429, "too many wrong tokens") if wait else (401, "invalid token")
+            code, words = (429, "too many invalid tokens") if wait else (401, "invalid token")
             await self._refuse(scope, send, code, words, retry_after=wait)
         return scope["state"]["grant"] is not None
 
@@ -121,7 +124,7 @@ class App:
         told = dict(scope["headers"])
         fields = {name: shown(told.get(name.encode())) for name in ("host", "origin", "user-agent")}
         fields |= {"address": _address(scope), "path": shown(scope["path"].encode("utf-8", "replace"))}
-        logger.warning("refused with %d: %s", code, words, extra={"fields": fields})
+        logger.warning("request refused: status=%d reason=%s", code, words, extra={"fields": fields})
         content_type, body = _words(scope, code, words)
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         headers += HEADERS
@@ -137,7 +140,7 @@ class App:
 
 
 def _words(scope: Scope, code: int, words: str) -> tuple[bytes, bytes]:
-    """(content type, body): for programs in the shape that they read, for people as text."""
+    """Return the content type and the body of an error: JSON for API paths, plain text otherwise."""
     if scope["path"].startswith(auth.PATHS):
         return b"application/json", HTTPError(code, _CODES.get(code, "refused"), words).body
     return b"text/plain; charset=utf-8", f"{words}\n".encode()
@@ -159,11 +162,11 @@ _HASHED = "/assets/"
 _FOREVER = "public, max-age=31536000, immutable"
 _PACKED = {"br": ".br", "gzip": ".gz"}
 _APART = ("/v1/", "/ag-ui/", "/mcp")
-"""What programs ask for is told plainly that it is not there."""
+"""API paths: an unknown path below them returns 404 instead of the web UI."""
 
 
 class Asset(msgspec.Struct, frozen=True):
-    """One file, and what it is when packed."""
+    """One static file, with its compressed form."""
 
     kind: str
     plain: bytes
@@ -171,7 +174,7 @@ class Asset(msgspec.Struct, frozen=True):
 
 
 class BuiltPage:
-    """All files of the page; without an index there is none."""
+    """The built files of the web UI, read into memory. Empty if there is no `index.html`."""
 
     def __init__(self, folder: Traversable | None = None) -> None:
         folder = folder or files("atlas_agents.gateway").joinpath(_FOLDER)
@@ -181,13 +184,13 @@ class BuiltPage:
         return _INDEX in self._assets
 
     async def answer(self, request: Request) -> Response:
-        """A file by its name; for every other address a person may stand at, the page itself."""
+        """Return the static file at the path, or `index.html` for the routes of the web UI."""
         path = request.url.path
         asset = self._assets.get(path)
         if asset is None:
             wants_page = path == "/" or "text/html" in request.headers.get("accept", "")
             if path.startswith((_HASHED, *_APART)) or not wants_page:
-                return PlainTextResponse("there is nothing here\n", 404)
+                return PlainTextResponse("not found\n", 404)
             asset, path = self._assets[_INDEX], _INDEX
         headers = {"Cache-Control": _FOREVER if path.startswith(_HASHED) else "no-cache", "Vary": "Accept-Encoding"}
         taken = {each.split(";")[0].strip() for each in request.headers.get("accept-encoding", "").split(",")}
@@ -210,7 +213,7 @@ def _read(folder: Traversable, path: str = "") -> Found:
 
 
 def _kind(name: str) -> str:
-    """Not as the machine's own tables say, which may be wrong: a browser refuses a script of another kind."""
+    """Return the media type. The system's table is not used: browsers refuse scripts with a wrong type."""
     if name.endswith(".js"):
         return "text/javascript"
     return mimetypes.guess_type(name)[0] or "application/octet-stream"
@@ -220,7 +223,7 @@ _WITHIN = 2.0
 
 
 class Readiness:
-    """Started, not stopping, and its store can be read."""
+    """Readiness check: the process has started, is not shutting down, and can read its store."""
 
     def __init__(self, look: Callable[[], Awaitable[object]]) -> None:
         self._look = look
@@ -228,7 +231,7 @@ class Readiness:
         self.stopping = False
 
     async def problem(self) -> str | None:
-        """What stands in the way, in a word; None if nothing does."""
+        """Return why the process is not ready, or None if it is."""
         if self.stopping:
             return "draining"
         if not self.started:
@@ -237,7 +240,7 @@ class Readiness:
             async with asyncio.timeout(_WITHIN):
                 await self._look()
         except (StoreError, TimeoutError):
-            return "the store cannot be used"
+            return "the store is unavailable"
         return None
 
 
@@ -245,7 +248,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Json(Response):
-    """Anything that msgspec can write."""
+    """JSON response, encoded with msgspec."""
 
     media_type = "application/json"
 
@@ -254,14 +257,14 @@ class Json(Response):
 
 
 def grant_of(request: Request) -> Grant | None:
-    """Whose token the request showed; a wrong one does not come this far."""
+    """Return the grant of the request's token, or None if it has none. Invalid tokens are refused earlier."""
     return request.scope["state"]["grant"]
 
 
 def vital_routes(
     readiness: Readiness, metrics: Metrics, uptime: Callable[[], float], *, exposed: bool
 ) -> list[BaseRoute]:
-    """Health, readiness and metrics; the last one is told to strangers only on a machine that is not `exposed`."""
+    """Return the routes for health, readiness and metrics. If `exposed`, metrics require a token."""
 
     async def health(_: Request) -> Response:
         return Json({"status": "ok", "uptime": uptime()})
@@ -274,7 +277,7 @@ def vital_routes(
         near = request.client is not None and request.client.host in LOOPBACK
         grant = grant_of(request)
         if not (near and not exposed) and (grant is None or not grant.may("read")):
-            return PlainTextResponse("a token is needed\n", 401, {"WWW-Authenticate": "Bearer"})
+            return PlainTextResponse("authentication required\n", 401, {"WWW-Authenticate": "Bearer"})
         text, kind = metrics.text()
         return Response(text, headers={"Content-Type": kind})
 
@@ -287,7 +290,7 @@ def vital_routes(
 
 
 def site(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = ()) -> Starlette:
-    """All HTTP routes; `more` are those of other families."""
+    """Build the HTTP application from the built-in routes and the `more` routes of other APIs."""
     folder = files("atlas_agents.gateway")
     built = BuiltPage()
     page, script = [folder.joinpath(name).read_text(encoding="utf-8") for name in ("welcome.html", "welcome.js")]

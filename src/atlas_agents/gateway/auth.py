@@ -1,4 +1,4 @@
-"""Pages of other sites that were let in: what their browser must be told so that they may read an answer."""
+"""Authentication: access tokens, allowed hosts and origins (CORS), and lockout after invalid tokens."""
 
 import hashlib
 import hmac
@@ -25,14 +25,14 @@ from atlas_agents.gateway.settings import EVERYWHERE, GatewaySettings
 logger = logging.getLogger(__name__)
 ALL: tuple[Scope, ...] = get_args(Scope)
 STRONG = 128
-"""Bits that a token must have to be used beyond this machine."""
+"""Minimum entropy, in bits, of a token when the gateway listens on a non-loopback address."""
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _MOST = 4096
 _Stamp: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A token's owner and rights. `prefix` stands before the names of the sessions that are theirs alone."""
+    """The user and the scopes of a token. `prefix` starts the keys of the sessions that only this user may access."""
 
     principal: Principal
     digest: bytes
@@ -43,8 +43,10 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line of `tokens.json`: the token or its SHA-256, and what it may do, with its own sessions or with all. Several
-    may be one user's: `user` says whose, if it is not the one of that name."""
+    """Entry of `tokens.json`: the token or its SHA-256, its scopes, and which sessions it may access.
+
+    Several tokens can belong to one user: `user` defaults to the entry's name.
+    """
 
     scopes: tuple[Scope, ...]
     token: str = ""
@@ -55,7 +57,7 @@ class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenFile:
-    """Reads `token` and `tokens.json` in a folder, and reads them again when they have changed."""
+    """Access tokens from the files `token` and `tokens.json` in a folder, reloaded when they change."""
 
     def __init__(self, home: Path, own: Secret | None = None, *, exposed: bool = False) -> None:
         self.path = home / "token"
@@ -69,7 +71,7 @@ class TokenFile:
         self._grants = self._read()
 
     def who(self, token: str) -> Grant | None:
-        """The owner of a token; the same work whatever the token is."""
+        """Return the grant of a token, or None if it is invalid. Takes constant time for any token."""
         self.refresh()
         digest = _digest(token)
         found = None
@@ -80,15 +82,15 @@ class TokenFile:
 
     @property
     def main(self) -> Secret:
-        """The one that may do everything."""
+        """The main token, which has all scopes."""
         return self._own or Secret(_read_token(self.path).strip())
 
     def holds(self, grant: Grant) -> bool:
-        """Still valid, with the same rights."""
+        """Return whether the grant is still valid with the same scopes."""
         return grant in self._grants or grant in self._lent.values()
 
     def refresh(self) -> bool:
-        """Read the files again if they have changed. What cannot be read lets nobody in."""
+        """Reload the files if they have changed. If they cannot be read, every token is refused."""
         stamp = self._look()
         if stamp == self._stamp:
             return False
@@ -97,14 +99,17 @@ class TokenFile:
             self._grants = self._read()
         except ConfigError:
             self._grants = ()
-            logger.exception("nobody is let in until the tokens can be read again")
+            logger.exception("token files cannot be read; refusing all tokens until they can")
         return True
 
     def lend(self, name: str, scopes: tuple[Scope, ...]) -> Secret:
-        """A token for a part of this program that comes in by the same door as everybody. It has sessions of its own,
-        stands in no file, and ends with the program, or when it is taken back or lent anew."""
+        """Issue a token for an internal client, such as a channel. It has sessions of its own and is never written to
+        disk.
+
+        It is valid until the process ends, or until it is revoked or issued again under the same name.
+        """
         if any(grant.principal.id == name for grant in self._grants):
-            raise ConfigError(f"{self._named_path}: {name!r} is a name that this program uses itself: take another one")
+            raise ConfigError(f"{self._named_path}: token name {name!r} is reserved: choose another name")
         token = secrets.token_urlsafe(32)
         self._lent[name] = Grant(Principal(name, "guest", scopes), _digest(token), f"@{name}/")
         return Secret(token)
@@ -113,9 +118,9 @@ class TokenFile:
         self._lent.pop(name, None)
 
     def rotate(self) -> Path:
-        """Put a new main token in the place of the old one."""
+        """Replace the main token with a new one and return the path of its file."""
         if self._own is not None:
-            raise ConfigError("the token comes from the settings: change it there")
+            raise ConfigError("cannot rotate the token: it is set in the settings; change it there")
         write_file(self.path, _new_token())
         self.refresh()
         return self.path
@@ -135,11 +140,11 @@ class TokenFile:
     def _accepted(self, token: str, where: str) -> str:
         token = token.strip()
         if not token:
-            raise ConfigError(f"{where} is blank: nobody could be told from anybody else")
+            raise ConfigError(f"{where} is empty: expected an access token")
         if strength(token) < STRONG:
             if self._exposed:
-                raise ConfigError(f"{where} is too weak to listen beyond this machine: take 22 random letters or more")
-            logger.warning("%s is weak; it is accepted because only this machine can reach the gateway", where)
+                raise ConfigError(f"{where} is too weak for a non-loopback address: use at least 22 random characters")
+            logger.warning("weak token accepted because the gateway only listens on loopback: token=%s", where)
         return token
 
     def _read_named(self) -> tuple[Grant, ...]:
@@ -148,7 +153,7 @@ class TokenFile:
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise ConfigError(f"{self._named_path} cannot be read: {error.strerror}") from error
+            raise ConfigError(f"cannot read {self._named_path}: {error.strerror}") from error
         try:
             lines = msgspec.json.decode(content, type=dict[str, Named])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -158,22 +163,24 @@ class TokenFile:
 
     def _grant(self, name: str, line: Named) -> Grant:
         if not _NAME.fullmatch(name) or name == "owner":
-            raise ConfigError(f"{self._named_path}: {name!r} is no name for a token: small letters, digits, - and _")
+            raise ConfigError(
+                f"{self._named_path}: invalid token name {name!r}: expected lowercase letters, digits, '-' and '_'"
+            )
         if bool(line.sha256) == bool(line.token):
-            raise ConfigError(f"{self._named_path}: {name} needs either token or sha256")
+            raise ConfigError(f"{self._named_path}: {name} needs either 'token' or 'sha256'")
         digest = bytes.fromhex(line.sha256)
         if line.token:
             digest = _digest(self._accepted(line.token, f"{self._named_path}: {name}"))
         scopes: tuple[Scope, ...] = tuple([scope for scope in ALL if scope in line.scopes])
         user = line.user or name
         if not _NAME.fullmatch(user) or user == "owner":
-            raise ConfigError(f"{self._named_path}: {name}: {user!r} is no name for a user")
+            raise ConfigError(f"{self._named_path}: {name}: invalid user name {user!r}")
         prefix = f"@{user}/" if line.sessions == "own" else ""
         return Grant(Principal(user, line.role or "guest", scopes), digest, prefix)
 
 
 def strength(token: str) -> float:
-    """The bits of a random text like this one; a text of few different characters has none."""
+    """Estimate the entropy of a token in bits. A token with few distinct characters has none."""
     if len(set(token)) < 10:
         return 0.0
     size = 16 if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", token) else 36 if token.isalnum() and token.islower() else 64
@@ -193,7 +200,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _make(path: Path) -> None:
-    """Make a token where there is none; of two processes that start at once, one makes it."""
+    """Create the token file if it does not exist. If two processes start at once, one of them creates it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists():
         return
@@ -210,26 +217,26 @@ def _read_token(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(_MOST + 1)
     except OSError as error:
-        raise ConfigError(f"the token file {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read token file {path}: {error.strerror}") from error
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the token file {path} is no text") from error
+        raise ConfigError(f"cannot read token file {path}: not UTF-8 text") from error
     if len(content) > _MOST or "\0" in text:
-        raise ConfigError(f"the token file {path} holds no token")
+        raise ConfigError(f"token file {path} is empty: expected an access token")
     _keep_private(path)
     return text
 
 
 def _keep_private(path: Path) -> None:
-    """Take the rights of others away from a file that holds tokens."""
+    """Remove the permissions of other users from a token file."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
-            logger.warning("%s could be read by others; now only its owner can", path)
+            logger.warning("token file was readable by other users; permissions fixed: path=%s", path)
             path.chmod(mode & 0o700)
     except OSError:
-        logger.warning("%s can be read by others, and that could not be changed", path)
+        logger.warning("token file is readable by other users and its permissions cannot be changed: path=%s", path)
 
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -241,31 +248,33 @@ _OWN_SITE = (b"same-origin", b"none")
 
 
 class OriginPolicy:
-    """Knows the names of this gateway, and the other sites whose pages may come in. Other names are those of somebody
-    who points his own at this address."""
+    """Checks the `Host` and `Origin` headers of requests.
+
+    Unknown hosts are refused to prevent DNS rebinding; origins of other sites must be allowed in the settings.
+    """
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str] = ()) -> None:
         self._hosts = {"localhost", "127.0.0.1", "[::1]"} | {_bracketed(host.strip().lower()) for host in hosts}
         self._origins = {origin.strip().lower().rstrip("/") for origin in origins} - {"*", "null"}
 
     def refusal(self, scope: Any) -> Refusal | None:
-        """(status, reason) for a request that must not come in, None for one that may."""
+        """Return the status and the reason if the request must be refused, else None."""
         headers: Headers = scope["headers"]
         host = _only(headers, b"host")
         name = _HOST.fullmatch(host.lower()) if host else None
         if host is None or name is None or name[1] not in self._hosts:
-            return 421, "this gateway has another name"
+            return 421, "host not allowed"
         if self.guest(scope) is not None:
             return None
         origins = [value for key, value in headers if key == b"origin"]
         if origins and (len(origins) > 1 or not _same(origins[0].decode("latin-1"), name)):
-            return 403, "another site's page may not come in"
+            return 403, "origin not allowed"
         if _cross_site(scope, headers):
-            return 403, "another site's page may not come in"
+            return 403, "origin not allowed"
         return None
 
     def guest(self, scope: Any) -> str | None:
-        """The origin of another site's page that may come in; None for all others."""
+        """Return the origin of the request if it is an allowed cross-site origin, else None."""
         origin = _only(scope["headers"], b"origin") if self._origins else None
         return origin if origin is not None and origin.lower() in self._origins else None
 
@@ -280,7 +289,7 @@ def _same(origin: str, host: re.Match[str]) -> bool:
 
 
 def _cross_site(scope: Any, headers: Headers) -> bool:
-    """A browser says itself that another site asks. Following a link to the page is no harm."""
+    """Return whether the browser marks the request as cross-site. Navigation to the web UI is allowed."""
     told = dict(headers)
     if told.get(b"sec-fetch-site", b"none") in _OWN_SITE:
         return False
@@ -303,21 +312,21 @@ _MOST_ADDRESSES = 10_000
 
 
 class Lockout:
-    """Counts wrong tokens per address; an address of IPv6 counts with its whole network."""
+    """Counts invalid tokens per client address. IPv6 addresses are counted per /64 network."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait(self, address: str) -> float:
-        """Seconds until this address may try again; 0 if it may now."""
+        """Return the seconds until this address may try again; 0 if it may now."""
         times = self._wrong.get(_network(address))
         if times is None or len(times) < MOST_WRONG:
             return 0.0
         return max(0.0, times[0] + WINDOW - self._clock.monotonic())
 
     def wrong(self, address: str) -> None:
-        """A wrong token came from this address."""
+        """Record an invalid token from this address."""
         key = _network(address)
         times = self._wrong.setdefault(key, deque(maxlen=MOST_WRONG))
         times.append(self._clock.monotonic())
@@ -337,18 +346,19 @@ def _network(address: str) -> str:
 
 
 class Authenticator:
-    """One per process that listens, whatever its role."""
+    """Authenticates tokens, with a lockout per client address. One instance per listening process."""
 
     def __init__(self, settings: GatewaySettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.tokens = TokenFile(settings.home, settings.token, exposed=settings.exposed)
         own = () if settings.host in EVERYWHERE else (settings.host,)
         self.guard = OriginPolicy((*settings.hosts, *own), settings.origins)
         self.suspended: frozenset[str] = frozenset()
-        """Users whose keys open nothing."""
+        """Users whose tokens are refused."""
         self._lockout = Lockout(clock)
 
     def admit(self, address: str, token: str) -> tuple[float, Grant | None]:
-        """(seconds to wait, the token's owner): one of them is nothing, or both when the token is wrong."""
+        """Return the seconds to wait and the grant of the token. The grant is None if the token is invalid or locked
+        out."""
         if wait := self._lockout.wait(address):
             return wait, None
         grant = self.tokens.who(token)
@@ -360,28 +370,28 @@ class Authenticator:
 
 
 PATHS = ("/v1/", "/ag-ui/")
-"""Where they may ask; everything else here is for our own page."""
+"""Paths that allowed cross-site origins may request."""
 _FIELDS = re.compile(rb"[a-z0-9, -]{1,2000}", re.IGNORECASE)
 _METHODS = b"GET, POST"
 _MINUTES = b"600"
 
 
 def is_preflight(scope: Any) -> bool:
-    """The browser asks first whether the page may ask."""
+    """Return whether the request is a CORS preflight."""
     return scope["method"] == "OPTIONS" and any(
         name == b"access-control-request-method" for name, _ in scope["headers"]
     )
 
 
 def headers_for(origin: str | None, scope: Any) -> Headers:
-    """For the one origin that asked, never for all; nothing for our own page."""
+    """Return the CORS headers for an allowed origin; none for same-origin requests."""
     if origin is None or not scope["path"].startswith(PATHS):
         return []
     return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
 
 
 def preflight_headers(origin: str, scope: Any) -> Headers:
-    """Which requests the page may make: with the fields that it asked for, and never with cookies."""
+    """Return the headers that answer a CORS preflight. The requested headers are allowed; cookies are not."""
     found = headers_for(origin, scope)
     if found:
         found += [(b"access-control-allow-methods", _METHODS), (b"access-control-max-age", _MINUTES)]

@@ -1,4 +1,4 @@
-"""A process that runs runs for a cluster, and whose door tells no more than how it is."""
+"""Cluster support: following runs of other processes, event logs of workers, metrics, membership, worker processes."""
 
 import asyncio
 import logging
@@ -14,6 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 
+from atlas_agents.agents.atlas import Atlas
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Form, Question
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.events import (
@@ -45,8 +47,6 @@ from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.members import Backlog
 from atlas_agents.dispatch.notifications import Notification
 from atlas_agents.dispatch.queue import QueueWorker
-from atlas_agents.engine.atlas import Atlas
-from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.asgi import App, Readiness, vital_routes
 from atlas_agents.gateway.auth import Authenticator
 from atlas_agents.gateway.convert import ANSWERS, core_part, model_of
@@ -69,7 +69,7 @@ from atlas_agents.gateway.telemetry import Metrics
 
 
 class EventDecoder:
-    """One run's events for one listener. What the wire does not say (bindings, costs) is not said here either."""
+    """Decodes the wire events of one run into core events. Bindings and costs are not on the wire and stay empty."""
 
     def __init__(self, session: str, hear: Callable[[Event], None]) -> None:
         self._session = session
@@ -139,7 +139,7 @@ def _usage(usage: UsageShape) -> Usage:
 
 
 def core_message(shape: MessageShape) -> Message:
-    """The message, without what is a vendor's own."""
+    """Convert a wire message to a core message, without vendor-specific parts."""
     return Message(shape.role, tuple(map(_part, shape.parts)), shape.id, shape.created_at, shape.metadata)
 
 
@@ -183,26 +183,29 @@ _PAGE = 256
 _BATCH_DELAY = 0.5
 _LOOK = 0.05
 _GRACE = 3.0
-"""Seconds that the owner of a run has for its last word after its end is written; then it is said in its place."""
+"""Seconds to wait for the owner of a finished run to write its terminal event before writing it here."""
 
 
 class RemoteRuns:
-    """Follows those runs that somebody here listens to, or waits for; of the others it knows that they are open."""
+    """Follows runs of other processes that a client of this process subscribes to or waits for.
+
+    Of all other runs it only knows that they are open.
+    """
 
     def __init__(self, runs: RunRegistry, store: Store, tenant: str) -> None:
         self._runs = runs
         self._store = store
         self._tenant = tenant
         self._open: dict[str, str] = {}
-        """The sessions of open runs, as far as they are known."""
+        """Session key by id of each open run that is known."""
         self._busy: Counter[str] = Counter()
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
         self._heard: dict[str, list[tuple[int, EventDecoder]]] = {}
-        self._tasks = BackgroundTasks("runs of other processes", expected=StoreError)
+        self._tasks = BackgroundTasks("remote runs", expected=StoreError)
 
     def attend(self, run_id: str, session: str) -> RunLog:
-        """Follow a run from its first word on."""
+        """Follow a run from its first event."""
         log = self._runs.get(run_id)
         if log is None:
             self._know(run_id, session)
@@ -212,7 +215,7 @@ class RemoteRuns:
         return log
 
     async def attend_open(self, rows: Sequence[RunRow]) -> None:
-        """Follow these, and wait until all that they have said so far is heard."""
+        """Follow these runs and return when all events written so far have been read."""
         reading = [self._reading.get(self.attend(row.id, row.session).run_id) for row in rows]
         if waiting := [task for task in reading if task is not None]:
             await asyncio.wait(waiting)
@@ -221,7 +224,7 @@ class RemoteRuns:
         return self._busy[session] > 0
 
     async def feed(self, row: RunRow, hear: Hear) -> None:
-        """Tell a listener all that a run says, from the first word to the last."""
+        """Send every event of a run to a listener, from the first to the terminal one."""
         retelling, seq = EventDecoder(row.session, hear), 0
         while True:
             log = self._runs.get(row.id)
@@ -241,7 +244,7 @@ class RemoteRuns:
         await self._runs.ended(row.id)
 
     async def last_words(self, row: RunRow) -> None:
-        """Leave the owner of a run that has just ended the time to say its last word itself."""
+        """Give the owner of a run that has just finished time to write its terminal event."""
         began, ended = time.monotonic(), (row.ended_at or 0) / 1000
         while row.epoch and time.monotonic() - began < _GRACE and abs(time.time() - ended) < 20 * _GRACE:
             rows = await self._store.events(self._tenant, row.id, after=max(0, row.events - 1024))
@@ -250,7 +253,7 @@ class RemoteRuns:
             await asyncio.sleep(_LOOK)
 
     def notice(self, notice: Notification) -> None:
-        """Another process, or this one, has committed something."""
+        """Handle a notification that this or another process has committed something."""
         log = self._runs.get(notice.id)
         match notice.kind:
             case "begun" | "stop":
@@ -271,7 +274,7 @@ class RemoteRuns:
                 pass
 
     def renewed(self) -> None:
-        """News may have been missed: look at everything."""
+        """Check everything again, because notifications may have been missed."""
         self._tasks.spawn(self._look_round())
 
     async def _look_round(self) -> None:
@@ -288,7 +291,7 @@ class RemoteRuns:
                 self._tasks.spawn(self._heal(log))
 
     def _wanted(self, run_id: str) -> None:
-        """Follow a run if somebody hears its session."""
+        """Follow a run if a client subscribes to its session."""
         session = self._open.get(run_id)
         if session is None:
             self._tasks.spawn(self._find(run_id))
@@ -313,7 +316,7 @@ class RemoteRuns:
         return session
 
     async def _heal(self, log: RunLog) -> None:
-        """A run has ended: if its last word does not come, it is said here."""
+        """Write the terminal event of a finished run if its owner does not."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_GRACE):
                 await self._runs.ended(log.run_id)
@@ -325,7 +328,7 @@ class RemoteRuns:
             self._look(log)
 
     def _look(self, log: RunLog) -> None:
-        """Read on; what is written while that is done is read, too."""
+        """Read new events until there are none, including those written in the meantime."""
         if log.run_id in self._reading:
             self._again.add(log.run_id)
             return
@@ -334,7 +337,7 @@ class RemoteRuns:
     async def _read(self, log: RunLog) -> None:
         try:
             await self._read_on(log)
-        finally:  # at once: what is told between the end of a task and its callbacks would be read by nobody
+        finally:  # here, not in a done callback: an event reported between the two would be missed
             self._reading.pop(log.run_id, None)
 
     async def _read_on(self, log: RunLog) -> None:
@@ -343,13 +346,13 @@ class RemoteRuns:
             try:
                 rows = await self._store.events(self._tenant, log.run_id, after=log.seq, limit=_PAGE)
             except StoreError as trouble:
-                logger.warning("what a run says elsewhere cannot be read at the moment: %s", trouble)
+                logger.warning("events of a remote run cannot be read; retrying: %s", trouble)
                 await asyncio.sleep(_BATCH_DELAY)
                 continue
             if rows:
                 self._tell(log, self._runs.heard(log, rows))
             if len(rows) < _PAGE and log.run_id not in self._again:
-                return  # of what is written later there is news
+                return  # a notification announces anything written later
 
     def _tell(self, log: RunLog, events: Sequence[tuple[int, RunEvent]]) -> None:
         for after, retelling in self._heard.get(log.run_id, ()):
@@ -365,12 +368,12 @@ class RemoteRuns:
 
 
 _RETRY_DELAY = 0.04
-"""Seconds that words wait for others: whoever listens hears them when they are written."""
+"""Seconds to collect text deltas before they are written; subscribers see them after the write."""
 _LAST_WORDS = 2.0
 
 
 class WorkerEventLog:
-    """One per process that runs runs."""
+    """Persists the events of the runs of this process. One per worker process."""
 
     def __init__(self, atlas: Atlas, metrics: Metrics, grace: float, hurry: asyncio.Event | None = None) -> None:
         self._atlas = atlas
@@ -383,8 +386,9 @@ class WorkerEventLog:
         self._tasks.spawn(self.runs.writer.run())
 
     async def taken(self, turn: RunningTurn, row: RunRow) -> None:
-        """Write down what a run says that was taken on here. Its numbers go on where the last owner's end; that can be
-        said once nobody else can use any."""
+        """Log the events of a run that this process has taken over. Numbering continues after the previous owner's last
+        event, which is final once that owner is fenced off.
+        """
         stream = cast(AtlasStream, turn)
         await stream.begun()
         row = await self._store.run(self._atlas.tenant, row.id) or row
@@ -392,7 +396,7 @@ class WorkerEventLog:
             await follow_on(self.runs, self._atlas, stream, row)
 
     async def stop(self) -> None:
-        """Runs end, or are left to others; what they said is written."""
+        """Write the remaining events of runs that have finished or were released."""
         self.runs.stopping = True
         await close_within(self._atlas, self._grace, self._hurry)
         await self.runs.settle(_LAST_WORDS)
@@ -400,7 +404,7 @@ class WorkerEventLog:
 
 
 async def follow_on(runs: RunRegistry, atlas: Atlas, stream: AtlasStream, row: RunRow) -> None:
-    """Follow a run that goes on: what it was saying is withdrawn, and what joined its session before is known."""
+    """Follow a resumed run: withdraw its incomplete message and load the messages that joined its session before."""
     store = cast(Store, atlas.store)
     kept = await store.messages(atlas.tenant, row.session) if row.events else []
     agent = next((agent for agent in atlas.agents if agent.id == row.agent_id), None)
@@ -409,7 +413,7 @@ async def follow_on(runs: RunRegistry, atlas: Atlas, stream: AtlasStream, row: R
 
 
 class ClusterFigures(Collector):
-    """Of one that works: what it has at hand. Of the one that leads: what all of them have before them."""
+    """Prometheus collector: the load of this worker and, on the leader, the queue of the cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -417,27 +421,33 @@ class ClusterFigures(Collector):
     def collect(self) -> Iterable[Metric]:
         cluster = self._cluster
         standing = cluster.standing
-        yield _gauge("atlas_draining", "1 while it takes no more turns and is about to end", standing.draining)
+        yield _gauge("atlas_draining", "1 while the worker is draining and takes no new turns", standing.draining)
         if cluster.worker is not None:
-            yield _gauge("atlas_cluster_leads", "1 at the one that sees to jobs and lost workers", cluster.leads)
-            yield _gauge("atlas_worker_capacity", "Turns that it has at hand at most", standing.capacity)
+            yield _gauge(
+                "atlas_cluster_leads",
+                "1 on the leader, which runs jobs and reassigns runs of dead workers",
+                cluster.leads,
+            )
+            yield _gauge("atlas_worker_capacity", "Maximum number of concurrent turns", standing.capacity)
             yield from _of_worker(cluster.worker)
         if cluster.backlog is not None:
             yield from _of_leader(cluster.backlog)
 
 
 def _of_worker(worker: QueueWorker) -> Iterable[Metric]:
-    yield _gauge("atlas_worker_runs", "Turns that it has at hand", worker.at_hand)
-    yield _gauge("atlas_worker_heartbeat_age_seconds", "Since it could last say that it is well", worker.silent)
-    yield _counter("atlas_worker_taken", "Turns that it has taken out of the queue", worker.taken)
-    yield _counter("atlas_worker_finished", "Turns of those that have ended", worker.finished)
-    yield _counter("atlas_worker_given_back", "Turns of those that were left to others", worker.given_back)
+    yield _gauge("atlas_worker_runs", "Turns running on this worker", worker.at_hand)
+    yield _gauge("atlas_worker_heartbeat_age_seconds", "Seconds since the last successful heartbeat", worker.silent)
+    yield _counter("atlas_worker_taken", "Turns taken from the queue", worker.taken)
+    yield _counter("atlas_worker_finished", "Taken turns that have finished", worker.finished)
+    yield _counter("atlas_worker_given_back", "Taken turns that were released to other workers", worker.given_back)
 
 
 def _of_leader(backlog: Backlog) -> Iterable[Metric]:
-    yield _gauge("atlas_cluster_queue_waiting", "Turns that wait for a worker, seen by the leader", backlog.waiting)
-    yield _gauge("atlas_cluster_queue_taken", "Turns that workers have, seen by the leader", backlog.taken)
-    yield _gauge("atlas_cluster_queue_lag_seconds", "How long the first turn has waited for a worker", backlog.lag)
+    yield _gauge("atlas_cluster_queue_waiting", "Turns waiting for a worker, as seen by the leader", backlog.waiting)
+    yield _gauge("atlas_cluster_queue_taken", "Turns assigned to workers, as seen by the leader", backlog.taken)
+    yield _gauge(
+        "atlas_cluster_queue_lag_seconds", "Seconds the oldest queued turn has waited for a worker", backlog.lag
+    )
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:
@@ -449,7 +459,7 @@ def _counter(name: str, help: str, value: float) -> Metric:
 
 
 class ClusterMembership:
-    """`works` says whether runs are run here, too."""
+    """Makes a gateway a member of a cluster. `works` says whether this process also executes runs."""
 
     def __init__(self, cluster: Cluster, *, works: bool) -> None:
         self._cluster = cluster
@@ -457,7 +467,7 @@ class ClusterMembership:
 
     @asynccontextmanager
     async def held(self, hub: Hub, door: str) -> AsyncGenerator[None, None]:
-        """A member as long as the block lasts; `door` is where clients find the gateway."""
+        """Be a member while the block runs. `door` is the URL at which clients reach the gateway."""
         hub.metrics.add(ClusterFigures(self._cluster))
         far = RemoteRuns(hub.runs, hub.store, hub.atlas.tenant)
         hub.runs.far = far
@@ -470,14 +480,16 @@ class ClusterMembership:
             leaving.push_async_callback(far.close)
             await leaving.enter_async_context(self._cluster.joined("all" if self._works else "gateway", door))
             if self._works:
-                own = Metrics()  # what this process runs is heard and counted here, too, when somebody follows it
+                own = (
+                    Metrics()
+                )  # separate: runs of this process are also counted when a client of this process follows them
                 scribe = WorkerEventLog(hub.atlas, own, hub.settings.grace, hub.hurry)
                 await leaving.enter_async_context(self._cluster.at_work(scribe.taken, scribe.stop))
             yield
 
 
 def _hear(hub: Hub, far: RemoteRuns, notice: Notification) -> None:
-    """Something was committed, here or elsewhere: tell those who keep lists."""
+    """Forward a committed change to the subscribers of the lists it affects."""
     match notice.kind:
         case "audit":
             hub.audit.look()
@@ -497,20 +509,20 @@ def _look_round(hub: Hub, far: RemoteRuns) -> None:
 
 
 def _by_notice(session: str = "") -> None:
-    """Those who keep lists hear of it when it is committed, wherever that was."""
+    """Do nothing: in a cluster, list subscribers are notified when the change is committed."""
 
 
 class WorkerHealthServer:
-    """Where the settings say; they are those of a gateway's door."""
+    """HTTP server for the health, readiness and metrics endpoints of a worker."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self.url = ""
-        """Where it is, once it is open."""
+        """URL of the server while it is open."""
 
     @asynccontextmanager
     async def opened(self, readiness: Readiness, metrics: Metrics) -> AsyncGenerator[str, None]:
-        """Open as long as the block lasts; its address."""
+        """Serve while the block runs; yield the URL."""
         settings, begun = self._settings, time.monotonic()
         porch = Authenticator(settings)
         routes = vital_routes(readiness, metrics, lambda: round(time.monotonic() - begun, 3), exposed=settings.exposed)
@@ -533,8 +545,11 @@ async def work(
     *,
     door: WorkerHealthServer | None = None,
 ) -> None:
-    """Run runs until SIGTERM or SIGINT; then no more are taken, and those under way have `grace` seconds to end before
-    they are left to others. Told so once more, it waits for none of them. The door is open to the end."""
+    """Execute runs until SIGTERM or SIGINT.
+
+    Then no more runs are taken, and running ones have `grace` seconds to finish before they are released to other
+    workers. A second signal releases them at once. The health server stays open to the end.
+    """
     stop, hurry = asyncio.Event(), asyncio.Event()
     metrics, readiness = Metrics(), Readiness(cluster.look)
     metrics.add(ClusterFigures(cluster))

@@ -1,4 +1,4 @@
-"""One socket: the first frame, requests and their answers, events, and how it ends."""
+"""Client connection over one WebSocket: authentication, requests and responses, events, and closing."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class ClientConnection:
-    """A client that has shown a right token, or has yet to."""
+    """A client on a WebSocket, before and after it has authenticated."""
 
     __slots__ = (
         *("_link", "_tasks", "address", "full", "grant", "hub", "incoming", "jobs", "lists", "on_close", "sessions"),
@@ -45,17 +45,17 @@ class ClientConnection:
         self.full = False
         self.grant: Grant | None = None
         self.on_close: set[Callable[[], object]] = set()
-        """What is to be undone when the socket is gone."""
+        """Callbacks to run when the socket is closed."""
         self.sessions: set[str] = set()
         self.lists = False
         self.incoming: list[str] = []
-        """Pieces of a session that is being carried here."""
+        """Parts of a session that the client is importing."""
         self.jobs = False
         self._link = link
         self._tasks = BackgroundTasks("connection")
 
     async def serve(self, receive: Receive) -> None:
-        """From the first frame to the last."""
+        """Handle the connection from its first frame until it is closed."""
         if not await self._welcome(receive):
             return
         self.hub.connections.add(self)
@@ -69,7 +69,7 @@ class ClientConnection:
             self._leave()
 
     def put(self, frame: bytes) -> bool:
-        """Send a frame; False if the socket is gone."""
+        """Send a frame; return False if the socket is closed."""
         sent = self._link.put(frame)
         if not sent and self._link.slow:
             self._link.slow = False
@@ -78,7 +78,7 @@ class ClientConnection:
         return sent
 
     async def room(self) -> bool:
-        """Wait until there is room for more; False if the socket is gone."""
+        """Wait until the send buffer has room; return False if the socket is closed."""
         return await self._link.room()
 
     def close(self, code: int, reason: str) -> None:
@@ -86,7 +86,7 @@ class ClientConnection:
         self._leave()
 
     def hear(self, session: str) -> Channel:
-        """Hear a session from this tick on."""
+        """Subscribe to a session, starting in this event loop tick."""
         self.sessions.add(session)
         return self.hub.runs.listen(session, self)
 
@@ -95,32 +95,32 @@ class ClientConnection:
         self.hub.runs.leave(session, self)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside the requests, as long as the socket lives."""
+        """Run a task beside the requests; it is cancelled when the socket is closed."""
         self._tasks.spawn(work)
 
     @property
     def who(self) -> Grant:
-        """The owner of the token that was shown."""
+        """Return the grant of the authenticated token."""
         if self.grant is None:
-            raise ProtocolError("FORBIDDEN", "no token was shown")
+            raise ProtocolError("FORBIDDEN", "not authenticated: send an auth frame first")
         return self.grant
 
     async def _welcome(self, receive: Receive) -> bool:
-        """Read the first frame and answer it; False if that was the last one."""
+        """Read and answer the auth frame; return False if the connection was refused."""
         try:
             async with asyncio.timeout(self.hub.settings.auth_timeout):
                 frame = _content(await receive())
         except TimeoutError:
-            return self._refuse(BAD_FIRST_FRAME, "no token in time")
+            return self._refuse(BAD_FIRST_FRAME, "no auth frame received in time")
         if frame is None:
             return False
         try:
             auth = _first.decode(frame)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return self._refuse(BAD_FIRST_FRAME, "the first frame must be auth")
+            return self._refuse(BAD_FIRST_FRAME, "the first frame must be an auth frame")
         wait, self.grant = self.hub.porch.admit(self.address, auth.token)
         if self.grant is None:
-            words = f"too many wrong tokens; wait {wait:.0f} s" if wait else "invalid token"
+            words = f"too many invalid tokens; retry in {wait:.0f} s" if wait else "invalid token"
             self._link.put(_encoder.encode(AuthErrorFrame("auth", False, words)))
             return self._refuse(BAD_TOKEN, "unauthorized")
         self.full = auth.protocol >= PROTOCOL
@@ -156,7 +156,9 @@ class ClientConnection:
         if not bound.method.waits:
             self.put(await dispatch.answer(request, bound, self))
         elif len(self._tasks) >= _MOST_WAITING:
-            self.put(dispatch.failed(id, ProtocolError("LIMIT_EXCEEDED", "too many requests wait on this socket")))
+            self.put(
+                dispatch.failed(id, ProtocolError("LIMIT_EXCEEDED", "too many pending requests on this connection"))
+            )
         else:
             self.spawn(self._answer_later(request, bound))
 
@@ -173,7 +175,7 @@ class ClientConnection:
 
 
 def _content(message: Any) -> str | bytes | None:
-    """The frame in a message from the socket; None when it is closed."""
+    """Return the frame in an ASGI message, or None if the socket is closed."""
     if message["type"] != "websocket.receive":
         return None
     text = message.get("text")

@@ -1,8 +1,9 @@
-"""What a model is called."""
+"""Conversion between core values and the shapes of the wire protocol."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from atlas_agents.agents.agent import Agent
 from atlas_agents.core.approvals import Decision as CoreDecision
 from atlas_agents.core.approvals import Form, Question
 from atlas_agents.core.events import (
@@ -27,7 +28,6 @@ from atlas_agents.core.events import (
 from atlas_agents.core.messages import File, Image, Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.core.messages import Part as CorePart
 from atlas_agents.core.store import Session, StoredMessage
-from atlas_agents.engine.agent import Agent
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.types import (
     ApprovalShape,
@@ -65,7 +65,7 @@ Shown: TypeAlias = wire.RunEvent | None
 
 
 class Translator:
-    """One run's events. It remembers the usage until the last word."""
+    """Converts the events of one run to wire events. It keeps the usage until the terminal event."""
 
     __slots__ = ("_hide", "_model", "_notice", "_usage")
 
@@ -76,7 +76,7 @@ class Translator:
         self._usage = Usage()
 
     def of(self, event: Event) -> Shown:
-        """The wire's word for an event, or None where the wire has none."""
+        """Return the wire event for a core event, or None if the protocol has none."""
         if type(event) is StreamChunk:
             return wire.ChatDelta(event.stream_id, event.text)
         match event:
@@ -130,14 +130,14 @@ def usage_shape(usage: Usage) -> UsageShape:
 
 
 def message_shape(message: Message, run_id: str = "", seq: int = 0) -> MessageShape:
-    """A message without what is a vendor's own."""
+    """Convert a message to its wire shape, without vendor-specific parts."""
     took: dict[str, int] = message.metadata.get("durations") or {}
     parts = tuple([part for each in message.parts if (part := _part(each, took)) is not None])
     return MessageShape(message.id, message.role, parts, message.created_at, run_id, seq, message.metadata)
 
 
 def newest(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMessage]:
-    """The last ones that fit into a frame that any client takes: so many, and not too large together."""
+    """Return the last messages that fit into one frame, by number and by size."""
     size, first = 0, len(rows)
     while first > max(0, len(rows) - limit) and (size := size + len(rows[first - 1].body)) <= _PAGE_BYTES:
         first -= 1
@@ -236,7 +236,7 @@ def _form(form: Form) -> FormShape:
 
 
 def _folder(question: Question) -> str:
-    """Where it would be done: where the tool says, if it looked that up, else where this process is."""
+    """Return the folder the call would run in: the tool's own, else the working directory."""
     match question.facts:
         case {"folder": str(folder)}:
             return folder
@@ -245,7 +245,7 @@ def _folder(question: Question) -> str:
 
 
 def _command(question: Question) -> str:
-    """What would be done, in one line: a shell's command as it is, of other tools their call; what a form is for."""
+    """Return one line that says what needs approval: a shell command, a tool call, or the purpose of a form."""
     if question.form is not None:
         return question.message
     command: Any = question.arguments.get("command")
@@ -268,7 +268,7 @@ def session_shape(session: Session, key: str, *, running: bool) -> SessionShape:
 
 
 def model_of(agent: Agent, registry: Registry) -> str:
-    """The name of the model that an agent speaks with first."""
+    """Return the name of an agent's primary model."""
     return name_of(agent.models[0]) if agent.models else registry.default_model or ""
 
 

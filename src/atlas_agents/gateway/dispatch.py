@@ -1,4 +1,4 @@
-"""From a frame to the method it names and back to a frame. Knows no single method."""
+"""Request dispatch: decodes a frame, calls the method it names and encodes the response."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ _RETRY_AFTER_MS = 1000
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """A method of the table and the function behind it."""
+    """A method of the protocol and its handler."""
 
     method: Method
     call: Call
@@ -42,13 +42,13 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 class Methods:
-    """The functions behind the table. A family of methods adds its own."""
+    """The handlers of the protocol's methods."""
 
     def __init__(self) -> None:
         self._bound: dict[str, Bound] = {}
 
     def add(self, name: str) -> Callable[[Call], Call]:
-        """Put the function below behind a method of the table; a name that is not there is a KeyError, at once."""
+        """Return a decorator that registers a handler. Raises KeyError if the protocol has no such method."""
         method = METHODS[name]
 
         def bind(call: Call) -> Call:
@@ -66,32 +66,32 @@ class Methods:
 
 
 class Dispatch:
-    """Answers requests: finds the method, asks for the scope, reads the params, calls."""
+    """Answers requests: looks up the method, checks the scope, decodes the parameters and calls the handler."""
 
     def __init__(self, methods: Methods, metrics: Metrics) -> None:
         self.methods = methods
         self._metrics = metrics
 
     def read(self, frame: str | bytes) -> RequestFrame:
-        """The request in a frame; Fault if there is none."""
+        """Decode the request in a frame; raise ProtocolError if it is not one."""
         try:
             return _requests.decode(frame)
         except msgspec.ValidationError as error:
-            raise ProtocolError("BAD_FRAME", f"no request: {error}") from None
+            raise ProtocolError("BAD_FRAME", f"invalid request: {error}") from None
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            raise ProtocolError("PARSE_ERROR", "no JSON") from None
+            raise ProtocolError("PARSE_ERROR", "the frame is not valid JSON") from None
 
     def find(self, request: RequestFrame, grant: Grant) -> Bound:
-        """The method that is asked for, if whoever asks may use it."""
+        """Return the requested method; raise ProtocolError if it is unknown or the grant lacks its scope."""
         bound = self.methods.find(request.method)
         if bound is None:
-            raise ProtocolError("METHOD_NOT_FOUND", "there is no such method")
+            raise ProtocolError("METHOD_NOT_FOUND", f"unknown method {request.method!r}")
         if not grant.may(bound.method.scope):
-            raise ProtocolError("FORBIDDEN", f"{request.method} needs the scope {bound.method.scope}")
+            raise ProtocolError("FORBIDDEN", f"{request.method} requires the scope '{bound.method.scope}'")
         return bound
 
     async def answer(self, request: RequestFrame, bound: Bound, caller: Any) -> bytes:
-        """The answer as a frame, whatever comes of the call."""
+        """Call the handler and return the response frame, whether it succeeds or fails."""
         begun = time.perf_counter()
         try:
             result = await bound.call(caller, _params(request, bound))
@@ -120,7 +120,7 @@ def _params(request: RequestFrame, bound: Bound) -> Any:
 
 
 def id_of(frame: str | bytes) -> str | int | float | None:
-    """The id of a frame that is no request otherwise; None if that cannot be read either."""
+    """Return the id of a frame that is not a valid request, or None if it has none."""
     try:
         found = msgspec.json.decode(frame)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -130,27 +130,27 @@ def id_of(frame: str | bytes) -> str | int | float | None:
 
 
 def fault_of(error: Exception) -> ProtocolError:
-    """What a client is told about an error from below; the log has the rest."""
+    """Convert an exception to the error a client receives. Details of unexpected ones are only logged."""
     match error:
         case SessionBusy():
-            return ProtocolError("BUSY", "the session has a turn under way", retry_after_ms=_RETRY_AFTER_MS)
+            return ProtocolError("BUSY", "a turn is already running in this session", retry_after_ms=_RETRY_AFTER_MS)
         case Conflict():
-            return ProtocolError("CONFLICT", "the same key was used before, for something else")
+            return ProtocolError("CONFLICT", "this idempotency key was already used for a different request")
         case NotFound():
-            return ProtocolError("INVALID_PARAMS", "there is no such thing")
+            return ProtocolError("INVALID_PARAMS", "not found")
         case StoreFull():
             return ProtocolError(
-                "UNAVAILABLE", "the store is full: nothing more can be kept", retry_after_ms=_RETRY_AFTER_MS
+                "UNAVAILABLE", "the store is full: nothing more can be written", retry_after_ms=_RETRY_AFTER_MS
             )
         case StoreError():
-            logger.error("the store could not be used: %s", error)
-            return ProtocolError("UNAVAILABLE", "nothing can be kept at the moment", retry_after_ms=_RETRY_AFTER_MS)
+            logger.error("store error: %s", error)
+            return ProtocolError("UNAVAILABLE", "the store is temporarily unavailable", retry_after_ms=_RETRY_AFTER_MS)
         case QuotaExceeded():
             return ProtocolError("LIMIT_EXCEEDED", str(error))
         case ConfigError() | ToolFault():
             return ProtocolError("INVALID_PARAMS", str(error))
         case Refused():
-            return ProtocolError("FORBIDDEN", f"refused: {error}")
+            return ProtocolError("FORBIDDEN", f"forbidden: {error}")
         case _:
-            logger.error("a method failed", exc_info=error)
-            return ProtocolError("INTERNAL", "something went wrong here; it is in the server's log")
+            logger.error("method failed", exc_info=error)
+            return ProtocolError("INTERNAL", "internal error; details are in the gateway log")

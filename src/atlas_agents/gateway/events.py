@@ -1,4 +1,4 @@
-"""Writes what runs say: often enough that little is lost, seldom enough that it costs little."""
+"""Event log of runs: numbering, persistence in batches, live delivery to subscribers, and replay."""
 
 import asyncio
 import logging
@@ -17,21 +17,21 @@ from atlas_agents.gateway.protocol.events import full, name_of, plain
 from atlas_agents.gateway.protocol.types import Part, PlanStepShape, TextPart, ThinkingPart, ToolResultPart
 
 RANGE = 512
-"""So many numbers are reserved at once: after a sudden end, none of them is used again."""
+"""Event numbers reserved at once. Reserved numbers that were not used before a crash are never used."""
 _LOW = 128
 _RECENT = 64
 _TAIL = 32 * 1024
 _JOINED = 1024
-"""So many characters are told in one piece at most, where pieces are joined."""
+"""Maximum number of characters in one event made of several text deltas."""
 _WORDS = (wire.ChatDelta, wire.ChatReasoning)
 _WRITTEN_FIRST = frozenset(
     ("tool.call", "tool.result", "exec.approval_request", "approval.resolved", "chat.final", "chat.error")
 )
-"""Nobody hears of these before they are on the disk."""
+"""Events that are delivered only after they have been written."""
 
 
 class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
-    """An event in its place."""
+    """An event with its number in the run."""
 
     seq: int
     name: str
@@ -39,7 +39,7 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tail:
-    """The last of what a tool said while it runs: so many characters."""
+    """The last characters of a running tool's output, up to a limit."""
 
     __slots__ = ("_size", "lines")
 
@@ -55,7 +55,7 @@ class Tail:
 
 
 class PartialMessage:
-    """What was told and is not yet a message that is kept: for those who come in the middle."""
+    """Content that was delivered but is not yet part of a stored message, for clients that subscribe mid-turn."""
 
     __slots__ = ("_progress", "_questions", "_results", "_text", "_thinking", "plan")
 
@@ -79,7 +79,7 @@ class PartialMessage:
                 self.plan = steps
             case wire.ChatMessage(_, message) if message.role == "assistant":
                 self._withdraw()
-            case wire.ChatMessage(_, message) if message.role == "tool":  # kept with the reply that follows it
+            case wire.ChatMessage(_, message) if message.role == "tool":  # stored with the reply that follows it
                 self._results.clear()
             case _:
                 self._see_tool(event)
@@ -104,12 +104,12 @@ class PartialMessage:
 
     @property
     def approval(self) -> wire.ApprovalRequested | None:
-        """The oldest question that waits for an answer."""
+        """Return the oldest pending approval."""
         return next(iter(self._questions.values()), None)
 
     @property
     def progress(self) -> dict[str, tuple[str, ...]]:
-        """What tools that run have said, as far back as it is kept."""
+        """Return the recent output of running tools, by call id."""
         return {call_id: tuple(tail.lines) for call_id, tail in self._progress.items()}
 
     @property
@@ -120,14 +120,15 @@ class PartialMessage:
 
 
 def _nobodys() -> None:
-    """Whoever writes it need not own the run."""
+    """Check nothing: the events of this run may be written without owning it."""
 
 
 class RunLog:
-    """One run that is under way here, or elsewhere and heard of through the store. `seq` was given last, `written` and
-    `told` are how far it got. `epoch` says under which the run is owned here: who has lost it writes nothing more.
+    """Event log of one run that is executed here, or followed here through the store.
 
-    Where nobody hears it before it is written, it `joins` words that are written together: one event says them all.
+    `seq` is the last number given; `written` and `told` are the last numbers written and delivered. `epoch` is the
+    fencing token: a process that has lost the run writes nothing more. With `joins`, text deltas that are written
+    together become one event; that requires that events are delivered only after they are written.
     """
 
     __slots__ = (
@@ -166,13 +167,13 @@ class RunLog:
         self.ended = False
         self.draft = PartialMessage()
         self.messages: set[str] = set()
-        """Messages that were told of."""
+        """Ids of the messages that were announced."""
         self._entries: deque[LoggedEvent] = deque()
         self._untold: deque[tuple[LoggedEvent, wire.RunEvent]] = deque()
         self._begun = 0
 
     def add(self, event: wire.RunEvent) -> bool:
-        """Give an event its number; True if it should be written at once."""
+        """Number an event and append it; return whether it must be written at once."""
         if self._joins and self._join(event):
             return False
         self._last = event
@@ -183,7 +184,7 @@ class RunLog:
         return self.seq > self.reserved - _LOW or entry.name in _WRITTEN_FIRST
 
     def _join(self, event: wire.RunEvent) -> bool:
-        """Let the last event say this, too, if it says words of the same kind and nobody has seen it."""
+        """Merge a text delta into the last event if that has the same kind and was not delivered yet."""
         last = self._last
         if not isinstance(event, _WORDS) or not isinstance(last, _WORDS) or last.event != event.event:
             return False
@@ -198,7 +199,7 @@ class RunLog:
         return True
 
     def tell(self) -> list[LoggedEvent]:
-        """The events that may be told now, in order; they count as told."""
+        """Return the events that can be delivered now, in order, and mark them as delivered."""
         ready: list[LoggedEvent] = []
         untold = self._untold
         while untold:
@@ -214,7 +215,7 @@ class RunLog:
         return ready
 
     def hear(self, rows: Sequence[EventRow]) -> list[tuple[LoggedEvent, wire.RunEvent | None]]:
-        """Events that another process has written, in order: they may be told."""
+        """Append events written by another process, in order, and return them for delivery."""
         heard = [(LoggedEvent(row.seq, wire.name_of(row.body), row.body), wire.event_of(row.body)) for row in rows]
         for entry, event in heard:
             self._entries.append(entry)
@@ -234,11 +235,11 @@ class RunLog:
 
     @property
     def over(self) -> bool:
-        """Its last word is told and everything is written."""
+        """Return whether the terminal event was delivered and everything is written."""
         return self.ended and not self._untold and not self.unwritten
 
     def writes(self) -> list[Write]:
-        """What is to be written now: a further range of numbers if these run out, and what was said since."""
+        """Return what to write now: a new range of numbers if needed, and the events since the last write."""
         writes: list[Write] = []
         epoch = self._epoch()
         if self.seq > self.reserved - _LOW:
@@ -249,7 +250,7 @@ class RunLog:
         return [*writes, AddEvents(self.run_id, new, epoch)] if new else writes
 
     def wrote(self, reserved: int | None) -> None:
-        """What `writes` gave is on the disk; `reserved` is the last number that may be used, if there are new ones."""
+        """Mark the result of `writes` as committed. `reserved` is the last usable number if a range was reserved."""
         self.written = self._begun
         if reserved is not None:
             self.reserved = reserved
@@ -257,17 +258,17 @@ class RunLog:
             self._entries.popleft()
 
     def give_up(self) -> None:
-        """It cannot be written any more, because it was removed: those who listen still hear it."""
+        """Stop writing because the run was deleted; subscribers still receive its events."""
         self.written = self.seq
         self.reserved = self.seq + RANGE
 
     @property
     def first(self) -> int:
-        """The first number that is at hand; everything below is written."""
+        """Return the first number held in memory; everything below is in the store."""
         return self._entries[0].seq if self._entries else self.seq + 1
 
     def after(self, seq: int) -> list[LoggedEvent] | None:
-        """What was told after a number; None if that is not at hand any more."""
+        """Return the delivered events after a number, or None if they are no longer in memory."""
         if seq + 1 < self.first:
             return None
         return [entry for entry in self._entries if seq < entry.seq <= self.told]
@@ -277,7 +278,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Listener(Protocol):
-    """A connection, as far as a channel knows one."""
+    """A subscriber of a channel, such as a connection."""
 
     full: bool
 
@@ -292,7 +293,7 @@ class Listener(Protocol):
 
 
 class Channel:
-    """One session's listeners. Those that are `behind` in a run are fed from its log, and hear nothing live of it."""
+    """The subscribers of one session. Those `behind` in a run are replaying it and receive no live events of it."""
 
     __slots__ = ("_keys", "behind", "listeners", "session")
 
@@ -303,7 +304,7 @@ class Channel:
         self._keys: dict[str, bytes] = {}
 
     def tell(self, run_id: str, entries: list[LoggedEvent]) -> None:
-        """Send events of a run to all who are up to date; each frame is made once."""
+        """Send events of a run to all subscribers that are up to date; each frame is encoded once."""
         behind = self.behind
         for entry in entries:
             made: dict[str | None, bytes | None] = {}
@@ -318,7 +319,7 @@ class Channel:
                     listener.put(frame)
 
     def frame(self, entry: LoggedEvent, listener: Listener) -> bytes | None:
-        """An event as this listener sees it; None if it does not."""
+        """Return the frame of an event for this subscriber, or None if its profile excludes it."""
         if not listener.full:
             return plain(entry.name, entry.body)
         prefix = listener.who.prefix
@@ -332,7 +333,7 @@ _PAGE = 256
 
 
 class Replay:
-    """From a number on: out of the store, then out of memory, and then live, without a gap and without a repeat."""
+    """Replays a run to one subscriber: from the store, then from memory, then live, without gaps or duplicates."""
 
     def __init__(
         self, store: Store, tenant: str, channel: Channel, listener: Listener, run_id: str, after: int
@@ -346,7 +347,7 @@ class Replay:
         channel.behind[listener, run_id] = self
 
     async def run(self, log: RunLog | None) -> None:
-        """`log` is the run's, if it is under way here."""
+        """Replay until the subscriber is up to date. `log` is the log of the run if it is open here."""
         try:
             while self._wanted:
                 entries = log.after(self._seq) if log is not None else None
@@ -355,7 +356,7 @@ class Replay:
                     if not entries and log is None:
                         return
                 elif not entries:
-                    return  # up to date: from this very tick on it hears the run live
+                    return  # up to date: from this tick on it receives live events
                 if not await self._send(entries):
                     return
         finally:
@@ -364,16 +365,18 @@ class Replay:
 
     @property
     def _wanted(self) -> bool:
-        """Nobody has asked for another replay of the same run since, or gone away."""
+        """Return whether the subscriber is still connected and has not started another replay of this run."""
         return self._channel.behind.get((self._listener, self._run_id)) is self
 
     async def _written(self, log: RunLog | None) -> list[LoggedEvent]:
-        """The next ones out of the store. What is on the disk there and was not told yet will be told live."""
+        """Return the next events from the store, without those that will be delivered live."""
         first = log.first if log is not None else 0
         rows = await self._store.events(self._tenant, self._run_id, after=self._seq, limit=_PAGE)
         last = log.told if log is not None else rows[-1].seq if rows else 0
         entries = [LoggedEvent(row.seq, name_of(row.body), row.body) for row in rows if row.seq <= last]
-        if not entries and log is not None:  # up to what is at hand nothing was said, or it was lost with its process
+        if (
+            not entries and log is not None
+        ):  # no events before those in memory: none were emitted, or they were lost in a crash
             self._seq = max(self._seq, first - 1)
         return entries
 
@@ -393,7 +396,7 @@ _LONGEST = 2.0
 
 
 class LogWriter:
-    """One for all runs: what they said since the last time goes into one commit."""
+    """Writes the new events of all runs in batches, one commit per batch."""
 
     def __init__(
         self,
@@ -415,7 +418,7 @@ class LogWriter:
         self._idle.set()
 
     def add(self, log: RunLog, *, at_once: bool) -> None:
-        """Have a run's new events written, at once or with the next ones."""
+        """Schedule the new events of a run for writing, with the next batch or at once."""
         self._dirty[log.run_id] = log
         self._idle.clear()
         self._some.set()
@@ -423,7 +426,7 @@ class LogWriter:
             self._soon.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Write batches until cancelled."""
         while True:
             await self._some.wait()
             if not self._soon.is_set():
@@ -436,22 +439,22 @@ class LogWriter:
                 self._idle.set()
 
     async def flush(self, limit: float) -> None:
-        """Have everything written, if that can be done in so many seconds."""
+        """Write everything, within a time limit in seconds."""
         self._soon.set()
         try:
             async with asyncio.timeout(limit):
                 await self._idle.wait()
         except TimeoutError:
-            logger.error("what %d runs said last could not be written", len(self._dirty))
+            logger.error("shutdown: the last events of %d runs could not be written", len(self._dirty))
 
     async def _pause(self) -> None:
-        """Wait for more to write, unless something must not wait."""
+        """Wait to collect more events, unless some must be written at once."""
         alarm = self._clock.call_later(self._between, self._soon.set)
         await self._soon.wait()
         alarm.cancel()
 
     async def _write(self, logs: list[RunLog]) -> None:
-        """All in one commit; where one of them cannot be written, each in its own."""
+        """Write all logs in one commit. If that is rejected, write each in its own commit."""
         tries = 0
         while logs:
             try:
@@ -459,12 +462,12 @@ class LogWriter:
                 return
             except (StoreBusy, StoreFull, StoreLost) as trouble:
                 if tries % 15 == 0:
-                    logger.warning("what runs say waits until it can be written: %s", trouble)
+                    logger.warning("writing run events failed; retrying: %s", trouble)
                 await self._clock.sleep(_PAUSES[tries] if tries < len(_PAUSES) else _LONGEST)
                 tries += 1
             except StoreError as refusal:
                 if len(logs) == 1:
-                    logger.warning("what run %s says is not kept any more: %s", logs[0].run_id, refusal)
+                    logger.warning("events of a run are no longer written: run=%s reason=%s", logs[0].run_id, refusal)
                     logs[0].give_up()
                     self._wrote(logs[0])
                     return

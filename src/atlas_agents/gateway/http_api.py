@@ -1,4 +1,4 @@
-"""Server-sent events: a line when there is something to say, a sign of life when there is not."""
+"""Shared parts of the HTTP APIs: authorization, request bodies, concurrency limits, server-sent events."""
 
 import asyncio
 from collections import Counter
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from atlas_agents.engine.options import WhenBusy
+from atlas_agents.agents.options import WhenBusy
 from atlas_agents.gateway.asgi import grant_of
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.http_errors import Hide, HTTPError, bad, of_failure
@@ -24,18 +24,18 @@ T = TypeVar("T")
 Answer: TypeAlias = Callable[[Request], Awaitable[Any]]
 OnDisconnect: TypeAlias = Literal["continue", "cancel"]
 BODY_WITHIN = 30.0
-"""Seconds that a request may take to say what it wants."""
+"""Seconds within which a request body must arrive."""
 AT_ONCE = 64
-"""Turns that one token may wait for over HTTP at the same time."""
+"""Maximum number of concurrent HTTP turns per token."""
 _LONGEST = 200
 
 
 class ClientDisconnected(Exception):
-    """Nobody waits for the answer any more."""
+    """The client closed the connection before the response was complete."""
 
 
 def answered(answer: Answer, hide: Hide) -> Answer:
-    """The same, with whatever is raised told in the shape that programs read; never a trace."""
+    """Wrap an endpoint so that exceptions become error responses in OpenAI's format, without tracebacks."""
 
     async def respond(request: Request) -> Any:
         try:
@@ -50,49 +50,51 @@ def answered(answer: Answer, hide: Hide) -> Answer:
 
 
 def who_asks(request: Request, *needed: Scope) -> Grant:
-    """The owner of the token, who may do all of this. Rights come from the token, never from what a client says."""
+    """Return the grant of the token; raise HTTPError unless it has all `needed` scopes."""
     grant = grant_of(request)
     if grant is None:
-        raise HTTPError(401, "invalid_api_key", "a token is needed: Authorization: Bearer …")
+        raise HTTPError(
+            401, "invalid_api_key", "authentication required: send the header 'Authorization: Bearer <token>'"
+        )
     missing = [scope for scope in needed if not grant.may(scope)]
     if missing:
-        raise HTTPError(403, "insufficient_scope", f"this token has no right to {' and '.join(missing)}")
+        raise HTTPError(403, "insufficient_scope", f"this token lacks the scope {' and '.join(missing)}")
     return grant
 
 
 async def body_of(request: Request, kind: type[T], most: int) -> T:
-    """What the request asks for; only now is it read. A page's form or `text/plain` is no request of a program."""
+    """Read and decode the JSON body. Other content types are refused, so HTML forms cannot send requests."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HTTPError(415, "unsupported_media_type", "the content type must be application/json")
+        raise HTTPError(415, "unsupported_media_type", "unsupported content type: expected application/json")
     content = bytearray()
     try:
         async with asyncio.timeout(BODY_WITHIN):
             async for piece in request.stream():
                 content += piece
                 if len(content) > most:
-                    raise HTTPError(413, "request_too_large", f"the request is larger than {most} bytes")
+                    raise HTTPError(413, "request_too_large", f"the request body is larger than {most} bytes")
     except TimeoutError:
-        raise HTTPError(408, "timeout", "the request did not come to its end in time") from None
+        raise HTTPError(408, "timeout", "the request body did not arrive in time") from None
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
         raise bad(str(error), _param(str(error))) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise bad(f"the request is no JSON: {error}", code="invalid_json") from None
+        raise bad(f"the request body is not valid JSON: {error}", code="invalid_json") from None
 
 
 def when_busy(request: Request) -> WhenBusy:
-    """What is to be done while another turn of the session is under way."""
+    """Read from the headers what to do while another turn of the session is running."""
     return cast(WhenBusy, _one_of(request, "x-atlas-when-busy", get_args(WhenBusy)))
 
 
 def on_disconnect(request: Request) -> OnDisconnect:
-    """Whether a turn that is kept goes on when its client has left."""
+    """Read from the headers whether a stored turn continues after its client disconnects."""
     return cast(OnDisconnect, _one_of(request, "x-atlas-on-disconnect", get_args(OnDisconnect)))
 
 
 def short(request: Request, name: str) -> str:
-    """A header that names something; nothing if it is not there."""
+    """Return a header of limited length; empty if it is missing."""
     value = request.headers.get(name, "")
     if len(value) > _LONGEST:
         raise bad(f"{name} is longer than {_LONGEST} characters", name)
@@ -100,7 +102,7 @@ def short(request: Request, name: str) -> str:
 
 
 class PendingRequest:
-    """A request that is waited for. To the hub it is a connection like others, closed when its token is void."""
+    """An HTTP request in progress. The hub treats it as a connection and closes it when its token becomes invalid."""
 
     full = lists = jobs = False
 
@@ -112,7 +114,7 @@ class PendingRequest:
         self._closed = asyncio.Event()
 
     def put(self, frame: bytes) -> bool:
-        """Nothing is told here that was not asked for."""
+        """Ignore the frame: HTTP requests receive no unsolicited events."""
         return False
 
     def close(self, code: int, reason: str) -> None:
@@ -121,7 +123,7 @@ class PendingRequest:
         self._closed.set()
 
     async def left(self) -> None:
-        """Until the client has left, or was sent away."""
+        """Wait until the client disconnects or is disconnected."""
         leaving = asyncio.create_task(self._disconnected())
         closing = asyncio.create_task(self._closed.wait())
         try:
@@ -131,7 +133,7 @@ class PendingRequest:
                 task.cancel()
 
     async def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it as long as the client waits; Gone when it has left."""
+        """Await the work while the client is connected; raise ClientDisconnected when it leaves."""
         doing, leaving = asyncio.create_task(work), asyncio.create_task(self.left())
         try:
             await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +151,7 @@ class PendingRequest:
 
 
 class ConcurrencyLimiter:
-    """Counts who is waited for, so that one token cannot hold everything."""
+    """Limits the number of concurrent turns per token."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -159,7 +161,7 @@ class ConcurrencyLimiter:
     def taken(self, request: Request, grant: Grant) -> Generator[PendingRequest, None, None]:
         id = grant.principal.id
         if self._taken[id] >= AT_ONCE:
-            raise HTTPError(429, "too_many_requests", f"{AT_ONCE} turns of this token are waited for already")
+            raise HTTPError(429, "too_many_requests", f"this token already has {AT_ONCE} turns in progress")
         self._taken[id] += 1
         seat = PendingRequest(request, grant)
         self._hub.connections.add(seat)
@@ -173,12 +175,12 @@ class ConcurrencyLimiter:
 def _one_of(request: Request, name: str, known: tuple[str, ...]) -> str:
     value = request.headers.get(name, known[0]).strip().lower()
     if value not in known:
-        raise bad(f"{name} is one of {', '.join(known)}", name)
+        raise bad(f"invalid {name}: expected one of {', '.join(known)}", name)
     return value
 
 
 def _param(words: str) -> str | None:
-    """The field that msgspec names at the end of what it says."""
+    """Return the field named at the end of a msgspec validation error."""
     found = words.rpartition("`$.")[2]
     return found.rstrip("`") if found != words else None
 
@@ -187,17 +189,19 @@ HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"x-accel-buffering", b"no"),
 ]
-_ALIVE = b": still at work\n\n"
+_ALIVE = b": keep-alive\n\n"
 
 
 def data(content: bytes) -> bytes:
-    """One event."""
+    """Encode one server-sent event."""
     return b"data: %b\n\n" % content
 
 
 class EventStream:
-    """An answer that is told as it comes. `on_end` is called in any case: also when the client leaves in the middle, or
-    before the first line."""
+    """Streaming response of server-sent events.
+
+    `on_end` is always called, even if the client disconnects before the first event.
+    """
 
     def __init__(
         self, seat: PendingRequest, lines: AsyncGenerator[bytes, None], pause: float, on_end: Callable[[], None]
@@ -240,7 +244,7 @@ class EventStream:
         await send(message)
 
     async def _stay_alive(self, send: Send) -> None:
-        """Proxies and clients take silence for death, and a tool may take its time."""
+        """Send comments while no events are sent, so that proxies and clients do not time out."""
         while True:
             silent = asyncio.get_running_loop().time() - self._last
             if silent >= self._pause:

@@ -1,4 +1,4 @@
-"""What a program that asks over HTTP is told instead of an answer: a status, and an error in OpenAI's shape."""
+"""HTTP errors: a status code and a JSON body in OpenAI's error format."""
 
 import logging
 from collections.abc import Callable
@@ -38,15 +38,15 @@ _BY_ERROR: tuple[tuple[type[AtlasError], int, str], ...] = (
     (BadOutput, 502, "bad_output"),
     (ConfigError, 503, "agent_unavailable"),
 )
-"""The first that fits counts."""
+"""Status and code by exception type; the first match applies."""
 _STORE_WITHIN = 1.0
 Hide: TypeAlias = Callable[[str], str]
-"""Takes secrets out of a text."""
+"""Redacts secrets in a text."""
 _encoder = msgspec.json.Encoder()
 
 
 class ErrorShape(msgspec.Struct, frozen=True):
-    """For programs by `code`, for people by `message`."""
+    """Error object in OpenAI's format: `code` is for programs, `message` for people."""
 
     message: str
     type: str
@@ -55,13 +55,13 @@ class ErrorShape(msgspec.Struct, frozen=True):
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
-    """The whole answer."""
+    """Error response body."""
 
     error: ErrorShape
 
 
 class HTTPError(Exception):
-    """Raise it where a request is answered; `code` is for programs, and `param` the field that is wrong."""
+    """An error response, raised by endpoints. `code` is for programs; `param` names the invalid field."""
 
     def __init__(
         self, status: int, code: str, message: str, *, param: str | None = None, retry_after: float | None = None
@@ -87,12 +87,15 @@ class HTTPError(Exception):
 
 
 def bad(message: str, param: str | None = None, code: str = "invalid_value") -> HTTPError:
-    """The request itself is wrong."""
+    """Return an error for an invalid request."""
     return HTTPError(400, code, message, param=param)
 
 
 def of_failure(failure: BaseException, hide: Hide) -> HTTPError:
-    """What is told of a turn that failed, without secrets. Of a bug only that there was one; the log has the rest."""
+    """Convert the exception of a failed turn to an error response without secrets.
+
+    Unexpected exceptions are logged; the client is only informed that the turn failed.
+    """
     found = _of_failure(failure)
     words = hide(found.message)
     return HTTPError(found.status, found.code, words, param=found.param, retry_after=found.retry_after)
@@ -110,13 +113,13 @@ def _of_failure(failure: BaseException) -> HTTPError:
         if isinstance(failure, kind):
             return HTTPError(status, code, str(failure))
     if isinstance(failure, StoreError):
-        logger.error("the store could not be used: %s", failure)
+        logger.error("store error: %s", failure)
         full = isinstance(failure, StoreFull)
-        words = "the store is full: nothing more can be kept" if full else "nothing can be kept at the moment"
+        words = "the store is full: nothing more can be written" if full else "the store is temporarily unavailable"
         return HTTPError(503, "store_unavailable", words, retry_after=_STORE_WITHIN)
     if isinstance(failure, AtlasError):
         return HTTPError(500, "turn_failed", str(failure))
-    logger.error("a turn failed", exc_info=failure)
+    logger.error("turn failed", exc_info=failure)
     return HTTPError(500, "internal_error", "the turn failed")
 
 

@@ -1,4 +1,4 @@
-"""What all connections of a gateway share: tokens, methods, counters, and who is connected."""
+"""Hub: state shared by all connections of a gateway (tokens, methods, metrics, subscriptions, audit feed)."""
 
 import asyncio
 import logging
@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.atlas import Atlas
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, day_of
 from atlas_agents.core.errors import ConfigError, StoreError
 from atlas_agents.core.store import AuditRow, Session, Store
 from atlas_agents.core.tasks import BackgroundTasks
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.atlas import Atlas
 from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.dispatch import Dispatch, Methods
 from atlas_agents.gateway.events import Listener
@@ -27,13 +27,13 @@ from atlas_agents.gateway.runs import RunRegistry
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.stores.hash_chain import START, audit_row
+from atlas_agents.storage.hash_chain import START, audit_row
 
 _MOST = 4096
 
 
 class Assignments:
-    """Read once per session; whoever changes one says so."""
+    """Cache of the agent assigned to each session. Changes must be reported to it."""
 
     def __init__(self, store: Store, tenant: str) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class Assignments:
         self._agents: OrderedDict[str, str] = OrderedDict()
 
     async def agent_of(self, session: str) -> str:
-        """The agent's id, or nothing if none was chosen."""
+        """Return the id of the assigned agent, or an empty string if there is none."""
         found = self._agents.get(session)
         if found is None:
             row = await self._store.session(self._tenant, session)
@@ -56,7 +56,7 @@ class Assignments:
             self._agents.popitem(last=False)
 
     def forget_all(self) -> None:
-        """Others may have changed any of them."""
+        """Clear the cache, because other processes may have changed assignments."""
         self._agents.clear()
 
     def forget(self, session: str) -> None:
@@ -72,7 +72,7 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class _AuditedCall(msgspec.Struct, frozen=True):
-    """What is counted of a line; its names are the log's."""
+    """The fields of an audit row that are counted, under the names of the log."""
 
     timestamp: int
     entityId: str = ""
@@ -81,7 +81,8 @@ class _AuditedCall(msgspec.Struct, frozen=True):
 
 
 class AuditTail:
-    """Lines are numbered without gaps; the store reads forward, so the last number is found first."""
+    """Reads the audit log backwards and follows it. Rows are numbered without gaps, but the store only reads
+    forward."""
 
     def __init__(self, store: Store, tenant: str) -> None:
         self._store = store
@@ -94,7 +95,7 @@ class AuditTail:
         self._again = False
 
     async def page(self, params: AuditList) -> AuditPage:
-        """The latest lines that fit the filters, or those before a cursor."""
+        """Return the latest rows that match the filters, or those before a cursor."""
         before = await self._newest() + 1 if params.cursor is None else _number(params.cursor)
         found: list[AuditShape] = []
         while before > 1 and len(found) < params.limit:
@@ -112,7 +113,7 @@ class AuditTail:
         return AuditPage(tuple(found), str(before) if before > 1 else None)
 
     async def verify(self) -> AuditVerified:
-        """Read the whole chain, page by page; the first line that does not follow ends it."""
+        """Verify the hash chain, page by page, up to the first broken row."""
         seq, previous = 0, START
         while rows := await self._store.audit(self._tenant, after=seq, limit=_STEP):
             for row in rows:
@@ -123,7 +124,7 @@ class AuditTail:
         return AuditVerified(seq)
 
     async def used(self, since: str, until: str) -> tuple[ToolUse, ...]:
-        """Calls by tool and day, up to and with the last one."""
+        """Count calls by tool and day between two days, both included."""
         sums: dict[tuple[str, str], list[float]] = {}
         seq = 0
         while rows := await self._store.audit(self._tenant, after=seq, limit=_STEP):
@@ -138,7 +139,7 @@ class AuditTail:
         return tuple([ToolUse(name, day, int(n), int(bad), round(ms, 3)) for (name, day), (n, bad, ms) in sums.items()])
 
     async def listen(self, listener: Listener) -> None:
-        """Hear new lines from now on."""
+        """Subscribe to new rows."""
         if not self._listeners:
             self._told = await self._newest()
         self._listeners.add(listener)
@@ -147,7 +148,7 @@ class AuditTail:
         self._listeners.discard(listener)
 
     def look(self) -> None:
-        """There may be new lines: tell them, if somebody listens."""
+        """Send new rows, if there are any, to the subscribers."""
         self._again = True
         if self._listeners and (self._telling is None or self._telling.done()):
             self._telling = self._tasks.spawn(self._tell())
@@ -163,7 +164,7 @@ class AuditTail:
                     listener.put(frame)
 
     async def _newest(self) -> int:
-        """The last number, in ever larger steps from the last one known, then in ever smaller ones."""
+        """Find the last row number: exponential search from the last known one, then bisection."""
         step = 1
         while await self._store.audit(self._tenant, after=self._last + step - 1, limit=1):
             self._last, step = self._last + step, step * 2
@@ -176,9 +177,9 @@ class AuditTail:
 
 def _problem(row: AuditRow, seq: int, previous: str) -> str:
     if row.seq != seq:
-        return f"row {seq} is missing: row {row.seq} stands in its place"
+        return f"row {seq} is missing: found row {row.seq} instead"
     if row.previous != previous:
-        return f"row {seq} does not follow the row before it: one of them was replaced"
+        return f"row {seq} does not match the hash of the row before it: one of them was replaced"
     return f"row {seq} was changed after it was written"
 
 
@@ -198,25 +199,25 @@ def _fits(entry: dict[str, Any], params: AuditList) -> bool:
 
 def _number(cursor: str) -> int:
     if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 20:
-        raise ProtocolError("INVALID_PARAMS", "this cursor is not from here")
+        raise ProtocolError("INVALID_PARAMS", "invalid cursor: expected a cursor returned by this method")
     return int(cursor)
 
 
 LOOK_AGAIN = 0.5
-"""Seconds between two looks at the token files, for the sockets that are open."""
+"""Seconds between checks of the token files while sockets are open."""
 
 
 class Peer(Protocol):
-    """A connection, as far as the hub knows one."""
+    """A connection, as the hub sees it."""
 
     grant: Grant | None
     full: bool
     lists: bool
-    """It has asked for the list of sessions, and wants to hear what changes in it."""
+    """Whether it subscribes to changes of the session list."""
     jobs: bool
-    """The same of jobs."""
+    """Whether it subscribes to changes of jobs."""
     sessions: set[str]
-    """The sessions that it hears."""
+    """Keys of the sessions it subscribes to."""
 
     def put(self, frame: bytes) -> bool: ...
 
@@ -224,7 +225,7 @@ class Peer(Protocol):
 
 
 class UpdateSink(Protocol):
-    """Tells who may know that a session has changed."""
+    """Notifies clients that a session has changed."""
 
     def changed(self, session: str) -> None: ...
 
@@ -234,17 +235,17 @@ class UpdateSink(Protocol):
 
 
 class Hub:
-    """One per gateway."""
+    """Shared state of a gateway; one per process."""
 
     study: KnowledgeBase | None = None
-    """What agents know and remember, where they do."""
+    """Knowledge base and memories of the agents, if configured."""
     stopping = False
     hurry: asyncio.Event
-    """Set when turns are not to be waited for any more."""
+    """Set when shutdown must not wait for running turns."""
 
     def __init__(self, atlas: Atlas, settings: GatewaySettings, methods: Methods, clock: Clock = SYSTEM_CLOCK) -> None:
         if atlas.store is None:
-            raise ConfigError("a gateway keeps what it is told: give its Atlas a store, Atlas(store=…)")
+            raise ConfigError("a gateway requires an Atlas with a store: pass Atlas(store=...)")
         self.atlas = atlas
         self.store: Store = atlas.store
         self.settings = settings
@@ -259,9 +260,9 @@ class Hub:
         self.audit = AuditTail(self.store, atlas.tenant)
         self.news: UpdateSink
         self.more_settings: dict[str, Any] = {}
-        """What else `config.get` shows."""
+        """Further settings shown by `config.get`."""
         self.foreign: Callable[[], ForeignServers] = ForeignServers
-        """Which MCP servers there are."""
+        """Returns the configured MCP servers."""
         self.connections: set[Peer] = set()
         self.server = ServerShape("atlas", version("atlas-agents"))
         self.features = Features(methods.names, (*RUN_EVENTS, *HOUSE_EVENTS))
@@ -278,29 +279,29 @@ class Hub:
 
     @property
     def retry_after_ms(self) -> int:
-        """When a client may come back that was sent away because the gateway stops."""
+        """Milliseconds after which a client that was refused during shutdown may retry."""
         return int((self.settings.restart_expected or 1.0) * 1000)
 
     def tell(self, event: HouseEvent) -> None:
-        """Tell all who may read, in the full profile."""
+        """Send an event to all connections with the scope `read` and the full profile."""
         frame = body_of(event)
         for peer in self.readers():
             peer.put(frame)
 
     def readers(self) -> list[Peer]:
-        """Those who may hear what happens without having asked for it."""
+        """Return the connections that receive unsolicited events."""
         return [peer for peer in self.connections if peer.full and peer.grant is not None and peer.grant.may("read")]
 
     async def watch_tokens(self) -> None:
-        """Close the sockets of tokens that are no longer valid, until cancelled."""
+        """Close the sockets of tokens that become invalid, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_AGAIN)
             self.close_strangers()
 
     def close_strangers(self) -> None:
-        """Close every socket whose token is not valid any more, or has other rights now."""
+        """Close every socket whose token is no longer valid or has different scopes."""
         self.tokens.refresh()
         for peer in list(self.connections):
             held = peer.grant is not None and self.tokens.holds(peer.grant)
             if not held or (peer.grant is not None and peer.grant.principal.id in self.porch.suspended):
-                peer.close(BAD_TOKEN, "the token has changed")
+                peer.close(BAD_TOKEN, "the token was revoked or changed")

@@ -1,4 +1,4 @@
-"""The runs under way here: each belongs to its session, is numbered, written down, and told to whoever listens."""
+"""Registry of open runs: numbers their events, persists them and delivers them to subscribers."""
 
 import asyncio
 import logging
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StaleOwner, StoreError
 from atlas_agents.core.events import Event, Usage
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import OPEN, AddEvents, EventRow, ReserveEvents, RunRow, Store
 from atlas_agents.core.tasks import BackgroundTasks
-from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.convert import Translator, message_shape, usage_shape
 from atlas_agents.gateway.events import PAUSE, Channel, Listener, LogWriter, Replay, RunLog
 from atlas_agents.gateway.protocol.chat import RunOutcome
@@ -40,7 +40,7 @@ from atlas_agents.tools.journal import read_end_record
 async def outcomes_of(
     store: Store, turns: Sequence[RunRow], shown: Collection[str], hide: Callable[[str], str]
 ) -> tuple[RunOutcome, ...]:
-    """Those of the turns that are `shown`, by their ids."""
+    """Return the outcomes of the turns whose ids are in `shown`."""
     return tuple(
         [
             RunOutcome(row.id, row.status, hide(row.error) if row.error else None, await said_by(store, row))
@@ -51,7 +51,7 @@ async def outcomes_of(
 
 
 async def said_by(store: Store, row: RunRow) -> tuple[TextPart | ThinkingPart, ...]:
-    """The words of a message that was never completed."""
+    """Return the content of a message that was never completed."""
     ended = await read_end_record(store, row)
     said = ended.partial if ended is not None else ()
     return tuple([TextPart(part.text) if isinstance(part, Text) else ThinkingPart(part.text) for part in said])
@@ -61,7 +61,7 @@ _ROOM = 8
 
 
 async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str] = str) -> int:
-    """The number of the run's last event, which is its last word if it has ended."""
+    """Return the number of the run's last event, after appending a missing terminal event if the run has ended."""
     rows = await store.events(tenant, row.id, after=max(0, row.events - 2 * 512))
     if rows and name_of(rows[-1].body) in LAST_WORDS:
         return rows[-1].seq
@@ -73,14 +73,14 @@ async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[s
         words = await _last_words(store, tenant, row, hide)
         said = [(first + place, body_of(event)) for place, event in enumerate(words)]
         await store.commit(tenant, [AddEvents(row.id, tuple(said), row.epoch + 1)])
-    except StaleOwner:  # another process does the same, or the owner was not gone
+    except StaleOwner:  # another process appended it, or the owner was still alive
         found = await store.run(tenant, row.id)
         return await finalize_run(store, tenant, found, hide) if found is not None else 0
     return said[-1][0]
 
 
 async def _last_words(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str]) -> list[RunEvent]:
-    """What it said last is withdrawn and said anew, whole; then how it ended."""
+    """Return the events that withdraw the incomplete message, repeat it as a whole, and end the run."""
     begun: list[RunEvent] = [ChatReset(row.id, row.epoch)] if row.events else []
     if row.status == "failed":
         error = ChatError(row.id, hide(row.error or "the turn failed"), "failed")
@@ -99,7 +99,7 @@ async def _last_words(store: Store, tenant: str, row: RunRow, hide: Callable[[st
 
 
 async def _broken_off(store: Store, row: RunRow) -> list[RunEvent]:
-    """The words that were said last and never became a message."""
+    """Return the content that was emitted last and never became a message."""
     said = await said_by(store, row)
     return [
         ChatDelta(row.id, part.text) if isinstance(part, TextPart) else ChatReasoning(row.id, part.text)
@@ -116,7 +116,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteRunSource(Protocol):
-    """Hears of runs that other processes run."""
+    """Follows runs that other processes execute."""
 
     def attend(self, run_id: str, session: str) -> RunLog: ...
 
@@ -128,7 +128,7 @@ class RemoteRunSource(Protocol):
 
 
 class RunRegistry:
-    """All of them, and the channels on which they are heard."""
+    """All open runs of a gateway and the channels of their sessions."""
 
     def __init__(
         self,
@@ -141,17 +141,17 @@ class RunRegistry:
     ) -> None:
         self.writer = LogWriter(store, tenant, self._wrote, clock, pause)
         self.far: RemoteRunSource | None = None
-        """Where runs are run by other processes: how they are heard of."""
+        """Follows runs of other processes; None if all runs are executed here."""
         self.on_change: Callable[[str], None] = lambda session: None
-        """Called with a session whose runs have begun or ended."""
+        """Called with the session key when a run starts or ends."""
         self.on_question: Callable[[str], None] = lambda session: None
-        """Called with a session in which a question was put or answered."""
+        """Called with the session key when an approval is requested or resolved."""
         self.on_call: Callable[[], None] = lambda: None
-        """Called when a tool call has its result."""
+        """Called when a tool call has a result."""
         self.notice: Callable[[str], str] = lambda agent_id: ""
-        """Says why an agent speaks with another model than its own."""
+        """Returns why an agent uses another model than its own; empty if it does not."""
         self.hide: Callable[[str], str] = str
-        """Takes secrets out of a text."""
+        """Redacts secrets in a text."""
         self.stopping = False
         self._joins = joins
         self._store = store
@@ -167,8 +167,10 @@ class RunRegistry:
         self._tasks = BackgroundTasks("run registry")
 
     def follow(self, stream: AtlasStream, model: str, row: RunRow | None = None) -> RunLog:
-        """Log and tell all that a run says; of one that goes on after a sudden end, above every number it ever used,
-        and what it was saying then is withdrawn."""
+        """Log and deliver all events of a run.
+
+        A run that resumes after a crash continues above every number it has used; its incomplete message is withdrawn.
+        """
         run_id = stream.stream_id
         if self.far is not None:
             return self.far.attend(run_id, stream.session)
@@ -180,7 +182,7 @@ class RunRegistry:
         return log
 
     def open(self, log: RunLog) -> RunLog:
-        """Have a run among those that are under way."""
+        """Add a run to the open runs."""
         self._live[log.run_id] = log
         self._of_session.setdefault(log.session, {})[log.run_id] = log
         self._ends[log.run_id] = asyncio.Event()
@@ -188,7 +190,7 @@ class RunRegistry:
         return log
 
     def heard(self, log: RunLog, rows: Sequence[EventRow]) -> list[tuple[int, RunEvent]]:
-        """Tell what another process has written of a run."""
+        """Deliver events of a run that another process has written."""
         heard = log.hear(rows)
         channel = self._channels.get(log.session)
         if channel is not None:
@@ -203,17 +205,17 @@ class RunRegistry:
         return events
 
     async def attend(self, rows: Sequence[RunRow]) -> None:
-        """Of these runs, have those that are under way elsewhere among those that are heard here."""
+        """Follow those of these runs that other processes execute."""
         if self.far is not None:
             await self.far.attend_open([row for row in rows if row.status in OPEN and row.id not in self._live])
 
     def listened(self, session: str) -> bool:
-        """Somebody hears this session, or is about to."""
+        """Return whether the session has subscribers, or is about to have one."""
         return session in self._channels or session in self._expected
 
     @contextmanager
     def expecting(self, session: str) -> Generator[None, None, None]:
-        """Somebody is about to hear this session: what begins elsewhere meanwhile is not missed."""
+        """Treat the session as subscribed while the block runs, so that no run that starts elsewhere is missed."""
         self._expected[session] += 1
         try:
             yield
@@ -222,11 +224,11 @@ class RunRegistry:
 
     @property
     def all(self) -> list[RunLog]:
-        """Every run that is under way, as far as it is heard here."""
+        """Return every open run that is followed here."""
         return list(self._live.values())
 
     def live(self, session: str) -> list[RunLog]:
-        """A session's runs that are under way or have just ended, in the order they came."""
+        """Return the runs of a session that are open or have just ended, in order."""
         return list(self._of_session.get(session, {}).values())
 
     def get(self, run_id: str) -> RunLog | None:
@@ -236,13 +238,13 @@ class RunRegistry:
         return any(not log.ended for log in self.live(session)) or (self.far is not None and self.far.runs_in(session))
 
     async def ended(self, run_id: str) -> None:
-        """Wait until a run that is under way here has said its last word."""
+        """Wait for the terminal event of a run that is open here."""
         end = self._ends.get(run_id)
         if end is not None:
             await end.wait()
 
     def listen(self, session: str, listener: Listener) -> Channel:
-        """Hear a session from this tick on."""
+        """Subscribe to a session, starting in this event loop tick."""
         channel = self._channels.get(session)
         if channel is None:
             channel = self._channels[session] = Channel(session)
@@ -259,13 +261,12 @@ class RunRegistry:
                 del self._channels[session]
 
     def replay(self, channel: Channel, listener: Listener, run_id: str, after: int) -> None:
-        """Feed a listener what it missed, then the rest as it happens."""
+        """Send a subscriber the events it missed, then live events."""
         replay = Replay(self._store, self._tenant, channel, listener, run_id, after)
         listener.spawn(replay.run(self._live.get(run_id)))
 
     async def last_number(self, row: RunRow) -> int:
-        """The number of a run's last event. One that has ended and never said so, because everything stopped in
-        between, says it now."""
+        """Return the number of the run's last event; append a missing terminal event if the run has ended."""
         lock = self._healing.setdefault(row.id, asyncio.Lock())
         try:
             async with lock:
@@ -286,7 +287,7 @@ class RunRegistry:
         self._say(log, said)
 
     async def _say_unless_left(self, log: RunLog, said: RunEvent) -> None:
-        """A turn that was stopped with the gateway is not over: it goes on after the next start."""
+        """Emit the event, except the end of a turn that was interrupted by shutdown: it resumes at the next start."""
         try:
             row = await self._store.run(self._tenant, log.run_id)
         except StoreError:
@@ -337,7 +338,7 @@ class RunRegistry:
             del self._of_session[log.session]
 
     async def settle(self, limit: float) -> None:
-        """Before the end: what was said is written."""
+        """Write all remaining events before shutdown."""
         await self._tasks.wait(limit)
         await self.writer.flush(limit)
 

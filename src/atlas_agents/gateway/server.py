@@ -1,4 +1,4 @@
-"""The gateway as a whole: an Atlas behind a port, from the start to the last word."""
+"""Gateway server: serves an Atlas on a port, from startup and recovery to graceful shutdown."""
 
 import asyncio
 import logging
@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import uvicorn
 from starlette.routing import BaseRoute
 
+from atlas_agents.agents.atlas import Atlas
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.store import RunRow
 from atlas_agents.core.tasks import BackgroundTasks
-from atlas_agents.engine.atlas import Atlas
 from atlas_agents.gateway.agui.run import agui_routes
 from atlas_agents.gateway.asgi import App, Readiness, site
 from atlas_agents.gateway.convert import model_of
@@ -45,7 +45,7 @@ _BACKLOG = 2048
 
 
 def listeners(settings: GatewaySettings) -> list[socket.socket]:
-    """Bound sockets; ConfigError if the address is taken or is not ours."""
+    """Return bound sockets; raise ConfigError if the address is in use or not local."""
     if settings.exposed:
         return [_bind(settings.host, settings.port)]
     first = _bind("127.0.0.1", settings.port)
@@ -53,14 +53,14 @@ def listeners(settings: GatewaySettings) -> list[socket.socket]:
         return [first, _bind("::1", first.getsockname()[1])]
     except ConfigError as error:
         if not _has_v6():
-            logger.info("there is no ::1 here; listening on 127.0.0.1 only")
+            logger.info("IPv6 loopback is unavailable; listening on 127.0.0.1 only")
             return [first]
         first.close()
         raise error
 
 
 class GatewayServer(uvicorn.Server):
-    """Leaves signals to the process, which ends turns before sockets."""
+    """uvicorn server that leaves signals to the process, so that turns end before sockets close."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -68,7 +68,7 @@ class GatewayServer(uvicorn.Server):
 
 
 def server_of(app: Any, settings: GatewaySettings) -> GatewayServer:
-    """`await server.serve(sockets)` until `server.should_exit`."""
+    """Build a server; run `await server.serve(sockets)` and set `server.should_exit` to stop it."""
     return GatewayServer(
         uvicorn.Config(
             app,
@@ -119,7 +119,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def told_to_stop(stop: Callable[[], None]) -> Generator[None, None, None]:
-    """`stop` is called with every SIGTERM and SIGINT as long as the block lasts."""
+    """Call `stop` on every SIGTERM and SIGINT while the block runs."""
     loop = asyncio.get_running_loop()
     for each in _SIGNALS:
         loop.add_signal_handler(each, stop)
@@ -131,7 +131,7 @@ def told_to_stop(stop: Callable[[], None]) -> Generator[None, None, None]:
 
 
 async def close_within(atlas: Atlas, grace: float, hurry: asyncio.Event) -> None:
-    """Turns have so many seconds to end, or until somebody is in a `hurry`; those that have not are left to others."""
+    """Close the Atlas. Turns have `grace` seconds to finish, or until `hurry` is set; the rest resume later."""
     closing, hurried = asyncio.create_task(atlas.close(grace)), asyncio.create_task(hurry.wait())
     try:
         await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
@@ -161,7 +161,7 @@ _FAMILIES = (
 
 
 def all_methods() -> Methods:
-    """The table with a function behind every method."""
+    """Return the handlers of all methods."""
     methods = Methods()
     for add in _FAMILIES:
         add(methods)
@@ -172,7 +172,7 @@ _LAST_WORDS = 1.0
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:
-    """Run it on uvloop: a gateway's loop where there is one."""
+    """Run a coroutine on uvloop if it is installed, else on asyncio."""
     if sys.platform == "win32":
         asyncio.run(work)
     else:
@@ -182,13 +182,13 @@ def run(work: Coroutine[Any, Any, Any]) -> None:
 
 
 class Membership(Protocol):
-    """A place in a cluster, where turns are not run by whoever takes them in."""
+    """Cluster membership of a gateway whose turns may run in other processes."""
 
     def held(self, hub: Hub, door: str) -> AbstractAsyncContextManager[None]: ...
 
 
 class Gateway:
-    """`await Gateway(atlas, settings).serve()` until it is told to stop, or `async with gateway.running():`."""
+    """Gateway server: `await Gateway(atlas, settings).serve()`, or `async with gateway.running():`."""
 
     def __init__(
         self,
@@ -216,21 +216,23 @@ class Gateway:
 
     @property
     def port(self) -> int:
-        """The port it listens on; also when it was left to the system to choose one."""
+        """The port it listens on, also if the operating system chose it."""
         return self._addresses[0][1]
 
     @property
     def url(self) -> str:
-        """Where it is reached from this machine."""
+        """URL for clients on this machine."""
         return self.settings.url(self.port)
 
     def stop(self) -> None:
-        """Have `serve` end: no more connections, turns finished or left for the next start, then the sockets. Said once
-        more, no turn is waited for."""
+        """Shut down: refuse connections, finish turns or leave them for the next start, then close the sockets.
+
+        A second call stops waiting for turns.
+        """
         (self.hub.hurry if self._stop.is_set() else self._stop).set()
 
     async def serve(self, ready: Callable[["Gateway"], object] | None = None) -> None:
-        """Serve until `stop`, SIGTERM or SIGINT; `ready` is called once turns are taken."""
+        """Serve until `stop`, SIGTERM or SIGINT. `ready` is called once turns are accepted."""
         with told_to_stop(self.stop):
             async with self.running():
                 if ready is not None:
@@ -239,8 +241,7 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self, *, recover: bool = True) -> AsyncGenerator["Gateway", None]:
-        """Serve as long as the block lasts; inside it, the gateway is ready. Turns that a sudden end cut short go on,
-        unless they are not to `recover`."""
+        """Serve while the block runs. Interrupted turns are resumed first unless `recover` is False."""
         sockets = listeners(self.settings)
         self._addresses = [each.getsockname()[:2] for each in sockets]
         server = server_of(self._app, self.settings)
@@ -268,7 +269,7 @@ class Gateway:
             await serving
 
     async def _recover(self) -> None:
-        """Go on with what a sudden end cut short."""
+        """Resume the runs that were interrupted by a crash."""
         hub, atlas = self.hub, self.atlas
         rows = {row.id: row for row in await hub.store.open_runs() if row.tenant == atlas.tenant}
         told = {row.id: await self._said(row) for row in rows.values() if row.epoch}
@@ -279,12 +280,12 @@ class Gateway:
             log.messages |= told.get(row.id, set())
 
     async def _said(self, row: RunRow) -> set[str]:
-        """The messages of a run that joined its session in an earlier life."""
+        """Return the ids of the messages of a run that were added to its session before the restart."""
         rows = await self.hub.store.messages(self.atlas.tenant, row.session)
         return {each.id for each in rows if each.run_id == row.id}
 
     async def _end(self, server: GatewayServer, member: AsyncExitStack) -> None:
-        """No new turns; those under way end, or are left for the next start; then everybody is told, and let go."""
+        """Shut down: accept no turns, finish or release the running ones, then notify and close all connections."""
         hub, expected = self.hub, self.settings.restart_expected
         hub.stopping = hub.runs.stopping = self.readiness.stopping = True
         for listener in server.servers if server.started else ():
@@ -295,8 +296,8 @@ class Gateway:
         await hub.runs.settle(_LAST_WORDS)
         await self.mcp.close()
         for peer in list(hub.connections):
-            peer.close(RESTART, "the gateway stops")
+            peer.close(RESTART, "the gateway is shutting down")
 
     async def _look(self) -> None:
-        """Raises if the store cannot be read."""
+        """Check that the store can be read; raise if it cannot."""
         await self.hub.store.session(self.atlas.tenant, "")

@@ -1,4 +1,4 @@
-"""Keeps everybody's list of sessions true: tells when one has changed, and names one that has no name."""
+"""Updates of session lists: notifies clients when a session changes and names unnamed sessions."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ _MOST_KNOWN = 10_000
 
 
 class SessionUpdates:
-    """Reads a session when something has happened in it, once for all that happened meanwhile."""
+    """Notifies clients of changed sessions, reading each session once per batch of changes."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -29,19 +29,19 @@ class SessionUpdates:
         self._tasks = BackgroundTasks("session updates", expected=StoreError)
 
     def changed(self, session: str) -> None:
-        """Something has happened in a session."""
+        """Report that a session has changed."""
         if session not in self._due and (session not in self._named or self._curious(session)):
             self._due.add(session)
             self._tasks.spawn(self._look(session))
 
     def asked(self, session: str) -> None:
-        """A question was put or answered in a session."""
+        """Report that an approval was requested or resolved in a session."""
         for peer in self._curious(session):
             prefix = peer.grant.prefix if peer.grant else ""
             peer.put(body_of(ApprovalsUpdated(session.removeprefix(prefix))))
 
     def tell(self, session: Session, *, deleted: bool = False) -> None:
-        """Tell those who want to know of this session."""
+        """Send the session to the clients that subscribe to it or to the list it is on."""
         if deleted:
             self._named.pop(session.key, None)
         running = self._hub.runs.running(session.key)
@@ -54,7 +54,7 @@ class SessionUpdates:
             peer.put(made[prefix])
 
     def _curious(self, key: str) -> list[Peer]:
-        """Those who hear the session, or keep a list that it is on."""
+        """Return the connections that subscribe to the session or to a list it is on."""
         return [
             peer
             for peer in self._hub.readers()
@@ -62,17 +62,17 @@ class SessionUpdates:
         ]
 
     async def _look(self, key: str) -> None:
-        await asyncio.sleep(0)  # what else happens in this tick is the same news
+        await asyncio.sleep(0)  # changes in the same tick are one update
         self._due.discard(key)
         hub = self._hub
         session = await hub.store.session(hub.atlas.tenant, key)
         if session is None:
-            self.tell(Session(key), deleted=True)  # by another gateway, if its name is known here
+            self.tell(Session(key), deleted=True)  # deleted by another gateway
         else:
             self.tell(await self._name(session))
 
     async def _name(self, session: Session) -> Session:
-        """Give a session without a name the first words that were said in it."""
+        """Name an unnamed session after the first words of its first message."""
         if session.label or session.key in self._named:
             self._know(session.key)
             return session

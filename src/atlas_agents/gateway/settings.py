@@ -1,4 +1,4 @@
-"""What a gateway can be told; read once, then frozen."""
+"""Gateway settings: read once, then frozen."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - addresses to listen on, and no na
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to listen, where the tokens are, and how much a connection may take.
+    """Listening address, tokens and limits of a gateway.
 
-    `token` is the user's own; without one, it is in the file `token` in `home`, made on the first start. `hosts` are
-    further names under which this gateway may be reached, `origins` those of other sites whose pages may use it. Sizes
-    are in bytes, times in seconds.
+    `token` is the main token; without it, the token is read from the file `token` in `home`, which is created at the
+    first start. `hosts` are further host names of this gateway, `origins` the other sites whose pages may use it.
+    Sizes are in bytes, times in seconds.
     """
 
     home: Path
@@ -31,23 +31,23 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queued: int = 1024 * 1024
     ping: float = 20.0
     grace: float = 6.0
-    """How long turns may go on after the gateway was told to stop."""
+    """Seconds to let running turns finish during shutdown."""
     restart_expected: float | None = None
-    """How soon it will be back, to be told to clients when it stops."""
+    """Expected downtime in seconds, sent to clients at shutdown."""
 
     @property
     def exposed(self) -> bool:
-        """It listens beyond this machine."""
+        """Whether it listens on a non-loopback address."""
         return self.host not in LOOPBACK
 
     def url(self, port: int) -> str:
-        """Where it is reached from this machine, at the port that it listens on."""
+        """Return the URL for clients on this machine."""
         host = self.host
         name = f"[{host}]" if ":" in host else "127.0.0.1" if host in ("localhost", "0.0.0.0") else host  # noqa: S104
         return f"http://{name}:{port}"
 
     def shown(self) -> dict[str, Any]:
-        """All of it but the token."""
+        """Return all settings except the token."""
         plain: dict[str, Any] = msgspec.to_builtins(
             msgspec.structs.asdict(self) | {"token": None, "home": str(self.home)}
         )

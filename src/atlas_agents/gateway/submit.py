@@ -1,13 +1,13 @@
-"""A tool called from outside, from whichever door: by a token's owner, as far as the agent's rules let them."""
+"""Submission of turns and of direct tool calls, shared by all APIs of the gateway."""
 
 from typing import Any
 
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.options import DEFAULT_OPTIONS, TurnOptions
+from atlas_agents.agents.run import Accepted
+from atlas_agents.agents.runner import tool_call_session
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.messages import Message, new_id
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.options import DEFAULT_OPTIONS, TurnOptions
-from atlas_agents.engine.run import Accepted
-from atlas_agents.engine.runner import tool_call_session
-from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.convert import model_of
 from atlas_agents.gateway.hub import Hub
@@ -25,12 +25,12 @@ async def take_in(
     user: str,
     options: TurnOptions = DEFAULT_OPTIONS,
 ) -> tuple[Accepted, AtlasStream]:
-    """Start a turn; it is on the disk when this returns. What it says is logged, and told to all who hear the session.
+    """Start a turn and return when it is stored. Its events are logged and delivered to the session's subscribers.
 
-    The stream is the turn's own, or an echo of the one that the same key named before.
+    For a repeated idempotency key, the stream replays the turn that was started with it.
     """
     if hub.stopping:
-        raise ProtocolError("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
+        raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=hub.retry_after_ms)
     stream = hub.atlas.start_turn(message, options, session=session, agent_id=agent.id, user=user)
     accepted = await stream.accepted()
     if accepted.status in _NEW:
@@ -39,11 +39,11 @@ async def take_in(
 
 
 async def agent_for(hub: Hub, session: str, wanted: str | None = None) -> Agent:
-    """The agent that is named, else the one the session talks to, else the default; Fault if there is none."""
+    """Return the named agent, else the session's, else the default; raise ProtocolError if there is none."""
     name = wanted or await hub.assignments.agent_of(session)
     agent = hub.agent(name) if name else hub.atlas.get_agent()
     if agent is None:
-        raise ProtocolError("AGENT_NOT_FOUND", f"there is no agent {name!r}" if name else "there is no agent")
+        raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {name!r}" if name else "no agents are configured")
     return agent
 
 
@@ -57,9 +57,9 @@ async def call_tool(
     idempotency_key: str = "",
     asks: bool = True,
 ) -> AtlasStream:
-    """Begin a call; it is on the disk when this returns, in a session of its own that is archived from the start."""
+    """Start a tool call and return when it is stored, in a session of its own that is archived from the start."""
     if hub.stopping:
-        raise ProtocolError("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
+        raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=hub.retry_after_ms)
     user = who.principal.id
     session = who.prefix + tool_call_session(user, new_id(), idempotency_key)
     await hub.atlas.sessions.put(session, label=tool[:80], archived=True)

@@ -1,4 +1,4 @@
-"""Log lines that no stranger can forge: one JSON object each, short fields, no secrets."""
+"""Telemetry: Prometheus metrics and JSON log lines that are escaped, shortened and redacted."""
 
 import logging
 import time
@@ -14,43 +14,43 @@ _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 
 class Metrics:
-    """Counters, gauges and one histogram."""
+    """The Prometheus metrics of a process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        self.sockets = Gauge("atlas_sockets", "Open WebSockets that have shown a token", registry=registry)
+        self.sockets = Gauge("atlas_sockets", "Open authenticated WebSockets", registry=registry)
         self.refused = Counter("atlas_refused", "Connections refused", ["reason"], registry=registry)
         self.requests = Histogram(
-            "atlas_request_seconds", "Requests over a WebSocket", ["method"], registry=registry, buckets=_QUICK
+            "atlas_request_seconds", "Duration of WebSocket requests", ["method"], registry=registry, buckets=_QUICK
         )
-        self.faults = Counter("atlas_faults", "Requests that got no result", ["kind"], registry=registry)
-        self.slow = Counter("atlas_slow_consumers", "Sockets closed because nobody read", registry=registry)
-        self.runs = Gauge("atlas_runs", "Turns under way", registry=registry)
-        self.ended = Counter("atlas_runs_ended", "Turns that have ended", ["how"], registry=registry)
+        self.faults = Counter("atlas_faults", "Requests that failed", ["kind"], registry=registry)
+        self.slow = Counter("atlas_slow_consumers", "Sockets closed because the client did not read", registry=registry)
+        self.runs = Gauge("atlas_runs", "Running turns", registry=registry)
+        self.ended = Counter("atlas_runs_ended", "Finished turns", ["how"], registry=registry)
         self.events = Counter("atlas_run_events", "Events of turns", registry=registry)
 
     def add(self, figures: Collector) -> None:
-        """Figures that are looked up when somebody asks."""
+        """Add a collector that is read on each scrape."""
         self.registry.register(figures)
 
     def text(self) -> tuple[bytes, str]:
-        """(the page, its content type)."""
+        """Return the metrics in text format and their content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
 LONGEST = 256
-"""Characters of anything that came from outside."""
+"""Maximum length of values from clients in log lines."""
 _MESSAGE = 4096
 _encoder = msgspec.json.Encoder()
 Hide: TypeAlias = Callable[[str], str]
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line; what a line break or an escape sequence would do to a terminal, it does not do here.
+    """Log formatter: one JSON object per line, with control characters escaped.
 
-    `extra={"fields": {…}}` puts further fields into the line. `hide` takes secrets out.
+    `extra={"fields": {…}}` adds fields to the line. `hide` redacts secrets.
     """
 
     def __init__(self, hide: Hide = str) -> None:
@@ -76,23 +76,23 @@ class JsonLines(logging.Formatter):
 
 
 def escaped(text: str) -> str:
-    """Visible characters as they are; all others, also those that turn text around, as \\u…"""
+    """Escape all characters that are not visible as \\u…, including those that change the text direction."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in text)
 
 
 def shown(header: bytes | None) -> str:
-    """A header for a log line: escaped and cut."""
+    """Return a header for a log line, escaped and shortened."""
     text = escaped((header or b"")[: 4 * LONGEST].decode("latin-1"))
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def set_up(hide: Hide = str, level: int = logging.INFO) -> None:
-    """Write JSON lines to standard error, for a process that is a gateway and nothing else."""
+    """Write JSON log lines to standard error, for gateway processes."""
     lines = logging.StreamHandler()
     lines.setFormatter(JsonLines(hide))
     root = logging.getLogger()
     root.handlers[:] = [lines]
     root.setLevel(level)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its other lines hold addresses with their queries
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its other lines contain URLs with query strings

@@ -1,7 +1,7 @@
-"""The two ends of a TCP connection under uvicorn, with what uvicorn leaves open.
+"""HTTP and WebSocket protocol classes for uvicorn, with timeouts and a bounded send buffer.
 
-A frame is written where it is made, without a task or a queue per socket: the transport's own buffer is the queue, and
-it has an end. Uvicorn takes protocol classes as they are, and these only add to its own.
+Frames are written directly to the transport, without a task or queue per socket: the transport's buffer is the queue,
+and its size is limited. Uvicorn accepts protocol classes as arguments; these extend its own.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from websockets.protocol import State
 from atlas_agents.gateway.protocol.frames import SLOW_CONSUMER
 
 HEADERS_WITHIN = 10.0
-"""Seconds that a connection may take to say what it wants."""
+"""Seconds within which the headers of a request must arrive."""
 SHORT = 64 * 1024
-"""Bytes in the queue of a client that reads."""
+"""Bytes in the send buffer below which a client counts as reading."""
 LINGER = 5.0
-"""Seconds that a closed socket has to read what is on its way."""
+"""Seconds a closing socket has to read what was sent."""
 KEY = "atlas.link"
 
 
 class HttpProtocol(H11Protocol):
-    """Closes a connection that does not ask for anything."""
+    """HTTP protocol that closes a connection whose headers do not arrive in time."""
 
     _patience: asyncio.TimerHandle | None = None
 
@@ -52,11 +52,11 @@ class HttpProtocol(H11Protocol):
 
 
 class WebSocketTransport(WebSocketsSansIOProtocol):
-    """One WebSocket. The application finds it in its scope, under `extensions`."""
+    """WebSocket protocol. The application finds it in its scope, under `extensions`."""
 
     max_queued = 1024 * 1024
     slow = False
-    """Nobody read, and it was closed for that."""
+    """Whether it was closed because the client did not read."""
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -65,7 +65,7 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
             scope["extensions"][KEY] = self
 
     def trust(self, max_frame: int, max_queued: int) -> None:
-        """Take frames of this size from now on, and let so much wait to be read."""
+        """Accept frames of this size from now on, and allow a send buffer of this size."""
         self.conn.max_message_size = max_frame
         self.max_queued = max_queued
 
@@ -76,14 +76,16 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
         )
 
     def put(self, frame: bytes) -> bool:
-        """Send a text frame, now or as soon as the other side reads; False if the socket is closed, by this or before.
+        """Send a text frame, now or as soon as the client reads; return False if the socket is closed.
 
-        Whoever does not read is closed, and can come back and ask for what was missed.
+        A client that does not read is closed. It can reconnect and replay what it missed.
         """
         if not self.is_open:
             return False
         queued = self.transport.get_write_buffer_size()
-        if queued > SHORT and queued + len(frame) > self.max_queued:  # who reads may get a large one, too
+        if (
+            queued > SHORT and queued + len(frame) > self.max_queued
+        ):  # a client that reads may receive a frame larger than the limit
             self.slow = True
             self.end(SLOW_CONSUMER, "slow consumer")
             return False
@@ -92,12 +94,12 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
         return True
 
     async def room(self) -> bool:
-        """Wait until the other side has read most of what was sent; False if it is gone."""
+        """Wait until the client has read most of the send buffer; return False if the socket is closed."""
         await self.writable.wait()
         return self.is_open
 
     def end(self, code: int, reason: str) -> None:
-        """Close, after what is on its way; who does not read is cut off soon."""
+        """Close the socket after sending what is queued; a client that does not read is cut off after a delay."""
         if not self.is_open:
             return
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
@@ -110,7 +112,7 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(LINGER, self.transport.abort)
 
     def keepalive_timeout(self) -> None:
-        """No answer to a ping: there is nobody to wait for."""
+        """Close the socket when a ping is not answered."""
         super().keepalive_timeout()
         self.transport.abort()
 

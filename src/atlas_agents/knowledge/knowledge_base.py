@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.core.store import Store
-from atlas_agents.engine.hooks import Interceptor
 from atlas_agents.knowledge.embedding import Embedder
 from atlas_agents.knowledge.library import Knowledge
 from atlas_agents.knowledge.loaders import Sources

@@ -10,15 +10,15 @@ from typing import Literal, Protocol, TypeAlias, get_args
 
 import msgspec
 
+from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.core.errors import AtlasError, ConfigError
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, user
 from atlas_agents.core.store import Document, DropDocument, Hit, JobRow, JobState, Passage, PutDocument, Store, Where
-from atlas_agents.engine.hooks import Interceptor
 from atlas_agents.knowledge.embedding import Embedder
 from atlas_agents.knowledge.library import Knowledge, about_of
 from atlas_agents.knowledge.search import WORDS_WEIGH, Searcher, words_of
-from atlas_agents.stores.sql.text_search import plain_words
+from atlas_agents.storage.sql.text_search import plain_words
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.policy import Actor
 

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ModelUnavailable
+from atlas_agents.core.http import open_session
 from atlas_agents.local.models import (
     DEFAULT,
     LocalModel,
@@ -146,11 +147,10 @@ async def fetch_url(url: str, part: Path, size: int, tell: Callable[[int, int, s
     import aiohttp
 
     host = urlsplit(url).hostname or url
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
     headers = {"Accept-Encoding": "identity"}
     trouble = ""
     with _opened(part) as file:
-        async with aiohttp.ClientSession(timeout=timeout, trust_env=True, headers=headers) as session:
+        async with open_session(read_timeout=30, use_proxies=True, headers=headers) as session:
             for _ in range(_TRIES):
                 try:
                     await _go_on(session, url, file, size, tell)

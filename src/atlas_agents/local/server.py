@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from atlas_agents.core.errors import ModelUnavailable
+from atlas_agents.core.http import backoff
 from atlas_agents.core.paths import Secret
 
 _CHILD = Path(__file__).with_name("child.py")
@@ -154,7 +155,7 @@ class ModelServer:
             if life is None or not life.ended.done():
                 return 0.0
             young = life.died - life.began < _HEALTHY
-            pause = min(0.25 * 2 ** (self._deaths + 1), 30.0) if young and self._deaths else 0.0
+            pause = backoff(self._deaths - 1, 1.0, 30.0) if young and self._deaths else 0.0
             failure = life.ready.exception()
             if failure is not None and time.monotonic() < life.died + max(pause, _AGAIN):
                 raise failure

@@ -13,6 +13,7 @@ import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError, ProviderError
+from atlas_agents.core.http import backoff
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk
 
 _LONG = frozenset(("auth", "quota"))
@@ -188,4 +189,4 @@ class TurnProvider:
         return False
 
     def _backoff(self, retry: int) -> float:
-        return self._pool.policy.backoff * 2**retry * (0.75 + self._pool.rng.random() / 2)
+        return backoff(retry, self._pool.policy.backoff, rng=self._pool.rng)

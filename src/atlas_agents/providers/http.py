@@ -15,6 +15,7 @@ import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import MissingKey, ProviderError
+from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.text import clean
 from atlas_agents.providers.base import Chunk, fault_of_status
@@ -291,13 +292,11 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
-            timeout = self._aiohttp.ClientTimeout(total=None, sock_connect=self._clocks.connect)
-            session = self._aiohttp.ClientSession(
+            session = open_session(
+                connect_timeout=self._clocks.connect,
                 connector=self._aiohttp.TCPConnector(limit=0),
-                timeout=timeout,
                 read_bufsize=1 << 18,
                 headers={"Accept-Encoding": "identity"},
-                cookie_jar=self._aiohttp.DummyCookieJar(),
             )
             pool = self._pools[loop] = _SessionPool(session)
             await pool.keeper.__anext__()

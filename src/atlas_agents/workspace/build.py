@@ -7,8 +7,8 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from atlas_agents.agents.agent import Agent
 from atlas_agents.core.errors import BadModelRef, ConfigError, MissingKey
-from atlas_agents.engine.agent import Agent
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model, parse_model_ref
 from atlas_agents.tools.tool import Function, Tool, as_tool

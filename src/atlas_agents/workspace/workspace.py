@@ -10,10 +10,10 @@ from typing import get_args
 
 import msgspec
 
+from atlas_agents.agents.options import Mode
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.text import HiddenCharacters, hidden_characters
-from atlas_agents.engine.options import Mode
 from atlas_agents.providers.registry import parse_model_ref
 from atlas_agents.workspace.files import NAMES, Look, look, read, write_defaults
 from atlas_agents.workspace.skills import SKILLS_FOLDER, Skill, read_skills, skill_files, skills_prompt

@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 
 from atlas_agents import Answer, Atlas, Message, Question, ToolCall, ToolResult
+from atlas_agents.agents import runtime
+from atlas_agents.agents.history import History
+from atlas_agents.agents.jobs import JobExecutor
+from atlas_agents.agents.options import TurnOptions
+from atlas_agents.agents.run import Accepted, Run
 from atlas_agents.core.errors import Conflict, NotFound, StoreError
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import AddAudit, AnswerApproval, JobRow, MarkJobNotified, Reserve, RunStatus, Store, Write
-from atlas_agents.engine import runtime
-from atlas_agents.engine.history import History
-from atlas_agents.engine.jobs import JobExecutor
-from atlas_agents.engine.options import TurnOptions
-from atlas_agents.engine.run import Accepted, Run
-from atlas_agents.stores import migrations
-from atlas_agents.stores.sql import statements, writes
+from atlas_agents.storage import migrations
+from atlas_agents.storage.sql import statements, writes
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.context import ToolContext

@@ -8,7 +8,7 @@ import msgspec
 
 from atlas_agents import Message
 from atlas_agents.core.store import OPEN
-from atlas_agents.stores.hash_chain import broken_audit, broken_journal
+from atlas_agents.storage.hash_chain import broken_audit, broken_journal
 from crash.evidence import Evidence, Trace, ends
 from crash.plays import CANARY, EFFECTS
 from crash.stores import ApprovalLine

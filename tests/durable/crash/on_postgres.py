@@ -11,9 +11,9 @@ import psycopg
 
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import Store, Write
-from atlas_agents.stores import postgres_writer
-from atlas_agents.stores.postgres import PostgresStore
-from atlas_agents.stores.sql.query import Query, Row
+from atlas_agents.storage import postgres_writer
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sql.query import Query, Row
 from crash.points import in_store
 from crash.seams import label_of
 from crash.stage import STAGE

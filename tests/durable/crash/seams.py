@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from atlas_agents.core.store import AddJournal, Write
-from atlas_agents.stores.sql.query import Query, Row
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sql.query import Query, Row
+from atlas_agents.storage.sqlite import SqliteStore
 from crash.points import in_sql, in_store
 from crash.stage import STAGE
 

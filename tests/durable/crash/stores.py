@@ -12,7 +12,7 @@ import msgspec
 
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import AuditRow, JournalKind, JournalRow, RunStatus, Store
-from atlas_agents.stores.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import SqliteStore
 from crash.seams import PointedStore
 
 Rows: TypeAlias = Sequence[Sequence[Any]]

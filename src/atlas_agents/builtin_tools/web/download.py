@@ -27,6 +27,7 @@ from atlas_agents.builtin_tools.web.ssrf import (
 )
 from atlas_agents.core.addresses import is_private, is_public
 from atlas_agents.core.errors import ToolFailed, Transient
+from atlas_agents.core.http import open_session
 
 _MOST = 16
 """So many addresses of a name are tried."""
@@ -184,13 +185,11 @@ async def download(
 
 async def _get(aim: FetchTarget, caps: Caps, network: Network, wanted: Callable[[str, str], None]) -> Fetched | str:
     """What stands there, or where it redirects to."""
-    session = aiohttp.ClientSession(
+    session = open_session(
+        connect_timeout=caps.connect,
         connector=SsrfGuard(aim, network).connector(),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=caps.connect),
         headers=_HEADERS,
         auto_decompress=False,
-        trust_env=False,
         requote_redirect_url=False,
     )
     try:

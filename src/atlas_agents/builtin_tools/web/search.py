@@ -13,6 +13,7 @@ from pydantic import Field
 from atlas_agents.builtin_tools.web.download import ACCEPTED, BadEncoding, Body, encoding_of
 from atlas_agents.builtin_tools.web.extract import one_line
 from atlas_agents.core.errors import ToolFailed, Transient
+from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.tools.worker_pool import WorkerDied, Workers
@@ -55,12 +56,7 @@ async def asked(question: SearchRequest, seconds: float) -> Any:
 
 
 async def _answer(question: SearchRequest) -> bytes:
-    import aiohttp
-
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT)
-    session = aiohttp.ClientSession(
-        timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
-    )
+    session = open_session(connect_timeout=_CONNECT, auto_decompress=False)
     method = "GET" if question.body is None else "POST"
     async with (
         session,

@@ -21,6 +21,7 @@ from atlas_agents.builtin_tools.web.extract import one_line, plain
 from atlas_agents.builtin_tools.web.ssrf import CAPS, INTERNET, Hosts, Network
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ConfigError, OutcomeUnknown, ToolFailed, Transient
+from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Secret, read_json, write_json
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.pipeline import Finding, Happened, NotHappened
@@ -86,7 +87,7 @@ class XClient:
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None or self._http.closed:
-            self._http = aiohttp.ClientSession(trust_env=True)
+            self._http = open_session(use_proxies=True)
         return self._http
 
 

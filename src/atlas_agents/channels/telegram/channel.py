@@ -29,6 +29,7 @@ from atlas_agents.channels.telegram.user_session import UserSession
 from atlas_agents.client.client import GatewayAddress, GatewayClient
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ConfigError, GatewayError
+from atlas_agents.core.http import backoff
 from atlas_agents.core.tasks import BackgroundTasks
 
 Command: TypeAlias = Callable[[UserSession, str, int], Awaitable[str]]
@@ -171,8 +172,9 @@ class TelegramChannel:
 
     async def _persistently(self, work: Callable[[], Awaitable[Any]]) -> Any:
         """Do it until it is done, ever more slowly; what is in the way is said once, and shown by `atlas doctor`."""
-        pause = self._pace.first
+        attempt = 0
         while True:
+            pause = backoff(attempt, self._pace.first, self._pace.most)
             try:
                 done = await work()
             except BotRefused as refused:
@@ -187,7 +189,7 @@ class TelegramChannel:
             else:
                 await self._trouble("")
                 return done
-            pause = min(2 * pause, self._pace.most)
+            attempt += 1
 
     async def _trouble(self, words: str) -> None:
         notes = self._notebook.notes
@@ -206,7 +208,7 @@ class TelegramChannel:
                 break
             except GatewayError as trouble:
                 if trouble.retryable and number < _TRIES:
-                    await asyncio.sleep(min(self._pace.first * 2**number, self._pace.most))
+                    await asyncio.sleep(backoff(number, self._pace.first, self._pace.most))
                     continue
                 after = self._apology(update, str(trouble))
             except Exception:

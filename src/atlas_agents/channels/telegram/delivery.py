@@ -15,6 +15,7 @@ from atlas_agents.builtin_tools.telegram_format import MOST, Styled, joined, pie
 from atlas_agents.channels.telegram.state import PendingDelivery, StateFile
 from atlas_agents.channels.telegram.types import TelegramTiming
 from atlas_agents.client.client import SessionEvent
+from atlas_agents.core.http import backoff
 from atlas_agents.gateway.protocol.events import ChatDelta, ChatError, ChatFinal, ChatMessage, ChatReset
 from atlas_agents.gateway.protocol.sessions import RunPosition
 from atlas_agents.gateway.protocol.types import MessageShape, Part, TextPart, ToolCallPart
@@ -163,8 +164,9 @@ class Delivery:
 
     async def _insist(self, work: Callable[[], Awaitable[T]]) -> T:
         """Try until Telegram has said yes or no."""
-        pause = self._pace.first
+        attempt = 0
         while True:
+            pause = backoff(attempt, self._pace.first, self._pace.most)
             try:
                 return await work()
             except BotRefused as refused:
@@ -174,7 +176,7 @@ class Delivery:
             except BotUnreachable as lost:
                 logger.info("an answer waits: %s", lost)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, self._pace.most)
+                attempt += 1
 
     async def _type(self) -> None:
         while not self._words.over:

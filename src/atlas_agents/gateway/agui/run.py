@@ -9,6 +9,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.options import TurnOptions, WhenBusy
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.errors import Conflict, NotFound
 from atlas_agents.core.events import (
@@ -31,9 +34,6 @@ from atlas_agents.core.events import (
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.store import OPEN, ApprovalRow
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.options import TurnOptions, WhenBusy
-from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.agui import events as agui
 from atlas_agents.gateway.agui.events import (
     PAYLOAD_SCHEMA,

@@ -6,10 +6,10 @@ from typing import Protocol
 
 import msgspec
 
+from atlas_agents.agents.agent import Agent
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.store import Document
-from atlas_agents.engine.agent import Agent
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.library import Knowledge, about_of

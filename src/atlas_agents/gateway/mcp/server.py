@@ -12,8 +12,8 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
+from atlas_agents.agents.agent import Agent
 from atlas_agents.core.errors import AtlasError
-from atlas_agents.engine.agent import Agent
 from atlas_agents.gateway.asgi import Receive, Send
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.hub import Hub

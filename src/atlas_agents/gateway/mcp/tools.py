@@ -7,14 +7,14 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.runner import tool_call_result
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError
 from atlas_agents.core.events import ApprovalAsked, Event, ToolCalled, ToolProgress
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Image, ToolResult, new_id, parted, user
 from atlas_agents.core.text import wire_name
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.runner import tool_call_result
-from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.frames import ProtocolError
@@ -94,9 +94,7 @@ class McpRequest:
             raise BadArguments("message is what to say, session a short name")
         try:
             session = self._who.prefix + name
-            _, stream = await take_in(
-                self._hub, agent, user(message), session=session, user=self._who.principal.id
-            )
+            _, stream = await take_in(self._hub, agent, user(message), session=session, user=self._who.principal.id)
             await self._follow(stream)
             return ToolOutcome((await stream.reply()).text)
         except (ProtocolError, Cancelled) as fault:

@@ -1,15 +1,16 @@
-"""`tools.invoke`: a tool called without a model. `mcp.servers`: where tools of others come from."""
+"""Administration methods: `agents.*`, `models.list`, `tools.*`, `mcp.servers`, `audit.*`, `usage.*`, `config.get`,
+users."""
 
 import asyncio
 from collections import defaultdict
 from datetime import date, timedelta
 
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.runner import tool_call_result
 from atlas_agents.core.aio import SYSTEM_CLOCK, day_of
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.store import UsageRow
 from atlas_agents.core.tenancy import Plan, User
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.runner import tool_call_result
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import model_of, name_of
 from atlas_agents.gateway.dispatch import Methods
@@ -82,7 +83,7 @@ async def get_agent(caller: ClientConnection, params: OneAgent) -> AgentFound:
 
 
 async def list_models(caller: ClientConnection, _: Nothing) -> ModelsFound:
-    """Every model that some agent names, and who does."""
+    """List every model that agents use, with the agents that use it."""
     hub = caller.hub
     users: defaultdict[str, list[str]] = defaultdict(list)
     for agent in hub.atlas.agents:
@@ -97,7 +98,7 @@ async def list_models(caller: ClientConnection, _: Nothing) -> ModelsFound:
 
 
 async def list_tools(caller: ClientConnection, params: ToolsList) -> ToolsFound:
-    """The tools of one agent, or of all."""
+    """List the tools of one agent, or of all agents."""
     hub = caller.hub
     wanted = params.agent_id
     if wanted is None and params.session_key is not None:
@@ -139,7 +140,7 @@ async def tools_used(caller: ClientConnection, params: UsageTools) -> ToolsUsed:
 
 
 async def usage(caller: ClientConnection, params: UsageSummary) -> UsageFound:
-    """Sums of the caller's own sessions, by one name."""
+    """Sum tokens and cost of the caller's sessions, grouped by one key."""
     until = (date.fromisoformat(params.to) + timedelta(days=1)).isoformat() if params.to else "9999"
     sums: dict[tuple[str, str], UsageSum] = {}
     prefix = caller.who.prefix
@@ -182,12 +183,12 @@ def _tool_shapes(caller: ClientConnection, agent: Agent) -> list[ToolShape]:
 def _found(hub: Hub, agent_id: str) -> Agent:
     agent = hub.agent(agent_id)
     if agent is None:
-        raise ProtocolError("AGENT_NOT_FOUND", f"there is no agent {agent_id!r}")
+        raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {agent_id!r}")
     return agent
 
 
 def _is_available(hub: Hub, name: str) -> bool:
-    """A provider that was handed over is there; one that is named needs its key."""
+    """Return whether a provider can be used: it was passed as an object, or its API key is configured."""
     refs = {model for agent in hub.atlas.agents for model in agent.models if isinstance(model, str)}
     if name not in refs and name != hub.atlas.registry.default_model:
         return True
@@ -199,9 +200,9 @@ def _is_available(hub: Hub, name: str) -> bool:
 
 
 def _sees_all(caller: ClientConnection) -> None:
-    """The audit log is of the whole house."""
+    """Require access to all sessions, because the audit log covers all of them."""
     if caller.who.prefix:
-        raise ProtocolError("FORBIDDEN", "the audit log is for those who see all sessions")
+        raise ProtocolError("FORBIDDEN", "the audit log requires a token with access to all sessions")
 
 
 def _name(row: UsageRow, group_by: str, prefix: str) -> str:
@@ -239,14 +240,14 @@ async def system(caller: ClientConnection, _: Nothing) -> SystemInfo:
 
 
 async def config(caller: ClientConnection, _: Nothing) -> ConfigFound:
-    """The settings in force, without secrets, and who may speak here."""
+    """Return the effective settings, without secrets, and the names of the tokens."""
     hub = caller.hub
     return ConfigFound({**hub.settings.shown(), **hub.more_settings, "principals": list(hub.tokens.principals)})
 
 
 async def rotate(caller: ClientConnection, _: Nothing) -> TokenMade:
     path = caller.hub.tokens.rotate()
-    asyncio.get_running_loop().call_soon(caller.hub.close_strangers)  # once the answer is on its way
+    asyncio.get_running_loop().call_soon(caller.hub.close_strangers)  # after the response is sent
     return TokenMade(str(path))
 
 
@@ -280,7 +281,7 @@ async def remove_user(caller: ClientConnection, params: OneUser) -> Done:
     try:
         await caller.hub.atlas.tenancy.remove_user(params.name)
     except NotFound:
-        raise ProtocolError("INVALID_PARAMS", "there is no such user") from None
+        raise ProtocolError("INVALID_PARAMS", f"unknown user {params.name!r}") from None
     await look_who_may_not(caller.hub)
     return Done(True)
 
@@ -310,7 +311,7 @@ async def list_tenants(caller: ClientConnection, _: Nothing) -> TenantsFound:
 
 
 async def look_who_may_not(hub: Hub) -> None:
-    """Users who are suspended are let in no more, and sent away if they are in."""
+    """Refuse the tokens of suspended users and close their connections."""
     users = await hub.atlas.tenancy.users()
     hub.porch.suspended = frozenset(each.name for each in users if each.status == "suspended")
     hub.close_strangers()
@@ -326,11 +327,11 @@ def add_call_methods(methods: Methods) -> None:
 
 
 async def invoke(caller: ClientConnection, params: ToolsInvoke) -> Called:
-    """Call it as the agent could, and wait for what comes of it. A call that needs a yes waits for that, too."""
+    """Call a tool with the agent's permissions and wait for its result, including any approval."""
     hub = caller.hub
     agent = hub.agent(params.agent_id) if params.agent_id else hub.atlas.get_agent()
     if agent is None:
-        raise ProtocolError("AGENT_NOT_FOUND", f"there is no agent {params.agent_id!r}")
+        raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {params.agent_id!r}")
     key = params.idempotency_key or ""
     stream = await call_tool(hub, caller.who, agent, params.name, params.arguments, idempotency_key=key)
     result = tool_call_result(await stream.reply())

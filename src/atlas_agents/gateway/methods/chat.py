@@ -1,4 +1,4 @@
-"""`runs.*`: the turns of sessions, and step by step what one of them did."""
+"""Methods `chat.*`, `approvals.*`, `exec.*` and `runs.*`: turns, their approvals and their recorded steps."""
 
 import asyncio
 from functools import partial
@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
+from atlas_agents.agents.options import TurnOptions
 from atlas_agents.core.approvals import Answer
 from atlas_agents.core.errors import ConfigError, Conflict, NotFound
 from atlas_agents.core.messages import Message, Text, user
 from atlas_agents.core.store import JournalRow, RunRow, StoredMessage
-from atlas_agents.engine.options import TurnOptions
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import (
     ANSWERS,
@@ -56,7 +56,7 @@ def add_chat_methods(methods: Methods) -> None:
 
 
 async def send(caller: ClientConnection, params: ChatSend) -> Sent:
-    """Start a turn; acknowledged when it is on the disk. The words follow as events, to all who hear the session."""
+    """Start a turn and acknowledge it once it is stored. The answer follows as events to the session's subscribers."""
     hub, session = caller.hub, caller.who.prefix + params.session_key
     agent = await agent_for(hub, session, params.agent_id)
     _check(hub, params)
@@ -87,7 +87,7 @@ def _stop(hub: Hub, run_id: str) -> None:
 
 
 async def abort(caller: ClientConnection, params: ChatAbort) -> Aborted:
-    """Stop a run, or all that are under way or wait in a session."""
+    """Cancel a run, or all running and queued runs of a session."""
     atlas = caller.hub.atlas
     if params.run_id is not None:
         ids = [(await visible_run(caller, params.run_id)).id]
@@ -95,12 +95,12 @@ async def abort(caller: ClientConnection, params: ChatAbort) -> Aborted:
         session = caller.who.prefix + params.session_key
         ids = [row.id for row in await caller.hub.store.runs(atlas.tenant, session, open_only=True)]
     else:
-        raise ProtocolError("INVALID_PARAMS", "chat.abort: name a run or a session")
+        raise ProtocolError("INVALID_PARAMS", "chat.abort: expected a runId or a sessionKey")
     return Aborted(tuple([id for id in ids if await atlas.cancel(id)]))
 
 
 async def history(caller: ClientConnection, params: ChatHistory) -> ChatHistoryPage:
-    """The last messages, or those before one of them."""
+    """Return the last messages, or those before a given one."""
     sessions, key = caller.hub.atlas.sessions, caller.who.prefix + params.session_key
     try:
         before = params.before
@@ -117,7 +117,7 @@ async def history(caller: ClientConnection, params: ChatHistory) -> ChatHistoryP
 
 
 async def wait(caller: ClientConnection, params: ChatWait) -> Waited:
-    """How a run stands, once it has ended or the time is over."""
+    """Return the status of a run once it has ended or the timeout has passed."""
     row = await visible_run(caller, params.run_id)
     try:
         async with asyncio.timeout(params.timeout_ms / 1000):
@@ -135,7 +135,7 @@ async def wait(caller: ClientConnection, params: ChatWait) -> Waited:
 
 
 async def visible_run(caller: ClientConnection, run_id: str) -> RunRow:
-    """A run that the caller may know of; to others it is not there."""
+    """Return a run that the caller may access; raise 'not found' otherwise."""
     row = await caller.hub.store.run(caller.hub.atlas.tenant, run_id)
     if row is None or not row.session.startswith(caller.who.prefix):
         raise not_found("RUN")
@@ -143,7 +143,7 @@ async def visible_run(caller: ClientConnection, run_id: str) -> RunRow:
 
 
 def _check(hub: Hub, params: ChatSend) -> None:
-    """A model must be one that can be had here."""
+    """Check that the requested model is available and the message is not empty."""
     if params.model is not None:
         try:
             hub.atlas.registry.route(params.model)
@@ -161,14 +161,14 @@ def _message(params: ChatSend) -> Message:
 
 
 async def _place(hub: Hub, key: str, message_id: str) -> int:
-    """Where a message stands in its session, looked for from the end."""
+    """Return the sequence number of a message in its session, searching from the end."""
     before: int | None = None
     while rows := await hub.atlas.sessions.messages(key, before=before, limit=_PAGE, last=True):
         for row in rows:
             if row.id == message_id:
                 return row.seq
         before = rows[0].seq
-    raise ProtocolError("INVALID_PARAMS", "chat.history: there is no such message")
+    raise ProtocolError("INVALID_PARAMS", f"chat.history: unknown message {message_id!r}")
 
 
 def _read(row: StoredMessage) -> Message:
@@ -189,14 +189,14 @@ def add_approval_methods(methods: Methods) -> None:
 
 
 async def list_approvals(caller: ClientConnection, _: Nothing) -> ApprovalsFound:
-    """The questions of the caller's own sessions, the oldest first."""
+    """List the pending approvals of the caller's sessions, oldest first."""
     prefix = caller.who.prefix
     found = [each for each in await caller.hub.atlas.pending() if each.session.startswith(prefix)]
     return ApprovalsFound(tuple([approval_shape(each, each.session.removeprefix(prefix)) for each in found]))
 
 
 async def resolve(caller: ClientConnection, params: ApprovalsResolve) -> Done:
-    """Answer a question, once. Only who holds a token with that right does; an agent has none."""
+    """Resolve an approval, once. Requires a token with the scope `approve`; agents have none."""
     hub = caller.hub
     row = await hub.store.approval(hub.atlas.tenant, params.approval_id)
     if row is None or not row.session.startswith(caller.who.prefix):
@@ -220,7 +220,7 @@ def add_run_methods(methods: Methods) -> None:
 
 
 async def list_runs(caller: ClientConnection, params: RunsList) -> RunsFound:
-    """The latest first; without a session, of those that changed last."""
+    """List runs, latest first; without a session, those of the sessions that changed last."""
     hub, prefix = caller.hub, caller.who.prefix
     if params.session_key is not None:
         keys = [prefix + params.session_key]
@@ -252,7 +252,7 @@ def run_shape(row: RunRow, prefix: str) -> RunShape:
 
 
 def _step(row: JournalRow) -> RunStep:
-    """What a step says, without what was said in it: the session has the words, the audit log the arguments."""
+    """Convert a journal row without its content: messages are in the session, arguments in the audit log."""
     found: Any = msgspec.json.decode(row.payload) if row.payload else None
     more: dict[str, Any] = {}
     match row.kind:

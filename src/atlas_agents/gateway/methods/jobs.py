@@ -1,11 +1,11 @@
-"""`schedules.*`: tasks that recur, kept and seen by those whose they are."""
+"""Methods `jobs.*` and `schedules.*`: jobs and recurring tasks of the caller."""
 
 import time
 
+from atlas_agents.agents.schedules import after
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.errors import Conflict, NotFound
 from atlas_agents.core.store import PRIORITIES, JobRow, Schedule
-from atlas_agents.engine.schedules import after
-from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import model_of
 from atlas_agents.gateway.dispatch import Methods
@@ -39,7 +39,7 @@ def add_job_methods(methods: Methods) -> None:
 
 
 async def list_jobs(caller: ClientConnection, params: JobsList) -> JobPage:
-    """The latest first; those of others are passed over. From now on the caller hears what changes."""
+    """List the caller's jobs, latest first, and subscribe the caller to changes."""
     caller.jobs = True
     before = int(params.cursor) if params.cursor is not None else None
     found: list[JobRow] = []
@@ -63,7 +63,7 @@ async def cancel(caller: ClientConnection, params: OneJob) -> JobFound:
     try:
         ended = await caller.hub.atlas.jobs.cancel(job.id, by=caller.who.principal.id)
     except Conflict:
-        raise ProtocolError("CONFLICT", "the job has ended already") from None
+        raise ProtocolError("CONFLICT", "the job has already ended") from None
     return JobFound(job_shape(ended, caller.who.prefix))
 
 
@@ -72,12 +72,12 @@ async def retry(caller: ClientConnection, params: OneJob) -> JobFound:
     try:
         again = await caller.hub.atlas.jobs.retry(job.id)
     except Conflict:
-        raise ProtocolError("CONFLICT", "the job is open, or done: there is nothing to try again") from None
+        raise ProtocolError("CONFLICT", "cannot retry: the job has not failed") from None
     return JobFound(job_shape(again, caller.who.prefix))
 
 
 async def _visible_job(caller: ClientConnection, id: str) -> JobRow:
-    """A job that the caller may know of; to others it is not there."""
+    """Return a job that the caller may access; raise 'not found' otherwise."""
     try:
         job = await caller.hub.atlas.jobs.get(id)
     except NotFound:
@@ -111,7 +111,7 @@ def job_shape(job: JobRow, prefix: str) -> JobShape:
 
 
 def follow_jobs(hub: Hub) -> None:
-    """What jobs say is logged and told like any turn, and that they change to those who keep a list of them."""
+    """Log and deliver the events of job runs, and notify subscribers when jobs change."""
 
     def follow(stream: AtlasStream, agent_id: str) -> None:
         agent = hub.agent(agent_id)
@@ -151,11 +151,11 @@ async def add(caller: ClientConnection, params: SchedulesAdd) -> ScheduleFound:
     try:
         return ScheduleFound(_shape(await caller.hub.atlas.jobs.schedules.add(schedule)))
     except Conflict:
-        raise ProtocolError("CONFLICT", "there is a schedule of this name already") from None
+        raise ProtocolError("CONFLICT", f"schedule {params.name!r} already exists") from None
 
 
 async def list_schedules(caller: ClientConnection, _: Nothing) -> SchedulesFound:
-    """The caller's own, by name."""
+    """List the caller's schedules by name."""
     found = await caller.hub.atlas.jobs.schedules.list()
     return SchedulesFound(tuple([_shape(each) for each in found if each.prefix.startswith(caller.who.prefix)]))
 
@@ -177,13 +177,13 @@ async def remove(caller: ClientConnection, params: OneSchedule) -> Done:
 
 
 async def _visible_schedule(caller: ClientConnection, name: str) -> None:
-    """It is there, and the caller's; the same words if it is somebody else's."""
+    """Check that the schedule exists and belongs to the caller; the error is the same in both cases."""
     try:
         found = await caller.hub.atlas.jobs.schedules.get(name)
     except NotFound:
         found = None
     if found is None or not found.prefix.startswith(caller.who.prefix):
-        raise ProtocolError("INVALID_PARAMS", "there is no such schedule")
+        raise ProtocolError("INVALID_PARAMS", f"unknown schedule {name!r}")
 
 
 def _shape(schedule: Schedule) -> ScheduleShape:

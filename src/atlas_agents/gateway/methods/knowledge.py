@@ -1,4 +1,4 @@
-"""`knowledge.*` and `memories.*`: documents, read and looked up; and what agents remember of who asks."""
+"""Methods `knowledge.*` and `memories.*`: documents, search, and what agents remember about the caller."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,7 @@ async def search(caller: ClientConnection, params: KnowledgeSearch) -> PassagesF
 
 
 async def add(caller: ClientConnection, params: KnowledgeAdd) -> Ingested:
-    """Read documents, and tell who asked how far it is."""
+    """Ingest documents and report progress to the caller."""
     report = await _study(caller).knowledge.add(
         caller.hub.atlas.tenant,
         params.source,
@@ -91,7 +91,7 @@ async def forget(caller: ClientConnection, params: MemoriesForget) -> Done:
 
 def _study(caller: ClientConnection) -> KnowledgeBase:
     if caller.hub.study is None:
-        raise ProtocolError("UNAVAILABLE", "there are no documents and no memories here")
+        raise ProtocolError("UNAVAILABLE", "no knowledge base is configured")
     return caller.hub.study
 
 

@@ -1,14 +1,14 @@
-"""`sessions.export` and `sessions.import`: a session as lines of text, carried from one place to another."""
+"""Methods `sessions.*`: create, list, subscribe, search, fork, export and import sessions."""
 
 import time
 from collections.abc import Sequence
 
 import msgspec
 
+from atlas_agents.agents.sessions import SessionHeader
 from atlas_agents.core.errors import BrokenHistory, Conflict, NotFound
 from atlas_agents.core.messages import Message, new_id
 from atlas_agents.core.store import RunRow, Session, StoredMessage
-from atlas_agents.engine.sessions import SessionHeader
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import message_shape, newest, session_shape, stored_shape
 from atlas_agents.gateway.dispatch import Methods
@@ -44,7 +44,7 @@ _SESSION_PAGE = 200
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """What a turn was accepted with, as far as it is read here."""
+    """The fields of a stored run request that are read here."""
 
     messages: list[msgspec.Raw] = []
 
@@ -70,7 +70,7 @@ async def create(caller: ClientConnection, params: SessionsCreate) -> Created:
 
 
 async def list_sessions(caller: ClientConnection, params: SessionsList) -> SessionPage:
-    """The latest changed first; others' sessions are passed over. From now on the caller hears what changes."""
+    """List the caller's sessions, latest change first, and subscribe the caller to changes."""
     caller.lists = True
     before = _cursor(params.cursor)
     found: list[Session] = []
@@ -111,15 +111,18 @@ async def delete(caller: ClientConnection, params: OneSession) -> Done:
     try:
         await caller.hub.atlas.sessions.delete(session.key)
     except Conflict:
-        raise ProtocolError("BUSY", "a turn of this session is under way: stop it first") from None
+        raise ProtocolError("BUSY", "a turn is running in this session: cancel it first") from None
     caller.hub.assignments.forget(session.key)
     caller.hub.news.tell(session, deleted=True)
     return Done(True)
 
 
 async def subscribe(caller: ClientConnection, params: SessionsSubscribe) -> Subscribed:
-    """Hear a session. What is read takes time; from the moment it is all there to the answer, nothing is awaited, so
-    that the first event after the answer is the next one."""
+    """Subscribe to a session and return its state.
+
+    Everything is read before the subscription starts; from there to the response nothing is awaited, so the first
+    event after the response is the next one.
+    """
     with caller.hub.runs.expecting(caller.who.prefix + params.session_key):
         return await _subscribe(caller, params)
 
@@ -155,7 +158,7 @@ async def unsubscribe(caller: ClientConnection, params: OneSession) -> Done:
 
 
 async def existing(caller: ClientConnection, session_key: str) -> Session:
-    """A session of the caller's; what belongs to others is not there."""
+    """Return a session that the caller may access; raise 'not found' otherwise."""
     try:
         return await caller.hub.atlas.sessions.get(caller.who.prefix + session_key)
     except NotFound:
@@ -175,13 +178,13 @@ async def _messages(caller: ClientConnection, key: str, after: str | None) -> Se
 
 
 def _is_told(row: StoredMessage, here: dict[str, RunLog]) -> bool:
-    """A message of a run under way belongs to the answer only if its event is past; else the event brings it."""
+    """Return whether a message belongs in the snapshot. A message of an open run does only after its event was sent."""
     log = here.get(row.run_id)
     return log is None or row.id in log.messages
 
 
 def _waiting(row: RunRow) -> list[MessageShape]:
-    """What a turn that has not begun is to be told."""
+    """Return the input messages of a queued turn."""
     said = msgspec.json.decode(row.request, type=_Request).messages if row.request else []
     return [message_shape(Message.from_json(bytes(each)), row.id) for each in said]
 
@@ -211,14 +214,14 @@ def _snapshot(caller: ClientConnection, log: RunLog) -> RunPosition:
 
 def _known_agent(caller: ClientConnection, agent_id: str | None) -> None:
     if agent_id and caller.hub.agent(agent_id) is None:
-        raise ProtocolError("AGENT_NOT_FOUND", f"there is no agent {agent_id!r}")
+        raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {agent_id!r}")
 
 
 def _cursor(cursor: str | None) -> int | None:
     if cursor is None:
         return None
     if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 20:
-        raise ProtocolError("INVALID_PARAMS", "this cursor is not from here")
+        raise ProtocolError("INVALID_PARAMS", "invalid cursor: expected a cursor returned by this method")
     return int(cursor)
 
 
@@ -233,7 +236,7 @@ def add_search_methods(methods: Methods) -> None:
 
 
 async def search(caller: ClientConnection, params: SessionsSearch) -> Hits:
-    """Names first, then messages; for two seconds at most, the latest changed first."""
+    """Search session names, then messages, latest change first, for at most two seconds."""
     words = params.query.casefold()
     hits: list[SessionHit] = []
     end, before = time.monotonic() + _SECONDS, None
@@ -269,7 +272,7 @@ def _around(text: str, place: int, length: int) -> str:
 async def fork(caller: ClientConnection, params: SessionsFork) -> Created:
     hub, prefix = caller.hub, caller.who.prefix
     if params.agent_id and hub.agent(params.agent_id) is None:
-        raise ProtocolError("AGENT_NOT_FOUND", f"there is no agent {params.agent_id!r}")
+        raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {params.agent_id!r}")
     key = new_id()
     try:
         await hub.atlas.sessions.fork(prefix + params.session_key, params.message_id, to=prefix + key)
@@ -290,7 +293,7 @@ def add_carrying_methods(methods: Methods) -> None:
 
 
 async def write_out(caller: ClientConnection, params: SessionsExport) -> Exported:
-    """As many lines as fit into a frame; the first of all says what session it is, by the caller's name for it."""
+    """Export as many lines as fit into a frame. The first line describes the session, under the caller's key."""
     key, lines, size, number = caller.who.prefix + params.session_key, list[str](), 0, 0
     try:
         async for line in caller.hub.atlas.sessions.export(key):
@@ -307,15 +310,15 @@ async def write_out(caller: ClientConnection, params: SessionsExport) -> Exporte
 
 
 async def read_in(caller: ClientConnection, params: SessionsImport) -> Imported:
-    """Take a piece; with the last one the session is made, all of it or nothing."""
+    """Receive one part of an import; the last part creates the session atomically."""
     held = caller.incoming
     if params.piece != len(held):
         held.clear()
-        raise ProtocolError("INVALID_PARAMS", "sessions.import: a piece is missing; begin with the first one")
+        raise ProtocolError("INVALID_PARAMS", "sessions.import: a part is missing; start again with the first one")
     held.append(params.text)
     if sum(map(len, held)) > _LARGEST:
         held.clear()
-        raise ProtocolError("LIMIT_EXCEEDED", f"sessions.import: more than {_LARGEST:,} characters are not taken")
+        raise ProtocolError("LIMIT_EXCEEDED", f"sessions.import: the session is larger than {_LARGEST:,} characters")
     if params.more:
         return Imported()
     lines = "".join(held).split("\n")
@@ -329,7 +332,7 @@ async def _made(caller: ClientConnection, lines: list[str], key: str | None) -> 
     try:
         made = await hub.atlas.sessions.load(lines, key=prefix + key)
     except Conflict:
-        raise ProtocolError("CONFLICT", f"there is a session {key!r} already: give it another key") from None
+        raise ProtocolError("CONFLICT", f"session {key!r} already exists: choose another key") from None
     except BrokenHistory as broken:
         raise ProtocolError("INVALID_PARAMS", str(broken)) from None
     hub.news.tell(made)
@@ -337,11 +340,11 @@ async def _made(caller: ClientConnection, lines: list[str], key: str | None) -> 
 
 
 def _own_key(line: str) -> str:
-    """The name that the session had where it comes from, if it can be one here."""
+    """Return the key the session had when it was exported, if it is valid here."""
     try:
         return msgspec.convert(msgspec.json.decode(line, type=SessionHeader).key, Key)
     except msgspec.MsgspecError as error:
-        raise ProtocolError("INVALID_PARAMS", f"line 1: this is no exported session ({error})") from None
+        raise ProtocolError("INVALID_PARAMS", f"line 1: not an exported session ({error})") from None
 
 
 def _renamed(line: str, key: str) -> str:

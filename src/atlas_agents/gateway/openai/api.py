@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.options import TurnOptions
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.events import Event, StreamChunk, StreamEnd, StreamReset, ToolCalled, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, new_id
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.options import TurnOptions
-from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.gateway.asgi import Json
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.http_api import (

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from atlas_agents.agents.options import SamplingOptions
+from atlas_agents.agents.output import Output
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import parse_object
 from atlas_agents.core.messages import File, Image, Message, Part, Text, ToolCall, ToolResult, assistant, system, tool
 from atlas_agents.core.messages import user as said_by_user
 from atlas_agents.core.text import clean
-from atlas_agents.engine.options import SamplingOptions
-from atlas_agents.engine.output import Output
 from atlas_agents.gateway.http_errors import bad
 
 Tokens: TypeAlias = Annotated[int, Meta(ge=1)]

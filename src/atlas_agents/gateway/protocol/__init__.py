@@ -1,4 +1,4 @@
-"""The words of the wire, declared once: every method, event and error, and the documents made from them.
+"""Wire protocol: every method, event and error, declared once, and the documents generated from them.
 
-Nothing here opens a socket or runs an agent. Names are Python's here and camelCase on the wire.
+Names are snake_case in Python and camelCase on the wire.
 """

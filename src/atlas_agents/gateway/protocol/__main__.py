@@ -1,4 +1,4 @@
-"""`python -m atlas_agents.gateway.protocol schema | asyncapi | typescript`: the document, on standard output."""
+"""Print the protocol: `python -m atlas_agents.gateway.protocol schema | asyncapi | typescript`."""
 
 import sys
 
@@ -10,7 +10,7 @@ FORMS = ("schema", "asyncapi", "typescript")
 
 
 def document(form: str) -> str:
-    """The protocol in one of the three forms."""
+    """Return the protocol in one of the three formats."""
     if form == "typescript":
         return typescript()
     made = json_schema() if form == "schema" else asyncapi()
@@ -19,7 +19,7 @@ def document(form: str) -> str:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in FORMS:
-        sys.stderr.write(f"say one of: {', '.join(FORMS)}\n")
+        sys.stderr.write(f"usage: expected one of: {', '.join(FORMS)}\n")
         return 2
     sys.stdout.write(document(arguments[0]))
     return 0

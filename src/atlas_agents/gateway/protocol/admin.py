@@ -1,4 +1,4 @@
-"""A tool call without a model, and the MCP servers whose tools there are."""
+"""Parameters and results of administration methods: agents, models, tools, MCP servers, audit, usage, users, plans."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,14 +20,14 @@ Day = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 
 
 class Health(WireStruct, frozen=True):
-    """Well, and for how many seconds."""
+    """Health status and uptime in seconds."""
 
     status: Literal["ok"]
     uptime: float
 
 
 class LimitsFound(WireStruct, frozen=True):
-    """What a tool call may cost; null is no limit."""
+    """Limits of tool calls; null means unlimited."""
 
     per_tick: int | None
     tick_seconds: float
@@ -63,7 +63,7 @@ class ModelsFound(WireStruct, frozen=True):
 
 
 class ToolsList(WireStruct, frozen=True):
-    """The tools of an agent, or of the agent that a session talks to."""
+    """The agent whose tools to list, or a session to use the agent of."""
 
     agent_id: str | None = None
     session_key: str | None = None
@@ -74,7 +74,7 @@ class ToolsFound(WireStruct, frozen=True):
 
 
 class MatrixRow(WireStruct, frozen=True):
-    """What one agent may do with each tool: yes, no or ask."""
+    """Permissions of one agent by tool: yes, no or ask."""
 
     agent_id: str
     role: str
@@ -87,7 +87,7 @@ class Matrix(WireStruct, frozen=True):
 
 
 class AuditList(WireStruct, frozen=True):
-    """Entries, the latest first; filters join with and."""
+    """Filters for audit entries, combined with AND."""
 
     limit: Page = 100
     cursor: str | None = None
@@ -98,7 +98,7 @@ class AuditList(WireStruct, frozen=True):
 
 
 class AuditShape(WireStruct, frozen=True):
-    """One line of the audit log, in its place in the chain."""
+    """One audit entry with its position and hash in the chain."""
 
     seq: int
     entry: dict[str, Any]
@@ -112,8 +112,7 @@ class AuditPage(WireStruct, frozen=True):
 
 
 class AuditVerified(WireStruct, frozen=True):
-    """How many lines there are; `broken` is the first one that does not follow from the one before it, and
-    `problem` says in words what is wrong with it."""
+    """Result of the verification: the number of entries, the first `broken` entry, and a `problem` that explains it."""
 
     rows: int
     broken: int | None = None
@@ -121,7 +120,7 @@ class AuditVerified(WireStruct, frozen=True):
 
 
 class UsageSummary(WireStruct, frozen=True):
-    """Sums over the days from one up to, and with, another; with `byDay`, one of each day."""
+    """A range of days, both included, and the grouping key; `byDay` returns one sum per day."""
 
     since: Day | None = field(default=None, name="from")
     to: Day | None = None
@@ -130,7 +129,7 @@ class UsageSummary(WireStruct, frozen=True):
 
 
 class UsageSum(WireStruct, frozen=True):
-    """The sum of all that share a name, and a day if asked so."""
+    """The sum of one group, per day if requested."""
 
     name: str
     turns: int
@@ -146,14 +145,14 @@ class UsageFound(WireStruct, frozen=True):
 
 
 class UsageTools(WireStruct, frozen=True):
-    """Calls of the days from one up to, and with, another, as the audit log has them."""
+    """A range of days, both included."""
 
     since: Day | None = field(default=None, name="from")
     to: Day | None = None
 
 
 class ToolUse(WireStruct, frozen=True):
-    """The calls of one tool on one day."""
+    """The number of calls of one tool on one day, from the audit log."""
 
     name: str
     day: str
@@ -167,13 +166,13 @@ class ToolsUsed(WireStruct, frozen=True):
 
 
 class ConfigFound(WireStruct, frozen=True):
-    """The settings in force, without secrets."""
+    """The effective settings, without secrets."""
 
     config: dict[str, Any]
 
 
 class TokenMade(WireStruct, frozen=True):
-    """Where the new token stands; it is not sent."""
+    """The file that contains the new token; the token itself is not sent."""
 
     path: str
 
@@ -183,7 +182,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class UserShape(WireStruct, frozen=True):
-    """Somebody who belongs here; `lastActive` is when a turn was last taken for them, in milliseconds since 1970."""
+    """A user. `lastActive` is the time of their last turn, in milliseconds since 1970."""
 
     name: str
     role: str
@@ -196,7 +195,7 @@ class UsersFound(WireStruct, frozen=True):
 
 
 class UsersPut(WireStruct, frozen=True):
-    """Add somebody, or change them."""
+    """Create or update a user."""
 
     name: Name
     role: Annotated[str, Meta(min_length=1, max_length=64)] = "member"
@@ -208,13 +207,13 @@ class UserFound(WireStruct, frozen=True):
 
 
 class OneUser(WireStruct, frozen=True):
-    """Name a user."""
+    """Identifies a user."""
 
     name: Name
 
 
 class PlanShape(WireStruct, frozen=True):
-    """What may be used: tokens in a month, agents, bytes, users; null is no limit."""
+    """Quotas of a plan: tokens per month, agents, bytes, users; null means unlimited."""
 
     name: str
     tokens: int | None = None
@@ -228,7 +227,7 @@ class PlansFound(WireStruct, frozen=True):
 
 
 class PlansPut(WireStruct, frozen=True):
-    """Make a plan, or change one."""
+    """Create or update a plan."""
 
     name: Name
     tokens: Count | None = None
@@ -242,7 +241,7 @@ class PlanFound(WireStruct, frozen=True):
 
 
 class TenantFound(WireStruct, frozen=True):
-    """The tenant that is served here, its plan, and what it uses of it."""
+    """The tenant of this gateway, its plan and its usage."""
 
     tenant: str
     plan: PlanShape
@@ -253,19 +252,19 @@ class TenantFound(WireStruct, frozen=True):
 
 
 class TenantsUpdate(WireStruct, frozen=True):
-    """Have another plan from now on."""
+    """Switch the tenant to another plan."""
 
     plan: Name
 
 
 class TenantsFound(WireStruct, frozen=True):
-    """The tenants that have said something of themselves in this store."""
+    """The tenants registered in this store."""
 
     tenants: tuple[str, ...]
 
 
 class ToolsInvoke(WireStruct, frozen=True):
-    """Which tool of which agent, with what; the same key again gives the result of the first time."""
+    """The agent, the tool and its arguments. Repeating an idempotency key returns the result of the first call."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     arguments: dict[str, Any] = {}
@@ -274,7 +273,7 @@ class ToolsInvoke(WireStruct, frozen=True):
 
 
 class ForeignServer(WireStruct, frozen=True):
-    """An MCP server: whether it may be used, the tools that were approved, and why it cannot be reached."""
+    """An MCP server: whether it is enabled, its approved tools, and the connection error if there is one."""
 
     name: str
     state: str
@@ -283,14 +282,14 @@ class ForeignServer(WireStruct, frozen=True):
 
 
 class ForeignServers(WireStruct, frozen=True):
-    """All that the workspace names; with `trouble`, why none of them is used."""
+    """The MCP servers of the workspace. `trouble` says why none of them can be used."""
 
     servers: tuple[ForeignServer, ...] = ()
     trouble: str = ""
 
 
 class Called(WireStruct, frozen=True):
-    """What came of it; `unknown` if it may have happened."""
+    """The result of a tool call; `unknown` if it may or may not have taken effect."""
 
     run_id: str
     status: Literal["ok", "error", "unknown"]

@@ -1,4 +1,4 @@
-"""Params and results of `chat.*`."""
+"""Parameters and results of `chat.*` and `runs.*`."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -16,13 +16,13 @@ from atlas_agents.gateway.protocol.types import (
 )
 
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
-"""The name of a session: any text of one line that is not too long."""
+"""Session key: a single line of text of limited length."""
 RunId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Page: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 
 
 class ChatSend(WireStruct, frozen=True):
-    """Say something in a session, which is begun if there is none of that name."""
+    """Send a message to a session, which is created if it does not exist."""
 
     session_key: Key
     message: str | tuple[InputPart, ...]
@@ -36,27 +36,27 @@ class ChatSend(WireStruct, frozen=True):
 
 
 class Sent(WireStruct, frozen=True):
-    """The run that answers; in the plain profile without `status`."""
+    """The run that answers. `status` is omitted in the plain profile."""
 
     run_id: str
     status: Literal["started", "queued", "in_flight", "done"] | None = None
 
 
 class ChatAbort(WireStruct, frozen=True):
-    """Stop a run, or all runs of a session."""
+    """Cancel a run, or all runs of a session."""
 
     run_id: RunId | None = None
     session_key: Key | None = None
 
 
 class Aborted(WireStruct, frozen=True):
-    """The runs that were stopped."""
+    """The runs that were cancelled."""
 
     aborted: tuple[str, ...]
 
 
 class ChatHistory(WireStruct, frozen=True):
-    """The last messages of a session, or those before one of them, given by its `seq` or its id."""
+    """The last messages of a session, or those before a message given by `seq` or id."""
 
     session_key: Key
     limit: Page = 100
@@ -64,7 +64,7 @@ class ChatHistory(WireStruct, frozen=True):
 
 
 class RunOutcome(WireStruct, frozen=True):
-    """A turn that gave no answer, and why; `parts` is what it had said of one."""
+    """A turn that ended without an answer, and why. `parts` is the incomplete answer."""
 
     run_id: str
     status: Literal["failed", "cancelled"]
@@ -73,7 +73,7 @@ class RunOutcome(WireStruct, frozen=True):
 
 
 class ChatHistoryPage(WireStruct, frozen=True):
-    """Messages in order, and whether there are older ones; `outcomes` are those of turns without an answer."""
+    """Messages in order, and whether there are older ones. `outcomes` lists turns that ended without an answer."""
 
     messages: tuple[MessageShape, ...]
     has_more: bool
@@ -81,14 +81,14 @@ class ChatHistoryPage(WireStruct, frozen=True):
 
 
 class ChatWait(WireStruct, frozen=True):
-    """Wait until a run has ended, for so long at most."""
+    """Wait until a run has ended, up to a timeout."""
 
     run_id: RunId
     timeout_ms: Annotated[int, Meta(ge=0, le=600_000)] = 30_000
 
 
 class Waited(WireStruct, frozen=True):
-    """How a run stands; its answer if it is done."""
+    """The status of a run, and its answer if it has completed."""
 
     status: RunState
     message: MessageShape | None = None
@@ -99,7 +99,7 @@ StepKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome
 
 
 class RunShape(WireStruct, frozen=True):
-    """A turn, and how it stands."""
+    """A run and its status."""
 
     run_id: str
     session_key: str
@@ -112,8 +112,11 @@ class RunShape(WireStruct, frozen=True):
 
 
 class RunStep(WireStruct, frozen=True):
-    """One step of a turn, as its journal has it: `key` names what it is about, a call's id or a question's; `name` is
-    the tool's or the model's, `status` what came of it, `by` who answered, and for what `reason`."""
+    """One step of a run, from its journal.
+
+    `key` is the id of the call or approval, `name` the tool or model, `status` the outcome, `by` who resolved an
+    approval and `reason` why.
+    """
 
     seq: int
     kind: StepKind
@@ -129,7 +132,7 @@ class RunStep(WireStruct, frozen=True):
 
 
 class RunsList(WireStruct, frozen=True):
-    """The latest turns of a session, or of all."""
+    """The latest runs of a session, or of all sessions."""
 
     session_key: Key | None = None
     limit: Page = 50
@@ -140,13 +143,13 @@ class RunsFound(WireStruct, frozen=True):
 
 
 class OneRun(WireStruct, frozen=True):
-    """Name a turn."""
+    """Identifies a run."""
 
     run_id: RunId
 
 
 class RunFound(WireStruct, frozen=True):
-    """A turn with its steps, in order."""
+    """A run with its steps, in order."""
 
     run: RunShape
     steps: tuple[RunStep, ...]

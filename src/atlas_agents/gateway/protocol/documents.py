@@ -1,4 +1,4 @@
-"""The protocol as TypeScript types, for the page and for anyone who writes a client in that language."""
+"""Generated protocol documents: JSON Schema, AsyncAPI and TypeScript types."""
 
 import json
 from importlib.metadata import version
@@ -21,7 +21,7 @@ _RUN_KEYS: dict[str, Any] = {"sessionKey": {"type": "string"}, "seq": {"type": "
 
 
 def components(template: str = "#/$defs/{name}") -> tuple[dict[str, Any], dict[str, Any]]:
-    """({type of ours: its schema}, {name: definition}), with references as the template says."""
+    """Return the schema of each type and all definitions by name, with references that follow the template."""
     types: list[Any] = [AuthFrame, WelcomeFrame, AuthErrorFrame, ErrorFrame, ErrorPayload]
     types += [each for method in METHODS.values() for each in (method.params, method.result)]
     types += [*RUN_EVENTS.values(), *HOUSE_EVENTS.values()]
@@ -33,7 +33,7 @@ def components(template: str = "#/$defs/{name}") -> tuple[dict[str, Any], dict[s
 
 
 def json_schema() -> dict[str, Any]:
-    """One document: `methods` with scope, params and result, `events` with their data, and all definitions."""
+    """Return the JSON Schema document: methods with scope, params and result, events, and all definitions."""
     schemas, definitions = components()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -57,13 +57,13 @@ _ID: dict[str, Any] = {"type": ["string", "number"]}
 
 
 def asyncapi() -> dict[str, Any]:
-    """The whole document."""
+    """Return the AsyncAPI document."""
     _, definitions = components("#/components/schemas/{name}")
     messages = {
-        "auth": _message("The first frame.", _ref(AuthFrame.__name__)),
-        "welcome": _message("The token is right.", _ref(WelcomeFrame.__name__)),
-        "unwelcome": _message("The token is wrong; the socket is closed.", _ref(AuthErrorFrame.__name__)),
-        "failure": _message("A request that has no result.", _ref(ErrorFrame.__name__)),
+        "auth": _message("The first frame: authentication.", _ref(AuthFrame.__name__)),
+        "welcome": _message("The token was accepted.", _ref(WelcomeFrame.__name__)),
+        "unwelcome": _message("The token was rejected; the socket is closed.", _ref(AuthErrorFrame.__name__)),
+        "failure": _message("A request failed.", _ref(ErrorFrame.__name__)),
     }
     operations: dict[str, Any] = {
         "auth": _operation("receive", "auth", replies=("welcome", "unwelcome")),
@@ -82,7 +82,7 @@ def asyncapi() -> dict[str, Any]:
         "info": {
             "title": "Atlas gateway",
             "version": version("atlas-agents"),
-            "description": "JSON text frames over one WebSocket. The first frame is `auth`; within 10 seconds.",
+            "description": "JSON text frames over one WebSocket. The first frame is `auth`, within 10 seconds.",
         },
         "servers": {"local": {"host": "127.0.0.1:18789", "protocol": "ws"}},
         "defaultContentType": "application/json",
@@ -96,7 +96,7 @@ def _messages_of(method: Method) -> dict[str, Any]:
     ask = _object(id=_ID, method={"const": method.name}, params=_ref(method.params.__name__))
     answer = _object(id=_ID, result=_ref(method.result.__name__))
     return {
-        f"{method.name}.request": _message(f"{method.purpose} Needs the scope {method.scope}.", ask),
+        f"{method.name}.request": _message(f"{method.purpose} Requires the scope {method.scope}.", ask),
         f"{method.name}.answer": _message(f"The result of {method.name}.", answer),
     }
 
@@ -127,12 +127,12 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_HEAD = "// Made from the protocol's models by `atlas protocol typescript`; changes here are lost.\n"
+_HEAD = "// Generated from the protocol models by `atlas protocol typescript`. Do not edit.\n"
 _PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
 
 
 def typescript() -> str:
-    """Interfaces for every shape, and the two maps `Methods` and `Events`."""
+    """Return TypeScript interfaces for every type, and the maps `Methods` and `Events`."""
     _, definitions = components()
     lines = [_HEAD]
     for name, schema in definitions.items():

@@ -1,4 +1,4 @@
-"""What the server says unasked. Every event of a run has its `runId`; the full profile adds `sessionKey` and `seq`."""
+"""Events sent by the server. Events of a run carry `runId`; the full profile adds `sessionKey` and `seq`."""
 
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
 
@@ -21,7 +21,7 @@ E = TypeVar("E")
 
 
 class ChatStarted(WireStruct, frozen=True):
-    """A turn begins; `model` is the one that will speak, `notice` says why it is another than the agent names."""
+    """A turn starts. `model` is the model that answers; `notice` says why it is not the agent's own."""
 
     event: ClassVar[str] = "chat.started"
     run_id: str
@@ -31,7 +31,7 @@ class ChatStarted(WireStruct, frozen=True):
 
 
 class ChatDelta(WireStruct, frozen=True, gc=False):
-    """A few more words of the answer."""
+    """The next part of the answer's text."""
 
     event: ClassVar[str] = "chat.delta"
     run_id: str
@@ -39,7 +39,7 @@ class ChatDelta(WireStruct, frozen=True, gc=False):
 
 
 class ChatReasoning(WireStruct, frozen=True, gc=False):
-    """A few more words of the model's reasoning."""
+    """The next part of the model's reasoning."""
 
     event: ClassVar[str] = "chat.reasoning"
     run_id: str
@@ -47,7 +47,7 @@ class ChatReasoning(WireStruct, frozen=True, gc=False):
 
 
 class ChatReset(WireStruct, frozen=True, gc=False):
-    """The words of the message under way are withdrawn: drop them."""
+    """The current message is withdrawn: discard its text."""
 
     event: ClassVar[str] = "chat.reset"
     run_id: str
@@ -55,7 +55,7 @@ class ChatReset(WireStruct, frozen=True, gc=False):
 
 
 class ToolCalling(WireStruct, frozen=True):
-    """The model has asked for a tool."""
+    """The model calls a tool."""
 
     event: ClassVar[str] = "tool.call"
     run_id: str
@@ -65,7 +65,7 @@ class ToolCalling(WireStruct, frozen=True):
 
 
 class ToolProgressing(WireStruct, frozen=True):
-    """A tool says how far it is."""
+    """A running tool reports progress."""
 
     event: ClassVar[str] = "tool.progress"
     run_id: str
@@ -74,7 +74,7 @@ class ToolProgressing(WireStruct, frozen=True):
 
 
 class PlanChanged(WireStruct, frozen=True):
-    """The plan of a turn as it now stands; each takes the place of the one before."""
+    """The current plan of the turn; replaces the previous one."""
 
     event: ClassVar[str] = "plan.updated"
     run_id: str
@@ -82,7 +82,7 @@ class PlanChanged(WireStruct, frozen=True):
 
 
 class RunHandoff(WireStruct, frozen=True):
-    """From here on another agent speaks in this turn."""
+    """The turn is handed off to another agent."""
 
     event: ClassVar[str] = "run.handoff"
     run_id: str
@@ -91,7 +91,7 @@ class RunHandoff(WireStruct, frozen=True):
 
 
 class ToolSettled(WireStruct, frozen=True):
-    """A call has its result."""
+    """A tool call has a result."""
 
     event: ClassVar[str] = "tool.result"
     run_id: str
@@ -104,7 +104,7 @@ class ToolSettled(WireStruct, frozen=True):
 
 
 class ApprovalRequested(WireStruct, frozen=True):
-    """A person is asked, about exactly these arguments; with a `form`, for values that a tool at work wants."""
+    """Approval is requested for exactly these arguments or, with a `form`, input for a running tool."""
 
     event: ClassVar[str] = "exec.approval_request"
     run_id: str
@@ -123,7 +123,7 @@ class ApprovalRequested(WireStruct, frozen=True):
 
 
 class ApprovalResolved(WireStruct, frozen=True):
-    """A question has its answer."""
+    """An approval was resolved."""
 
     event: ClassVar[str] = "approval.resolved"
     run_id: str
@@ -133,7 +133,7 @@ class ApprovalResolved(WireStruct, frozen=True):
 
 
 class ChatMessage(WireStruct, frozen=True):
-    """A message has joined the conversation and is kept."""
+    """A message was added to the conversation and stored."""
 
     event: ClassVar[str] = "chat.message"
     run_id: str
@@ -141,7 +141,7 @@ class ChatMessage(WireStruct, frozen=True):
 
 
 class ChatFinal(WireStruct, frozen=True):
-    """The turn is over, by itself or because it was stopped."""
+    """The turn is complete or was cancelled."""
 
     event: ClassVar[str] = "chat.final"
     run_id: str
@@ -178,7 +178,7 @@ RunEvent: TypeAlias = (
 
 
 class SessionUpdated(WireStruct, frozen=True):
-    """A session was made, changed or removed; for those who hear it, or have asked for the list."""
+    """A session was created, changed or deleted. Sent to its subscribers and to clients that listed sessions."""
 
     event: ClassVar[str] = "session.updated"
     session: SessionShape
@@ -186,35 +186,35 @@ class SessionUpdated(WireStruct, frozen=True):
 
 
 class AuditAdded(WireStruct, frozen=True):
-    """The audit log has a new line; for those who asked to hear."""
+    """A new audit entry. Sent to clients that called `audit.subscribe`."""
 
     event: ClassVar[str] = "audit.entry"
     entry: AuditShape
 
 
 class ApprovalsUpdated(WireStruct, frozen=True):
-    """A question was put or answered in a session: `approvals.list` has those that are open now."""
+    """An approval was requested or resolved in a session; `approvals.list` returns the pending ones."""
 
     event: ClassVar[str] = "approvals.updated"
     session_key: str
 
 
 class JobUpdated(WireStruct, frozen=True):
-    """A job is new, begun, put back or over; for those who have asked for the list."""
+    """A job was created, started, requeued or finished. Sent to clients that listed jobs."""
 
     event: ClassVar[str] = "job.updated"
     job: JobShape
 
 
 class ServerShutdown(WireStruct, frozen=True):
-    """The server stops; with a figure, it expects to be back."""
+    """The server is shutting down; `restartExpectedMs` is set if it expects to restart."""
 
     event: ClassVar[str] = "server.shutdown"
     restart_expected_ms: int | None = None
 
 
 class KnowledgeProgress(WireStruct, frozen=True):
-    """Documents are being read, for who asked for it: so many of all are done, `current` is the one at hand."""
+    """Progress of ingesting documents, sent to the client that started it. `current` is the document being read."""
 
     event: ClassVar[str] = "knowledge.progress"
     source: str
@@ -249,7 +249,7 @@ HOUSE_EVENTS: dict[str, type[HouseEvent]] = {
     for kind in (SessionUpdated, AuditAdded, ApprovalsUpdated, KnowledgeProgress, JobUpdated, ServerShutdown)
 }
 LAST_WORDS = frozenset(("chat.final", "chat.error"))
-"""Every run ends with exactly one of these."""
+"""Terminal events: every run ends with exactly one of these."""
 PLAIN: dict[str, tuple[str, ...]] = {
     "chat.delta": ("runId", "text"),
     "chat.reset": ("runId", "attempt"),
@@ -257,14 +257,14 @@ PLAIN: dict[str, tuple[str, ...]] = {
     "chat.error": ("runId", "message", "kind"),
     "exec.approval_request": ("approvalId", "command", "workingDir"),
 }
-"""All that a plain client hears, and the keys it sees."""
+"""The events of the plain profile, with the keys it includes."""
 _PLAIN_USAGE = ("inputTokens", "outputTokens")
 _encoder = msgspec.json.Encoder()
 _HEAD = {name: b'{"event":' + _encoder.encode(name) + b',"data":' for name in (*RUN_EVENTS, *HOUSE_EVENTS)}
 
 
 class _Stored(msgspec.Struct, Generic[E], frozen=True):
-    """A run's event as it is stored."""
+    """A run event as it is stored."""
 
     data: E
 
@@ -275,7 +275,7 @@ _READERS: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 def body_of(event: RunEvent | HouseEvent) -> bytes:
-    """The event as a frame of its own; of a run's, as it is stored: without session and number."""
+    """Encode an event as a frame. A run event is encoded as it is stored, without session key and number."""
     try:
         data = _encoder.encode(event)
     except (UnicodeEncodeError, TypeError, OverflowError):
@@ -284,7 +284,7 @@ def body_of(event: RunEvent | HouseEvent) -> bytes:
 
 
 def _writable(value: Any) -> Any:
-    """The same data with half characters replaced: a model or a tool may say anything, and it must be told."""
+    """Return the same data with lone surrogates replaced, because models and tools may emit invalid text."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
@@ -293,17 +293,17 @@ def _writable(value: Any) -> Any:
 
 
 def full(body: bytes, session_key: bytes, seq: int) -> bytes:
-    """A run's event as the full profile sees it; `session_key` is JSON already."""
+    """Return a run event for the full profile. `session_key` is JSON-encoded already."""
     return b'%b,"sessionKey":%b,"seq":%d}}' % (body[:-2], session_key, seq)
 
 
 def name_of(body: bytes) -> str:
-    """The event's name, read off its frame."""
+    """Return the name of an event from its frame."""
     return body[10 : body.index(b'"', 10)].decode()
 
 
 def event_of(body: bytes) -> RunEvent | None:
-    """A run's event, read back as it was stored; None for what another version wrote, and this one cannot read."""
+    """Decode a stored run event; None if another version wrote it and this one cannot read it."""
     try:
         return _READERS[name_of(body)].decode(body).data
     except (KeyError, msgspec.MsgspecError):
@@ -311,7 +311,7 @@ def event_of(body: bytes) -> RunEvent | None:
 
 
 def plain(name: str, body: bytes) -> bytes | None:
-    """A run's event as the plain profile sees it, with exactly its keys; None where it has no word for it."""
+    """Return a run event for the plain profile, with exactly its keys; None if the profile excludes it."""
     if name == "chat.delta":
         return body
     keys = PLAIN.get(name)

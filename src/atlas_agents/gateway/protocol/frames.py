@@ -1,4 +1,4 @@
-"""The frames themselves: the first one, requests, answers, events."""
+"""Frames of the protocol: authentication, requests, responses and errors."""
 
 from typing import Any, Literal, TypeAlias
 
@@ -49,7 +49,7 @@ RESTART = 1012
 
 
 class ErrorDetails(WireStruct, frozen=True):
-    """For programs: the kind, and whether the same request may succeed later."""
+    """Machine-readable details: the kind of error, and whether the same request may succeed later."""
 
     kind: Kind
     retryable: bool
@@ -57,7 +57,7 @@ class ErrorDetails(WireStruct, frozen=True):
 
 
 class ErrorPayload(WireStruct, frozen=True):
-    """For people and programs."""
+    """Error of a request."""
 
     code: int
     message: str
@@ -65,7 +65,7 @@ class ErrorPayload(WireStruct, frozen=True):
 
 
 class ProtocolError(Exception):
-    """Raise it in a method: the client is told so."""
+    """An error response, raised by method handlers."""
 
     def __init__(self, kind: Kind, message: str, *, retry_after_ms: int | None = None) -> None:
         super().__init__(message)
@@ -79,22 +79,22 @@ class ProtocolError(Exception):
 
 
 def not_found(what: Literal["SESSION", "RUN", "APPROVAL", "JOB"]) -> ProtocolError:
-    """The same words whether it never was or belongs to somebody else."""
+    """Return a not-found error. It is the same whether the object does not exist or belongs to another user."""
     kinds: dict[str, Any] = {
-        "SESSION": ("SESSION_NOT_FOUND", "there is no such session"),
-        "RUN": ("RUN_NOT_FOUND", "there is no such run"),
-        "APPROVAL": ("APPROVAL_NOT_FOUND", "there is no such open question"),
-        "JOB": ("JOB_NOT_FOUND", "there is no such job"),
+        "SESSION": ("SESSION_NOT_FOUND", "session not found"),
+        "RUN": ("RUN_NOT_FOUND", "run not found"),
+        "APPROVAL": ("APPROVAL_NOT_FOUND", "approval not found or already resolved"),
+        "JOB": ("JOB_NOT_FOUND", "job not found"),
     }
     return ProtocolError(*kinds[what])
 
 
 PROTOCOL = 1
-"""The version that a client names to get more than the plain profile."""
+"""Protocol version that a client sends to get the full profile."""
 
 
 class Client(WireStruct, frozen=True):
-    """What a client says of itself; for the log only."""
+    """Name and version of a client, for the log only."""
 
     name: str = ""
     version: str = ""
@@ -110,7 +110,7 @@ class AuthFrame(WireStruct, frozen=True):
 
 
 class WelcomeFrame(WireStruct, frozen=True):
-    """The answer to a right token. A plain client sees only the first two."""
+    """The response to a valid token. The plain profile has only the first two fields."""
 
     type: Literal["auth"]
     ok: Literal[True]
@@ -122,7 +122,7 @@ class WelcomeFrame(WireStruct, frozen=True):
 
 
 class AuthErrorFrame(WireStruct, frozen=True):
-    """The answer to a wrong token, just before the socket is closed."""
+    """The response to an invalid token, sent before the socket is closed."""
 
     type: Literal["auth"]
     ok: Literal[False]
@@ -130,7 +130,7 @@ class AuthErrorFrame(WireStruct, frozen=True):
 
 
 class RequestFrame(WireStruct, frozen=True):
-    """A client asks for a method; `id` comes back with the answer."""
+    """A request; its `id` is repeated in the response."""
 
     id: str | int | float
     method: str
@@ -138,14 +138,14 @@ class RequestFrame(WireStruct, frozen=True):
 
 
 class ResponseFrame(WireStruct, frozen=True):
-    """A request has its result."""
+    """The result of a request."""
 
     id: str | int | float
     result: Any
 
 
 class ErrorFrame(WireStruct, frozen=True):
-    """A request has none. `id` is null where the frame had none that could be read."""
+    """The error of a request. `id` is null if the frame had no readable id."""
 
     id: str | int | float | None
     error: ErrorPayload

@@ -1,4 +1,4 @@
-"""Params and results of `jobs.*`: work that agents hand to each other, or that is due at a time."""
+"""Parameters and results of `jobs.*` and `schedules.*`: delegated and scheduled work."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -12,8 +12,11 @@ JobId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class JobShape(WireStruct, frozen=True):
-    """A job, and how it stands; it is done in the session `sessionKey`. `askedBy` is the agent that asked, in the
-    session `askerSession`; `parent` the job in which it did."""
+    """A job and its status. It runs in the session `sessionKey`.
+
+    `askedBy` is the agent that created it, in the session `askerSession`; `parent` is the job that agent was working
+    on.
+    """
 
     job_id: str
     kind: Literal["delegation", "schedule"]
@@ -36,7 +39,7 @@ class JobShape(WireStruct, frozen=True):
 
 
 class JobsList(WireStruct, frozen=True):
-    """The latest first; in these states, or in any."""
+    """Filter by status; latest first."""
 
     states: tuple[JobState, ...] = ()
     limit: Page = 50
@@ -49,7 +52,7 @@ class JobPage(WireStruct, frozen=True):
 
 
 class OneJob(WireStruct, frozen=True):
-    """Name a job."""
+    """Identifies a job."""
 
     job_id: JobId
 
@@ -63,7 +66,7 @@ Words = Annotated[str, Meta(min_length=1, max_length=20_000)]
 
 
 class ScheduleShape(WireStruct, frozen=True):
-    """A task that recurs; `nextAt` is when it is due next, in milliseconds since 1970, unless it is paused."""
+    """A recurring task. `nextAt` is the next run in milliseconds since 1970, unless it is paused."""
 
     name: str
     cron: str
@@ -79,7 +82,7 @@ class ScheduleShape(WireStruct, frozen=True):
 
 
 class SchedulesAdd(WireStruct, frozen=True):
-    """A cron expression of five fields, or `@daily` and its kin, in a time zone like `Europe/Berlin`."""
+    """A cron expression with five fields, or a shorthand such as `@daily`, in a time zone such as `Europe/Berlin`."""
 
     name: Name
     cron: Annotated[str, Meta(max_length=200)]
@@ -91,13 +94,13 @@ class SchedulesAdd(WireStruct, frozen=True):
 
 
 class OneSchedule(WireStruct, frozen=True):
-    """Name a schedule."""
+    """Identifies a schedule."""
 
     name: Name
 
 
 class SchedulesPause(WireStruct, frozen=True):
-    """Let it rest, or with `paused: false` go on."""
+    """Pause a schedule, or resume it with `paused: false`."""
 
     name: Name
     paused: bool = True

@@ -1,4 +1,4 @@
-"""Params and results of `knowledge.*` and `memories.*`: documents that agents know, and what they remember."""
+"""Parameters and results of `knowledge.*` and `memories.*`."""
 
 from typing import Annotated
 
@@ -12,14 +12,16 @@ Words = Annotated[str, Meta(min_length=1, max_length=2000)]
 
 
 class KnowledgeList(WireStruct, frozen=True):
-    """All documents, or those of a category."""
+    """All documents, or those of one category."""
 
     category: Category | None = None
 
 
 class DocumentShape(WireStruct, frozen=True):
-    """A document: where it comes from, how it is cited, and of how many passages it is. `complete` unless reading it
-    was cut short; `model` is what made its vectors."""
+    """A document: its source, citation and number of passages.
+
+    `complete` is false if ingestion was interrupted; `model` is the embedding model.
+    """
 
     id: str
     source: str
@@ -40,7 +42,7 @@ class DocumentsFound(WireStruct, frozen=True):
 
 
 class KnowledgeSearch(WireStruct, frozen=True):
-    """A question or key words."""
+    """A question or keywords."""
 
     query: Words
     category: Category | None = None
@@ -48,7 +50,7 @@ class KnowledgeSearch(WireStruct, frozen=True):
 
 
 class PassageShape(WireStruct, frozen=True):
-    """A passage that fits: `heading` are those above it, `position` is its line or page."""
+    """A matching passage. `heading` lists the headings above it; `position` is its line or page."""
 
     text: str
     score: float
@@ -65,27 +67,27 @@ class PassagesFound(WireStruct, frozen=True):
 
 
 class KnowledgeAdd(WireStruct, frozen=True):
-    """A folder, a file or an address; paths are those of the gateway's machine."""
+    """A folder, a file or a URL. Paths refer to the gateway's machine."""
 
     source: Source
     category: Category = "general"
 
 
 class KnowledgeRefresh(WireStruct, frozen=True):
-    """What was added with this source, or everything."""
+    """The source to refresh, or everything."""
 
     source: Source | None = None
 
 
 class Skipped(WireStruct, frozen=True):
-    """A document that was not read, and why."""
+    """A document that was skipped, and why."""
 
     source: str
     reason: str
 
 
 class Ingested(WireStruct, frozen=True):
-    """What has become of documents; `duplicates` say the same as another one."""
+    """The result of ingesting documents. `duplicates` have the same content as another document."""
 
     added: int
     changed: int
@@ -97,7 +99,7 @@ class Ingested(WireStruct, frozen=True):
 
 
 class KnowledgeRemove(WireStruct, frozen=True):
-    """A document's id or source, or what several were added with."""
+    """The id or the source of a document, or the source that several were added with."""
 
     source: Source
 
@@ -107,7 +109,7 @@ class Removed(WireStruct, frozen=True):
 
 
 class MemoriesList(WireStruct, frozen=True):
-    """Those of one agent about whoever asks; with `query` the ones that fit, the best first, else the latest first."""
+    """Memories of one agent about the caller: with `query` the best matches, otherwise the latest first."""
 
     agent_id: str
     query: Words | None = None
@@ -115,7 +117,7 @@ class MemoriesList(WireStruct, frozen=True):
 
 
 class MemoryShape(WireStruct, frozen=True):
-    """A memory, and in which turn it was noted."""
+    """A memory and the run in which it was stored."""
 
     id: str
     text: str
@@ -130,7 +132,7 @@ class MemoriesFound(WireStruct, frozen=True):
 
 
 class MemoriesForget(WireStruct, frozen=True):
-    """One memory of an agent about whoever asks."""
+    """Identifies a memory of an agent about the caller."""
 
     agent_id: str
     id: str

@@ -1,4 +1,4 @@
-"""Params and results of `sessions.*` and of approvals."""
+"""Parameters and results of `sessions.*`, `approvals.*` and `exec.*`."""
 
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ Label = Annotated[str, Meta(max_length=200)]
 
 
 class SessionsCreate(WireStruct, frozen=True):
-    """Begin a session under a new name."""
+    """Create a session with a new key."""
 
     agent_id: str | None = None
     label: Label | None = None
@@ -31,7 +31,7 @@ class Created(WireStruct, frozen=True):
 
 
 class SessionsList(WireStruct, frozen=True):
-    """Sessions, the latest changed first."""
+    """List sessions, latest change first."""
 
     limit: Page = 100
     cursor: str | None = None
@@ -39,14 +39,14 @@ class SessionsList(WireStruct, frozen=True):
 
 
 class SessionPage(WireStruct, frozen=True):
-    """Some sessions, and where to go on."""
+    """A page of sessions, and the cursor of the next page."""
 
     sessions: tuple[SessionShape, ...]
     next_cursor: str | None = None
 
 
 class OneSession(WireStruct, frozen=True):
-    """Name a session."""
+    """Identifies a session."""
 
     session_key: Key
 
@@ -59,7 +59,7 @@ class SessionFound(WireStruct, frozen=True):
 
 
 class SessionsUpdate(WireStruct, frozen=True):
-    """Change a session; what is left out stays."""
+    """Update a session; omitted fields do not change."""
 
     session_key: Key
     label: Label | None = None
@@ -73,7 +73,7 @@ class SessionChanged(WireStruct, frozen=True):
 
 
 class SessionsFork(WireStruct, frozen=True):
-    """Begin a session with the messages of another, up to and with one of them; without one, all."""
+    """Copy the messages of a session into a new one, up to and including a message; without one, all."""
 
     session_key: Key
     message_id: str | None = None
@@ -82,22 +82,24 @@ class SessionsFork(WireStruct, frozen=True):
 
 
 class SessionsExport(WireStruct, frozen=True):
-    """Ask for a session as text, from its first line on, or after one of them."""
+    """Export a session as text, from the first line or after a given one."""
 
     session_key: Key
     after: Annotated[int, Meta(ge=0)] = 0
 
 
 class Exported(WireStruct, frozen=True):
-    """Lines of JSON: one that says what it is, then a message each; `next` is what to go on after, if there is more."""
+    """JSON lines: a header, then one line per message. `next` is the position to continue after, if there is more."""
 
     lines: tuple[str, ...]
     next: int | None = None
 
 
 class SessionsImport(WireStruct, frozen=True):
-    """Make a session of exported lines, under its own key or another. A long one comes in pieces, cut anywhere: each
-    but the last says that there is `more`."""
+    """Import exported lines, under the original key or another one.
+
+    A long text is sent in parts, split anywhere; every part except the last sets `more`.
+    """
 
     text: str
     session_key: Key | None = None
@@ -106,20 +108,20 @@ class SessionsImport(WireStruct, frozen=True):
 
 
 class Imported(WireStruct, frozen=True):
-    """The session's key, once it is there."""
+    """The key of the session once it is created."""
 
     session_key: str | None = None
 
 
 class SessionsSearch(WireStruct, frozen=True):
-    """Look for words in names and messages; of a session, the latest place counts."""
+    """Search names and messages. Each session is returned once, with its latest match."""
 
     query: Annotated[str, Meta(min_length=1, max_length=200)]
     limit: Page = 30
 
 
 class SessionHit(WireStruct, frozen=True):
-    """A session, and the words around the place; without a message, it is the name that fits."""
+    """A session with the text around the match. Without a message, the name matches."""
 
     session: SessionShape
     excerpt: str = ""
@@ -127,14 +129,14 @@ class SessionHit(WireStruct, frozen=True):
 
 
 class Hits(WireStruct, frozen=True):
-    """The latest changed first; `complete` is false if there was more to look through than there was time."""
+    """Matches, latest change first. `complete` is false if the search ran out of time."""
 
     hits: tuple[SessionHit, ...]
     complete: bool = True
 
 
 class SessionsSubscribe(WireStruct, frozen=True):
-    """Hear all that happens in a session from now on; of the runs named, also what was missed after that number."""
+    """Subscribe to all events of a session; for the given runs, also replay the events after the given number."""
 
     session_key: Key
     runs: dict[str, Annotated[int, Meta(ge=0)]] | None = None
@@ -142,8 +144,10 @@ class SessionsSubscribe(WireStruct, frozen=True):
 
 
 class RunPosition(WireStruct, frozen=True):
-    """Where a run stands: its missed frames follow (`replay`), or `parts` is all it has said so far (`snapshot`), and
-    `progress` the last that its running calls have said; `plan` is how far its plan is."""
+    """The position of a run: missed events follow (`replay`), or `parts` is its output so far (`snapshot`).
+
+    `progress` is the recent output of running calls; `plan` is the current plan.
+    """
 
     run_id: str
     mode: str
@@ -155,8 +159,10 @@ class RunPosition(WireStruct, frozen=True):
 
 
 class Subscribed(WireStruct, frozen=True):
-    """The session as it is now; the next frames go on from here. `outcomes` are those of turns without an answer,
-    `waiting` are messages whose turn has not come."""
+    """The current state of the session; the next frames continue from here.
+
+    `outcomes` lists turns that ended without an answer; `waiting` lists the messages of queued turns.
+    """
 
     session: SessionShape
     messages: tuple[MessageShape, ...]
@@ -170,8 +176,10 @@ class ApprovalsFound(WireStruct, frozen=True):
 
 
 class ApprovalsResolve(WireStruct, frozen=True):
-    """Answer a question; `arguments` are edited ones to use instead, or the values for a form. Values that do not fit
-    are refused, and it waits on; to dismiss it is to leave it unanswered."""
+    """Resolve an approval. `arguments` are edited arguments, or the values for a form.
+
+    Invalid values are refused and the approval stays pending; to dismiss it is to leave it unanswered.
+    """
 
     approval_id: str
     decision: Decision
@@ -180,7 +188,7 @@ class ApprovalsResolve(WireStruct, frozen=True):
 
 
 class ExecAnswer(WireStruct, frozen=True):
-    """Answer a question with the method's own word."""
+    """Identifies an approval; the method's name is the decision."""
 
     approval_id: str
     reason: str = ""

@@ -1,4 +1,4 @@
-"""The things that travel in several frames: messages, sessions, approvals, agents, tools."""
+"""Types shared by several frames: messages, sessions, approvals, agents, tools."""
 
 from typing import Any, Literal, TypeAlias
 
@@ -11,11 +11,11 @@ RunState: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", 
 
 
 class WireStruct(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What goes over the wire. A field with a default is left out when it has that value."""
+    """Base of all wire types. A field that has its default value is omitted."""
 
 
 class TextPart(WireStruct, frozen=True, tag="text", tag_field="type"):
-    """Words."""
+    """Text."""
 
     text: str
 
@@ -27,7 +27,7 @@ class ThinkingPart(WireStruct, frozen=True, tag="thinking", tag_field="type"):
 
 
 class ToolCallPart(WireStruct, frozen=True, tag="tool_call", tag_field="type"):
-    """The model asks for a tool."""
+    """A tool call by the model."""
 
     id: str
     name: str
@@ -35,7 +35,7 @@ class ToolCallPart(WireStruct, frozen=True, tag="tool_call", tag_field="type"):
 
 
 class ToolResultPart(WireStruct, frozen=True, tag="tool_result", tag_field="type"):
-    """What came of a call, and how long it took."""
+    """The result of a tool call, and how long it took."""
 
     call_id: str
     status: Literal["ok", "error", "unknown"]
@@ -45,7 +45,7 @@ class ToolResultPart(WireStruct, frozen=True, tag="tool_result", tag_field="type
 
 
 class ImagePart(WireStruct, frozen=True, tag="image", tag_field="type"):
-    """A picture: base64 data, or an address."""
+    """An image: base64 data or a URL."""
 
     media_type: str
     data: str = ""
@@ -53,7 +53,7 @@ class ImagePart(WireStruct, frozen=True, tag="image", tag_field="type"):
 
 
 class FilePart(WireStruct, frozen=True, tag="file", tag_field="type"):
-    """A document: base64 data, or an address."""
+    """A document: base64 data or a URL."""
 
     name: str
     media_type: str
@@ -66,7 +66,7 @@ InputPart: TypeAlias = TextPart | ImagePart | FilePart
 
 
 class MessageShape(WireStruct, frozen=True):
-    """One entry of a conversation; `seq` is its place there. Times are in milliseconds since 1970, here and below."""
+    """One message of a conversation; `seq` is its position. All times are in milliseconds since 1970."""
 
     id: str
     role: Role
@@ -78,14 +78,14 @@ class MessageShape(WireStruct, frozen=True):
 
 
 class PlanStepShape(WireStruct, frozen=True):
-    """A step of a plan. `changed` is one that was under way when the plan was made anew."""
+    """A step of a plan. `changed` marks a step that was in progress when the plan was replaced."""
 
     text: str
     status: Literal["pending", "running", "done", "failed", "changed", "dropped"]
 
 
 class UsageShape(WireStruct, frozen=True):
-    """Tokens that went in and came out; `cachedTokens` of those that went in were in a cache."""
+    """Input and output tokens; `cachedTokens` of the input were read from a cache."""
 
     input_tokens: int
     output_tokens: int
@@ -94,7 +94,7 @@ class UsageShape(WireStruct, frozen=True):
 
 
 class SessionShape(WireStruct, frozen=True):
-    """A conversation that is kept."""
+    """A stored conversation."""
 
     session_key: str
     label: str
@@ -107,14 +107,14 @@ class SessionShape(WireStruct, frozen=True):
 
 
 class ChoiceShape(WireStruct, frozen=True):
-    """One of several values, and how it is called."""
+    """One of several values, and its label."""
 
     value: str
     title: str = ""
 
 
 class FieldShape(WireStruct, frozen=True):
-    """A value that is asked for. `least` and `most` bound a number, the length of a text, or how many are chosen."""
+    """An input field. `least` and `most` bound a number, the length of a text, or the number of choices."""
 
     name: str
     kind: Literal["text", "number", "integer", "boolean", "choice", "choices"]
@@ -130,8 +130,10 @@ class FieldShape(WireStruct, frozen=True):
 
 
 class FormShape(WireStruct, frozen=True):
-    """Values that a tool asks for while it works, as arguments of the answer; with a `url`, whether the person goes
-    there by themselves. The `asker` gets them."""
+    """Input that a running tool requests; the values are sent as arguments of the resolution.
+
+    With a `url`, the person is asked to open it. `asker` receives the values.
+    """
 
     asker: str
     message: str
@@ -140,8 +142,10 @@ class FormShape(WireStruct, frozen=True):
 
 
 class ApprovalShape(WireStruct, frozen=True):
-    """A question to a person, about exactly these arguments; `preview` is what would change, where the tool says so.
-    With a `form`, it is for values instead, and the arguments are those that are suggested."""
+    """A request for approval of exactly these arguments. `preview` shows what would change, if the tool supports it.
+
+    With a `form`, it requests input instead, and the arguments are suggested values.
+    """
 
     approval_id: str
     run_id: str
@@ -161,7 +165,7 @@ class ApprovalShape(WireStruct, frozen=True):
 
 
 class AgentShape(WireStruct, frozen=True):
-    """An agent, as far as a client needs to know it; `notice` says why another model than its own speaks."""
+    """An agent. `notice` says why it uses another model than its own."""
 
     id: str
     name: str
@@ -174,7 +178,7 @@ class AgentShape(WireStruct, frozen=True):
 
 
 class ModelShape(WireStruct, frozen=True):
-    """A model that some agent speaks with; `available` if its provider can be used here."""
+    """A model that agents use; `available` if its provider can be used."""
 
     id: str
     provider: str
@@ -183,7 +187,7 @@ class ModelShape(WireStruct, frozen=True):
 
 
 class ToolShape(WireStruct, frozen=True):
-    """A tool as one agent sees it."""
+    """A tool, with the permissions of one agent."""
 
     name: str
     description: str
@@ -195,7 +199,7 @@ class ToolShape(WireStruct, frozen=True):
 
 
 class Principal(WireStruct, frozen=True):
-    """Who speaks on a connection, and what they may do. Never taken from what a client says of itself."""
+    """The authenticated user of a connection and their scopes."""
 
     id: str
     role: str
@@ -203,21 +207,21 @@ class Principal(WireStruct, frozen=True):
 
 
 class ServerShape(WireStruct, frozen=True):
-    """The program at this end."""
+    """Name and version of the server."""
 
     name: str
     version: str
 
 
 class Features(WireStruct, frozen=True):
-    """What this server can do."""
+    """Features of this server."""
 
     methods: tuple[str, ...]
     events: tuple[str, ...]
 
 
 class PolicyShape(WireStruct, frozen=True):
-    """How a connection must behave."""
+    """Limits of a connection."""
 
     max_frame_bytes: int
     ping_ms: int
@@ -228,6 +232,6 @@ class Nothing(WireStruct, frozen=True):
 
 
 class Done(WireStruct, frozen=True):
-    """It is done."""
+    """The request succeeded."""
 
     ok: Literal[True]

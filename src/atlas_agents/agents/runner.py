@@ -8,6 +8,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
 
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.jobs import Jobs
+from atlas_agents.agents.loop import TurnFunction, accept_message, run_chain, run_rounds, run_turn, run_with_output
+from atlas_agents.agents.options import TurnOptions
+from atlas_agents.agents.plan import run_plan
+from atlas_agents.agents.run import Accepted, DuplicateRun, Run, options_of
+from atlas_agents.agents.runtime import AgentRuntime
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError, Conflict, NotFound, UnknownAgent, failure_of
 from atlas_agents.core.events import Event
 from atlas_agents.core.json import encode
@@ -16,14 +24,6 @@ from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, 
 from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.core.text import wire_name
 from atlas_agents.dispatch.base import Dispatcher, OnEvent
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.jobs import Jobs
-from atlas_agents.engine.loop import TurnFunction, accept_message, run_chain, run_rounds, run_turn, run_with_output
-from atlas_agents.engine.options import TurnOptions
-from atlas_agents.engine.plan import run_plan
-from atlas_agents.engine.run import Accepted, DuplicateRun, Run, options_of
-from atlas_agents.engine.runtime import AgentRuntime
-from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.tools.journal import EndRecord, is_loaded, read_end_record
 
 _PAGE = 50

@@ -11,6 +11,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol, Self
 
+from atlas_agents.agents.options import TurnOptions
+from atlas_agents.agents.run import options_of
+from atlas_agents.agents.schedules import Schedules
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import Alarm
 from atlas_agents.core.errors import (
     AtlasError,
@@ -43,10 +47,6 @@ from atlas_agents.core.store import (
     SetJob,
 )
 from atlas_agents.core.tenancy import TeamServices
-from atlas_agents.engine.options import TurnOptions
-from atlas_agents.engine.run import options_of
-from atlas_agents.engine.schedules import Schedules
-from atlas_agents.engine.stream import AtlasStream
 from atlas_agents.tools.limits import Ticker
 
 logger = logging.getLogger(__name__)

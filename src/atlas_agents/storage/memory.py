@@ -9,12 +9,12 @@ from typing import Any
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.store import Hit, Where, Write
-from atlas_agents.stores.sql.query import Query, Row, WriteContext
-from atlas_agents.stores.sql.reads import SqlReads
-from atlas_agents.stores.sql.text_search import sqlite_matching
-from atlas_agents.stores.sql.writes import apply_writes
-from atlas_agents.stores.sqlite import drive, roll_back
-from atlas_agents.stores.sqlite_files import open_memory, translate_error
+from atlas_agents.storage.sql.query import Query, Row, WriteContext
+from atlas_agents.storage.sql.reads import SqlReads
+from atlas_agents.storage.sql.text_search import sqlite_matching
+from atlas_agents.storage.sql.writes import apply_writes
+from atlas_agents.storage.sqlite import drive, roll_back
+from atlas_agents.storage.sqlite_files import open_memory, translate_error
 
 _NAME = Path(":memory:")
 

@@ -53,11 +53,11 @@ from atlas_agents.core.store import (
     StoredRecord,
     Write,
 )
-from atlas_agents.stores.hash_chain import START, audit_row, journal_row
-from atlas_agents.stores.sql import statements as sql
-from atlas_agents.stores.sql import tables
-from atlas_agents.stores.sql.query import Steps, Vector, WriteContext, clean_text
-from atlas_agents.stores.sql.text_search import owners_of
+from atlas_agents.storage.hash_chain import START, audit_row, journal_row
+from atlas_agents.storage.sql import statements as sql
+from atlas_agents.storage.sql import tables
+from atlas_agents.storage.sql.query import Steps, Vector, WriteContext, clean_text
+from atlas_agents.storage.sql.text_search import owners_of
 
 T = TypeVar("T")
 _MAX_RESERVED = 1 << 31

@@ -20,10 +20,10 @@ from atlas_agents.core.aio import Clock
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import Write
 from atlas_agents.core.tasks import BackgroundTasks
-from atlas_agents.stores.batch_thread import Job
-from atlas_agents.stores.postgres_connection import Connection, Cursor, execute, is_lost, translate_error
-from atlas_agents.stores.sql.query import Steps, WriteContext
-from atlas_agents.stores.sql.writes import apply_writes
+from atlas_agents.storage.batch_thread import Job
+from atlas_agents.storage.postgres_connection import Connection, Cursor, execute, is_lost, translate_error
+from atlas_agents.storage.sql.query import Steps, WriteContext
+from atlas_agents.storage.sql.writes import apply_writes
 
 T = TypeVar("T")
 Pool: TypeAlias = AsyncConnectionPool[Connection]

@@ -13,12 +13,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import Hit, Where, Write
-from atlas_agents.stores.batch_thread import BatchThread, Job
-from atlas_agents.stores.sql.query import Query, Row, Steps, WriteContext
-from atlas_agents.stores.sql.reads import SqlReads
-from atlas_agents.stores.sql.text_search import sqlite_matching
-from atlas_agents.stores.sql.writes import apply_writes
-from atlas_agents.stores.sqlite_files import OpenOptions, file_identity, open_reader, open_writer, translate_error
+from atlas_agents.storage.batch_thread import BatchThread, Job
+from atlas_agents.storage.sql.query import Query, Row, Steps, WriteContext
+from atlas_agents.storage.sql.reads import SqlReads
+from atlas_agents.storage.sql.text_search import sqlite_matching
+from atlas_agents.storage.sql.writes import apply_writes
+from atlas_agents.storage.sqlite_files import OpenOptions, file_identity, open_reader, open_writer, translate_error
 
 T = TypeVar("T")
 

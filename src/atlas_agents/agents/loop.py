@@ -10,6 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeAlias, cast
 
+from atlas_agents.agents.options import HandoffPlan
+from atlas_agents.agents.output import Output
+from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, Run, TurnPhase
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.errors import BadOutput, ProviderError, kind_of
 from atlas_agents.core.events import (
@@ -24,9 +27,6 @@ from atlas_agents.core.events import (
     Usage,
 )
 from atlas_agents.core.messages import Message, Opaque, ToolCall, approximate_tokens, user
-from atlas_agents.engine.options import HandoffPlan
-from atlas_agents.engine.output import Output
-from atlas_agents.engine.run import WHOLE_TURN, DuplicateRun, Run, TurnPhase
 from atlas_agents.providers.base import (
     Chunk,
     DoneChunk,

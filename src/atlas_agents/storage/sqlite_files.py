@@ -20,10 +20,10 @@ import msgspec
 
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AuditRow
-from atlas_agents.stores.hash_chain import broken_audit
-from atlas_agents.stores.migrations import SQLITE, pending
-from atlas_agents.stores.sql import tables
-from atlas_agents.stores.sql.statements import AUDIT_BYTES
+from atlas_agents.storage.hash_chain import broken_audit
+from atlas_agents.storage.migrations import SQLITE, pending
+from atlas_agents.storage.sql import tables
+from atlas_agents.storage.sql.statements import AUDIT_BYTES
 
 APPLICATION_ID = 0x41544C53
 """Application id in the file header: ATLS."""

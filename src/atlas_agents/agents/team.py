@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import Message
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.options import HandoffPlan
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool
 

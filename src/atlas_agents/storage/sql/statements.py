@@ -6,7 +6,7 @@ Column lists come from `tables`. Every statement filters by `:tenant`, except `O
 from functools import cache
 
 from atlas_agents.core.store import Passage, PutSession
-from atlas_agents.stores.sql import tables as t
+from atlas_agents.storage.sql import tables as t
 
 _OPEN = "status IN ('queued', 'running', 'waiting')"
 _ACTIVE = "status IN ('running', 'waiting')"

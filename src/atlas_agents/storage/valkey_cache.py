@@ -20,7 +20,7 @@ from valkey.exceptions import ValkeyError
 
 from atlas_agents.core.store import StoredMessage
 from atlas_agents.core.tasks import BackgroundTasks
-from atlas_agents.stores.history_cache import Rows
+from atlas_agents.storage.history_cache import Rows
 
 logger = logging.getLogger(__name__)
 EXPIRY = 3600

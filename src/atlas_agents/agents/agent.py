@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
+from atlas_agents.agents.context import Context
+from atlas_agents.agents.loop import run_turn
+from atlas_agents.agents.options import AgentSettings, Mode
+from atlas_agents.agents.run import CallResult, session_lock
+from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.messages import Message, user
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.rules import Rule
-from atlas_agents.engine.context import Context
-from atlas_agents.engine.loop import run_turn
-from atlas_agents.engine.options import AgentSettings, Mode
-from atlas_agents.engine.run import CallResult, session_lock
-from atlas_agents.engine.runtime import AgentRuntime
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import RetryPolicy, Route
 from atlas_agents.providers.registry import Model, parse_model_ref

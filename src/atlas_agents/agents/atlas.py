@@ -6,22 +6,13 @@ from typing import Any, Self
 
 import msgspec
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
-from atlas_agents.core.approvals import Answer, Decision, Question
-from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.events import EventName
-from atlas_agents.core.messages import Conversation, Message, ToolResult, new_id
-from atlas_agents.core.paths import Secret
-from atlas_agents.core.store import NO_CHAIN, Chain, Store, UsageRow
-from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenancy
-from atlas_agents.dispatch.base import Dispatcher, Inline
-from atlas_agents.engine.agent import Agent
-from atlas_agents.engine.history import History
-from atlas_agents.engine.hooks import Interceptor
-from atlas_agents.engine.jobs import Jobs
-from atlas_agents.engine.options import Mode, SamplingOptions, TurnOptions, WhenBusy
-from atlas_agents.engine.run import RunResult
-from atlas_agents.engine.runner import (
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.history import History
+from atlas_agents.agents.hooks import Interceptor
+from atlas_agents.agents.jobs import Jobs
+from atlas_agents.agents.options import Mode, SamplingOptions, TurnOptions, WhenBusy
+from atlas_agents.agents.run import RunResult
+from atlas_agents.agents.runner import (
     AgentRegistry,
     ConversationCache,
     TurnRunner,
@@ -32,10 +23,19 @@ from atlas_agents.engine.runner import (
     tool_call_result,
     tool_call_session,
 )
-from atlas_agents.engine.runtime import AgentRuntime
-from atlas_agents.engine.sessions import Sessions
-from atlas_agents.engine.stream import AtlasStream
-from atlas_agents.engine.team import Strategy, check_plan
+from atlas_agents.agents.runtime import AgentRuntime
+from atlas_agents.agents.sessions import Sessions
+from atlas_agents.agents.stream import AtlasStream
+from atlas_agents.agents.team import Strategy, check_plan
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.approvals import Answer, Decision, Question
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.events import EventName
+from atlas_agents.core.messages import Conversation, Message, ToolResult, new_id
+from atlas_agents.core.paths import Secret
+from atlas_agents.core.store import NO_CHAIN, Chain, Store, UsageRow
+from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenancy
+from atlas_agents.dispatch.base import Dispatcher, Inline
 from atlas_agents.providers.prices import Price
 from atlas_agents.providers.registry import Registry
 from atlas_agents.tools.approvals import Approvals, Approve

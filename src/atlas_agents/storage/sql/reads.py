@@ -24,11 +24,11 @@ from atlas_agents.core.store import (
     UsageRow,
     Where,
 )
-from atlas_agents.stores.sql import statements as sql
-from atlas_agents.stores.sql import tables
-from atlas_agents.stores.sql.query import Query, Row, bind
-from atlas_agents.stores.sql.text_search import scope_values
-from atlas_agents.stores.vectors import Library, Vectors
+from atlas_agents.storage.sql import statements as sql
+from atlas_agents.storage.sql import tables
+from atlas_agents.storage.sql.query import Query, Row, bind
+from atlas_agents.storage.sql.text_search import scope_values
+from atlas_agents.storage.vectors import Library, Vectors
 
 _MAX = (1 << 63) - 1
 

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import msgspec
 
+from atlas_agents.agents.loop import RoundsExhausted, run_rounds
+from atlas_agents.agents.run import Run, TurnPhase
 from atlas_agents.core.events import PlanStep, PlanUpdated, StepStatus
 from atlas_agents.core.messages import Message, ToolCall, assistant, user
-from atlas_agents.engine.loop import RoundsExhausted, run_rounds
-from atlas_agents.engine.run import Run, TurnPhase
 from atlas_agents.tools.tool import Tool
 
 MAKE_PLAN = "make_plan"

@@ -15,8 +15,8 @@ from psycopg_pool import AsyncConnectionPool
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import DropSession, Hit, PutDocument, StoredMessage, Where, Write
-from atlas_agents.stores.history_cache import HistoryCache, load_shared_secret
-from atlas_agents.stores.postgres_connection import (
+from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
+from atlas_agents.storage.postgres_connection import (
     CONNECT_OPTIONS,
     Connection,
     configure,
@@ -28,11 +28,11 @@ from atlas_agents.stores.postgres_connection import (
     migrate,
     translate_error,
 )
-from atlas_agents.stores.postgres_writer import Pool, TransactionHook, Writer, prune_tokens
-from atlas_agents.stores.sql import statements as sql
-from atlas_agents.stores.sql.query import Query, Row, Vector, bind
-from atlas_agents.stores.sql.reads import SqlReads
-from atlas_agents.stores.sql.text_search import postgres_matching, scope_values
+from atlas_agents.storage.postgres_writer import Pool, TransactionHook, Writer, prune_tokens
+from atlas_agents.storage.sql import statements as sql
+from atlas_agents.storage.sql.query import Query, Row, Vector, bind
+from atlas_agents.storage.sql.reads import SqlReads
+from atlas_agents.storage.sql.text_search import postgres_matching, scope_values
 
 _PAUSE = 0.1
 

@@ -6,6 +6,13 @@ from typing import Any
 
 import msgspec
 
+from atlas_agents.agents.context import Context
+from atlas_agents.agents.history import History
+from atlas_agents.agents.hooks import Interceptor, Interceptors, Subscribers
+from atlas_agents.agents.options import DEFAULT_OPTIONS, WHEN_BUSY, AgentSettings, TurnOptions
+from atlas_agents.agents.output import Output
+from atlas_agents.agents.plan import plan_tool
+from atlas_agents.agents.run import HAND_OFF, Run, SessionLock, UsageMeter, session_lock
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.errors import ConfigError, NotFound
@@ -13,13 +20,6 @@ from atlas_agents.core.events import Event, MessageKept
 from atlas_agents.core.messages import Conversation, Message, new_id
 from atlas_agents.core.store import RunRow, Store
 from atlas_agents.core.tenancy import TeamServices
-from atlas_agents.engine.context import Context
-from atlas_agents.engine.history import History
-from atlas_agents.engine.hooks import Interceptor, Interceptors, Subscribers
-from atlas_agents.engine.options import DEFAULT_OPTIONS, WHEN_BUSY, AgentSettings, TurnOptions
-from atlas_agents.engine.output import Output
-from atlas_agents.engine.plan import plan_tool
-from atlas_agents.engine.run import HAND_OFF, Run, SessionLock, UsageMeter, session_lock
 from atlas_agents.providers.base import keys_of
 from atlas_agents.providers.failover import Failover, Route
 from atlas_agents.providers.prices import Price, Prices

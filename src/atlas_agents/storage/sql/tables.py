@@ -24,7 +24,7 @@ from atlas_agents.core.store import (
     StoredRecord,
     UsageRow,
 )
-from atlas_agents.stores.sql.query import Row
+from atlas_agents.storage.sql.query import Row
 
 R = TypeVar("R", bound=msgspec.Struct)
 Convert = Callable[[Any], Any]

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from atlas_agents.core.store import Hit, Where
-from atlas_agents.stores.sql import statements as sql
-from atlas_agents.stores.sql.query import Query, Row, bind
+from atlas_agents.storage.sql import statements as sql
+from atlas_agents.storage.sql.query import Query, Row, bind
 
 Fetch: TypeAlias = Callable[[Query], Awaitable[list[Row]]]
 _MAX_WORDS = 32

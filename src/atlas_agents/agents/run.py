@@ -10,6 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from atlas_agents.agents.context import Context
+from atlas_agents.agents.history import History, repair_history
+from atlas_agents.agents.hooks import Interceptors
+from atlas_agents.agents.options import AgentSettings, TurnOptions
+from atlas_agents.agents.output import Output
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost, kind_of
 from atlas_agents.core.events import Event, HandedOver, PlanStep, StreamChunk, StreamReset, Usage
@@ -28,11 +33,6 @@ from atlas_agents.core.messages import (
     tool,
 )
 from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
-from atlas_agents.engine.context import Context
-from atlas_agents.engine.history import History, repair_history
-from atlas_agents.engine.hooks import Interceptors
-from atlas_agents.engine.options import AgentSettings, TurnOptions
-from atlas_agents.engine.output import Output
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.prices import Prices
 from atlas_agents.tools.governance import ToolScope

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, cast
 
+from atlas_agents.agents.run import Accepted, Run
 from atlas_agents.core.errors import Cancelled
 from atlas_agents.core.events import Event, MessageKept, StreamChunk, StreamReset, ToolCalled
 from atlas_agents.core.messages import Message
-from atlas_agents.engine.run import Accepted, Run
 
 
 class AtlasStream:
