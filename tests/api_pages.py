@@ -55,7 +55,7 @@ def pages() -> list[Page]:
             _of(
                 top,
                 "Agent agent Atlas AtlasStream Accepted RunResult Step CallResult Event PlanStep Usage History "
-                "Interceptor Sessions Price engine.options.Mode",
+                "Interceptor Sessions Price agents.options.Mode",
             ),
         ),
         Page(
@@ -105,7 +105,7 @@ def pages() -> list[Page]:
             "api-jobs.md",
             "Delegation, jobs, schedules and tenants",
             "Work that agents hand to each other or that is due, and the users and quotas of a tenant.",
-            _of(top, "Jobs JobRow Delegation Tenancy User Plan core.store.Schedule engine.schedules.upcoming"),
+            _of(top, "Jobs JobRow Delegation Tenancy User Plan core.store.Schedule agents.schedules.upcoming"),
         ),
         Page("api-errors.md", "Errors", "Every exception is an `AtlasError`.", _errors()),
         Page(
