@@ -315,7 +315,7 @@ async def test_an_adapter_refuses_an_orphan_and_sends_nothing(vendor: str, messa
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         kind = OpenAIProvider if vendor == "openai" else AnthropicProvider
         provider = kind("m", base_url=url, api_key="k", environment=Environment({}, dotenv=None))
-        with pytest.raises(BrokenHistory, match="nothing was sent"):
+        with pytest.raises(BrokenHistory, match="was not sent"):
             async for _ in provider.stream(Request(messages=messages)):
                 pass
         await provider.close()
