@@ -12,10 +12,29 @@ import words
 
 ROOT = Path(__file__).parent.parent
 # What still has such words: packages of the library, other folders, files at the root.
-PENDING = set(
-    "tests bench docs CONTRIBUTING.md agents app builtin_tools channels cli client config core dispatch gateway knowledge "
-    "local mcp providers testing tools workspace".split()
-)
+PENDING = {
+    "tests",
+    "bench",
+    "docs",
+    "CONTRIBUTING.md",
+    "agents",
+    "app",
+    "builtin_tools",
+    "channels",
+    "cli",
+    "client",
+    "config",
+    "core",
+    "dispatch",
+    "gateway",
+    "knowledge",
+    "local",
+    "mcp",
+    "providers",
+    "testing",
+    "tools",
+    "workspace",
+}
 
 
 @cache
