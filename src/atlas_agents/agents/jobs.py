@@ -46,6 +46,7 @@ from atlas_agents.core.store import (
     RunRow,
     SetJob,
 )
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.limits import Ticker
 
@@ -83,6 +84,7 @@ class Jobs:
         self._ticker = ticker
         self._executor = JobExecutor(turns, services, self._publish, self.wake, self._publish_turn)
         self._changed: asyncio.Event | None = None
+        self._background = BackgroundTasks("jobs")
         self._loop_task: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._active: set[str] = set()
@@ -153,7 +155,7 @@ class Jobs:
         """Run jobs until `close`."""
         if self._loop_task is None:
             self._changed = asyncio.Event()
-            self._loop_task = asyncio.create_task(self._run_loop(self._changed))
+            self._loop_task = self._background.spawn(self._run_loop(self._changed))
 
     async def close(self) -> None:
         """Stop running jobs. Their turns are not touched; results are collected at the next start."""

@@ -4,6 +4,7 @@ The bridge only tracks which request is pending; the gateway implements MCP.
 """
 
 import asyncio
+import itertools
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +15,9 @@ import msgspec
 from atlas_agents.cli.connect import GatewaySession
 from atlas_agents.client.client import GatewayAddress
 from atlas_agents.core.errors import AtlasError
+from atlas_agents.core.http import backoff, open_session
 from atlas_agents.core.json import encode
+from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.providers.http import EventSplitter
 
 if TYPE_CHECKING:
@@ -22,14 +25,15 @@ if TYPE_CHECKING:
 
 _PARSE_ERROR, _METHOD_NOT_FOUND, _INTERNAL_ERROR = -32700, -32601, -32603
 _ACCEPT = "application/json, text/event-stream"
-_RETRY_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+_RETRIES = 6
+_FIRST_DELAY, _LONGEST_DELAY = 0.25, 8.0
 
 
 async def run_bridge(settings: "Settings", agent_id: str) -> None:
     """Forward until standard input ends."""
     session = GatewaySession(settings)
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)) as http:
+        async with open_session() as http:
             await StdioBridge(session, http, agent_id).run()
     finally:
         await session.close()
@@ -43,6 +47,7 @@ class StdioBridge:
         self._http = http
         self._path = f"/mcp/{agent_id}" if agent_id else "/mcp"
         self._protocol_version = ""
+        self._tasks = BackgroundTasks("MCP bridge")
         self._pending: dict[Any, asyncio.Task[None]] = {}
         self._address: GatewayAddress | None = None
 
@@ -54,9 +59,7 @@ class StdioBridge:
         while line := await lines.get():
             if line.strip():
                 self._accept(line)
-        for task in list(self._pending.values()):
-            task.cancel()
-        await asyncio.gather(*self._pending.values(), return_exceptions=True)
+        await self._tasks.close()
 
     def _accept(self, line: bytes) -> None:
         try:
@@ -72,7 +75,7 @@ class StdioBridge:
             self._reply_error(id, _METHOD_NOT_FOUND, "Method not found")
         else:
             key = id if isinstance(id, str | int) and method else object()
-            task = self._pending[key] = asyncio.create_task(self._forward(line, id if method else None, method))
+            task = self._pending[key] = self._tasks.spawn(self._forward(line, id if method else None, method))
             task.add_done_callback(lambda _: self._pending.pop(key, None))
 
     def _cancel(self, params: Any) -> None:
@@ -92,15 +95,15 @@ class StdioBridge:
 
     async def _post(self, line: bytes, method: Any) -> bool:
         """Send one message. While no gateway accepts the connection, look for one again."""
-        for pause in (*_RETRY_PAUSES, None):
+        for attempt in itertools.count():
             try:
                 address = self._address or await self._session.find_gateway()
                 return await self._exchange(address, line, method)
             except (aiohttp.ClientConnectorError, AtlasError):
                 self._address = None
-                if pause is None:
+                if attempt == _RETRIES:
                     raise
-                await asyncio.sleep(pause)
+                await asyncio.sleep(backoff(attempt, _FIRST_DELAY, _LONGEST_DELAY))
         return False
 
     async def _exchange(self, address: GatewayAddress, line: bytes, method: Any) -> bool:
