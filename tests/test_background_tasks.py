@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import StoreError
-from atlas_agents.core.tasks import BackgroundTasks
 from checks import PATIENCE
 
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.http import backoff, open_session
-from atlas_agents.core.tasks import BackgroundTasks
 from checks import PATIENCE
 
 ANSWER = b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\nok"

@@ -8,11 +8,10 @@ from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 
-from atlas_agents.core.aio import invoke
+from atlas_agents.core.aio import BackgroundTasks, invoke
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.events import Event, EventName
 from atlas_agents.core.messages import Message
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.providers.base import Request
 from atlas_agents.tools.policy import Actor
 

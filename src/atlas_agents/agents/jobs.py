@@ -15,7 +15,7 @@ from atlas_agents.agents.options import TurnOptions
 from atlas_agents.agents.run import options_of
 from atlas_agents.agents.schedules import Schedules
 from atlas_agents.agents.stream import AtlasStream
-from atlas_agents.core.aio import Alarm
+from atlas_agents.core.aio import Alarm, BackgroundTasks
 from atlas_agents.core.errors import (
     AtlasError,
     BadOutput,
@@ -46,7 +46,6 @@ from atlas_agents.core.store import (
     RunRow,
     SetJob,
 )
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.limits import Ticker
 

@@ -16,12 +16,12 @@ from atlas_agents.agents.plan import run_plan
 from atlas_agents.agents.run import Accepted, DuplicateRun, Run, options_of
 from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.agents.stream import AtlasStream
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError, Conflict, NotFound, UnknownAgent, failure_of
 from atlas_agents.core.events import Event
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, user
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, StopRun, Store
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.core.text import wire_name
 from atlas_agents.dispatch.base import Dispatcher, OnEvent
 from atlas_agents.tools.journal import EndRecord, is_loaded, read_end_record

@@ -20,11 +20,11 @@ from atlas_agents.app.tools import house_rules, known_tools, offers
 from atlas_agents.config.load import POSTGRES
 from atlas_agents.config.open import is_postgres, open_home, open_policy, open_store, open_valkey
 from atlas_agents.config.settings import Settings, scheme
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError, ModelUnavailable
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.dispatch.base import Dispatcher
 from atlas_agents.gateway.server import Membership
 from atlas_agents.gateway.settings import GatewaySettings

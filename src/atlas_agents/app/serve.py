@@ -17,9 +17,9 @@ from atlas_agents.channels.telegram.state import Pairing, StateFile
 from atlas_agents.client.client import GatewayAddress
 from atlas_agents.config.open import is_postgres
 from atlas_agents.config.settings import Settings
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.dispatch.members import ClusterStatus
 from atlas_agents.gateway.auth import TokenFile
 from atlas_agents.gateway.mcp.resources import Documents

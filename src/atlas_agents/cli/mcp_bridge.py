@@ -14,10 +14,10 @@ import msgspec
 
 from atlas_agents.cli.connect import GatewaySession
 from atlas_agents.client.client import GatewayAddress
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import AtlasError
 from atlas_agents.core.http import backoff, open_session
 from atlas_agents.core.json import encode
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.providers.http import EventSplitter
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import aiohttp
 import msgspec
 
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import GatewayError, Unauthorized, Unreachable
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.gateway.protocol.frames import PROTOCOL, AuthErrorFrame, AuthFrame, Client, WelcomeFrame
 
 Hear: TypeAlias = Callable[[str, msgspec.Raw], None]

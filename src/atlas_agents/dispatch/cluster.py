@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import psycopg
 
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import NotFound, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.dispatch.base import OnEvent, RunExecutor, RunningTurn
 from atlas_agents.dispatch.locks import LeaderElection, reached
 from atlas_agents.dispatch.members import Backlog, MemberInfo, MemberRegistry, lead_key, read_backlog

@@ -20,7 +20,7 @@ from procrastinate.jobs import Job, Status
 from procrastinate.schema import SchemaManager
 from psycopg import sql
 
-from atlas_agents.core.tasks import BackgroundTasks
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.dispatch.notifications import LINE
 
 _MAKING = 0x41544C51

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.stream import AtlasStream
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.approvals import Form, Question
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.events import (
@@ -41,8 +42,7 @@ from atlas_agents.core.events import (
 from atlas_agents.core.messages import Message, Thinking, ToolCall, ToolResult
 from atlas_agents.core.messages import Part as CorePart
 from atlas_agents.core.store import OPEN, RunRow, Store
-from atlas_agents.core.tasks import BackgroundTasks
-from atlas_agents.dispatch.base import Hear, RunningTurn
+from atlas_agents.dispatch.base import OnEvent, RunningTurn
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.members import Backlog
 from atlas_agents.dispatch.notifications import Notification
@@ -223,9 +223,9 @@ class RemoteRuns:
     def runs_in(self, session: str) -> bool:
         return self._busy[session] > 0
 
-    async def feed(self, row: RunRow, hear: Hear) -> None:
+    async def feed(self, row: RunRow, on_event: OnEvent) -> None:
         """Send every event of a run to a listener, from the first to the terminal one."""
-        retelling, seq = EventDecoder(row.session, hear), 0
+        retelling, seq = EventDecoder(row.session, on_event), 0
         while True:
             log = self._runs.get(row.id)
             rows = await self._store.events(self._tenant, row.id, after=seq, limit=_PAGE)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from atlas_agents.core.tasks import BackgroundTasks
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.dispatch import Bound, id_of
 from atlas_agents.gateway.events import Channel

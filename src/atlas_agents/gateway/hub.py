@@ -12,10 +12,9 @@ import msgspec
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, day_of
+from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, day_of
 from atlas_agents.core.errors import ConfigError, StoreError
 from atlas_agents.core.store import AuditRow, Session, Store
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.dispatch import Dispatch, Methods
 from atlas_agents.gateway.events import Listener

@@ -9,12 +9,11 @@ from functools import partial
 from typing import Protocol
 
 from atlas_agents.agents.stream import AtlasStream
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock
 from atlas_agents.core.errors import StaleOwner, StoreError
 from atlas_agents.core.events import Event, Usage
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import OPEN, AddEvents, EventRow, ReserveEvents, RunRow, Store
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.gateway.convert import Translator, message_shape, usage_shape
 from atlas_agents.gateway.events import PAUSE, Channel, Listener, LogWriter, Replay, RunLog
 from atlas_agents.gateway.protocol.chat import RunOutcome

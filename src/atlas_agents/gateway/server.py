@@ -13,9 +13,9 @@ import uvicorn
 from starlette.routing import BaseRoute
 
 from atlas_agents.agents.atlas import Atlas
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.store import RunRow
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.gateway.agui.run import agui_routes
 from atlas_agents.gateway.asgi import App, Readiness, site
 from atlas_agents.gateway.convert import model_of

@@ -6,10 +6,10 @@ from collections import OrderedDict
 
 import msgspec
 
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.messages import Message
 from atlas_agents.core.store import Session
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.gateway.convert import session_shape
 from atlas_agents.gateway.hub import Hub, Peer
 from atlas_agents.gateway.protocol.events import ApprovalsUpdated, SessionUpdated, body_of

@@ -17,10 +17,9 @@ from mcp.client.session import ClientRequestContext, ClientSession, ElicitationF
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock
 from atlas_agents.core.errors import AtlasError, ToolFailed, Transient
 from atlas_agents.core.http import backoff
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.mcp import transports
 from atlas_agents.mcp.callbacks import ActiveCalls, Caller, Elicitation, Sampling, Speak
 from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, VariableLookup, more_tools, shown

@@ -16,10 +16,9 @@ from typing import Any, TypeAlias, TypeVar
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from atlas_agents.core.aio import Clock
+from atlas_agents.core.aio import BackgroundTasks, Clock
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import Write
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.storage.batch_thread import Job
 from atlas_agents.storage.postgres_connection import Connection, Cursor, execute, is_lost, translate_error
 from atlas_agents.storage.sql.query import Steps, WriteContext

@@ -18,8 +18,8 @@ import msgspec
 from valkey.asyncio import Valkey
 from valkey.exceptions import ValkeyError
 
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.store import StoredMessage
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.storage.history_cache import Rows
 
 logger = logging.getLogger(__name__)

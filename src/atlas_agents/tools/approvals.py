@@ -8,11 +8,10 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import msgspec
 
-from atlas_agents.core.aio import Clock
+from atlas_agents.core.aio import BackgroundTasks, Clock
 from atlas_agents.core.aio import invoke as call_user
 from atlas_agents.core.approvals import Answer, Decision, Question
 from atlas_agents.core.errors import BadArguments, Declined
-from atlas_agents.core.tasks import BackgroundTasks
 
 _DECISIONS: tuple[str, ...] = ("once", "session", "always", "dismiss")
 _NOES = ("no", "dismiss")

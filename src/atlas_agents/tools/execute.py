@@ -13,10 +13,9 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from atlas_agents.core.aio import Alarm, in_thread
+from atlas_agents.core.aio import Alarm, BackgroundTasks, in_thread
 from atlas_agents.core.errors import DailyLimitExceeded, OutcomeUnknown, ToolFailed, ToolFault, ToolTimeout, Transient
 from atlas_agents.core.store import Reserve
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.core.text import clean
 from atlas_agents.tools.checks import recheck
 from atlas_agents.tools.context import ToolContext

@@ -5,12 +5,11 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.core.aio import Clock
+from atlas_agents.core.aio import BackgroundTasks, Clock
 from atlas_agents.core.events import Event, Usage
 from atlas_agents.core.messages import Conversation, ToolCall
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.approvals import Approvals, Book
 from atlas_agents.tools.audit import AuditLog

@@ -16,8 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from atlas_agents.core.aio import in_thread
-from atlas_agents.core.tasks import BackgroundTasks
+from atlas_agents.core.aio import BackgroundTasks, in_thread
 from atlas_agents.tools.worker_codec import (
     CALL,
     HEAD,

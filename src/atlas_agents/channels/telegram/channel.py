@@ -27,10 +27,9 @@ from atlas_agents.channels.telegram.types import (
 )
 from atlas_agents.channels.telegram.user_session import UserSession
 from atlas_agents.client.client import GatewayAddress, GatewayClient
-from atlas_agents.core.aio import in_thread
+from atlas_agents.core.aio import BackgroundTasks, in_thread
 from atlas_agents.core.errors import ConfigError, GatewayError
 from atlas_agents.core.http import backoff
-from atlas_agents.core.tasks import BackgroundTasks
 
 Command: TypeAlias = Callable[[UserSession, str, int], Awaitable[str]]
 HELP = (

@@ -12,8 +12,8 @@ from atlas_agents.channels.telegram.delivery import Delivery
 from atlas_agents.channels.telegram.state import ActiveSession, PendingDelivery, StateFile
 from atlas_agents.channels.telegram.types import TelegramMessage, TelegramTiming
 from atlas_agents.client.client import GatewayClient, SessionEvent, SessionFeed
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import GatewayError, Unauthorized
-from atlas_agents.core.tasks import BackgroundTasks
 from atlas_agents.gateway.protocol.admin import AgentsFound
 from atlas_agents.gateway.protocol.chat import Aborted
 from atlas_agents.gateway.protocol.events import ChatError, ChatFinal

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from atlas_agents.core.tasks import BackgroundTasks
+from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.gateway.asgi import Receive, Send
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.http_api import AT_ONCE, who_asks
