@@ -75,7 +75,7 @@ def test_second_gateway_in_the_same_home_is_rejected(home: Home) -> None:
     [
         (["--port", "99999"], {}, "--port: it must be a whole number from 0 to 65535"),
         (["--host", "not a host"], {}, "--host: "),
-        (["--host", "0.0.0.0"], {"ATLAS_TOKEN": "weak"}, "too weak to listen beyond this machine"),
+        (["--host", "0.0.0.0"], {"ATLAS_TOKEN": "weak"}, "too weak for a non-loopback address"),
         (["--policy", "nowhere.toml"], {}, "there is no file"),
         (["--config", "nowhere.toml"], {}, "there is no such settings file"),
         (["--workspace", "/proc/nowhere"], {}, "the workspace cannot be made there"),

@@ -59,7 +59,7 @@ def test_session_is_forked_exported_and_imported(home: Home, tmp_path: Path) -> 
     assert len(exported.stdout.splitlines()) == 5
     (tmp_path / "first.jsonl").write_text(exported.stdout)
     taken = home.run("sessions", "import", "first.jsonl")
-    assert taken.returncode == 1 and "there is a session 'first' already" in taken.stderr
+    assert taken.returncode == 1 and "session 'first' already exists" in taken.stderr
     assert home.run("sessions", "import", "first.jsonl", "--key", "second").stdout == "second\n"
     piped = home.run("sessions", "import", "-", "--key", "third", stdin=exported.stdout)
     assert piped.stdout == "third\n"

@@ -134,7 +134,7 @@ async def test_what_is_not_permitted_is_neither_listed_nor_run(tmp_path: Path) -
         assert ran == []
 
 
-@pytest.mark.parametrize(("decision", "expected"), [("once", '{"wiped":"x"}'), ("no", "A person said no")])
+@pytest.mark.parametrize(("decision", "expected"), [("once", '{"wiped":"x"}'), ("no", "The call was denied")])
 async def test_a_call_that_needs_a_yes_waits_as_a_question_and_says_so(
     decision: Any, expected: str, tmp_path: Path
 ) -> None:
@@ -143,7 +143,7 @@ async def test_a_call_that_needs_a_yes_waits_as_a_question_and_says_so(
 
         async def heard(progress: float, total: float | None, message: str | None) -> None:
             told.append(message or "")
-            if "waiting for a person" in told[-1]:
+            if "waiting for approval" in told[-1]:
                 (question,) = await gateway.atlas.pending()
                 await gateway.atlas.answer(question.id, decision)
 

@@ -63,9 +63,9 @@ async def test_a_long_session_goes_out_and_comes_in_by_pieces(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("nonsense", "line 1: this is no exported session"),
-        ("", "line 1: this is no exported session"),
-        ('{"atlas_session":1,"key":"a\\nb"}', "line 1: this is no exported session"),
+        ("nonsense", "line 1: not an exported session"),
+        ("", "line 1: not an exported session"),
+        ('{"atlas_session":1,"key":"a\\nb"}', "line 1: not an exported session"),
         ('{"atlas_session":2,"key":"k"}', "the format 2 is not known"),
         ('{"atlas_session":1,"key":"k"}\n{"role":"user"}', "line 2: this is no message"),
     ],
@@ -81,7 +81,7 @@ async def test_a_piece_that_is_missing_is_noticed(tmp_path: Path) -> None:
     async with talking(tmp_path, kept()) as client:
         assert await client.get("sessions.import", text='{"atlas_session":1,', more=True) == {}
         wrong = await client.ask("sessions.import", text='"key":"k"}', piece=2)
-        assert wrong["error"]["message"] == "sessions.import: a piece is missing; begin with the first one"
+        assert wrong["error"]["message"] == "sessions.import: a part is missing; start again with the first one"
         assert (await client.ask("sessions.import", text='"key":"k"}', piece=1))["error"]
 
 

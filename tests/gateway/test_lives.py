@@ -114,7 +114,7 @@ async def test_told_to_stop_it_finishes_what_it_can_and_leaves_with_0(tmp_path: 
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         await client.until("chat.started")
         stopping = asyncio.create_task(process.stop())
-        assert await client.closed() == (1012, "the gateway stops")
+        assert await client.closed() == (1012, "the gateway is shutting down")
         assert await stopping == 0
         names = [frame["event"] for frame in client.events()]
         assert "server.shutdown" in names

@@ -107,7 +107,7 @@ async def test_without_a_right_token_no_method_is_called(tmp_path: Path) -> None
         for name in SCOPES:
             async with knocked(gateway) as client:
                 await client.say(id="1", method=name, params={})
-                assert await client.closed() == (4400, "the first frame must be auth")
+                assert await client.closed() == (4400, "the first frame must be an auth frame")
                 assert client.frames == []
 
 

@@ -138,12 +138,12 @@ async def test_a_socket_elsewhere_is_not_found(tmp_path: Path) -> None:
 async def test_a_first_frame_that_is_no_auth_ends_the_socket(frame: str, tmp_path: Path) -> None:
     async with opened(tmp_path) as gateway, knocked(gateway) as client:
         await client.socket.send(frame)
-        assert (await client.closed(), client.frames) == ((4400, "the first frame must be auth"), [])
+        assert (await client.closed(), client.frames) == ((4400, "the first frame must be an auth frame"), [])
 
 
 async def test_who_says_nothing_is_closed_in_time(tmp_path: Path) -> None:
     async with opened(tmp_path, auth_timeout=0.2) as gateway, knocked(gateway) as client:
-        assert await client.closed() == (4400, "no token in time")
+        assert await client.closed() == (4400, "no auth frame received in time")
 
 
 async def test_a_connection_that_asks_for_nothing_is_closed_in_time(
