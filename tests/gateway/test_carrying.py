@@ -66,8 +66,8 @@ async def test_a_long_session_goes_out_and_comes_in_by_pieces(tmp_path: Path) ->
         ("nonsense", "line 1: not an exported session"),
         ("", "line 1: not an exported session"),
         ('{"atlas_session":1,"key":"a\\nb"}', "line 1: not an exported session"),
-        ('{"atlas_session":2,"key":"k"}', "the format 2 is not known"),
-        ('{"atlas_session":1,"key":"k"}\n{"role":"user"}', "line 2: this is no message"),
+        ('{"atlas_session":2,"key":"k"}', "line 1: unsupported format 2"),
+        ('{"atlas_session":1,"key":"k"}\n{"role":"user"}', "line 2: expected a message"),
     ],
 )
 async def test_what_is_no_session_is_refused_and_leaves_nothing(text: str, words: str, tmp_path: Path) -> None:

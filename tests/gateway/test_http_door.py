@@ -147,7 +147,7 @@ async def test_two_users_never_meet_in_a_session_of_one_name(tmp_path: Path) -> 
                 told = await page.run(resume=[{"interruptId": id, "status": "cancelled"}])
                 assert told[-1] == {
                     "type": "RUN_ERROR",
-                    "message": "there is no such question in this thread",
+                    "message": f"interrupt {id!r} not found in this thread",
                     "code": "interrupt_not_found",
                 }
         async with joined(gateway) as owner:

@@ -54,7 +54,7 @@ async def test_a_folder_is_read_with_progress_searched_and_removed(tmp_path: Pat
         assert (await asked(client, "knowledge.remove", source=document["id"])) == {"removed": 1}
         for which in (document["id"], "d" + "0" * 20):
             error = await asked(client, "knowledge.remove", source=which)
-            assert (error["data"]["kind"], error["message"]) == ("INVALID_PARAMS", "there is no such thing")
+            assert (error["data"]["kind"], error["message"]) == ("INVALID_PARAMS", "not found")
         error = await asked(client, "knowledge.add", source=str(tmp_path / "none"))
         assert error["data"]["kind"] == "INVALID_PARAMS" and "cannot be read" in error["message"]
 
@@ -80,7 +80,7 @@ async def test_memories_are_those_of_who_asks(tmp_path: Path) -> None:
                 errors = [
                     await asked(other, "memories.forget", agentId=agent, id=id) for id in (kept.id, "m" + "0" * 20)
                 ]
-                assert errors[0] == errors[1] and errors[0]["message"] == "there is no such thing"
+                assert errors[0] == errors[1] and errors[0]["message"] == "not found"
             assert await asked(ann, "memories.forget", agentId=agent, id=kept.id) == {"ok": True}
             assert (await asked(ann, "memories.list", agentId=agent))["memories"] == []
 

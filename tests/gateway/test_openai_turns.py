@@ -79,7 +79,7 @@ async def test_while_a_tool_runs_there_are_signs_of_life(tmp_path: Path) -> None
             heard = [await anext(lines) for _ in range(6)]
             slow.go.set()
             heard += [line async for line in lines]
-    assert heard[0].startswith("data: ") and heard.count(": still at work") >= 2
+    assert heard[0].startswith("data: ") and heard.count(": keep-alive") >= 2
     assert heard[-2] == "data: [DONE]" or heard[-1] == "data: [DONE]"
 
 

@@ -34,16 +34,16 @@ def test_the_first_start_makes_a_strong_token_that_only_its_owner_can_read(tmp_p
 
 @pytest.mark.parametrize("token", ["", "  ", "\n\t\n"])
 def test_a_blank_token_is_no_token(token: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="blank"):
+    with pytest.raises(ConfigError, match="is empty"):
         TokenFile(tmp_path, Secret(token))
     (tmp_path / "token").write_text(token)
-    with pytest.raises(ConfigError, match="blank"):
+    with pytest.raises(ConfigError, match="is empty"):
         TokenFile(tmp_path)
 
 
 def test_a_token_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "token").mkdir()
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read"):
         TokenFile(tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""AG-UI 1.0: what pages made with CopilotKit, assistant-ui and their like speak with an agent."""
+"""AG-UI 1.0 endpoints, for frontends built with CopilotKit, assistant-ui and similar libraries."""

@@ -1,4 +1,4 @@
-"""AG-UI's events, as far as a turn of ours has something to say."""
+"""Types of the AG-UI protocol: events, interrupts and run input."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -12,15 +12,15 @@ from atlas_agents.gateway.http_errors import bad
 from atlas_agents.gateway.protocol.chat import Key
 
 VERSION = "1.0"
-"""Of the protocol."""
+"""Version of the AG-UI protocol."""
 
 
 class Shape(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What goes over the wire; a field with a default is left out when it has that value."""
+    """Base of all wire types. A field that has its default value is omitted."""
 
 
 class AgUiEvent(Shape, frozen=True, tag_field="type"):
-    """One of them; `type` tells which."""
+    """Base of all events; `type` identifies the event."""
 
 
 class RunStarted(AgUiEvent, frozen=True, tag="RUN_STARTED"):
@@ -88,13 +88,13 @@ class ToolCallResult(AgUiEvent, frozen=True, tag="TOOL_CALL_RESULT"):
 
 
 class MessagesSnapshot(AgUiEvent, frozen=True, tag="MESSAGES_SNAPSHOT"):
-    """All messages of the page as they are now: what it has and this has not was taken back."""
+    """All current messages; a message that is missing here was withdrawn."""
 
     messages: tuple[Any, ...]
 
 
 class Custom(AgUiEvent, frozen=True, tag="CUSTOM"):
-    """Something of ours that the protocol has no word for."""
+    """An event that the protocol does not define."""
 
     name: str
     value: Any
@@ -109,7 +109,7 @@ class TokenUsage(Shape, frozen=True):
 
 
 class Interrupt(Shape, frozen=True):
-    """A question to a person. The answer comes with the next run."""
+    """A request for approval or input. The answer comes with the next run."""
 
     id: str
     reason: str
@@ -149,7 +149,7 @@ class CallShape(Shape, frozen=True):
 
 
 class AssistantShape(Shape, frozen=True):
-    """A message as a snapshot holds it."""
+    """An assistant message in a snapshot."""
 
     id: str
     role: str
@@ -158,7 +158,7 @@ class AssistantShape(Shape, frozen=True):
 
 
 class AgUiToolMessage(Shape, frozen=True):
-    """A result as a snapshot holds it."""
+    """A tool result in a snapshot."""
 
     id: str
     role: str
@@ -171,7 +171,7 @@ _PLAIN = re.compile(r"https?://")
 
 
 class Source(Shape, frozen=True):
-    """Where a picture or a document is: in here as base64, or at an address."""
+    """The content of an image or document: base64 data or a URL."""
 
     type: str
     value: str = ""
@@ -179,7 +179,7 @@ class Source(Shape, frozen=True):
 
 
 class InputPart(Shape, frozen=True):
-    """Which of the others is set follows from `type`."""
+    """A part of a message's content; `type` determines which other field is set."""
 
     type: str
     text: str = ""
@@ -187,7 +187,7 @@ class InputPart(Shape, frozen=True):
 
 
 class Resume(Shape, frozen=True):
-    """An answer to an interrupt."""
+    """The answer to an interrupt."""
 
     interrupt_id: str
     status: Literal["resolved", "cancelled"]
@@ -195,15 +195,17 @@ class Resume(Shape, frozen=True):
 
 
 class AgUiMessage(Shape, frozen=True):
-    """The last message."""
+    """A message of the client; only the last one is read."""
 
     role: str
     content: str | list[InputPart] | None = None
 
 
 class RunInput(Shape, frozen=True):
-    """The body of a request. The page's copy of the conversation is read only to the last message: ours is kept here.
-    State, context and the page's own tools are left to the page."""
+    """Request body. The conversation is stored in the gateway, so only the client's last message is read.
+
+    State, context and frontend tools are ignored.
+    """
 
     thread_id: Key
     run_id: Annotated[str, Meta(min_length=1, max_length=190)]
@@ -212,7 +214,7 @@ class RunInput(Shape, frozen=True):
 
 
 class Payload(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A person's answer about a tool call; `edited_args` are used instead of the model's."""
+    """The decision about a tool call; `edited_args` replace the model's arguments."""
 
     approved: bool
     edited_args: dict[str, Any] | None = None
@@ -226,10 +228,10 @@ PAYLOAD_SCHEMA: dict[str, Any] = {
         "approved": {"type": "boolean"},
         "editedArgs": {
             "type": "object",
-            "description": "Used instead of the arguments, not merged with them; or the values for a form.",
+            "description": "Replaces the arguments, without merging; or the values for a form.",
         },
         "reason": {"type": "string"},
-        "remember": {"enum": ["once", "session", "always"], "description": "How long a yes holds."},
+        "remember": {"enum": ["once", "session", "always"], "description": "How long the approval is valid."},
     },
     "required": ["approved"],
     "additionalProperties": False,
@@ -237,17 +239,17 @@ PAYLOAD_SCHEMA: dict[str, Any] = {
 
 
 def last_message(asked: RunInput) -> Message:
-    """What the user said."""
+    """Return the user's message."""
     said = _said(asked.messages[-1]) if asked.messages else None
     if said is None or said.role != "user" or not said.content:
-        raise bad("the last message must be the user's", "messages")
+        raise bad("the last message must have the role 'user'", "messages")
     if isinstance(said.content, str):
         return user(said.content)
     return user(*[_part(part) for part in said.content])
 
 
 def snapshot_of(asked: RunInput) -> list[Any]:
-    """The messages that the page has, as it sent them."""
+    """Return the client's messages as it sent them."""
     return [msgspec.json.decode(each) for each in asked.messages]
 
 
@@ -255,14 +257,14 @@ def payload_of(entry: Resume) -> Payload:
     try:
         return msgspec.convert(entry.payload, Payload)
     except msgspec.ValidationError as error:
-        raise bad(f"the answer to {entry.interrupt_id} does not fit: {error}", "resume", "bad_payload") from None
+        raise bad(f"invalid answer to interrupt {entry.interrupt_id}: {error}", "resume", "bad_payload") from None
 
 
 def _said(raw: msgspec.Raw) -> AgUiMessage:
     try:
         return msgspec.json.decode(raw, type=AgUiMessage)
     except msgspec.ValidationError as error:
-        raise bad(f"the last message cannot be read: {error}", "messages") from None
+        raise bad(f"invalid last message: {error}", "messages") from None
 
 
 def _part(part: InputPart) -> Part:
@@ -270,10 +272,10 @@ def _part(part: InputPart) -> Part:
         return Text(clean(part.text))
     source = part.source
     if part.type not in _PARTS or source is None or source.type not in ("data", "url"):
-        raise bad(f"content of the type {part.type!r} is not taken here", "messages")
+        raise bad(f"unsupported content type {part.type!r}", "messages")
     inline = source.type == "data"
     if not inline and not _PLAIN.match(source.value):
-        raise bad("an address begins with https:", "messages")
+        raise bad("invalid URL: expected https:", "messages")
     data, url = (source.value, "") if inline else ("", source.value)
     if part.type == "image":
         return Image(source.mime_type, data, url)

@@ -1,4 +1,4 @@
-"""One run of a page: a turn that it starts, or the rest of one that had a question."""
+"""AG-UI runs: start a turn or resume one after an interrupt, and encode its events."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
@@ -68,28 +68,28 @@ _answers = msgspec.json.Decoder(Answer)
 
 
 async def open_questions(hub: Hub, session: str) -> tuple[Question, ...]:
-    """What somebody has yet to answer in a session."""
+    """Return the pending approvals of a session."""
     return tuple([each for each in await hub.atlas.pending() if each.session == session])
 
 
 async def answer(hub: Hub, who: Grant, session: str, entries: list[Resume]) -> Question:
-    """Give the answers, and the last question, whose turn goes on. The same answer again is no other answer."""
+    """Resolve the approvals and return the last one, whose turn continues. Repeating the same answer is allowed."""
     rows = [await _row(hub, session, entry) for entry in entries]
     answers = [_answer(entry, who) for entry in entries]
     answered = {entry.interrupt_id for entry in entries}
     missing = [each.id for each in await open_questions(hub, session) if each.id not in answered]
     if missing:
-        raise HTTPError(409, "interrupt_pending", f"these questions need an answer, too: {', '.join(missing)}")
+        raise HTTPError(409, "interrupt_pending", f"these interrupts also need an answer: {', '.join(missing)}")
     for entry, row, given in zip(entries, rows, answers, strict=True):
         await _give(hub, entry, row, given)
     return _questions.decode(rows[-1].question)
 
 
 async def _row(hub: Hub, session: str, entry: Resume) -> ApprovalRow:
-    """The same words whether the question never was or belongs to somebody else."""
+    """Return the approval; the error is the same whether it does not exist or belongs to another user."""
     row = await hub.store.approval(hub.atlas.tenant, entry.interrupt_id)
     if row is None or row.session != session:
-        raise HTTPError(404, "interrupt_not_found", "there is no such question in this thread")
+        raise HTTPError(404, "interrupt_not_found", f"interrupt {entry.interrupt_id!r} not found in this thread")
     return row
 
 
@@ -99,14 +99,14 @@ async def _give(hub: Hub, entry: Resume, row: ApprovalRow, given: Answer) -> Non
     try:
         await hub.atlas.answer(row.id, given)
     except (Conflict, NotFound) as late:
-        if entry.status != "cancelled":  # who gives up on a question only wants to go on
-            raise HTTPError(409, "interrupt_over", f"{late}; cancel it to go on") from None
+        if entry.status != "cancelled":  # cancelling an interrupt that is already resolved is allowed
+            raise HTTPError(409, "interrupt_over", f"{late}; cancel the interrupt to continue") from None
 
 
 def _answer(entry: Resume, who: Grant) -> Answer:
     by = who.principal.id
     if entry.status == "cancelled":
-        return Answer("dismiss", by=by, reason="it was given up")
+        return Answer("dismiss", by=by, reason="cancelled by the user")
     payload = payload_of(entry)
     if not payload.approved:
         return Answer("no", by=by, reason=payload.reason)
@@ -118,7 +118,7 @@ def _same(before: Answer, now: Answer) -> bool:
 
 
 class _Draft:
-    """A message of the page that is still being told."""
+    """A message that is still being streamed."""
 
     __slots__ = ("calls", "id", "words")
 
@@ -132,8 +132,10 @@ class _Draft:
 
 
 class AgUiEncoder:
-    """One run of a page. `over` once it has said its last word. `page` are the messages that the page has; those of
-    this run join them, so that one can be taken back."""
+    """Encodes one run as AG-UI events. `over` is set after the terminal event.
+
+    `page` holds the client's messages and those of this run, so that a message can be withdrawn by a snapshot.
+    """
 
     def __init__(self, thread_id: str, run_id: str, model: str, page: list[Any], hide: Hide = str) -> None:
         self.over = False
@@ -146,13 +148,13 @@ class AgUiEncoder:
         self._text_id = ""
         self._thought_id = ""
         self._drafts: list[_Draft] = []
-        """What the model has said since its last message was complete."""
+        """Streamed messages that are not complete yet."""
 
     def start(self) -> list[agui.AgUiEvent]:
         return [agui.RunStarted(self._thread_id, self._run_id, agui.VERSION)]
 
     def of(self, event: Event) -> list[agui.AgUiEvent]:
-        """AG-UI's words for an event of a turn; none where it has no word for it."""
+        """Return the AG-UI events for an event of a turn; none if the protocol has no equivalent."""
         match event:
             case StreamChunk(_, text):
                 return self._say(text) if text else []
@@ -177,7 +179,7 @@ class AgUiEncoder:
                 return self._end(event)
 
     def replay(self, message: Message) -> list[agui.AgUiEvent]:
-        """What a message of the past would have said."""
+        """Return the events for a stored message."""
         said = self._complete()
         if message.role == "assistant" and message.text:
             said += self._say(message.text)
@@ -188,7 +190,7 @@ class AgUiEncoder:
         return said
 
     def ask(self, questions: tuple[Question, ...]) -> list[agui.AgUiEvent]:
-        """The run ends here for the page; the turn waits for the answer."""
+        """End the run with interrupts; the turn waits for the answers."""
         outcome = agui.RunOutcomeShape("interrupt", tuple([_interrupt(each) for each in questions]))
         return self._finish(outcome)
 
@@ -248,13 +250,13 @@ class AgUiEncoder:
         return [*closed, agui.ToolCallResult(id, result.call_id, content, "tool")]
 
     def _take_back(self) -> list[agui.AgUiEvent]:
-        """The message under way was withdrawn: the page is told what it should have, which is all but that."""
+        """Withdraw the current message: send a snapshot of all other messages."""
         seen, closed = bool(self._drafts), self._close()
         self._drafts.clear()
         return [*closed, agui.MessagesSnapshot(tuple(self._page))] if seen else closed
 
     def _close(self) -> list[agui.AgUiEvent]:
-        """End what is open."""
+        """End the open messages."""
         closed: list[agui.AgUiEvent] = []
         if self._text_id:
             closed.append(agui.TextMessageEnd(self._text_id))
@@ -264,7 +266,7 @@ class AgUiEncoder:
         return closed
 
     def _complete(self) -> list[agui.AgUiEvent]:
-        """The model's message is complete: it stands."""
+        """Mark the current message as complete."""
         closed = self._close()
         self._page += [draft.shape() for draft in self._drafts]
         self._drafts.clear()
@@ -302,7 +304,7 @@ def _usage(usage: Usage, model: str) -> agui.TokenUsage:
 
 
 class PageRun:
-    """Tells a page what happens in its run, as events of a stream."""
+    """Streams the events of one AG-UI run."""
 
     def __init__(self, hub: Hub, who: Grant, request: Request, asked: RunInput, agent: Agent) -> None:
         self._hub = hub
@@ -317,12 +319,12 @@ class PageRun:
         self._stream: AtlasStream | None = None
 
     def stop(self) -> None:
-        """Stop the turn; one that waits for an answer goes on waiting."""
+        """Cancel the turn; a turn that waits for an approval keeps waiting."""
         if self._stream is not None and not self._words.over:
             self._stream.cancel()
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        """Everything from the first event to the last; a failure is the last one."""
+        """Yield all events from the first to the last; a failure is the last event."""
         words = self._words
         yield _lines(words.start())
         try:
@@ -332,16 +334,18 @@ class PageRun:
                         yield _lines(said)
                     if words.over:
                         return
-            raise HTTPError(503, "unavailable", "the gateway stops")
+            raise HTTPError(503, "unavailable", "the gateway is shutting down")
         except Exception as failure:  # noqa: BLE001 - the border: the status is told already
             trouble = of_failure(failure, self._hub.atlas.hide)
             yield _lines(words.fail(trouble.message, trouble.code))
 
     async def _turn(self, message: Message) -> AsyncGenerator[list[AgUiEvent], None]:
-        """A new turn. The page's id of the run makes it the same one when the request comes twice."""
+        """Run a new turn. The client's run id is its idempotency key."""
         if pending := await open_questions(self._hub, self._session):
             ids = ", ".join([each.id for each in pending])
-            raise HTTPError(409, "interrupt_pending", f"a question of this thread needs an answer first: {ids}")
+            raise HTTPError(
+                409, "interrupt_pending", f"this thread has pending interrupts that must be answered first: {ids}"
+            )
         accepted, self._stream = await take_in(
             self._hub,
             self._agent,
@@ -358,10 +362,12 @@ class PageRun:
             yield self._words.of(event)
 
     async def _rest(self) -> AsyncGenerator[list[AgUiEvent], None]:
-        """What comes after the answer. The turn goes on by itself, so it may be over already, or ended elsewhere."""
+        """Yield what follows the answer. The turn continues on its own, so it may have ended, here or elsewhere."""
         entries = self._asked.resume or []
         row = await self._hub.store.approval(self._hub.atlas.tenant, entries[-1].interrupt_id)
-        live = await self._hub.atlas.follow(row.run_id) if row is not None else None  # before the answer lets it end
+        live = (
+            await self._hub.atlas.follow(row.run_id) if row is not None else None
+        )  # before the answer lets the turn end
         question = await answer(self._hub, self._who, self._session, entries)
         if live is None:
             async for said in self._past(question.run_id, question.call_id):
@@ -372,11 +378,11 @@ class PageRun:
             yield self._words.of(event)
 
     async def _past(self, run_id: str, call_id: str) -> AsyncGenerator[list[AgUiEvent], None]:
-        """A turn that has ended, from its messages: all of them, or those after a call."""
+        """Yield a finished turn from its stored messages: all of them, or those after a call."""
         store, tenant = self._hub.store, self._hub.atlas.tenant
         row = await store.run(tenant, run_id)
         if row is None or row.status in OPEN:
-            raise HTTPError(503, "unavailable", "this turn goes on in another process; ask again in a moment")
+            raise HTTPError(503, "unavailable", "this turn is running in another process; retry in a moment")
         rows = [each for each in await store.messages(tenant, self._session) if each.run_id == run_id]
         messages = [Message.from_json(each.body) for each in rows]
         calls = [place for place, each in enumerate(messages) if call_id in [call.id for call in each.tool_calls]]
@@ -388,7 +394,7 @@ class PageRun:
 
 
 async def _after(stream: AtlasStream, question_id: str) -> AsyncGenerator[Event, None]:
-    """The events after an answer; if it never came to that, how the turn ended."""
+    """Yield the events after an approval was resolved; if it never was, the end of the turn."""
     heard = False
     async for event in stream:
         heard = heard or isinstance(event, StreamEnd)
@@ -402,11 +408,11 @@ def _lines(events: list[AgUiEvent]) -> bytes:
 
 
 def agui_routes(hub: Hub) -> Sequence[BaseRoute]:
-    """The family's routes."""
+    """Return the routes of the AG-UI endpoints."""
     seats = ConcurrencyLimiter(hub)
 
     async def run(request: Request) -> Any:
-        """Start a run. Who answers a question needs the right to approve."""
+        """Start a run. Answering an interrupt requires the scope `approve`."""
         who = who_asks(request, "read", "write")
         with ExitStack() as stack:
             seat = stack.enter_context(seats.taken(request, who))
@@ -415,9 +421,9 @@ def agui_routes(hub: Hub) -> Sequence[BaseRoute]:
                 who_asks(request, "approve")
             agent = hub.agent(request.path_params["agent_id"])
             if agent is None:
-                raise HTTPError(404, "agent_not_found", "there is no such agent here")
+                raise HTTPError(404, "agent_not_found", f"unknown agent {request.path_params['agent_id'][:200]!r}")
             if hub.stopping:
-                raise ProtocolError("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
+                raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=hub.retry_after_ms)
             page = PageRun(hub, who, request, asked, agent)
             if on_disconnect(request) == "cancel":
                 stack.callback(page.stop)

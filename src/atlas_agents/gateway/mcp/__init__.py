@@ -1,1 +1,1 @@
-"""The house for MCP clients: its tools, its agents and its prompts under `/mcp`."""
+"""MCP server: the gateway's tools, agents, prompts and documents under `/mcp`."""

@@ -1,6 +1,6 @@
-"""The way in for MCP clients: `/mcp` for the agent that answers by default, `/mcp/{agentId}` for another.
+"""MCP endpoints: `/mcp` for the default agent, `/mcp/{agentId}` for another.
 
-The protocol's own library is large, so it is loaded when the first client comes, and not on the loop's time.
+The MCP library is large, so it is imported in a thread when the first client connects.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LOADS_WITHIN = 60.0
 
 
 class McpService(Protocol):
-    """What speaks the protocol; all that this file knows of the library."""
+    """The MCP server, as this module sees it without importing the library."""
 
     async def run(self, ready: asyncio.Event) -> None: ...
 
@@ -36,7 +36,7 @@ class McpService(Protocol):
 
 
 class McpMount:
-    """Lets in who shows a token, a limited number at once, and wakes the server when the first one knocks."""
+    """Authenticates MCP clients, limits concurrent requests and starts the server at the first request."""
 
     def __init__(self, hub: Hub) -> None:
         self.offers = McpOffers()
@@ -50,7 +50,7 @@ class McpMount:
         return [Route(path, _Endpoint(self), methods=_METHODS) for path in PATHS]
 
     async def enter(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Serve one request of a client."""
+        """Serve one request."""
         request = Request(scope, receive)
         try:
             who = self._admitted(request)
@@ -66,19 +66,21 @@ class McpMount:
             self._inside[who.principal.id] -= 1
 
     async def close(self) -> None:
-        """No more; calls under way are told so."""
+        """Stop the server; running calls are cancelled."""
         self._serving = None
         await self._tasks.close()
 
     def _admitted(self, request: Request) -> Grant:
         who = who_asks(request, "read")
         if self._hub.stopping:
-            raise HTTPError(503, "unavailable", "the gateway stops", retry_after=self._hub.retry_after_ms / 1000)
+            raise HTTPError(
+                503, "unavailable", "the gateway is shutting down", retry_after=self._hub.retry_after_ms / 1000
+            )
         if self._inside[who.principal.id] >= AT_ONCE:
-            raise HTTPError(429, "too_many_requests", f"{AT_ONCE} requests of this token are under way already")
+            raise HTTPError(429, "too_many_requests", f"this token already has {AT_ONCE} requests in progress")
         agent_id = request.path_params.get("agent_id", "")
         if agent_id and self._hub.agent(agent_id) is None:
-            raise HTTPError(404, "agent_not_found", "there is no such agent here")
+            raise HTTPError(404, "agent_not_found", f"unknown agent {agent_id[:200]!r}")
         return who
 
     async def _awake(self) -> McpService:
@@ -87,7 +89,7 @@ class McpMount:
                 try:
                     served = await asyncio.to_thread(import_module, _SERVER_MODULE)
                 except ModuleNotFoundError as error:
-                    words = "MCP needs an extra: pip install 'atlas-agents[mcp]'"
+                    words = "MCP support is not installed; run: pip install 'atlas-agents[mcp]'"
                     raise HTTPError(501, "not_installed", words) from error
                 serving: McpService = served.McpProtocolServer(self._hub, self.offers)
                 ready = asyncio.Event()
@@ -98,7 +100,7 @@ class McpMount:
 
 
 class _Endpoint:
-    """An ASGI application: a route hands plain functions a request, and others everything."""
+    """ASGI application, because routes pass only a request to plain functions."""
 
     def __init__(self, door: McpMount) -> None:
         self._door = door

@@ -1,4 +1,4 @@
-"""The documents of the house for MCP clients: who may search them may read them, and each reading is written down."""
+"""MCP resources: documents of the knowledge base. Reading requires permission to search and is audited."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from atlas_agents.workspace.skills import Prompt
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """Something that can be read by its address."""
+    """A document with its URI."""
 
     uri: str
     name: str
@@ -28,26 +28,26 @@ class Resource(msgspec.Struct, frozen=True):
 
 
 class ResourceReader(msgspec.Struct, frozen=True):
-    """Who reads: a token's owner, with the rights of an agent."""
+    """The user that reads, with the permissions of an agent."""
 
     agent: Agent
     user: str
 
 
 class ResourceLibrary(Protocol):
-    """Knows what a reader may read."""
+    """Lists and reads the resources that a reader may access."""
 
     async def list(self, reader: ResourceReader, cursor: str = "") -> tuple[Sequence[Resource], str]:
-        """Some of it, and where to go on; nothing if that was all."""
+        """Return a page of resources and the cursor of the next page, empty at the end."""
         ...
 
     async def read(self, uri: str, reader: ResourceReader) -> tuple[str, str]:
-        """The text and its media type; a ConfigError if there is none that this reader may read."""
+        """Return the text and its media type; raise ConfigError if the reader may not access the URI."""
         ...
 
 
 class McpOffers:
-    """Filled in by whoever makes the gateway, before it runs."""
+    """What the MCP server offers besides tools, set before the gateway runs."""
 
     def __init__(self) -> None:
         self.prompts: Callable[[], Sequence[Prompt]] = tuple
@@ -61,7 +61,7 @@ _MEDIA = "text/markdown"
 
 
 class Documents:
-    """The library of a gateway's own tenant."""
+    """The documents of the gateway's tenant."""
 
     def __init__(self, hub: Hub, study: KnowledgeBase, clock: Clock = SYSTEM_CLOCK) -> None:
         self._hub = hub
@@ -71,17 +71,17 @@ class Documents:
 
     async def list(self, reader: ResourceReader, cursor: str = "") -> tuple[Sequence[Resource], str]:
         if cursor and not _ID.fullmatch(cursor):
-            raise ConfigError("this cursor is not from here")
+            raise ConfigError("invalid cursor: expected a cursor returned by this method")
         if not self._may(reader):
             return (), ""
         found = await self._knowledge.page(self._hub.atlas.tenant, after=cursor, limit=PAGE)
         return [_readable(each) for each in found if each.hash], found[-1].id if len(found) == PAGE else ""
 
     async def read(self, uri: str, reader: ResourceReader) -> tuple[str, str]:
-        """The same words for what is not there and for what this reader may not read."""
+        """Read a document. The error is the same whether it does not exist or the reader may not access it."""
         id = uri.removeprefix(_BEFORE)
         if not uri.startswith(_BEFORE) or not _ID.fullmatch(id):
-            raise ConfigError("there is nothing to read at this address")
+            raise ConfigError("resource not found")
         may = self._may(reader)
         try:
             text = await self._knowledge.text(self._hub.atlas.tenant, id) if may else ""
@@ -89,11 +89,11 @@ class Documents:
             text = ""
         await self._write_down(uri, reader, permitted=may, success=bool(text))
         if not text:
-            raise ConfigError("there is nothing to read at this address")
+            raise ConfigError("resource not found")
         return text, _MEDIA
 
     def _may(self, reader: ResourceReader) -> bool:
-        """To read is to search everything: the tool that searches must be the agent's, and need no person's yes."""
+        """Return whether the agent has the search tool and may use it without approval."""
         tool = next((each for each in reader.agent.tools if each.name == self._search_tool), None)
         return tool is not None and self._hub.atlas.verdict(reader.agent, tool, reader.user).cell == "yes"
 

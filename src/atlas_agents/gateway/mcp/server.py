@@ -1,7 +1,4 @@
-"""The house as an MCP server: every request answered for the owner of the token that came with it.
-
-Nothing is remembered between requests, so there is no session that somebody could guess.
-"""
+"""MCP protocol server. It is stateless: every request is authorized by its own token."""
 
 import asyncio
 from typing import Any
@@ -24,13 +21,13 @@ from atlas_agents.gateway.protocol.types import Scope
 
 Context = ServerRequestContext[Any, Any]
 _INSTRUCTIONS = (
-    "The tools of an Atlas Agents house, and its agents, which are asked with ask_… tools. A call may wait until a "
-    "person has said yes to it."
+    "The tools of an Atlas Agents gateway, and its agents, which are called with ask_… tools. A call may wait until a "
+    "person approves it."
 )
 
 
 class McpProtocolServer:
-    """Speaks the protocol; what is done stands in `works`."""
+    """Handles MCP requests; the calls themselves are in `tools`."""
 
     def __init__(self, hub: Hub, offers: McpOffers) -> None:
         self._hub = hub
@@ -53,7 +50,7 @@ class McpProtocolServer:
         )
 
     async def run(self, ready: asyncio.Event) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with self._manager.run():
             ready.set()
             await asyncio.Event().wait()
@@ -99,7 +96,7 @@ class McpProtocolServer:
         self._who(ctx)
         prompt = next((each for each in self._offers.prompts() if each.name == params.name), None)
         if prompt is None:
-            raise _refused(f"there is no prompt {params.name[:80]!r}")
+            raise _refused(f"unknown prompt {params.name[:80]!r}")
         try:
             text = prompt.filled(params.arguments or {})
         except AtlasError as error:
@@ -138,32 +135,32 @@ class McpProtocolServer:
     @property
     def _library(self) -> ResourceLibrary:
         if self._offers.library is None:
-            raise _refused("there is nothing to read here")
+            raise _refused("no resources are available")
         return self._offers.library
 
     def _reader(self, ctx: Context) -> ResourceReader:
         return ResourceReader(self._agent(ctx), self._who(ctx).principal.id)
 
     def _who(self, ctx: Context, *needed: Scope) -> Grant:
-        """Whose token came with this very request; one that was taken back meanwhile opens nothing."""
+        """Return the grant of the request's token; raise if it was revoked or lacks a needed scope."""
         grant: Grant | None = ctx.request.scope["state"]["grant"] if ctx.request is not None else None
         if grant is None or not self._hub.tokens.holds(grant):
-            raise _refused("a token is needed")
+            raise _refused("authentication required")
         for scope in needed:
             if not grant.may(scope):
-                raise _refused(f"this token has no right to {scope}")
+                raise _refused(f"this token lacks the scope {scope}")
         return grant
 
     def _agent(self, ctx: Context) -> Agent:
         wanted = ctx.request.path_params.get("agent_id", "") if ctx.request is not None else ""
         agent = self._hub.agent(wanted) if wanted else self._hub.atlas.get_agent()
         if agent is None:
-            raise _refused("there is no agent")
+            raise _refused("unknown agent")
         return agent
 
 
 def _progress(ctx: Context) -> Progress:
-    """Tells the client how far the call is, if it has asked to be told."""
+    """Return a function that sends progress notifications, if the client requested them."""
 
     async def tell(step: int, words: str) -> None:
         await ctx.session.report_progress(float(step), None, words)

@@ -1,4 +1,4 @@
-"""What an MCP client can have done here: a tool called as an agent could call it, an agent asked."""
+"""MCP tools: calls of an agent's tools and questions to agents."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -23,14 +23,14 @@ from atlas_agents.gateway.submit import call_tool, take_in
 Progress: TypeAlias = Callable[[int, str], Awaitable[None]]
 _ASK = "ask_"
 _STILL = 10.0
-"""Seconds after which a client that waits is told again what for: many give up on a call that says nothing."""
+"""Seconds between progress notifications; many clients time out on a call without progress."""
 _QUESTION: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "message": {"type": "string", "description": "What to say to the agent."},
+        "message": {"type": "string", "description": "The message to the agent."},
         "session": {
             "type": "string",
-            "description": "A name for the conversation, to go on with it later; without one, each question stands "
+            "description": "A name for the conversation, to continue it later; without one, each question stands "
             "alone.",
             "maxLength": 100,
         },
@@ -49,7 +49,7 @@ class Offered(msgspec.Struct, frozen=True):
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
-    """What a client is told of a call."""
+    """The result of a call."""
 
     text: str
     structure: dict[str, Any] | None = None
@@ -58,7 +58,7 @@ class ToolOutcome(msgspec.Struct, frozen=True):
 
 
 def offered(hub: Hub, agent: Agent, who: Grant) -> list[Offered]:
-    """The tools of an agent that may be called for this user, and all agents to ask."""
+    """Return the agent's tools that this user may call, and a tool to ask each agent."""
     may = [tool for tool in agent.tools if hub.atlas.verdict(agent, tool, who.principal.id).cell != "no"]
     found = [Offered(tool.wire_name, tool.description, tool.parameters) for tool in may]
     taken = {each.name for each in found}
@@ -67,7 +67,7 @@ def offered(hub: Hub, agent: Agent, who: Grant) -> list[Offered]:
 
 
 class McpRequest:
-    """One request of a client. If it gives up, so does what it asked for."""
+    """One request of a client. If the client cancels it, the call is cancelled too."""
 
     def __init__(self, hub: Hub, who: Grant, progress: Progress) -> None:
         self._hub = hub
@@ -76,7 +76,7 @@ class McpRequest:
         self._told = 0
 
     async def call(self, agent: Agent, name: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """A tool of the agent, by its name on the wire; else an agent to ask."""
+        """Call a tool of the agent by its wire name, or ask an agent."""
         if name not in agent.context.tool_map():
             asked = next((each for each in self._hub.atlas.agents if _asks(each) == name), None)
             if asked is not None:
@@ -91,7 +91,7 @@ class McpRequest:
     async def _ask(self, agent: Agent, arguments: dict[str, Any]) -> ToolOutcome:
         message, name = arguments.get("message"), arguments.get("session") or f"mcp-{new_id()}"
         if not isinstance(message, str) or not message.strip() or not isinstance(name, str) or len(name) > 100:
-            raise BadArguments("message is what to say, session a short name")
+            raise BadArguments("expected 'message' to be a text and 'session' a short name")
         try:
             session = self._who.prefix + name
             _, stream = await take_in(self._hub, agent, user(message), session=session, user=self._who.principal.id)
@@ -101,13 +101,13 @@ class McpRequest:
             return ToolOutcome(str(fault), failed=True)
 
     async def _follow(self, stream: AtlasStream) -> None:
-        """Tell the client what happens until it is over; a client that is gone, or has lost its right, ends it."""
+        """Report progress until the call ends; cancel it if the client disconnects or its token is revoked."""
         waits = "working"
         try:
             async with aclosing(_beats(stream)) as events:
                 async for event in events:
                     if not self._hub.tokens.holds(self._who):
-                        raise ConfigError("this token opens nothing any more")
+                        raise ConfigError("the token was revoked")
                     waits = _words(event) or waits if event is not None else waits
                     if event is None or _words(event):
                         self._told += 1
@@ -118,7 +118,7 @@ class McpRequest:
 
 
 async def _beats(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
-    """The events of a stream, and None whenever there was none for a while."""
+    """Yield the events of a stream, and None after each interval without one."""
     events = aiter(stream)
     coming = asyncio.ensure_future(anext(events))
     try:
@@ -140,12 +140,14 @@ async def _beats(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
 
 
 def _words(event: Event) -> str:
-    """What a client is told while it waits; nothing of most events."""
+    """Return the progress message of an event; empty for most events."""
     match event:
         case ApprovalAsked(_, question) if question.form is not None:
-            return f"waiting for a person to answer {question.form.asker}: on the page, or with `atlas approvals`"
+            return (
+                f"waiting for input requested by {question.form.asker}: answer in the web UI or with `atlas approvals`"
+            )
         case ApprovalAsked(_, question):
-            return f"waiting for a person to approve {question.tool}: on the page, or with `atlas approvals`"
+            return f"waiting for approval of {question.tool}: answer in the web UI or with `atlas approvals`"
         case ToolProgress(_, name, _, message):
             return f"{name}: {message}"
         case ToolCalled(_, name):
@@ -159,7 +161,7 @@ def _outcome(result: ToolResult) -> ToolOutcome:
     value, pictures = parted(result.result)
     text = value if isinstance(value, str) else encode(value).decode()
     if result.error == "declined" and value == {"cancelled": True}:
-        text = "A person said no to this call, or nobody said yes in time. Nothing was done."
+        text = "The call was denied, or it was not approved in time. Nothing was done."
     structure = cast(dict[str, Any], value) if isinstance(value, dict) and not failed else None
     return ToolOutcome(text, structure, failed, tuple(pictures))
 
@@ -170,4 +172,4 @@ def _asks(agent: Agent) -> str:
 
 def _about(agent: Agent) -> str:
     about = f": {agent.description}" if agent.description else ""
-    return f"Ask the agent {agent.name}{about}. It answers in words, and may use its own tools on the way."
+    return f"Ask the agent {agent.name}{about}. It answers with text and may use its own tools."

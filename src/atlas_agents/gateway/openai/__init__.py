@@ -1,1 +1,1 @@
-"""OpenAI's chat completions, spoken by our agents: an agent is a model, and its tools run in here."""
+"""OpenAI-compatible API: each agent is a model, and its tools run in the gateway."""

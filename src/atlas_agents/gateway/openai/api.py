@@ -1,4 +1,4 @@
-"""`/v1/models` and `/v1/chat/completions`, for every client that speaks to OpenAI."""
+"""OpenAI-compatible endpoints `/v1/models` and `/v1/chat/completions`."""
 
 import asyncio
 import time
@@ -59,7 +59,7 @@ _ENDINGS: dict[object, FinishReason] = {"length": "length", "refusal": "content_
 
 
 class Speech:
-    """Listens to a turn. `withdrawn` once words were taken back that somebody may have read already."""
+    """Collects the text of a turn. `withdrawn` is set when text was withdrawn that may have been sent already."""
 
     def __init__(self) -> None:
         self.usage = Usage()
@@ -68,7 +68,7 @@ class Speech:
         self._words: list[str] = []
 
     def hear(self, event: Event) -> str:
-        """The words that come with an event."""
+        """Handle an event and return the text it adds."""
         match event:
             case StreamChunk(_, text):
                 said = _BETWEEN + text if self._messages and not self._words else text
@@ -92,7 +92,7 @@ class Speech:
 
 
 def finish_reason(reply: Message) -> FinishReason:
-    """Why the answer ends here. An agent whose rounds were used up has not come to its end either."""
+    """Return the finish reason. An agent that has used up its rounds stopped because of the length."""
     if reply.tool_calls:
         return "length"
     return _ENDINGS.get(reply.metadata.get("stop_reason"), "stop")
@@ -104,24 +104,25 @@ def usage_shape(usage: Usage) -> OpenAIUsage:
 
 
 OPENING = 2.0
-"""Seconds in which a failure is told by the status; after that the answer has begun, and it is told in it."""
+"""Seconds to wait before the response starts. Failures within it set the HTTP status, later ones end the stream."""
 _DONE = data(b"[DONE]")
-_WITHDRAWN = (
-    "the model took back what it had said and began again, which cannot be shown here; ask again, or without stream"
-)
+_WITHDRAWN = "the model restarted its answer after part of it was sent; retry the request, or retry without stream"
 
 
 async def start(
     hub: Hub, who: Grant, request: Request, asked: CompletionRequest, agent: Agent
 ) -> tuple[AtlasStream, bool]:
-    """(the turn, whether it is kept). In a session the last message is said, and the turn is on the disk; without one
-    everything that the model should know is in the request, and nothing of it is kept."""
+    """Start the turn; return its stream and whether it is stored.
+
+    With a session, the last message is sent to it and the turn is stored. Without one, the request contains the whole
+    conversation and nothing is stored.
+    """
     session = short(request, "x-atlas-session") or asked.user or ""
     asks = request.headers.get("x-atlas-approvals", "refuse").strip().lower()
     if asks not in ("refuse", "wait"):
-        raise bad("x-atlas-approvals is refuse or wait", "x-atlas-approvals")
+        raise bad("invalid x-atlas-approvals: expected 'refuse' or 'wait'", "x-atlas-approvals")
     if asks == "wait" and not session:
-        raise bad("a question waits only in a session: name one with X-Atlas-Session", "x-atlas-approvals")
+        raise bad("x-atlas-approvals 'wait' requires a session: send the header X-Atlas-Session", "x-atlas-approvals")
     options = TurnOptions(output=output_of(asked), asks=asks == "wait", sampling=sampling_of(asked))
     user = who.principal.id
     if session:
@@ -137,14 +138,14 @@ async def start(
         )
         return stream, True
     if hub.stopping:
-        raise ProtocolError("UNAVAILABLE", "the gateway stops", retry_after_ms=hub.retry_after_ms)
+        raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=hub.retry_after_ms)
     *past, last = conversation(asked.messages)
     alone = Conversation(past, id=who.prefix + new_id())
     return hub.atlas.start_turn(last, options, session=alone, agent_id=agent.id, user=user), False
 
 
 class Answering:
-    """A turn's answer, in OpenAI's shapes."""
+    """The answer of a turn in OpenAI's format."""
 
     def __init__(self, hub: Hub, stream: AtlasStream, asked: CompletionRequest, agent: Agent) -> None:
         self._hub = hub
@@ -157,7 +158,7 @@ class Answering:
         self._speech = Speech()
 
     async def whole(self) -> Completion:
-        """The answer in one piece."""
+        """Return the complete answer."""
         async for event in self._stream:
             self._speech.hear(event)
         reply = await self._reply()
@@ -166,7 +167,7 @@ class Answering:
         return Completion(self._id, self._created, self._model, (choice,), usage_shape(self._speech.usage))
 
     async def begun(self) -> None:
-        """Wait until it is clear that there will be an answer; raises what stands in the way."""
+        """Wait until the turn produces output; raise if it fails first."""
         try:
             async with asyncio.timeout(OPENING):
                 async for event in self._stream:
@@ -177,7 +178,7 @@ class Answering:
             pass
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        """The answer in many pieces, as events. A failure is the last of them."""
+        """Yield the answer as server-sent events; a failure is the last event."""
         yield self._piece(Delta("assistant", ""))
         try:
             async with aclosing(self._words()) as told:
@@ -193,8 +194,7 @@ class Answering:
         yield _DONE
 
     async def _words(self) -> AsyncGenerator[str, None]:
-        """What may be read now. An answer of a wanted shape comes when it was checked; one that does not fit is mended
-        before anybody sees it."""
+        """Yield the text that can be sent now. Structured output is sent only after it was validated."""
         async for event in self._stream:
             words = self._speech.hear(event)
             if words and not self._shaped:
@@ -205,11 +205,11 @@ class Answering:
             yield self._checked(reply)
             return
         self._check_words()
-        if not self._speech.text and reply.text:  # of a turn that was taken in before, and had ended
+        if not self._speech.text and reply.text:  # a repeated request whose turn had already ended
             yield reply.text
 
     def _check_words(self) -> None:
-        """Words that were read cannot be taken back. (Those of a turn that fails are; it says why itself.)"""
+        """Raise if text was withdrawn after it was sent. A failed turn reports its own error."""
         if self._speech.withdrawn:
             raise HTTPError(502, "answer_withdrawn", _WITHDRAWN)
 
@@ -219,7 +219,7 @@ class Answering:
         except Exception as failure:
             if self._hub.stopping:
                 wait = self._hub.retry_after_ms / 1000
-                raise HTTPError(503, "unavailable", "the gateway stops", retry_after=wait) from failure
+                raise HTTPError(503, "unavailable", "the gateway is shutting down", retry_after=wait) from failure
             raise
 
     def _checked(self, reply: Message) -> str:
@@ -238,7 +238,7 @@ _PREFIX = "atlas/"
 
 
 def openai_routes(hub: Hub) -> Sequence[BaseRoute]:
-    """The family's routes."""
+    """Return the routes of the OpenAI-compatible API."""
     family = _Family(hub)
     table = (
         ("/v1/models", family.models, ["GET"]),
@@ -263,7 +263,7 @@ class _Family:
         return Json(self._shape(self._agent(request.path_params["id"])))
 
     async def complete(self, request: Request) -> Any:
-        """Take a turn. A client that has shown no right to it is not even read."""
+        """Run a turn. The scopes are checked before the body is read."""
         who = who_asks(request, "read", "write")
         with ExitStack() as stack:
             seat = stack.enter_context(self._seats.taken(request, who))
@@ -281,13 +281,13 @@ class _Family:
 
     async def nothing(self, request: Request) -> Response:
         who_asks(request)
-        raise HTTPError(404, "unknown_url", f"there is no {request.method} {request.url.path} here")
+        raise HTTPError(404, "unknown_url", f"unknown endpoint: {request.method} {request.url.path}")
 
     def _agent(self, model: str) -> Agent:
-        """By its id, with or without our name before it."""
+        """Return the agent by its id, with or without the 'atlas/' prefix."""
         agent = self._hub.agent(model) or self._hub.agent(model.removeprefix(_PREFIX))
         if agent is None:
-            raise HTTPError(404, "model_not_found", f"there is no model {model[:200]!r} here", param="model")
+            raise HTTPError(404, "model_not_found", f"unknown model {model[:200]!r}", param="model")
         return agent
 
     def _shape(self, agent: Agent) -> OpenAIModel:

@@ -1,4 +1,4 @@
-"""From OpenAI's words to ours: the messages of a request, and what it asks of the turn."""
+"""Types of OpenAI's chat completions API, and their conversion to core messages and turn options."""
 
 import re
 from typing import Annotated, Any, Literal, TypeAlias
@@ -20,7 +20,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A call that a model made; its arguments are JSON in a text."""
+    """A function call by the model; the arguments are JSON text."""
 
     name: str
     arguments: str
@@ -41,7 +41,7 @@ class FileContent(msgspec.Struct, frozen=True):
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """Which of the others is set follows from `type`."""
+    """A part of a message's content; `type` determines which other field is set."""
 
     type: str
     text: str = ""
@@ -51,7 +51,7 @@ class ContentPart(msgspec.Struct, frozen=True):
 
 
 class OpenAIMessage(msgspec.Struct, frozen=True):
-    """What was said, by whomever."""
+    """A message of any role."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -74,7 +74,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class CompletionRequest(msgspec.Struct, frozen=True):
-    """The body of a request."""
+    """Request body of `/v1/chat/completions`."""
 
     model: str
     messages: Annotated[list[OpenAIMessage], Meta(min_length=1)]
@@ -102,7 +102,7 @@ class OpenAIUsage(msgspec.Struct, frozen=True):
 
 
 class CompletionMessage(msgspec.Struct, frozen=True):
-    """The whole answer."""
+    """The assistant's complete message."""
 
     content: str
     role: Literal["assistant"] = "assistant"
@@ -117,7 +117,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """An answer in one piece."""
+    """Response that is not streamed."""
 
     id: str
     created: int
@@ -128,7 +128,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A few more words; who says them stands in the first."""
+    """The next part of the text; the first one has the role."""
 
     role: str = ""
     content: str | None = None
@@ -142,7 +142,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class CompletionChunk(msgspec.Struct, frozen=True):
-    """A piece of an answer. `usage` is there if it was asked for, and filled in the last piece."""
+    """One streamed chunk. `usage` is present if requested, with values only in the last chunk."""
 
     id: str
     created: int
@@ -153,7 +153,7 @@ class CompletionChunk(msgspec.Struct, frozen=True):
 
 
 class OpenAIModel(msgspec.Struct, frozen=True):
-    """An agent, as a model."""
+    """An agent, listed as a model."""
 
     id: str
     created: int
@@ -171,18 +171,18 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def check(asked: CompletionRequest) -> None:
-    """Refuse what would be answered otherwise than it was meant."""
+    """Refuse parameters that are not supported instead of ignoring them."""
     if asked.n is not None and asked.n != 1:
-        raise bad("there is one answer: n must be 1", "n", "unsupported_value")
+        raise bad("unsupported value of n: expected 1", "n", "unsupported_value")
     for name, given in (("tools", asked.tools), ("functions", asked.functions)):
         if given:
             raise bad(
-                f"an agent has tools of its own, which run here; it takes no others: leave {name} out",
+                f"{name} is not supported: agents use their own tools, which run in the gateway",
                 name,
                 "unsupported_parameter",
             )
     if asked.messages[-1].role != "user":
-        raise bad("the last message must be the user's", "messages")
+        raise bad("the last message must have the role 'user'", "messages")
 
 
 def sampling_of(asked: CompletionRequest) -> SamplingOptions:
@@ -190,7 +190,7 @@ def sampling_of(asked: CompletionRequest) -> SamplingOptions:
 
 
 def output_of(asked: CompletionRequest) -> dict[str, Any] | None:
-    """The JSON schema that the answer must fit; None for free words."""
+    """Return the JSON schema for structured output; None for free text."""
     wanted = asked.response_format
     if wanted is None or wanted.type == "text":
         return None
@@ -198,7 +198,7 @@ def output_of(asked: CompletionRequest) -> dict[str, Any] | None:
         return _ANY_OBJECT
     schema = wanted.json_schema.schema if wanted.json_schema else None
     if schema is None:
-        raise bad("response_format needs json_schema with a schema", "response_format")
+        raise bad("invalid response_format: expected json_schema with a schema", "response_format")
     try:
         Output(schema)
     except ConfigError as error:
@@ -207,7 +207,7 @@ def output_of(asked: CompletionRequest) -> dict[str, Any] | None:
 
 
 def conversation(messages: list[OpenAIMessage]) -> list[Message]:
-    """The messages as ours; results that follow each other are one message."""
+    """Convert the messages to core messages. Consecutive tool results become one message."""
     found: list[Message] = []
     results: list[ToolResult] = []
     for place, message in enumerate(messages):
@@ -223,7 +223,7 @@ def conversation(messages: list[OpenAIMessage]) -> list[Message]:
 
 
 def read(message: OpenAIMessage, place: int) -> Message:
-    """One message that is not a tool's."""
+    """Convert one message that is not a tool result."""
     parts = _parts(message, place)
     match message.role:
         case "assistant":
@@ -250,12 +250,12 @@ def _part(part: ContentPart, where: str) -> Part:
             url = part.image_url.url
             inline = _INLINE.fullmatch(url)
             if inline is None and not url.startswith(("https://", "http://")):
-                raise bad("an image is a data: or an https: address", where)
+                raise bad("invalid image URL: expected a data: or https: URL", where)
             return Image(inline[1], inline[2]) if inline else Image("", url=url)
         case "file" if part.file is not None and (inline := _INLINE.fullmatch(part.file.file_data)):
             return File(part.file.filename, inline[1], inline[2])
         case _:
-            raise bad(f"content of the type {part.type!r} is not taken here", where, "unsupported_value")
+            raise bad(f"unsupported content type {part.type!r}", where, "unsupported_value")
 
 
 def _call(call: Call) -> ToolCall:
