@@ -1,4 +1,4 @@
-"""Asyncio utilities: background tasks, sync or async calls, protection from cancellation, and a clock for tests to drive."""
+"""Asyncio utilities: background tasks, sync or async calls, shielding from cancellation, a clock tests can drive."""
 
 import asyncio
 import contextvars
