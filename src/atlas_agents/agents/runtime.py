@@ -18,13 +18,14 @@ from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.events import Event, MessageKept
 from atlas_agents.core.messages import Conversation, Message, new_id
+from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import RunRow, Store
 from atlas_agents.core.tenancy import TeamServices
-from atlas_agents.providers.base import keys_of
+from atlas_agents.providers.base import Provider, keys_of
 from atlas_agents.providers.failover import Failover, Route
 from atlas_agents.providers.prices import Price, Prices
 from atlas_agents.providers.react import React
-from atlas_agents.providers.registry import Model, Registry
+from atlas_agents.providers.registry import Model, Registry, built_in
 from atlas_agents.providers.testing import Scripted
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog, MemoryAudit, StoreAudit, StoreCounter
@@ -40,6 +41,16 @@ from atlas_agents.tools.worker_pool import Workers
 MAX_HANDOFFS = 8
 """After this many hand-offs in one turn, the current agent has to answer."""
 _CLOSE_TIMEOUT = 1.0
+
+
+def _local_provider(environment: Environment) -> Provider:
+    """Make the provider of local models, imported when one is first used."""
+    from atlas_agents.local.provider import local_provider
+
+    return local_provider(environment)
+
+
+built_in("local", _local_provider)
 
 
 class AgentRuntime:

@@ -98,6 +98,12 @@ def without_hidden(text: str) -> str:
     return "".join((*pieces, text[end:]))
 
 
+def one_line(text: str, limit: int) -> str:
+    """Return the visible text on one line, truncated with an ellipsis at `limit` characters."""
+    line = " ".join(without_hidden(clean(text)).split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
 def _runs(text: str) -> Iterator[re.Match[str]]:
     """Yield each run of adjacent hidden characters."""
     suspects = "".join(sorted(char for char in set(text) if is_hidden(char)))

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from importlib import import_module
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -306,16 +305,9 @@ def _http(environment: Environment) -> Provider:
     return OpenAIProvider(base_url=url, environment=environment, id="http")
 
 
-def _local(environment: Environment) -> Provider:
-    """Named and not imported: local models live on a floor above, and few need them."""
-    maker: Maker = import_module("atlas_agents.local.provider").local_provider
-    return maker(environment)
-
-
 _MAKERS: dict[str, Maker] = {
     "openai": lambda environment: OpenAIProvider(environment=environment),
     "anthropic": lambda environment: AnthropicProvider(environment=environment),
     "http": _http,
-    "local": _local,
     **{id: partial(SelfHostedProvider, server) for id, server in NEARBY.items()},
 }

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atlas_agents.builtin_tools.web.extract import Extract, Kind, extract, is_vague, kind_of, one_line, sniffed, wrapped
+from atlas_agents.builtin_tools.web.extract import Extract, Kind, extract, is_vague, kind_of, sniffed, wrapped
 from atlas_agents.builtin_tools.web.ssrf import CAPS, INTERNET, Caps, Hosts, Network
 from atlas_agents.core.errors import ToolFailed
+from atlas_agents.core.text import one_line
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.tools.worker_pool import WorkerDied, Workers
 

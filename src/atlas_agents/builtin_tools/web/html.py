@@ -3,8 +3,8 @@
 from html_to_markdown import ConversionOptions, convert
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from atlas_agents.builtin_tools.web.extract import one_line
 from atlas_agents.builtin_tools.web.ssrf import absolute
+from atlas_agents.core.text import one_line
 
 _SILENT = (
     "script, style, noscript, template, iframe, object, embed, svg, canvas, dialog, video, audio, head, link, meta, "

@@ -11,10 +11,10 @@ import msgspec
 from pydantic import Field
 
 from atlas_agents.builtin_tools.web.download import ACCEPTED, BadEncoding, Body, encoding_of
-from atlas_agents.builtin_tools.web.extract import one_line
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Environment, Secret
+from atlas_agents.core.text import one_line
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.tools.worker_pool import WorkerDied, Workers
 

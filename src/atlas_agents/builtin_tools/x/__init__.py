@@ -17,12 +17,13 @@ import msgspec
 from pydantic import Field
 from yarl import URL
 
-from atlas_agents.builtin_tools.web.extract import one_line, plain
+from atlas_agents.builtin_tools.web.extract import plain
 from atlas_agents.builtin_tools.web.ssrf import CAPS, INTERNET, Hosts, Network
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ConfigError, OutcomeUnknown, ToolFailed, Transient
 from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Secret, read_json, write_json
+from atlas_agents.core.text import one_line
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.pipeline import Finding, Happened, NotHappened
 from atlas_agents.tools.tool import Tool, tool
