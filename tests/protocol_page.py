@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from atlas_agents.gateway.protocol.documents import components
-from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, PLAIN, RUN_EVENTS
+from atlas_agents.gateway.protocol.events import PLAIN, RUN_EVENTS, SERVER_EVENTS
 from atlas_agents.gateway.protocol.frames import CODES
 from atlas_agents.gateway.protocol.methods import METHODS
 
@@ -32,7 +32,7 @@ def _events() -> list[str]:
     rows = [
         f"| `{name}` | {' '.join((kind.__doc__ or '').split())} | {_fields(kind.__name__)} "
         f"| {', '.join(f'`{key}`' for key in PLAIN.get(name, ()))} |"
-        for name, kind in {**RUN_EVENTS, **HOUSE_EVENTS}.items()
+        for name, kind in {**RUN_EVENTS, **SERVER_EVENTS}.items()
     ]
     return ["| event | description | data | in the plain profile |", "|---|---|---|---|", *rows]
 

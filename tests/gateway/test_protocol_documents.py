@@ -10,9 +10,9 @@ import pytest
 
 from atlas_agents.gateway.protocol.documents import asyncapi, json_schema, typescript
 from atlas_agents.gateway.protocol.events import (
-    HOUSE_EVENTS,
     PLAIN,
     RUN_EVENTS,
+    SERVER_EVENTS,
     ChatDelta,
     body_of,
     full,
@@ -56,7 +56,7 @@ def test_every_params_and_result_is_a_schema_that_can_be_used() -> None:
 
 def test_the_documents_know_every_method_and_event() -> None:
     operations, types = asyncapi()["operations"], typescript()
-    for name in (*METHODS, *RUN_EVENTS, *HOUSE_EVENTS):
+    for name in (*METHODS, *RUN_EVENTS, *SERVER_EVENTS):
         assert name in operations
         assert f'  "{name}": ' in types
 

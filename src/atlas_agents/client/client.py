@@ -17,14 +17,14 @@ from atlas_agents.core.http import backoff, open_session
 from atlas_agents.core.messages import new_id
 from atlas_agents.gateway.protocol.chat import Sent
 from atlas_agents.gateway.protocol.events import (
-    HOUSE_EVENTS,
     LAST_WORDS,
     RUN_EVENTS,
+    SERVER_EVENTS,
     ChatError,
     ChatFinal,
     ChatMessage,
-    HouseEvent,
     RunEvent,
+    ServerEvent,
 )
 from atlas_agents.gateway.protocol.frames import WelcomeFrame
 from atlas_agents.gateway.protocol.methods import METHODS
@@ -213,7 +213,7 @@ logger = logging.getLogger(__name__)
 HERE = "http://127.0.0.1:18789"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _TRIES = 5
-_news = {name: msgspec.json.Decoder(kind) for name, kind in HOUSE_EVENTS.items()}
+_news = {name: msgspec.json.Decoder(kind) for name, kind in SERVER_EVENTS.items()}
 
 
 class GatewayAddress(msgspec.Struct, frozen=True):
@@ -266,7 +266,7 @@ class GatewayClient:
         self._link: WebSocketLink | None = None
         self._opening = asyncio.Lock()
         self._feeds: dict[str, SessionFeed] = {}
-        self._listeners: set[asyncio.Queue[HouseEvent | None]] = set()
+        self._listeners: set[asyncio.Queue[ServerEvent | None]] = set()
         self._closed = False
         self._broken = False
 
@@ -315,11 +315,11 @@ class GatewayClient:
         feed = self._feeds[session_key] = SessionFeed(session_key, self.ask, self._leave)
         return feed
 
-    async def news(self) -> AsyncGenerator[HouseEvent, None]:
+    async def news(self) -> AsyncGenerator[ServerEvent, None]:
         """What is told unasked: sessions that change, lines of the audit log, the end of the server. Ends when the
         line breaks: what was told meanwhile is lost, and has to be looked up."""
         await self._linked()
-        queue: asyncio.Queue[HouseEvent | None] = asyncio.Queue()
+        queue: asyncio.Queue[ServerEvent | None] = asyncio.Queue()
         self._listeners.add(queue)
         try:
             while (event := await queue.get()) is not None:

@@ -19,7 +19,7 @@ from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.dispatch import Dispatch, Methods
 from atlas_agents.gateway.events import Listener
 from atlas_agents.gateway.protocol.admin import AuditList, AuditPage, AuditShape, AuditVerified, ForeignServers, ToolUse
-from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, RUN_EVENTS, AuditAdded, HouseEvent, body_of
+from atlas_agents.gateway.protocol.events import RUN_EVENTS, SERVER_EVENTS, AuditAdded, ServerEvent, body_of
 from atlas_agents.gateway.protocol.frames import BAD_TOKEN, ProtocolError
 from atlas_agents.gateway.protocol.types import Features, PolicyShape, ServerShape
 from atlas_agents.gateway.runs import RunRegistry
@@ -264,7 +264,7 @@ class Hub:
         """Returns the configured MCP servers."""
         self.connections: set[Peer] = set()
         self.server = ServerShape("atlas", version("atlas-agents"))
-        self.features = Features(methods.names, (*RUN_EVENTS, *HOUSE_EVENTS))
+        self.features = Features(methods.names, (*RUN_EVENTS, *SERVER_EVENTS))
         self.policy = PolicyShape(settings.max_frame, int(settings.ping * 1000))
         self._begun = time.monotonic()
         self.began_at = int(time.time())
@@ -281,7 +281,7 @@ class Hub:
         """Milliseconds after which a client that was refused during shutdown may retry."""
         return int((self.settings.restart_expected or 1.0) * 1000)
 
-    def tell(self, event: HouseEvent) -> None:
+    def tell(self, event: ServerEvent) -> None:
         """Send an event to all connections with the scope `read` and the full profile."""
         frame = body_of(event)
         for peer in self.readers():

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from atlas_agents.gateway.protocol.events import HOUSE_EVENTS, RUN_EVENTS
+from atlas_agents.gateway.protocol.events import RUN_EVENTS, SERVER_EVENTS
 from atlas_agents.gateway.protocol.frames import (
     PROTOCOL,
     AuthErrorFrame,
@@ -24,7 +24,7 @@ def components(template: str = "#/$defs/{name}") -> tuple[dict[str, Any], dict[s
     """Return the schema of each type and all definitions by name, with references that follow the template."""
     types: list[Any] = [AuthFrame, WelcomeFrame, AuthErrorFrame, ErrorFrame, ErrorPayload]
     types += [each for method in METHODS.values() for each in (method.params, method.result)]
-    types += [*RUN_EVENTS.values(), *HOUSE_EVENTS.values()]
+    types += [*RUN_EVENTS.values(), *SERVER_EVENTS.values()]
     unique = list(dict.fromkeys(types))
     schemas, definitions = msgspec.json.schema_components(unique, ref_template=template)
     for kind in RUN_EVENTS.values():
@@ -47,7 +47,7 @@ def json_schema() -> dict[str, Any]:
             }
             for method in METHODS.values()
         },
-        "events": {name: schemas[kind.__name__] for name, kind in {**RUN_EVENTS, **HOUSE_EVENTS}.items()},
+        "events": {name: schemas[kind.__name__] for name, kind in {**RUN_EVENTS, **SERVER_EVENTS}.items()},
         "$defs": definitions,
     }
 
@@ -73,7 +73,7 @@ def asyncapi() -> dict[str, Any]:
         operations[method.name] = _operation(
             "receive", f"{method.name}.request", replies=(f"{method.name}.answer", "failure")
         )
-    for name, kind in {**RUN_EVENTS, **HOUSE_EVENTS}.items():
+    for name, kind in {**RUN_EVENTS, **SERVER_EVENTS}.items():
         frame = _object(event={"const": name}, data=_ref(kind.__name__))
         messages[name] = _message((kind.__doc__ or "").strip(), frame)
         operations[name] = _operation("send", name)
@@ -141,7 +141,7 @@ def typescript() -> str:
         f"  {_name(method.name)}: {{ params: {method.params.__name__}; result: {method.result.__name__} }};"
         for method in METHODS.values()
     ]
-    events = [f"  {_name(name)}: {kind.__name__};" for name, kind in {**RUN_EVENTS, **HOUSE_EVENTS}.items()]
+    events = [f"  {_name(name)}: {kind.__name__};" for name, kind in {**RUN_EVENTS, **SERVER_EVENTS}.items()]
     lines.append("export interface Methods {\n" + "\n".join(methods) + "\n}\n")
     lines.append("export interface Events {\n" + "\n".join(events) + "\n}\n")
     return "\n".join(lines)

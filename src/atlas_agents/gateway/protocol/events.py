@@ -224,7 +224,9 @@ class KnowledgeProgress(WireStruct, frozen=True):
     current: str = ""
 
 
-HouseEvent: TypeAlias = SessionUpdated | AuditAdded | ApprovalsUpdated | KnowledgeProgress | JobUpdated | ServerShutdown
+ServerEvent: TypeAlias = (
+    SessionUpdated | AuditAdded | ApprovalsUpdated | KnowledgeProgress | JobUpdated | ServerShutdown
+)
 RUN_EVENTS: dict[str, type[RunEvent]] = {
     kind.event: kind
     for kind in (
@@ -244,7 +246,7 @@ RUN_EVENTS: dict[str, type[RunEvent]] = {
         ChatError,
     )
 }
-HOUSE_EVENTS: dict[str, type[HouseEvent]] = {
+SERVER_EVENTS: dict[str, type[ServerEvent]] = {
     kind.event: kind
     for kind in (SessionUpdated, AuditAdded, ApprovalsUpdated, KnowledgeProgress, JobUpdated, ServerShutdown)
 }
@@ -260,7 +262,7 @@ PLAIN: dict[str, tuple[str, ...]] = {
 """The events of the plain profile, with the keys it includes."""
 _PLAIN_USAGE = ("inputTokens", "outputTokens")
 _encoder = msgspec.json.Encoder()
-_HEAD = {name: b'{"event":' + _encoder.encode(name) + b',"data":' for name in (*RUN_EVENTS, *HOUSE_EVENTS)}
+_HEAD = {name: b'{"event":' + _encoder.encode(name) + b',"data":' for name in (*RUN_EVENTS, *SERVER_EVENTS)}
 
 
 class _Stored(msgspec.Struct, Generic[E], frozen=True):
@@ -274,7 +276,7 @@ _READERS: dict[str, msgspec.json.Decoder[Any]] = {
 }
 
 
-def body_of(event: RunEvent | HouseEvent) -> bytes:
+def body_of(event: RunEvent | ServerEvent) -> bytes:
     """Encode an event as a frame. A run event is encoded as it is stored, without session key and number."""
     try:
         data = _encoder.encode(event)
