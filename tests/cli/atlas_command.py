@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,6 +227,14 @@ class ServeProcess:
             self.output += self.process.stderr.read()
             self.process.stderr.close()
         return code
+
+
+def eventually(condition: Callable[[], bool], within: float = TIMEOUT) -> None:
+    """Wait for another process until a condition holds."""
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def create_home(folder: Path, server: ModelServer | None = None, *, agents: str = AGENTS) -> Home:

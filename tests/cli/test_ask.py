@@ -6,10 +6,9 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 
 import pytest
-from atlas_command import ATLAS, TIMEOUT, Home
+from atlas_command import ATLAS, TIMEOUT, Home, eventually
 
 from atlas_agents.cli import ask
 from model_server import ModelServer, Reply, serving
@@ -265,17 +264,12 @@ def test_interrupted_answer_exits_with_code_130(home: Home, server: ModelServer,
     with home.start("ask", "a story", "--session", "s") as process:
         assert process.stderr is not None
         process.stderr.readline()
-        wait_until(lambda: bool(server.asked), process)
+        eventually(lambda: bool(server.asked) or process.poll() is not None)
         for _ in range(times):
             process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, output, errors) == (130, "", "")
     assert json.loads(home.run("sessions", "show", "s", "--json").stdout)["session"]["running"] is False
-
-
-def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    while not condition():
-        assert process.poll() is None
 
 
 def test_closed_pipe_is_not_an_error(bare: Home) -> None:

@@ -3,12 +3,11 @@
 import json
 import re
 import secrets
-import time
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from atlas_command import CTRL_C, ENTER, TIMEOUT, Home
+from atlas_command import CTRL_C, ENTER, Home, eventually
 
 from model_server import Asked, ModelServer, Reply, serving
 
@@ -97,14 +96,6 @@ def test_call_without_a_user_to_approve_it_is_not_made(home: Home) -> None:
     listed = home.run("ask", 'file_list {"path": "."}')
     assert "AGENTS.md" in listed.stdout
     assert not (workspace(home) / "made").exists()
-
-
-def eventually(holds: object, within: float = TIMEOUT) -> None:
-    assert callable(holds)
-    end = time.monotonic() + within
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def running(command: str) -> bool:

@@ -32,4 +32,4 @@ def test_documents_are_added_listed_searched_refreshed_and_removed(home: Home, t
     assert home.run("knowledge", "remove", str(docs), "--yes").stderr == "1 removed.\n"
     assert home.run("knowledge", "remove", str(docs), "--yes").returncode == 1
     missing = home.run("knowledge", "add", str(tmp_path / "none"))
-    assert missing.returncode == 1 and "cannot be read" in missing.stderr
+    assert missing.returncode == 1 and "cannot read" in missing.stderr

@@ -51,7 +51,7 @@ def test_plugins_are_listed_with_their_problems(with_plugin: Home) -> None:
     doctor = with_plugin.run("doctor")
     assert "gone (tools) is disabled" in doctor.stdout + doctor.stderr
     off = with_plugin.run("plugins", "list", ATLAS_DISABLED_PLUGINS="demo").stdout
-    assert "turned off" in off
+    assert "disabled in the settings" in off
 
 
 def test_plugin_command_is_added_and_replaces_none(with_plugin: Home) -> None:

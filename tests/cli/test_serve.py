@@ -6,11 +6,15 @@ import socket
 import urllib.request
 
 import pytest
-from atlas_command import Home, create_home
+from atlas_command import Home, create_home, eventually
 
 from model_server import ModelServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def agents(home: Home, key: str) -> list[str]:
+    return [each[key] for each in json.loads(home.run("agents", "--json").stdout)]
 
 
 def test_gateway_prints_its_url_and_agents_and_stops_on_sigterm(home: Home) -> None:
@@ -45,6 +49,7 @@ def test_replacement_for_a_model_without_key_is_explained(bare: Home, server: Mo
 def test_demo_answers_if_no_model_can_be_downloaded(bare: Home) -> None:
     with bare.gateway() as gateway:
         assert "local/smollm2-135m" in gateway.output
+        eventually(lambda: agents(bare, "model") == ["demo"])
         asked = bare.run("ask", "What time is it?")
         assert asked.returncode == 0
         assert "scripted demo" in asked.stdout + asked.stderr
@@ -111,9 +116,7 @@ def test_json_log_format_writes_json_lines(home: Home) -> None:
 def test_workspace_change_takes_effect_without_a_restart(home: Home, server: ModelServer) -> None:
     with home.gateway():
         (home.path / "workspace" / "AGENTS.md").write_text("## gardener\nModel: http/rules-2\n")
-        for _ in range(20):
-            if [each["id"] for each in json.loads(home.run("agents", "--json").stdout)] == ["gardener"]:
-                break
+        eventually(lambda: agents(home, "id") == ["gardener"])
         assert home.run("ask", "Hello").stderr == "gardener uses http/rules-2\n"
 
 

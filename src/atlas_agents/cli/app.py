@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -89,14 +90,11 @@ def _plugin_commands() -> list[str]:
 def _any_plugin_has_commands() -> bool:
     """Look for the entry point group in package metadata; importlib.metadata takes longer than the whole help."""
     for folder in filter(os.path.isdir, sys.path):
-        for each in os.scandir(folder):
-            if each.name.endswith((".dist-info", ".egg-info")):
-                try:
-                    with open(os.path.join(each.path, "entry_points.txt"), "rb") as file:
-                        if b"[atlas_agents.commands]" in file.read():
-                            return True
-                except OSError:
-                    continue
+        for name in os.listdir(folder):
+            if name.endswith((".dist-info", ".egg-info")):
+                with suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
+                    if b"[atlas_agents.commands]" in file.read():
+                        return True
     return False
 
 
