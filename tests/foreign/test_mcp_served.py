@@ -202,7 +202,7 @@ async def test_a_token_without_the_right_to_write_only_looks(tmp_path: Path) -> 
     async with serving(tmp_path) as gateway, client(gateway, READER) as mcp:
         assert (await mcp.list_tools()).tools
         for name, arguments in (("add", {"a": 1, "b": 2}), ("ask_poet", {"message": "hi"})):
-            with pytest.raises(MCPError, match="no right to write"):
+            with pytest.raises(MCPError, match="lacks the scope write"):
                 await mcp.call_tool(name, arguments)
 
 
@@ -238,7 +238,7 @@ async def test_a_session_that_is_named_is_no_session_and_no_right(tmp_path: Path
         headers = {**ACCEPT, "Authorization": f"Bearer {READER}", "Mcp-Session-Id": "0" * 32}
         async with http.post(url, json=BODY, headers=headers) as answer:
             assert "mcp-session-id" not in answer.headers
-            assert "no right to write" in await answer.text()
+            assert "lacks the scope write" in await answer.text()
 
 
 async def test_a_token_that_is_taken_back_opens_nothing_any_more(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 from gateway_client import Client, knocked
 
+import fork_server
+
 HERE = Path(__file__).parent
 WITHIN = 20.0
 
@@ -18,7 +20,7 @@ WITHIN = 20.0
 class Process:
     """One life of a gateway. It has what `knocked` and `joined` need of one."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, home: Path) -> None:
+    def __init__(self, process: fork_server.ForkedProcess, port: int, home: Path) -> None:
         self._process = process
         self.port = port
         self.home = home
@@ -52,15 +54,10 @@ async def living(
 ) -> AsyncGenerator[Process, None]:
     """A gateway with a model that says this; killed at the end if it is still there."""
     paths = os.pathsep.join([str(HERE), *sys.path])
-    command = [sys.executable, str(HERE / "gateway_process.py"), str(home), str(pause), *replies]
+    command = [str(HERE / "gateway_process.py"), str(home), str(pause), *replies]
     with (home / "log").open("a") as log:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
-        )
-    assert process.stdout is not None
+        environ = {**os.environ, "PYTHONPATH": paths, **(environment or {})}
+        process = await fork_server.start(*command, stderr=log, env=environ)
     try:
         line = await asyncio.wait_for(process.stdout.readline(), WITHIN)
         assert line, (home / "log").read_text()

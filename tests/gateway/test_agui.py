@@ -160,7 +160,7 @@ def _script(*more: Reply) -> Scripted:
         ({"status": "resolved", "payload": {"approved": True}}, "X"),
         ({"status": "resolved", "payload": {"approved": True, "editedArgs": {"input": "y"}}}, EDITED),
         ({"status": "resolved", "payload": {"approved": False, "reason": "no"}}, '{"cancelled":true,"reason":"no"}'),
-        ({"status": "cancelled"}, '{"cancelled":true,"reason":"it was given up"}'),
+        ({"status": "cancelled"}, '{"cancelled":true,"reason":"cancelled by the user"}'),
     ],
 )
 async def test_a_question_ends_the_run_and_the_next_one_goes_on(

@@ -110,12 +110,12 @@ async def test_the_client_of_the_vendor_understands_the_refusals(tmp_path: Path)
     async with opened(tmp_path, kept(Scripted())) as gateway:
         async with client_of(gateway, tokens["reader"]) as client:
             assert [model.id for model in (await client.models.list()).data] == [MODEL]
-            with pytest.raises(openai.PermissionDeniedError, match="no right to write") as denied:
+            with pytest.raises(openai.PermissionDeniedError, match="lacks the scope write") as denied:
                 claims = {"X-Atlas-Scopes": "admin,write", "X-Atlas-Role": "owner"}
                 await client.chat.completions.create(model=MODEL, messages=said("Hi"), extra_headers=claims)
             assert denied.value.code == "insufficient_scope"
         async with client_of(gateway, tokens["writer"]) as client:
-            with pytest.raises(openai.PermissionDeniedError, match="no right to read"):
+            with pytest.raises(openai.PermissionDeniedError, match="lacks the scope read"):
                 await client.chat.completions.create(model=MODEL, messages=said("Hi"))
         async with client_of(gateway, "wrong") as client:
             for _ in range(10):

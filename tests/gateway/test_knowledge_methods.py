@@ -56,7 +56,7 @@ async def test_a_folder_is_read_with_progress_searched_and_removed(tmp_path: Pat
             error = await asked(client, "knowledge.remove", source=which)
             assert (error["data"]["kind"], error["message"]) == ("INVALID_PARAMS", "not found")
         error = await asked(client, "knowledge.add", source=str(tmp_path / "none"))
-        assert error["data"]["kind"] == "INVALID_PARAMS" and "cannot be read" in error["message"]
+        assert error["data"]["kind"] == "INVALID_PARAMS" and "cannot read" in error["message"]
 
 
 async def test_memories_are_those_of_who_asks(tmp_path: Path) -> None:

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from gateway_client import Client, talking
 
 from atlas_agents import Approvals, Atlas, ToolFailed, tool
-from atlas_agents.core.store import AuditRow
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
 from checks import ShiftedClock
@@ -145,8 +143,10 @@ async def test_the_chain_is_verified_and_a_changed_line_is_named(tmp_path: Path)
 
 
 def change_line(store: MemoryStore, seq: int) -> None:
-    rows: dict[int, AuditRow] = next(desk for desk in store.__dict__["_desks"].values() if desk.audit).audit
-    rows[seq] = msgspec.structs.replace(rows[seq], entry=rows[seq].entry.replace(b"not that", b"all well"))
+    """Change an audit record behind the store's back."""
+    connection = store._connected()  # pyright: ignore[reportPrivateUsage]
+    (entry,) = connection.execute("SELECT entry FROM audit WHERE seq = ?", (seq,)).fetchone()
+    connection.execute("UPDATE audit SET entry = ? WHERE seq = ?", (entry.replace(b"not that", b"all well"), seq))
 
 
 async def test_usage_is_summed_by_day_if_asked(tmp_path: Path) -> None:

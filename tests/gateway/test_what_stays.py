@@ -47,7 +47,8 @@ async def test_what_a_stopped_turn_said_is_in_every_view_of_the_session(tmp_path
 
 async def _forgets_how_it_ended(store: MemoryStore, row: RunRow) -> None:
     """As if everything had stopped between the end and its last word."""
-    store._desk("default").events[row.id].popitem()  # pyright: ignore[reportPrivateUsage]
+    last = "DELETE FROM events WHERE run_id = ? AND seq = (SELECT max(seq) FROM events WHERE run_id = ?)"
+    store._connected().execute(last, (row.id, row.id))  # pyright: ignore[reportPrivateUsage]
     await finalize_run(store, "default", row)
 
 
