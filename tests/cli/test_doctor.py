@@ -154,7 +154,7 @@ def _larger_model(home: Home) -> None:
         (_open_home, "home", "is accessible to other users (mode 755)", "run: chmod 700"),
         (_home_is_a_file, "home", "is not a folder", "set ATLAS_HOME to a folder"),
         (_open_token, "token", "is readable by other users (mode 644)", "run: chmod 600"),
-        (_blank_token, "token", "is blank", "run: atlas token rotate"),
+        (_blank_token, "token", "is empty", "run: atlas token rotate"),
         (_broken_tokens, "token", "tokens.json", "fix the file"),
         (_weak_and_exposed, "token", "too weak to listen on 0.0.0.0", "22 random characters"),
         (_bad_setting, "settings", "prot: there is no such setting; did you mean port?", "fix this first"),
