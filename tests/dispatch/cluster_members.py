@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
+import fork_server
 from gateway.processes import Process
 from stores.postgres_server import PostgresServer
 
@@ -18,13 +19,10 @@ WITHIN = 30.0
 async def member(role: str, server: PostgresServer, home: Path) -> AsyncGenerator[Process, None]:
     """A process of the cluster; killed at the end if it is still there."""
     paths = os.pathsep.join([str(HERE), *sys.path])
-    command = [sys.executable, str(HERE / "cluster_process.py"), role, server.url, str(home)]
+    command = [str(HERE / "cluster_process.py"), role, server.url, str(home)]
     path = home / f"{role}-{len(os.listdir(home))}.log"
     with path.open("w") as log:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=log, env={**os.environ, "PYTHONPATH": paths}
-        )
-    assert process.stdout is not None
+        process = await fork_server.start(*command, stderr=log, env={**os.environ, "PYTHONPATH": paths})
     try:
         line = b""
         with suppress(TimeoutError):

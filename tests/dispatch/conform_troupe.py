@@ -14,6 +14,7 @@ from typing import Self
 import msgspec
 from crash.world import read
 
+import fork_server
 from checks import until
 from gateway.processes import Process
 
@@ -48,15 +49,10 @@ class Troupe:
         command = [str(HERE / "conform_process.py"), role, s.where, str(s.home), s.schema, str(s.lost_after)]
         log = s.home / f"{role}-{len(os.listdir(s.home))}.log"
         with log.open("w") as file:
-            process = await asyncio.create_subprocess_exec(
-                *[sys.executable, *command, "poison" if s.poison else ""],
-                stdout=asyncio.subprocess.PIPE,
-                stderr=file,
-                env={**os.environ, "PYTHONPATH": paths},
-            )
+            environ = {**os.environ, "PYTHONPATH": paths}
+            process = await fork_server.start(*command, "poison" if s.poison else "", stderr=file, env=environ)
         member = Process(process, 0, s.home)
         self.all.append((role, member))
-        assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), READY)
         assert line, log.read_text()[-4000:]
         member.port = int(line)

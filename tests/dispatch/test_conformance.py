@@ -130,7 +130,7 @@ async def test_a_turn_that_ends_every_process_is_given_up_and_its_session_goes_o
         evidence = await judged(setting, client)
         assert [trace.row.status for trace in evidence.traces.values()] == ["failed", "done"]
         last = client.heard[poisoned][-1]
-        assert last["event"] == "chat.error" and "given up" in last["data"]["message"]
+        assert last["event"] == "chat.error" and "not resumed" in last["data"]["message"]
         deaths = [note for note in evidence.notes if note.who == "points"]
         assert len(deaths) == MAX_RESUMES_WITHOUT_PROGRESS + 1
 
