@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, RetryPolicy, tool, verify
+from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, RetryPolicy, StoreError, tool, verify
 from atlas_agents.core.store import Write
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
@@ -273,3 +273,32 @@ async def test_a_turn_that_goes_on_gives_no_call_the_name_of_another(tmp_path: P
         await stream.reply()
         history = await atlas.sessions.history("s")
     assert [result.result for message in history for result in message.tool_results] == ["did 1", "did 2"]
+
+
+class ClosingStore(MemoryStore):
+    """Starts `close` while the first reply of the model is being committed."""
+
+    atlas: Atlas | None = None
+    closing: "asyncio.Task[None] | None" = None
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        if self.atlas and self.closing is None and any(getattr(write, "kind", "") == "reply" for write in writes):
+            self.closing = asyncio.create_task(self.atlas.close())
+            await asyncio.sleep(0)  # every turn is detached and cancelled now
+        return await super().commit(tenant, writes)
+
+
+async def test_turn_stopped_after_its_last_reply_is_not_reported_as_ended() -> None:
+    store = ClosingStore()
+    async with asyncio.timeout(5):
+        atlas = store.atlas = in_memory_atlas(Scripted(says("Done.")), store=store)
+        stream = atlas.send("go", session="s")
+        events = [event.type async for event in stream]
+        with pytest.raises((StoreError, Cancelled)):
+            await stream.reply()
+        assert "stream:chunk" in events and "stream:end" not in events
+        assert store.closing is not None
+        await store.closing
+        async with in_memory_atlas(Scripted(), store=store) as resumed:
+            (again,) = await resumed.recover()
+            assert (await again.reply()).text == "Done."

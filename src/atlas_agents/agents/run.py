@@ -36,7 +36,7 @@ from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.prices import Prices
 from atlas_agents.tools.governance import ToolScope
-from atlas_agents.tools.journal import Journal
+from atlas_agents.tools.journal import Journal, ShuttingDown
 from atlas_agents.tools.pipeline import run_tools
 from atlas_agents.tools.tool import Tool
 
@@ -363,7 +363,11 @@ class Run:
     async def end(self, status: RunStatus, failure: Exception | None = None) -> None:
         """Record how the turn ended, before any event reports it."""
         journal = self.journal
-        if journal is None or journal.row is None or journal.detached:
+        if journal is None or journal.row is None:
+            return
+        if journal.detached:
+            if status == "done":  # not recorded as done, so it must not be reported as done
+                raise ShuttingDown("the process is shutting down; the turn resumes at the next start")
             return
         try:
             async with asyncio.timeout(None if status == "done" else _END_TIMEOUT):
