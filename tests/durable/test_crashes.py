@@ -3,8 +3,6 @@
 Each test starts a process that forks one for every life of every case; `make crash` runs many more of them.
 """
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -14,6 +12,8 @@ import pytest
 from crash.bugs import BUGS
 from crash.scripts import JOBS, SCRIPTS
 from crash.tally import Tally
+
+import fork_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -35,9 +35,7 @@ def crash(record_property: Callable[[str, object], None]) -> Crash:
     """Runs a lane; the number of its cases is summed up at the end of all tests."""
 
     def run(lane: str, *arguments: str) -> Tally:
-        command = [sys.executable, "-m", "crash", lane, *arguments]
-        here = Path(__file__).parent
-        done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=280, check=False)
+        done = fork_server.run("-m", "crash", lane, *arguments, cwd=Path(__file__).parent, timeout=280)
         assert done.returncode == 0, done.stderr
         tally = msgspec.json.decode(done.stdout, type=Tally)
         record_property("crash_cases", tally.cases)
