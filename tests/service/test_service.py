@@ -17,7 +17,7 @@ import pytest
 import websockets
 
 from atlas_agents import ConfigError
-from atlas_agents.app.app import RunningGateway, announce, occupied, running
+from atlas_agents.app.home_lock import RunningGateway, find_running, lock_home, publish_address
 from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
 from atlas_agents.config.open import open_store
@@ -65,11 +65,11 @@ async def test_a_first_start_makes_a_home_a_token_and_a_workspace(tmp_path: Path
     home = tmp_path / "home"
     async with served(home) as here:
         assert (await said(here, "health.check"))["status"] == "ok"
-        assert running(home) == RunningGateway(os.getpid(), here.url, running(home).version)  # pyright: ignore[reportOptionalMemberAccess]
+        assert find_running(home) == RunningGateway(os.getpid(), here.url, find_running(home).version)  # pyright: ignore[reportOptionalMemberAccess]
     assert oct(home.stat().st_mode & 0o777) == "0o700"
     assert oct((home / "token").stat().st_mode & 0o777) == "0o600"
     assert {path.name for path in (home / "workspace").iterdir()} == {"AGENTS.md", "SOUL.md", "TOOLS.md", "skills"}
-    assert running(home) is None
+    assert find_running(home) is None
     assert not (home / "running.json").exists()
 
 
@@ -84,7 +84,7 @@ async def test_an_agent_without_a_key_and_without_a_model_is_spoken_for_and_said
         assert done["status"] == "done"
         assert "scripted demo" in json.dumps(done)
         history = json.dumps(await said(here, "chat.history", sessionKey="s"))
-        assert "The clock says" in history
+        assert "The time is" in history
 
 
 async def test_edits_of_the_workspace_are_picked_up_and_broken_ones_are_not(
@@ -109,30 +109,30 @@ async def has_agents(here: ServedGateway, *ids: str) -> bool:
 async def test_two_processes_do_not_work_in_one_home(tmp_path: Path) -> None:
     home = tmp_path / "home"
     async with served(home) as here:
-        command = "import sys; from pathlib import Path; from atlas_agents.app.app import occupied\n"
-        command += "with occupied(Path(sys.argv[1])): print('in')"
+        command = "import sys; from pathlib import Path; from atlas_agents.app.home_lock import lock_home\n"
+        command += "with lock_home(Path(sys.argv[1])): print('in')"
         other = await asyncio.to_thread(
             subprocess.run, [sys.executable, "-c", command, str(home)], capture_output=True, text=True, check=False
         )
         assert other.returncode == 1
         assert f"process {os.getpid()} at {here.url}" in other.stderr
-    with occupied(home):
+    with lock_home(home):
         pass
 
 
 def test_a_note_that_a_sudden_end_left_behind_is_not_believed(tmp_path: Path) -> None:
-    assert running(tmp_path) is None
-    with occupied(tmp_path):
+    assert find_running(tmp_path) is None
+    with lock_home(tmp_path):
         pass
-    announce(tmp_path, RunningGateway(1, "http://127.0.0.1:1"))
-    assert running(tmp_path) is None
-    with occupied(tmp_path):
-        announce(tmp_path, RunningGateway(1, "http://127.0.0.1:1"))
-        found = running(tmp_path)
+    publish_address(tmp_path, RunningGateway(1, "http://127.0.0.1:1"))
+    assert find_running(tmp_path) is None
+    with lock_home(tmp_path):
+        publish_address(tmp_path, RunningGateway(1, "http://127.0.0.1:1"))
+        found = find_running(tmp_path)
         assert found is not None
         assert found.url == "http://127.0.0.1:1"
         (tmp_path / "running.json").write_text("half a no")
-        assert running(tmp_path) is None
+        assert find_running(tmp_path) is None
 
 
 async def test_a_page_of_every_origin_is_not_let_in_by_a_star(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ async def test_an_idle_one_fetches_nothing_goes_on_with_nothing_and_is_not_found
         settings, environment=environment, told=lambda model, done, total, words: told.append(words), idle=True
     ) as here:
         await rounds(200)
-        assert running(home) is None, "no address"
+        assert find_running(home) is None, "no address"
         assert (await said(here, "sessions.list"))["sessions"][0]["sessionKey"] == "s"
         row = await here.runtime.store.run("default", "cut-short")
         assert row is not None and (row.status, row.epoch) == ("running", 0)
@@ -181,7 +181,7 @@ def test_who_only_looks_whether_a_home_is_free_is_in_nobodys_way(tmp_path: Path)
     with (tmp_path / "lock").open("a") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         threading.Timer(0.05, looking.close).start()
-        with occupied(tmp_path):
+        with lock_home(tmp_path):
             pass
 
 
