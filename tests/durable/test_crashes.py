@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 Crash: TypeAlias = Callable[..., Tally]
 A, B, C, D = 8, 5, 6, 3
-"""How many parts each lane is in: none takes long, so that two workers end at about the same time."""
+"""How many parts each suite is in: none takes long, so that two workers end at about the same time."""
 LEAST = {"A": 170, "B": 60, "C": 70, "D": 40, "zombies": 180, "special": 100, "postgres": 70}
 """Fewer cases than these in a part, and something is wrong with the harness itself."""
 EVERYWHERE = {
@@ -32,10 +32,10 @@ EVERYWHERE = {
 
 @pytest.fixture
 def crash(record_property: Callable[[str, object], None]) -> Crash:
-    """Runs a lane; the number of its cases is summed up at the end of all tests."""
+    """Runs a suite; the number of its cases is summed up at the end of all tests."""
 
-    def run(lane: str, *arguments: str) -> Tally:
-        done = fork_server.run("-m", "crash", lane, *arguments, cwd=Path(__file__).parent, timeout=280)
+    def run(suite: str, *arguments: str) -> Tally:
+        done = fork_server.run("-m", "crash", suite, *arguments, cwd=Path(__file__).parent, timeout=280)
         assert done.returncode == 0, done.stderr
         tally = msgspec.json.decode(done.stdout, type=Tally)
         record_property("crash_cases", tally.cases)
@@ -46,12 +46,12 @@ def crash(record_property: Callable[[str, object], None]) -> Crash:
 
 @pytest.fixture
 def holds(crash: Crash) -> Crash:
-    """Runs a lane in which every invariant must hold."""
+    """Runs a suite in which every invariant must hold."""
 
-    def run(lane: str, *arguments: str) -> Tally:
-        tally = crash(lane, *arguments)
+    def run(suite: str, *arguments: str) -> Tally:
+        tally = crash(suite, *arguments)
         assert not tally.bad, "\n\n".join(tally.bad)
-        assert tally.cases >= LEAST[lane], "so few cases prove little"
+        assert tally.cases >= LEAST[suite], "so few cases prove little"
         return tally
 
     return run
@@ -85,12 +85,12 @@ def test_two_sessions_and_three_clients_survive_whatever_happens(shard: str, hol
 
 
 @pytest.mark.parametrize(
-    ("lane", "count", "least"), [("A", 1, 100), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80), ("postgres", 6, 8)]
+    ("suite", "count", "least"), [("A", 1, 100), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80), ("postgres", 6, 8)]
 )
-def test_what_is_handed_on_is_done_and_told_once(lane: str, count: int, least: int, crash: Crash) -> None:
-    every = ("handed on",) if lane in ("A", "zombies", "postgres") else tuple(JOBS)
+def test_delegated_jobs_run_and_are_reported_once(suite: str, count: int, least: int, crash: Crash) -> None:
+    every = ("handed on",) if suite in ("A", "zombies", "postgres") else tuple(JOBS)
     named = [argument for name in every for argument in ("--script", name)]
-    tally = crash(lane, "--count", str(count), *named, "--distinct")
+    tally = crash(suite, "--count", str(count), *named, "--distinct")
     assert not tally.bad, "\n\n".join(tally.bad)
     assert tally.cases >= least
 
@@ -103,7 +103,7 @@ def test_a_process_that_was_stopped_comes_back_and_does_no_harm(holds: Crash) ->
     holds("zombies")
 
 
-def test_a_poisoned_turn_is_given_up_and_clocks_may_jump(holds: Crash) -> None:
+def test_crash_looping_turn_is_failed_and_clocks_may_jump(holds: Crash) -> None:
     holds("special", "--count", "8")
 
 
@@ -115,7 +115,7 @@ def test_the_same_holds_on_postgres(holds: Crash) -> None:
 def test_the_checks_notice_a_broken_promise(name: str, crash: Crash) -> None:
     bug = BUGS[name]
     limits = ("--distinct", "--most", "1", "--count", "6")
-    (found,) = crash(bug.lane, "--script", bug.script, "--bug", name, *limits).bad
+    (found,) = crash(bug.suite, "--script", bug.script, "--bug", name, *limits).bad
     assert any(f"VIOLATED {invariant}:" in found for invariant in bug.breaks)
 
 
@@ -127,5 +127,5 @@ def test_there_are_points_at_all_seams(crash: Crash) -> None:
 
 def test_there_are_enough_cases() -> None:
     parts = {"A": A, "B": B, "C": C, "D": D}
-    assert sum(least * parts.get(lane, 1) for lane, least in LEAST.items()) >= 2500
+    assert sum(least * parts.get(suite, 1) for suite, least in LEAST.items()) >= 2500
     assert len(SCRIPTS) >= 12

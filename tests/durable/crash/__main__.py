@@ -1,4 +1,4 @@
-"""`python -m crash LANE`: runs the cases of a lane, or a part of them, and prints what came of it as one JSON line."""
+"""`python -m crash SUITE`: runs the cases of a suite, or some of them, and prints the result as one JSON line."""
 
 import argparse
 import random
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from crash import lanes, special
+from crash import special, suites
 from crash.bugs import BUGS
 from crash.random_cases import random_case
 from crash.runner import Case, Runner
@@ -27,7 +27,7 @@ ON_POSTGRES = ("text only", "four calls at once", "approved", "three in a queue"
 STOPPED = ("one unsafe call", "one keyed call", "one pure call", "approved by a function", "calls one by one")
 
 
-class Lane:
+class Suite:
     """What was asked for, and who counts."""
 
     def __init__(self, given: argparse.Namespace, counting: Counting) -> None:
@@ -38,18 +38,18 @@ class Lane:
     def singles(self) -> None:
         for script in self._scripts():
             names = self._counting.names(script)
-            self._counting.run(lanes.singles(script, names, distinct=self._given.distinct))
+            self._counting.run(suites.singles(script, names, distinct=self._given.distinct))
 
     def repeated(self) -> None:
         for script in self._scripts():
             names = self._counting.names(script)
-            self._counting.run(lanes.repeated(script, names, self._given.count, self._rng))
+            self._counting.run(suites.repeated(script, names, self._given.count, self._rng))
 
     def errors(self) -> None:
         for script in self._scripts():
             names = self._counting.names(script)
-            self._counting.run(lanes.errors(script, names, self._given.count, self._rng))
-            self._counting.run(lanes.errors_while_recovering(script, names, self._given.count, self._rng))
+            self._counting.run(suites.errors(script, names, self._given.count, self._rng))
+            self._counting.run(suites.errors_while_recovering(script, names, self._given.count, self._rng))
 
     def kept(self) -> None:
         """Random cases that failed once."""
@@ -77,12 +77,12 @@ class Lane:
         self._counting.run(special.jumps(self._counting.names, self._given.count, self._rng))
 
     def on_postgres(self) -> None:
-        """Some of lane A and of lane B."""
+        """Some of suite A and of suite B."""
         for script in self._scripts(ON_POSTGRES):
             names, count = self._counting.names(script), self._given.count
-            cases = list(lanes.singles(script, names))
+            cases = list(suites.singles(script, names))
             self._counting.run(self._rng.sample(cases, min(count, len(cases))))
-            self._counting.run(lanes.repeated(script, names, count // 2, self._rng))
+            self._counting.run(suites.repeated(script, names, count // 2, self._rng))
 
     def _alone(self) -> None:
         """What each play comes to by itself, which is what it should come to among others."""
@@ -100,15 +100,15 @@ class Lane:
         return part, parts
 
 
-LANES: dict[str, Callable[[Lane], None]] = {
-    "A": Lane.singles,
-    "B": Lane.repeated,
-    "C": Lane.errors,
-    "D": Lane.random,
-    "kept": Lane.kept,
-    "zombies": Lane.zombies,
-    "special": Lane.special,
-    "postgres": Lane.on_postgres,
+SUITES: dict[str, Callable[[Suite], None]] = {
+    "A": Suite.singles,
+    "B": Suite.repeated,
+    "C": Suite.errors,
+    "D": Suite.random,
+    "kept": Suite.kept,
+    "zombies": Suite.zombies,
+    "special": Suite.special,
+    "postgres": Suite.on_postgres,
 }
 
 
@@ -119,9 +119,9 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="atlas-crash-", dir=shared_memory()))
     set_points()
     try:
-        with _server() if given.lane == "postgres" else nullcontext() as place:
+        with _server() if given.suite == "postgres" else nullcontext() as place:
             counting = Counting(Runner(folder, place), until=time.monotonic() + given.seconds, most=given.most)
-            LANES[given.lane](Lane(given, counting))
+            SUITES[given.suite](Suite(given, counting))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     tally = counting.tally()
@@ -137,13 +137,13 @@ def _server() -> AbstractContextManager[Callable[[], Place]]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="crash", description=__doc__)
-    parser.add_argument("lane", choices=list(LANES))
+    parser.add_argument("suite", choices=list(SUITES))
     parser.add_argument("--shard", default="1/1", help="which part of how many")
     parser.add_argument("--count", type=int, default=10, help="cases for each script, each kind of error, or seeds")
     parser.add_argument("--seed", type=int, default=1, help="the first one, where cases are drawn")
-    parser.add_argument("--only", type=int, action="append", default=[], help="just this seed of lane D")
+    parser.add_argument("--only", type=int, action="append", default=[], help="just this seed of suite D")
     parser.add_argument("--script", action="append", default=[], help="just this script")
-    parser.add_argument("--distinct", action="store_true", help="lane A: one point inside each transaction")
+    parser.add_argument("--distinct", action="store_true", help="suite A: one point inside each transaction")
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
     parser.add_argument("--most", type=int, default=5, help="stop after so many bad cases")
     parser.add_argument("--bug", default="", help="with this promise broken")

@@ -27,10 +27,10 @@ from atlas_agents.tools.journal import Journal, JournaledApprovals
 
 
 class Bug(msgspec.Struct, frozen=True):
-    """How to break it, in which lane and script that shows first, and which invariants may not hold then."""
+    """How to break it, in which suite and script that shows first, and which invariants may not hold then."""
 
     patch: Callable[[], None]
-    lane: str
+    suite: str
     script: str
     breaks: tuple[str, ...]
 
@@ -109,7 +109,7 @@ def swallow_audit_errors() -> None:
     _set(Journal, record_outcome=settle)
 
 
-def accept_a_stale_yes() -> None:
+def accept_a_stale_approval() -> None:
     """An answer counts whenever it comes."""
 
     async def answer(store: Store, tenant: str, approvals: Approvals, id: str, answer: Answer, _: object) -> Question:
@@ -123,7 +123,7 @@ def accept_a_stale_yes() -> None:
     _set(runtime, answer_kept=answer)
 
 
-def tell_the_end_before_it_is_kept() -> None:
+def emit_the_end_before_it_is_stored() -> None:
     end = Run.end
     going = set[asyncio.Task[None]]()
 
@@ -135,17 +135,17 @@ def tell_the_end_before_it_is_kept() -> None:
     _set(Run, end=later)
 
 
-def tell_a_result_before_it_is_kept() -> None:
+def emit_a_result_before_it_is_stored() -> None:
     from atlas_agents.tools.pipeline import ToolCallExecution
 
     record: Any = vars(ToolCallExecution)["_record"]
 
-    async def told(self: Any, result: ToolResult) -> None:
+    async def early(self: Any, result: ToolResult) -> None:
         self.result = self._emit_result(result)
         await asyncio.sleep(0)
         await record(self, result)
 
-    _set(ToolCallExecution, _record=told)
+    _set(ToolCallExecution, _record=early)
 
 
 def no_intent() -> None:
@@ -195,7 +195,7 @@ def ask_again() -> None:
     _set(JournaledApprovals, ask=anew)
 
 
-def fence_nobody() -> None:
+def fence_no_one() -> None:
     """Who lost its run goes on writing."""
 
     def check(run_id: str, status: str, *_: object) -> None:
@@ -229,7 +229,7 @@ def tell_before_telling() -> None:
 
 
 def forget_names() -> None:
-    """What came of a job is told anew each time."""
+    """The outcome of a job is reported again each time."""
     start: Callable[..., Any] = Atlas.start_turn
 
     def nameless(self: Atlas, message: Message, options: TurnOptions, **more: Any) -> Any:
@@ -249,9 +249,9 @@ BUGS: dict[str, Bug] = {
     "the key is not unique": Bug(forget_the_key, "A", "text only", ("I1",)),
     "a step may be written twice": Bug(write_a_step_twice, "C", "one unsafe call", ("I5",)),
     "an audit error is swallowed": Bug(swallow_audit_errors, "A", "one pure call", ("I6",)),
-    "a stale yes counts": Bug(accept_a_stale_yes, "A", "answered too late", ("I8",)),
-    "the end is told before it is kept": Bug(tell_the_end_before_it_is_kept, "A", "text only", ("I9", "I11")),
-    "a result is told before it is kept": Bug(tell_a_result_before_it_is_kept, "A", "one unsafe call", ("I9",)),
+    "a stale approval counts": Bug(accept_a_stale_approval, "A", "answered too late", ("I8",)),
+    "the end is emitted before it is stored": Bug(emit_the_end_before_it_is_stored, "A", "text only", ("I9", "I11")),
+    "a result is emitted before it is stored": Bug(emit_a_result_before_it_is_stored, "A", "one unsafe call", ("I9",)),
     "no intent is written": Bug(no_intent, "A", "one unsafe call", ("I8",)),
     "own messages have other names": Bug(other_names, "A", "three rounds", ("I3",)),
     "an intent without outcome is tried again": Bug(try_again, "A", "one unsafe call", ("I2",)),
@@ -259,9 +259,9 @@ BUGS: dict[str, Bug] = {
     "the day is counted apart": Bug(count_apart, "A", "the day is spent", ("I12",)),
     "an answer is forgotten": Bug(ask_again, "A", "approved", ("I9",)),
     "a job is kept apart": Bug(keep_a_job_apart, "A", "handed on", ("jobs",)),
-    "a job is told of before it is": Bug(tell_before_telling, "A", "handed on", ("jobs", "I11")),
+    "a job is marked as reported too early": Bug(tell_before_telling, "A", "handed on", ("jobs", "I11")),
     "the answer of a job has no name": Bug(forget_names, "A", "handed on", ("jobs",)),
-    "nobody is fenced": Bug(fence_nobody, "zombies", "one unsafe call", ("I9",)),
+    "no one is fenced": Bug(fence_no_one, "zombies", "one unsafe call", ("I9",)),
 }
 
 

@@ -24,23 +24,23 @@ def taken_in_once(evidence: Evidence) -> Iterator[str]:
         trace = evidence.traces.get(note.run)
         if trace is None or trace.row.key != note.key:
             yield f"the message {note.key} was acknowledged as run {note.run}, and there is no such run"
-    said = {message.text for messages in evidence.sessions.values() for message in messages}
+    texts = {message.text for messages in evidence.sessions.values() for message in messages}
     for send in evidence.script.sends:
-        if send.text not in said and not evidence.cancelled:
+        if send.text not in texts and not evidence.cancelled:
             yield f"the message {send.text!r} is nowhere"
     yield from _in_order(evidence)
 
 
 def _in_order(evidence: Evidence) -> Iterator[str]:
     for session, messages in evidence.sessions.items():
-        said = [message.text for message in messages if message.role == "user" and not message.metadata]
-        for text, count in Counter(said).items():
+        texts = [message.text for message in messages if message.role == "user" and not message.metadata]
+        for text, count in Counter(texts).items():
             if count > 1:
                 yield f"in session {session} there is {text!r} {count} times"
         for sends in evidence.script.clients:
-            wanted = [send.text for send in sends if send.session == session and send.text in said]
-            if [text for text in said if text in wanted] != wanted:
-                yield f"in session {session} the order is {said}, and {wanted} was sent"
+            wanted = [send.text for send in sends if send.session == session and send.text in texts]
+            if [text for text in texts if text in wanted] != wanted:
+                yield f"in session {session} the order is {texts}, and {wanted} was sent"
     places = Counter((line.session, line.seq) for line in evidence.tables.messages)
     if any(places[session, seq] != 1 for session in evidence.sessions for seq in range(1, _count(evidence, session))):
         yield "the messages of a session have gaps in their numbers"
@@ -94,10 +94,10 @@ def every_run_ends(evidence: Evidence) -> Iterator[str]:
     """I4: each run ends in exactly one way, and none hangs."""
     for end in evidence.outcome.ends:
         if end in ("stuck", "broken"):
-            yield f"a life ended {end}: {evidence.outcome.ends}"
+            yield f"a process ended {end}: {evidence.outcome.ends}"
     for note in evidence.notes:
         if note.who == "runner" and note.what == "stuck":
-            yield f"in life {note.life} somebody waited in vain"
+            yield f"in life {note.life} a client waited in vain"
     for trace in evidence.traces.values():
         row, found = trace.row, ends(trace)
         if row.status in OPEN:
@@ -128,10 +128,10 @@ def audit_is_whole(evidence: Evidence) -> Iterator[str]:
     settled = Counter((trace.row.id, step.key) for trace in evidence.traces.values() for step in trace.of("outcome"))
     for run, call in (audited - settled) + (settled - audited):
         yield f"call {call} of run {run}: {settled[run, call]} outcomes, {audited[run, call]} audit records"
-    said = {(t.row.id, step.key): result.status for t in evidence.traces.values() for step, result in t.outcomes()}
+    recorded = {(t.row.id, step.key): result.status for t in evidence.traces.values() for step, result in t.outcomes()}
     for entry in evidence.audited:
         meta = entry["meta"]
-        if meta["status"] != said.get((meta["run_id"], meta["call_id"])):
+        if meta["status"] != recorded.get((meta["run_id"], meta["call_id"])):
             yield f"call {meta['call_id']} is {meta['status']} in the audit log and not in the journal"
         if meta["duration_ms"] < 0:
             yield f"call {meta['call_id']} took {meta['duration_ms']} ms"
@@ -140,7 +140,7 @@ def audit_is_whole(evidence: Evidence) -> Iterator[str]:
 
 
 def results_are_true(evidence: Evidence) -> Iterator[str]:
-    """I7: ok is said only of what happened, and what is said not to have happened did not."""
+    """I7: ok is reported only for what happened, and what is reported as not done did not happen."""
     for trace in evidence.traces.values():
         kept = {result.call_id: result for message in trace.messages for result in message.tool_results}
         for step, result in trace.outcomes():
@@ -163,7 +163,7 @@ def _acts(trace: Trace, call: str) -> bool:
 
 
 def effects_are_allowed(evidence: Evidence) -> Iterator[str]:
-    """I8: nothing happened without an intent, nor without a yes to exactly this where one is needed, nor over the
+    """I8: nothing happened without an intent, nor without an approval of exactly this where one is needed, nor over the
     limit."""
     for stray in evidence.strays:
         yield f"{stray.name}({stray.n}) happened for a run that does not exist"
@@ -190,8 +190,8 @@ def _approved(trace: Trace, effect: Note, before: int, kept: Sequence[ApprovalLi
         if question is None or question["call_id"] != effect.call or answer["decision"] == "no" or step.seq > before:
             continue
         if row is None or row.answered_at is None or row.answered_at > question["expires_at"] * 1000:
-            yield f"{what} happened by a yes that came too late"
+            yield f"{what} happened by an approval that came too late"
         if (answer.get("arguments") or question["arguments"])["n"] != effect.n:
             yield f"{what} is not what was approved"
         return
-    yield f"{what} happened without a yes"
+    yield f"{what} happened without an approval"

@@ -37,7 +37,7 @@ class Client:
         self._streams: list[AtlasStream] = []
 
     async def live(self, *, again: bool, sends_first: bool) -> None:
-        """Go on with what was cut short, then send what is left to send; until all has been heard."""
+        """Go on with what was cut short, then send what is left to send; until every event was received."""
         loop = asyncio.get_running_loop()
         STAGE.points.cancel = lambda: loop.call_soon_threadsafe(self._cancel_all) and None
         if again and not sends_first:
@@ -69,7 +69,7 @@ class Client:
             return True
 
     async def _look_after_others(self) -> None:
-        """Turns that went on because a message was sent to their session: nobody was given their streams."""
+        """Turns that went on because a message was sent to their session: no client has their streams."""
         seen = set[str]()
         while True:
             for run in set(self._acked.values()) - seen:
@@ -87,7 +87,7 @@ class Client:
                 self._follow(stream, self._play_of(stream.stream_id))
 
     async def _recovered(self) -> list[AtlasStream]:
-        """A store that is away is said to be, and asked again."""
+        """An unavailable store is reported and tried again."""
         for _ in range(_TRIES):
             try:
                 return await self._atlas.recover()
@@ -199,7 +199,7 @@ class Client:
                     STAGE.world.note("client", "answered", key=note.key, text="once")
 
     def _play_of(self, run: str) -> str:
-        """Of a run that goes on; one that was never acknowledged is nobody's yet."""
+        """Of a run that goes on; one that was never acknowledged has no client yet."""
         key = next((key for key, known in self._acked.items() if known == run), "")
         return next((send.play for send in self._script.sends if send.key == key), "")
 

@@ -78,7 +78,7 @@ class Evidence:
 
     @property
     def cancelled(self) -> bool:
-        """Somebody has cancelled something: an end before the end is right then."""
+        """A client has cancelled something: an early end is right then."""
         return any(note.what == "cancel" for note in self.client)
 
 
@@ -87,7 +87,7 @@ def ends(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _of_job(row: RunLine, jobs: Iterable[JobLine]) -> Iterator[Send]:
-    """A turn that nobody sent: that of a job, or the one in which its asker hears of it."""
+    """A turn that no client sent: that of a job, or the one that reports to its asker."""
     for job in jobs:
         if row.key.startswith((f"job {job.id} ", f"answer {job.id} ")):
             yield Send(f"{row.key.split()[0]} of {job.agent}", row.key, row.session)
@@ -99,10 +99,10 @@ def nameless(value: Any) -> Any:
 
 
 def story(trace: Trace) -> list[Any]:
-    """A run as whoever reads the conversation sees it, without names and times."""
-    told: list[Any] = [trace.row.status]
+    """A run as a reader of the conversation sees it, without names and times."""
+    story: list[Any] = [trace.row.status]
     for message in trace.messages:
-        told.append((message.role, nameless(message.text.split(" #")[0])))
-        told += [("calls", call.name, call.arguments) for call in message.tool_calls]
-        told += [("result", result.status, nameless(result.result)) for result in message.tool_results]
-    return told
+        story.append((message.role, nameless(message.text.split(" #")[0])))
+        story += [("calls", call.name, call.arguments) for call in message.tool_calls]
+        story += [("result", result.status, nameless(result.result)) for result in message.tool_results]
+    return story

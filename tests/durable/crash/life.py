@@ -56,7 +56,7 @@ async def live(setting: Setting, life: Life) -> None:
     STAGE.opening = not script.migrates
     try:
         await store.open()
-    except StoreError as error:  # it is said, and the process ends
+    except StoreError as error:  # it is reported, and the process ends
         STAGE.world.note("runner", "not opened", text=str(error))
         return
     STAGE.opening = False
@@ -137,7 +137,7 @@ def build(script: Script, store: Store) -> Atlas:
 async def _say(question: Question) -> Answer:
     """The person as a function."""
     if STAGE.points.here("approval function") == "exception":
-        raise RuntimeError("nobody there")
+        raise RuntimeError("no one there")
     await asyncio.sleep(0)
     answer = answer_to(question)
     STAGE.world.note("client", "says", key=question.id, text=answer.decision)

@@ -1,4 +1,4 @@
-"""`python -m crash.long`: all lanes at length, two processes at a time; what failed is kept for every later run."""
+"""`python -m crash.long`: all suites at length, two processes at a time; what failed is kept for every later run."""
 
 import argparse
 import subprocess
@@ -64,9 +64,9 @@ def run(job: list[str], until: float) -> Tally:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="crash.long", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="where the drawing of cases begins")
-    parser.add_argument("--seeds", type=int, default=5000, help="cases of lane D")
-    parser.add_argument("--doubles", type=int, default=250, help="cases of lane B for each script")
-    parser.add_argument("--errors", type=int, default=12, help="points of lane C for each script and kind of error")
+    parser.add_argument("--seeds", type=int, default=5000, help="cases of suite D")
+    parser.add_argument("--doubles", type=int, default=250, help="cases of suite B for each script")
+    parser.add_argument("--errors", type=int, default=12, help="points of suite C for each script and kind of error")
     parser.add_argument("--minutes", type=float, default=120.0, help="stop after so long")
     parser.add_argument("--processes", type=int, default=2)
     return parser.parse_args()

@@ -15,20 +15,20 @@ _STORE = ("StoreBusy", "StoreFull", "StoreLost", "StoreError", "Fenced", "Left",
 
 
 def clients_saw_the_truth(evidence: Evidence) -> Iterator[str]:
-    """I9: whatever a client was told of stands in the journal, and did so before it was told."""
+    """I9: whatever a client received is in the journal, and was there before the client received it."""
     for note in evidence.client:
         if note.what in ("message:received", "tool:result", "approval:asked", "approval:answered", "message:kept"):
             trace = evidence.traces.get(note.run)
             if trace is None:
-                yield f"{note.what} was heard of a run that does not exist"
+                yield f"{note.what} was received from a run that does not exist"
             else:
-                yield from _heard(note, trace, evidence)
+                yield from _received(note, trace, evidence)
     yield from _nothing_after_the_end(evidence)
     yield from _words_are_whole(evidence)
 
 
 def _nothing_after_the_end(evidence: Evidence) -> Iterator[str]:
-    """No run goes on of whose end somebody has heard, and nothing is asked that was answered."""
+    """No run is resumed after a client received its end, and nothing is asked that was answered."""
     over: dict[str, int] = {}
     answered = set[str]()
     for note in evidence.client:
@@ -37,29 +37,29 @@ def _nothing_after_the_end(evidence: Evidence) -> Iterator[str]:
         elif note.what == "recovered":
             for run in note.text.split():
                 if over.get(run, note.life) < note.life:
-                    yield f"run {run} went on in life {note.life}, and a client had heard of its end before"
+                    yield f"run {run} went on in life {note.life}, and a client had received its end before"
         elif note.what == "answered":
             answered.add(f"{note.life} {note.key}")
         elif note.what == "approval:asked" and any(f"{life} {note.key}" in answered for life in range(1, note.life)):
             yield f"the question {note.key} was asked again in life {note.life}, and it had its answer"
 
 
-def _heard(note: Note, trace: Trace, evidence: Evidence) -> Iterator[str]:
+def _received(note: Note, trace: Trace, evidence: Evidence) -> Iterator[str]:
     if note.messages and Message.from_json(bytes(note.messages[0])) not in trace.messages:
-        yield f"a message of run {trace.row.id} was heard ({note.what}), and it is not kept"
+        yield f"a message of run {trace.row.id} was received ({note.what}), and it is not kept"
     if note.what == "message:received" and trace.row.status != "done":
-        yield f"the answer of run {trace.row.id} was heard, and it is {trace.row.status}"
+        yield f"the answer of run {trace.row.id} was received, and it is {trace.row.status}"
     if note.what == "tool:result" and not evidence.cancelled:
-        said = [result.status for step, result in trace.outcomes() if step.key == note.call]
-        if said != [note.text]:
-            yield f"call {note.call} was heard to be {note.text}, and the journal says {said}"
+        recorded = [result.status for step, result in trace.outcomes() if step.key == note.call]
+        if recorded != [note.text]:
+            yield f"call {note.call} was received as {note.text}, and the journal has {recorded}"
     kept = {step.key for step in trace.of(note.what.removeprefix("approval:"))}
     if note.what.startswith("approval:") and not evidence.cancelled and note.key not in kept:
-        yield f"{note.what} was heard of {note.key}, and it is not kept"
+        yield f"{note.what} was received of {note.key}, and it is not kept"
 
 
 def _words_are_whole(evidence: Evidence) -> Iterator[str]:
-    """Words since the last reset, call or step are the answer's; none, of one that was heard in an earlier life."""
+    """Words since the last reset, call or step are the answer's; none, for one that an earlier process received."""
     words: dict[tuple[int, int], str] = defaultdict(str)
     for note in evidence.client:
         place = (note.life, note.stream)
@@ -70,11 +70,11 @@ def _words_are_whole(evidence: Evidence) -> Iterator[str]:
         elif note.what == "message:received":
             text = Message.from_json(bytes(note.messages[0])).text
             if words[place] not in ("", text):
-                yield f"{words[place]!r} was heard of run {note.run}, and the answer is {text!r}"
+                yield f"{words[place]!r} was received of run {note.run}, and the answer is {text!r}"
 
 
 def same_end(evidence: Evidence, plain: Stories) -> Iterator[str]:
-    """I10: a run that was cut short comes to the same end, but for results that nobody can know."""
+    """I10: a run that was cut short comes to the same end, except for results that cannot be known."""
     for trace in evidence.traces.values():
         send = trace.send
         if send is None:
@@ -99,7 +99,7 @@ def _found_out(is_: Any, was: Any) -> bool:
 
 
 def jobs_are_done_once(evidence: Evidence) -> Iterator[str]:
-    """What was handed on is done and told, each once, and nothing is done that nobody handed on."""
+    """Delegated jobs run and are reported once, and no other jobs run."""
     asked = Counter(
         (trace.row.id, step.key)
         for trace in evidence.traces.values()
@@ -111,21 +111,21 @@ def jobs_are_done_once(evidence: Evidence) -> Iterator[str]:
         yield f"handed on is {dict(asked)}, and there are the jobs {dict(kept)}"
     every = evidence.tables.jobs
     for job in every:
-        if job.state in ("queued", "running") or not job.told:
-            yield f"the job {job.id} is {job.state}, and told: {job.told}"
-        told = [
+        if job.state in ("queued", "running") or not job.notified:
+            yield f"the job {job.id} is {job.state}, and reported: {job.notified}"
+        reports = [
             m for m in evidence.sessions[job.asker_session] if m.metadata.get("job") == job.id and "state" in m.metadata
         ]
-        if not told and any(job.asker_session == other.session and other.state != "done" for other in every):
+        if not reports and any(job.asker_session == other.session and other.state != "done" for other in every):
             continue  # what it was for had ended before
-        if len(told) != 1 or told[0].metadata["state"] != job.state:
-            yield f"of the job {job.id}, which is {job.state}, its asker was told {[m.metadata for m in told]}"
+        if len(reports) != 1 or reports[0].metadata["state"] != job.state:
+            yield f"of the job {job.id}, which is {job.state}, its asker received {[m.metadata for m in reports]}"
         tasks = [m for m in evidence.sessions[job.session] if m.text == job.task]
         if len(tasks) != job.attempts:
             yield f"the task of the job {job.id} was given {len(tasks)} times, in {job.attempts} attempts"
         last = next((m.text for m in reversed(evidence.sessions[job.session]) if m.role == "assistant"), "")
         if job.state == "done" and job.result != last:
-            yield f"the job {job.id} came to {job.result!r}, and {last!r} was said"
+            yield f"the job {job.id} came to {job.result!r}, and {last!r} was the last reply"
 
 
 def again_changes_nothing(evidence: Evidence) -> Iterator[str]:

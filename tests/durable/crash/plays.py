@@ -1,7 +1,7 @@
 """What the model says, by the name that the user's message begins with, and the tools that it asks for.
 
-The model is played from the conversation alone: whoever asks with the same messages gets the same reply, in whatever
-life. So a run that was cut short must come to the same end, if what it remembers of itself is true.
+The model is played from the conversation alone: the same messages get the same reply, in any
+process. So a run that was cut short must come to the same end, if what it remembers of itself is true.
 """
 
 import asyncio
@@ -42,9 +42,9 @@ PLAYS: dict[str, tuple[Reply, ...]] = {
     ),
     "yes": (calls("wire", n=1, says="once"), says("Wired.")),
     "no": (calls("wire", n=1, says="no"), says("Not wired.")),
-    "edited": (calls("wire", n=1, says="edit"), says("Wired as you said.")),
-    "silent": (calls("wire", n=1, says="nothing"), says("Nobody said yes.")),
-    "late": (calls("wire", n=1, says="late"), says("Nobody said yes in time.")),
+    "edited": (calls("wire", n=1, says="edit"), says("Wired as edited.")),
+    "silent": (calls("wire", n=1, says="nothing"), says("Not approved.")),
+    "late": (calls("wire", n=1, says="late"), says("Not approved in time.")),
     "both": (calls("pay", n=1) + calls("wire", n=2, says="once") + calls("wire", n=3, says="no"), says("Some of it.")),
     "fails": (calls("stumble", n=1) + calls("pay", n=2), says("One of them failed.")),
     "bug": (calls("break", n=1), says("It broke.")),
@@ -52,8 +52,8 @@ PLAYS: dict[str, tuple[Reply, ...]] = {
     "checked": (calls("ship", n=1) + calls("ship", n=2), says("Shipped.")),
     "untold": (calls("post", n=1), says("Posted.")),
     "thread": (calls("press", n=1), says("Pressed.")),
-    "stopped": (calls("wait", n=1), says("Nobody stopped me.")),
-    "stopped later": (calls("pay", n=1), calls("hold", n=2), says("Nobody stopped me.")),
+    "stopped": (calls("wait", n=1), says("Not stopped.")),
+    "stopped later": (calls("pay", n=1), calls("hold", n=2), says("Not stopped.")),
     "endless": tuple(calls("pay", n=n) for n in range(1, 9)),
     "shape": (says("seven"), says('{"n": 7}')),
     "bad call": (calls("pay", n="many") + calls("nothing", n=1), says("Never mind.")),
@@ -113,17 +113,17 @@ class Player:
 
 
 def next_reply(messages: Sequence[Message]) -> Reply:
-    """What follows the last thing that the model said since the question."""
-    said: Message | None = None
+    """The reply that follows the last reply since the question."""
+    last: Message | None = None
     for message in reversed(messages):
-        if message.role == "assistant" and said is None:
-            said = message
+        if message.role == "assistant" and last is None:
+            last = message
         elif message.role == "user" and not _is_own(message):
             replies = PLAYS["answered" if "state" in message.metadata else message.text.split(" #")[0]]
-            if messages[-1].metadata.get("synthetic") and len(replies) == 2:  # it may see nothing of what it must mend
+            if messages[-1].metadata.get("synthetic") and len(replies) == 2:  # what it must correct may be cut off
                 return replies[-1]
             known = [_words(reply) for reply in replies]
-            return replies[known.index((said.text, _calls(said))) + 1 if said is not None else 0]
+            return replies[known.index((last.text, _calls(last))) + 1 if last is not None else 0]
     raise AssertionError("a request without a question")
 
 
@@ -175,7 +175,7 @@ async def find(key: str) -> Happened | NotHappened:
 
 
 async def shrug(key: str) -> None:
-    """Nobody can tell."""
+    """The outcome is unknown."""
     STAGE.points.here("reconcile before")
 
 
@@ -199,7 +199,7 @@ async def order(n: int, context: ToolContext) -> str:
 
 @tool(confirm=True)
 async def wire(n: int, says: str, context: ToolContext) -> str:
-    """Wire money, if somebody says yes."""
+    """Wire money, if it is approved."""
     return await _act(context, "wire", n)
 
 
@@ -207,7 +207,7 @@ async def wire(n: int, says: str, context: ToolContext) -> str:
 async def stumble(n: int, context: ToolContext) -> str:
     """Fail, and say so."""
     STAGE.points.here("tool before")
-    raise ToolFailed("there is no such thing")
+    raise ToolFailed("not found")
 
 
 @tool(name="break")
@@ -219,11 +219,11 @@ async def break_(n: int, context: ToolContext) -> str:
 
 @tool
 async def ring(n: int, context: ToolContext) -> str:
-    """Nobody is there the first time."""
+    """Unavailable the first time."""
     tried = sum(note.what == "try" and note.key == context.idempotency_key for note in STAGE.world.all())
     STAGE.world.note("tool", "try", name="ring", key=context.idempotency_key)
     if not tried:
-        raise Transient("nobody is there")
+        raise Transient("unavailable")
     return await _act(context, "ring", n)
 
 
@@ -235,7 +235,7 @@ async def ship(n: int, context: ToolContext) -> str:
 
 @tool(reconcile=shrug)
 async def post(n: int, context: ToolContext) -> str:
-    """Post; nobody can tell whether it happened."""
+    """Post; whether it happened is unknown."""
     return await _act(context, "post", n)
 
 

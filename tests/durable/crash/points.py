@@ -98,7 +98,7 @@ def in_store(deed: Deed | None) -> None:
     """Raise what a store raises."""
     match deed:
         case "busy":
-            raise StoreBusy("somebody else holds the database")
+            raise StoreBusy("another process holds the database")
         case "full":
             raise StoreFull("the disk is full")
         case "lost" | "unclear":
@@ -116,7 +116,7 @@ def in_sql(deed: Deed | None) -> None:
 
 
 def in_model(deed: Deed | None) -> None:
-    """Raise what a model's connection raises, or what nobody foresaw."""
+    """Raise what a model's connection raises, or something unforeseen."""
     if deed == "timeout":
         raise ProviderError("the model took too long", "timeout")
     if deed == "exception":
@@ -124,4 +124,4 @@ def in_model(deed: Deed | None) -> None:
 
 
 def _nothing() -> None:
-    """Nobody to cancel yet."""
+    """Nothing to cancel yet."""

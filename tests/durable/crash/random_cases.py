@@ -1,4 +1,4 @@
-"""Lane D: two sessions, three clients and random faults; all of it follows from one number, the seed."""
+"""Suite D: two sessions, three clients and random faults; all of it follows from one number, the seed."""
 
 import random
 

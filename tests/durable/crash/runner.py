@@ -1,6 +1,6 @@
 """Cases: lives that are forked one after the other from a process that has everything imported, and what came of them.
 
-Nothing here starts a thread, and no connection is open while a life is forked: each begins as a new process would.
+Nothing here starts a thread, and no connection is open during a fork: each begins as a new process would.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class Runner:
         return Setting(folder, place, script, time.time())
 
     def start(self, setting: Setting, life: Life) -> int:
-        """A life that begins; the id of its process."""
+        """Start a process and return its id."""
         return _fork(lambda: live(setting, life))
 
     def life(self, setting: Setting, life: Life, after: float = 0.0) -> End:
@@ -94,7 +94,7 @@ class Runner:
         return end_of(os.waitpid(child, 0)[1])
 
     def again(self, setting: Setting, number: int) -> None:
-        """One more start, that should find nothing to do; a life in peace sees to that by itself."""
+        """One more start, that should find nothing to do; an undisturbed process does that by itself."""
         os.waitpid(_fork(lambda: start_again(setting, Life(number, PEACE))), 0)
 
     def judged(self, setting: Setting, case: Case, ends: Sequence[End]) -> Outcome:

@@ -44,7 +44,7 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
     migrates: bool = False
     mode: Mode = "tools"
     jobs: bool = False
-    """There are other agents, and somebody sees to what is handed to them."""
+    """There are other agents, and jobs are run."""
     like: str = ""
     """The script that has the same ends, if not this one itself."""
 
@@ -78,15 +78,15 @@ SCRIPTS: dict[str, Script] = {
         _one("approved", "yes", "Wired."),
         _one("approved by a function", "yes", "Wired.", asks="function"),
         _one("declined", "no", "Not wired."),
-        _one("nobody answers", "silent", "Nobody said yes.", deadline=0.15),
-        _one("answered too late", "late", "Nobody said yes in time.", deadline=0.15),
-        _one("approved as edited", "edited", "Wired as you said."),
+        _one("no answer", "silent", "Not approved.", deadline=0.15),
+        _one("answered too late", "late", "Not approved in time.", deadline=0.15),
+        _one("approved as edited", "edited", "Wired as edited."),
         _one("some approved", "both", "Some of it."),
         _one("a call fails", "fails", "One of them failed."),
         _one("a call runs into a bug", "bug", "It broke."),
         _one("a call is tried again", "flaky", "Rung."),
         _one("reconciled", "checked", "Shipped."),
-        _one("nobody can tell", "untold", "Posted."),
+        _one("unknown outcome", "untold", "Posted."),
         _one("a call in a thread", "thread", "Pressed."),
         _one("cancelled in a pure call", "stopped", ""),
         _one("cancelled in an unsafe call", "stopped later", ""),

@@ -1,15 +1,15 @@
-"""Cases of their own: a turn that ends every process that goes on with it (F40), and clocks that jump (F28)."""
+"""Cases of their own: a turn that crashes every process that resumes it (F40), and clocks that jump (F28)."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from crash.lanes import fitting
 from crash.points import Plan
 from crash.runner import Case, Outcome
 from crash.scripts import POISON, SCRIPTS, Script
+from crash.suites import fitting
 
 _LIVES = 6
-"""The first one, and five more that get no step further."""
+"""The first process, and five more that make no progress."""
 _DAY = 86_400
 JUMPING = ("the day is spent", "approved", "approved as edited", "one unsafe call", "three rounds")
 
@@ -20,9 +20,9 @@ def poisoned() -> Iterator[Case]:
 
 
 def not_given_up(outcome: Outcome) -> list[str]:
-    """What is wrong if the turn was not given up, and visibly so, or the next one does not work."""
+    """Return what is wrong if the turn was not failed with this error, or if the next one does not work."""
     found = [(run.status, (run.error or "")[:28]) for run in outcome.tables.runs]
-    wanted = [("failed", "the process ended 5 times wh"), ("done", "")]
+    wanted = [("failed", "the process crashed 5 times "), ("done", "")]
     ends = (*("killed",) * _LIVES, "done")
     return [] if found == wanted and outcome.ends == ends else [f"I4: {outcome.ends} {found} instead of {wanted}"]
 

@@ -1,4 +1,4 @@
-"""What tools, model, store and client of the life under way share; set once in each process, before it begins."""
+"""What tools, model, store and client of the current process share; set once in each process, before it begins."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ class Stage:
     opening = True
     """The store is being opened, and that has no points: one script that has them is enough."""
     pause = 0.0
-    """Seconds that a call takes after it has acted, and a model before each chunk: for whoever strikes from outside."""
+    """Seconds that a call takes after it has acted, and a model before each chunk: for signals from outside."""
 
     async def take_time(self) -> None:
         if self.pause:

@@ -55,7 +55,7 @@ class JobLine(msgspec.Struct, frozen=True):
     asker_session: str
     attempts: int
     result: str | None
-    told: bool | int
+    notified: bool | int
 
 
 class MessageLine(msgspec.Struct, frozen=True):

@@ -53,11 +53,11 @@ class Counting:
         """The names of the points of a script that nothing disturbs; the case itself counts, too."""
         if script.name not in self._names:
             outcome = self.runner.run(Case(script))
-            told = stories(outcome)
-            self._plain |= told
+            found = stories(outcome)
+            self._plain |= found
             if len(script.sends) == 1 and script.name not in _LIMITED:
-                self._plain |= {(ALONE, play): story for (_, play), story in told.items()}
-            self.judge(outcome, _unexpected(script, told))
+                self._plain |= {(ALONE, play): story for (_, play), story in found.items()}
+            self.judge(outcome, _unexpected(script, found))
             passed = [note.text for note in outcome.notes if note.what == "passed"]
             self._names[script.name] = passed[0].split("\n") if passed else []
         return self._names[script.name]
@@ -86,14 +86,15 @@ class Counting:
         )
 
 
-def _unexpected(script: Script, told: Stories) -> list[str]:
+def _unexpected(script: Script, found: Stories) -> list[str]:
     """Answers of an undisturbed case that are not those which the script names."""
-    said = [story[-1][1] for story in told.values()]
+    answers = [story[-1][1] for story in found.values()]
     return (
         []
         if not script.ends
-        or [text for text in script.ends if text] == [text for text, end in zip(said, script.ends, strict=True) if end]
-        else [f"the answers are {said}, not {script.ends}"]
+        or [text for text in script.ends if text]
+        == [text for text, end in zip(answers, script.ends, strict=True) if end]
+        else [f"the answers are {answers}, not {script.ends}"]
     )
 
 

@@ -1,6 +1,7 @@
-"""The world outside the process: a file to which tools, model and client append, so that it can be told what happened.
+"""The world outside the process: a file to which tools, model and client append, so that what happened can be checked.
 
-A line is written by one system call and nothing is buffered: what is in the file has happened, whoever dies after it.
+A line is written by one system call and nothing is buffered: what is in the file has happened, even if the process
+dies right after it.
 """
 
 import os
@@ -47,5 +48,5 @@ class World:
 
 
 def read(path: Path) -> list[Note]:
-    """All that was noted; a world that nobody has touched yet is empty."""
+    """All that was noted; an untouched world is empty."""
     return [_notes.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []

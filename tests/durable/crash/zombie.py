@@ -4,11 +4,11 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 
-from crash.lanes import fitting
 from crash.life import Life
 from crash.points import PEACE, Plan
 from crash.runner import Case, End, Outcome, Runner, end_of
 from crash.scripts import Script
+from crash.suites import fitting
 
 
 def zombies(runner: Runner, script: Script, names: Sequence[str]) -> Iterator[Outcome]:

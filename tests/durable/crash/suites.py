@@ -1,4 +1,4 @@
-"""The lanes: which cases are run. A: every point once. B: again while recovering. C: errors instead of deaths."""
+"""The suites: which cases are run. A: every point once. B: again while recovering. C: errors instead of deaths."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ def fitting(names: Sequence[str], deed: Deed) -> int:
 
 
 def singles(script: Script, names: Sequence[str], *, distinct: bool = False) -> Iterator[Case]:
-    """Lane A: killed at every point once; with `distinct` at one point inside each transaction, before its COMMIT.
+    """Suite A: killed at every point once; with `distinct` at one point inside each transaction, before its COMMIT.
 
     Until COMMIT the file is the same whichever statement of the transaction is next, so the other points inside it
     lead to the same recovery.
@@ -30,8 +30,8 @@ def singles(script: Script, names: Sequence[str], *, distinct: bool = False) -> 
 
 
 def repeated(script: Script, names: Sequence[str], count: int, rng: random.Random) -> Iterator[Case]:
-    """Lane B: killed again while recovering, and sometimes a third time. Where a later life ends before its point, less
-    has struck than was planned; the later points are near, so that it seldom does."""
+    """Suite B: killed again while recovering, and sometimes a third time. Where a later process ends before its point,
+    fewer faults strike than planned; the later points are near, so that it seldom does."""
     points = fitting(names, "kill")
     for number in range(count):
         first = rng.randint(1, points)
@@ -43,7 +43,7 @@ def repeated(script: Script, names: Sequence[str], count: int, rng: random.Rando
 
 
 def errors(script: Script, names: Sequence[str], each: int, rng: random.Random) -> Iterator[Case]:
-    """Lane C: so many points for each kind of error: once, and from there on for ever, healed by the next start."""
+    """Suite C: so many points for each kind of error: once, and from there on for ever, healed by the next start."""
     for deed in (*STORE, *OTHERS):
         points = range(1, fitting(names, deed) + 1)
         for at in sorted(rng.sample(points, min(each, len(points)))):
@@ -54,7 +54,7 @@ def errors(script: Script, names: Sequence[str], each: int, rng: random.Random) 
 
 
 def errors_while_recovering(script: Script, names: Sequence[str], each: int, rng: random.Random) -> Iterator[Case]:
-    """Lane C again: killed first, and then an error while it recovers."""
+    """Suite C again: killed first, and then an error while it recovers."""
     points = fitting(names, "kill")
     for deed in (*STORE, "cancel"):
         for _ in range(each):
