@@ -118,7 +118,7 @@ class Atlas:
         self._governance = self._runtime.governance
         self._strategy: Strategy | None = None
         self._conversations = ConversationCache(max_size=_CACHED_CONVERSATIONS if store is not None else None)
-        self._jobs = Jobs(self, services, self._governance.limiter.beat) if services is not None else None
+        self._jobs = Jobs(self, services, self._governance.limiter.ticker) if services is not None else None
         self._runner = TurnRunner(self._runtime, self._agents, self._conversations, self._dispatcher, self._jobs)
         self.sessions = Sessions(store, tenant, self._conversations.remove)
 

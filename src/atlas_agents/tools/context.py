@@ -35,11 +35,11 @@ async def _unasked(form: Form) -> Filled:
 class ToolContext:
     """Whose call it is. `idempotency_key` is the same whenever this very call is tried again; `user` is for whom the
     turn is taken, and `chain` who handed it on; `approved` says whether a person was asked about it, and said yes;
-    `office` is None where nothing is kept."""
+    `team_services` is None where nothing is kept."""
 
     __slots__ = (
         *("_ask", "_note", "_report", "_spend", "_writes", "agent", "approved", "call_id", "chain", "conversation"),
-        *("idempotency_key", "metadata", "office", "run_id", "tenant_id", "user"),
+        *("idempotency_key", "metadata", "team_services", "run_id", "tenant_id", "user"),
     )
 
     def __init__(
@@ -58,7 +58,7 @@ class ToolContext:
         ask: Callable[[Form], Awaitable[Filled]] = _unasked,
         spend: Callable[[str, Usage], Awaitable[None]] = _uncounted,
         chain: Chain = NO_CHAIN,
-        office: TeamServices | None = None,
+        team_services: TeamServices | None = None,
         writes: list[Write] | None = None,
     ) -> None:
         self.conversation = conversation
@@ -71,7 +71,7 @@ class ToolContext:
         self.idempotency_key = f"{run_id}:{call_id}"
         self.user = user
         self.chain = chain
-        self.office = office
+        self.team_services = team_services
         self._report = report
         self._note = note
         self._ask = ask
@@ -93,8 +93,8 @@ class ToolContext:
 
     async def check_budget(self) -> None:
         """Before a model is asked: PlanSpent if the tenant's tokens are used up."""
-        if self.office is not None:
-            await self.office.tenancy.check_tokens()
+        if self.team_services is not None:
+            await self.team_services.tenancy.check_tokens()
 
     async def spend(self, model: str, usage: Usage) -> None:
         """Count what a model took that this call had speak: to the turn, the session and the tenant."""

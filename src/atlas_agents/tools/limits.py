@@ -172,8 +172,8 @@ class MemoryCounter:
 class Ticks:
     """Lets through so many calls of an agent per tick; the rest wait for the next ones, in order."""
 
-    def __init__(self, beat: Ticker, per_tick: int) -> None:
-        self._beat = beat
+    def __init__(self, ticker: Ticker, per_tick: int) -> None:
+        self._ticker = ticker
         self._per_tick = per_tick
         self._left: dict[str, int] = {}
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
@@ -208,7 +208,7 @@ class Ticks:
                 return
             self._queues.clear()  # its beat will not ring any more, and nobody waits there
         self._ticking = asyncio.get_running_loop()
-        self._beat.next(self._next)
+        self._ticker.next(self._next)
 
     def _give_back(self, agent_id: str) -> None:
         for place in self._queues.get(agent_id, ()):
@@ -260,8 +260,8 @@ class Limiter:
         self._clock = clock
         self._zero = clock.time() - clock.monotonic()
         self.days = MemoryCounter() if days is None else days
-        self.beat = Ticker(clock, limits.tick)
-        self.ticks = Ticks(self.beat, limits.per_tick) if limits.per_tick is not None else None
+        self.ticker = Ticker(clock, limits.tick)
+        self.ticks = Ticks(self.ticker, limits.per_tick) if limits.per_tick is not None else None
         self._sessions: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
 
     def repeats(self) -> Repeats | None:

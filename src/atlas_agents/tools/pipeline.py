@@ -429,7 +429,7 @@ class ToolCallExecution:
             spend=self._add_usage,
             user=scope.actor.user,
             chain=scope.chain,
-            office=scope.governance.team_services,
+            team_services=scope.governance.team_services,
             writes=self._writes,
         )
 

@@ -65,13 +65,13 @@ async def delegate_task(
         priority: How urgent it is.
         deadline: Until when it is of use: a time like 2026-11-15T18:00:00Z, or a while like "30 minutes".
     """
-    office = context.office
-    if office is None:
+    services = context.team_services
+    if services is None:
         raise ToolFailed("nothing is kept here: handing on work needs a store")
     if not task_description.strip():
         raise BadArguments("task_description is empty: say what is to be done")
-    _check(target_agent, context, office)
-    now = int(office.clock.time() * 1000)
+    _check(target_agent, context, services)
+    now = int(services.clock.time() * 1000)
     id = hashlib.sha256(context.idempotency_key.encode()).hexdigest()[:16]
     job = JobRow(
         id,
@@ -91,14 +91,14 @@ async def delegate_task(
         due_at=now,
         deadline=_earlier(when(deadline, now) if deadline.strip() else None, context.chain.deadline),
     )
-    context.also(AddJob(job, office.delegation.jobs))
+    context.also(AddJob(job, services.delegation.jobs))
     return {"job_id": id, "status": "queued", "message": f"{target_agent} has the task. Its answer will come to you."}
 
 
-def _check(target: str, context: ToolContext, office: TeamServices) -> None:
+def _check(target: str, context: ToolContext, services: TeamServices) -> None:
     """There is such an agent, none that waits for this turn already, and the chain is not too long."""
     me, waiting = context.agent.id, context.chain.agents
-    others = sorted(each.id for each in office.agents() if each.id != me and each.id not in waiting)
+    others = sorted(each.id for each in services.agents() if each.id != me and each.id not in waiting)
     choice = f"You can ask: {', '.join(others) or 'nobody'}."
     if target == me:
         raise BadArguments(f"{target} is you: do it yourself. {choice}")
@@ -106,7 +106,7 @@ def _check(target: str, context: ToolContext, office: TeamServices) -> None:
         raise LimitExceeded(f"{target} waits for what you do, so it cannot do it for you. {choice}")
     if target not in others:
         raise BadArguments(f"There is no agent {target[:80]!r}. {choice}")
-    if len(waiting) >= office.delegation.depth:
+    if len(waiting) >= services.delegation.depth:
         raise LimitExceeded(
             f"The task was handed on {len(waiting)} times already, and no more is allowed: do it yourself."
         )
@@ -127,12 +127,12 @@ async def get_team_members(
         role_filter: Only those with this role.
         status_filter: Only those with this status: active, invited or suspended.
     """
-    office = _office(context)
-    seen = await office.store.active(context.tenant_id)
+    services = _services(context)
+    seen = await services.store.active(context.tenant_id)
     agents = {agent: max(at for name, _, at in seen if name == agent) for agent, _, _ in seen}
     users = {user: max(at for _, name, at in seen if name == user) for _, user, _ in seen}
-    found = [_member("agent", each.id, each.name, each.role, "active", agents) for each in office.agents()]
-    found += [_member("user", each.name, each.name, each.role, each.status, users) for each in await office.users()]
+    found = [_member("agent", each.id, each.name, each.role, "active", agents) for each in services.agents()]
+    found += [_member("user", each.name, each.name, each.role, each.status, users) for each in await services.users()]
     wanted = (("role", role_filter), ("status", status_filter))
     return [each for each in found if all(not wish or each[key].lower() == wish.lower() for key, wish in wanted)]
 
@@ -140,21 +140,21 @@ async def get_team_members(
 @tool(effect="pure")
 async def get_subscription_info(context: ToolContext) -> dict[str, Any]:
     """Tell the plan of this organisation, its limits, and how much of them is used."""
-    office = _office(context)
-    plan, used = await office.tenancy.plan(), await office.tenancy.used()
+    services = _services(context)
+    plan, used = await services.tenancy.plan(), await services.tenancy.used()
     return {
         "plan": plan.name,
         "tokens": {"used_this_month": used.tokens, "limit": plan.tokens},
         "storage_bytes": {"used": used.storage, "limit": plan.storage},
-        "agents": {"used": len(office.agents()), "limit": plan.agents},
+        "agents": {"used": len(services.agents()), "limit": plan.agents},
         "seats": {"used": used.seats, "limit": plan.seats},
     }
 
 
-def _office(context: ToolContext) -> TeamServices:
-    if context.office is None:
+def _services(context: ToolContext) -> TeamServices:
+    if context.team_services is None:
         raise ToolFailed("nothing is kept here: this needs a store")
-    return context.office
+    return context.team_services
 
 
 def _member(kind: str, id: str, name: str, role: str, status: str, seen: dict[str, int]) -> dict[str, Any]:
