@@ -84,7 +84,7 @@ async def test_documents_are_listed_read_and_searched_and_it_is_written_down(
         assert [each["source"] for each in answer.structured_content["results"]] == ["docs/sea.md"]
         theirs = await here.runtime.study.knowledge.documents("another")
         for uri in (f"knowledge://documents/{theirs[0].id}", "knowledge://documents/x", "file:///etc/passwd"):
-            with pytest.raises(MCPError, match="nothing to read at this address"):
+            with pytest.raises(MCPError, match="resource not found"):
                 await mcp.read_resource(uri)
         with pytest.raises(MCPError, match="not from here"):
             await mcp.list_resources(cursor="'; DROP TABLE")

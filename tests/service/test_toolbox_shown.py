@@ -110,6 +110,6 @@ def test_the_page_of_the_toolbox_names_every_tool_with_its_effect_and_whether_it
     actor = Actor("assistant")
     for tool in known_tools(load({}, environment, tmp_path)):
         cell = HOUSE_RULES.verdict(tool.name, actor, acts=tool.effect != "pure").cell
-        asks = "nobody may" if cell == "no" else "yes" if cell == "ask" or tool.confirm is True else "no"
+        asks = "denied without a policy" if cell == "no" else "yes" if cell == "ask" or tool.confirm is True else "no"
         assert lines.pop(tool.name) == (tool.effect, asks), tool.name
     assert not lines

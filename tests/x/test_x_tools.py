@@ -241,7 +241,7 @@ async def test_a_post_that_is_not_there_did_not_happen(
     monkeypatch.setattr("atlas_agents.builtin_tools.x._LOOK_AGAIN", 0.01)
     double.faults.append(Fault("/2/tweets", 503))
     step = await Desk(double, tmp_path).call("post_to_x", content="Hello")
-    assert step.status == "error" and "before it happened" in step.output
+    assert step.status == "error" and "before it took effect" in step.output
     double.faults += [Fault("/2/tweets"), Fault("/2/users/me", 500)]
     step = await Desk(double, tmp_path).call("post_to_x", content="Hello")
     assert step.status == "unknown" and double.posts == []
