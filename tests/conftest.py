@@ -1,5 +1,6 @@
 """Rules for every test: no network beyond loopback, no settings from the host, bytecode files for child processes."""
 
+import gc
 import ipaddress
 import os
 import signal
@@ -64,6 +65,12 @@ sys.addaudithook(_refuse_beyond_loopback)
 def pytest_runtest_setup() -> None:
     for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
         del os.environ[name]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from scanning all imported modules and collected tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

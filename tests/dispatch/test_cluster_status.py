@@ -173,7 +173,7 @@ async def test_a_worker_that_drains_takes_nothing_new_ends_what_it_can_and_leave
         found = await look(server)
         member = of(found, worker)
         assert member is not None and member.draining and not member.leads
-        assert any("Nobody works" in words for words in found.problems)
+        assert any("No worker is running" in words for words in found.problems)
         assert await stopping == 0
         found = await look(server)
         assert of(found, worker) is None and found.queue.waiting == 2 and found.queue.lag > 0
