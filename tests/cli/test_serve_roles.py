@@ -40,7 +40,9 @@ def test_single_process_and_cluster_exclude_each_other(home: Home, database: str
     elsewhere = {"ATLAS_HOME": str(home.folder / "elsewhere"), "ATLAS_WORKSPACE": str(home.path / "workspace")}
     with home.gateway():
         refused = home.run("serve", "--role", "worker", **elsewhere)
-        assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
+        assert refused.returncode == 2
+        (error,) = [line for line in refused.stderr.splitlines() if " info " not in line]  # pgvector may be missing
+        assert error.startswith("atlas: ")
         assert "another Atlas process uses this database exclusively" in refused.stderr
     with home.gateway("--role", "all"):
         refused = home.run("serve", **elsewhere)

@@ -53,7 +53,7 @@ def _rows(setting: Setting) -> Tables:
 def _is_quiet(setting: Setting) -> bool:
     """No run is open, every job is told, and nothing is left in the queue."""
     found = _rows(setting)
-    if any(run.status in OPEN for run in found.runs) or not all(job.told for job in found.jobs):
+    if any(run.status in OPEN for run in found.runs) or not all(job.notified for job in found.jobs):
         return False
     if setting.inline:
         return True

@@ -164,7 +164,7 @@ async def test_a_question_goes_through_the_team_and_a_sudden_end(
     assert ["post_to_x" in script.of(who)[0].tools for who in ("atlas", "binky", "archy")] == [True, False, False]
     assert "post_to_x is not permitted for binky" in script.of("binky")[2].results[0]
     checked = await asyncio.to_thread(place.run, "audit", "verify")
-    assert (checked.returncode, "whole" in checked.stdout) == (0, True), checked.stdout
+    assert (checked.returncode, "intact" in checked.stdout) == (0, True), checked.stdout
 
 
 async def _until_the_job_runs(place: TeamProcess, script: Minds) -> dict[str, Any]:
