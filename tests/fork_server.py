@@ -211,8 +211,10 @@ def _reap(children: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        with open(children.pop(pid), "wb") as ended, contextlib.suppress(BrokenPipeError):
-            ended.write(str(os.waitstatus_to_exitcode(status)).encode())
+        ended = children.pop(pid)
+        with contextlib.suppress(BrokenPipeError):  # who asked no longer listens
+            os.write(ended, str(os.waitstatus_to_exitcode(status)).encode())
+        os.close(ended)
 
 
 _loaded: set[Path] = set()

@@ -61,3 +61,4 @@ def test_a_program_that_raises_ends_with_its_traceback(tmp_path: Path) -> None:
 def test_a_program_that_takes_too_long_is_killed(script: str) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         fork_server.run(script, "wait", timeout=0.1)
+    assert fork_server.run(script, "3").returncode == 3, "the server still works, though nobody read the exit code"

@@ -19,10 +19,12 @@ import websockets
 from atlas_agents import ConfigError
 from atlas_agents.app.home_lock import RunningGateway, find_running, lock_home, publish_address
 from atlas_agents.app.serve import ServedGateway, private_gateway
+from atlas_agents.cli.connect import GatewaySession
 from atlas_agents.config.load import load
 from atlas_agents.config.open import open_store
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import SystemClock
+from atlas_agents.core.errors import Unreachable
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import AcceptRun, AddEvents, DropRecord, PutSession, ReserveEvents, SetRun
 from atlas_agents.storage import retention
@@ -133,6 +135,26 @@ def test_a_note_that_a_sudden_end_left_behind_is_not_believed(tmp_path: Path) ->
         assert found.url == "http://127.0.0.1:1"
         (tmp_path / "running.json").write_text("half a no")
         assert find_running(tmp_path) is None
+
+
+async def test_address_of_a_killed_gateway_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    publish_address(tmp_path, RunningGateway(1, "http://127.0.0.1:1"))
+    with lock_home(tmp_path):
+        assert find_running(tmp_path) is None
+
+
+async def test_client_waits_for_a_restart_although_the_old_address_was_still_there(tmp_path: Path) -> None:
+    settings, _ = settled(tmp_path / "home")
+    settings.home.mkdir()
+    session = GatewaySession(settings)
+    session._on_connection_status("lost")  # pyright: ignore[reportPrivateUsage]
+    with lock_home(settings.home):
+        publish_address(settings.home, RunningGateway(1, "http://127.0.0.1:1"))
+        (settings.home / "token").write_text("t")
+        assert (await session.find_gateway()).url == "http://127.0.0.1:1"
+    with pytest.raises(Unreachable):
+        await session.find_gateway()
+    await session.close()
 
 
 async def test_a_page_of_every_origin_is_not_let_in_by_a_star(tmp_path: Path) -> None:

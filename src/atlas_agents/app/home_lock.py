@@ -7,7 +7,7 @@ import fcntl
 import os
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -37,12 +37,13 @@ def lock_home(home: Path, *, shared: bool = False) -> Generator[None, None, None
     with (home / _LOCK).open("a") as file:
         if not _acquire(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             raise ConfigError(_in_use(home))
+        if not shared:
+            (home / _ADDRESS).unlink(missing_ok=True)  # left by a process that was killed
         try:
             yield
         finally:
             if not shared or _is_own(home):
-                with suppress(FileNotFoundError):
-                    (home / _ADDRESS).unlink()
+                (home / _ADDRESS).unlink(missing_ok=True)
 
 
 def publish_address(home: Path, gateway: RunningGateway) -> None:

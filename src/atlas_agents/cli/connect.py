@@ -122,7 +122,6 @@ class GatewaySession:
             return self._embedded or GatewayAddress("", "")
         other = find_running(self.settings.home)
         if other is not None and other.url:
-            self._lost_at = None
             return GatewayAddress(other.url, read_token(self.settings))
         if self._lost_at is not None and time.monotonic() - self._lost_at < _RESTART_SECONDS:
             raise Unreachable("the gateway is not running any more")
