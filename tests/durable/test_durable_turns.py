@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, RetryPolicy, StoreError, tool, verify
-from atlas_agents.core.store import Write
+from atlas_agents.core.store import RunRow, Write
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
@@ -302,3 +302,25 @@ async def test_turn_stopped_after_its_last_reply_is_not_reported_as_ended() -> N
         async with in_memory_atlas(Scripted(), store=store) as resumed:
             (again,) = await resumed.recover()
             assert (await again.reply()).text == "Done."
+
+
+class SlowListing(MemoryStore):
+    """Lists open runs as they were before the last turn ended."""
+
+    listed: list[RunRow] | None = None
+
+    async def open_runs(self) -> list[RunRow]:
+        return await super().open_runs() if self.listed is None else self.listed
+
+
+async def test_recovery_does_not_resume_a_run_that_ended_after_it_was_listed() -> None:
+    store, model = SlowListing(), Scripted(says("Done."))
+    async with in_memory_atlas(model, store=store) as atlas:
+        stream = atlas.send("go")
+        await stream.accepted()
+        store.listed = await store.open_runs()
+        assert [row.id for row in store.listed] == [stream.stream_id]
+        await stream.reply()
+        await until(lambda: atlas.stream(stream.stream_id) is None)
+        assert await atlas.recover() == []
+    assert len(model.requests) == 1

@@ -132,5 +132,11 @@ class Inline:
 
     async def recover(self) -> list[str]:
         """Resume open runs once at startup; no other process may be working on them."""
-        rows = [row for row in await self._executor.open_runs() if row.tenant == self._executor.tenant]
-        return [row.id for row in rows if await self._executor.resume_run(row) is not None]
+        resumed: list[str] = []
+        for listed in await self._executor.open_runs():
+            if listed.tenant != self._executor.tenant or self._executor.running_turn(listed.id) is not None:
+                continue
+            row = await self._executor.run_row(listed.id)  # it may have ended here since it was listed
+            if row is not None and row.ended_at is None and await self._executor.resume_run(row) is not None:
+                resumed.append(row.id)
+        return resumed
