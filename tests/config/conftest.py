@@ -1,11 +1,11 @@
-"""A desk for each test."""
+"""Isolated settings sources for each test."""
 
 from pathlib import Path
 
 import pytest
-from settings_words import Desk
+from settings_sources import SettingsSources
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def sources(tmp_path: Path) -> SettingsSources:
+    return SettingsSources(tmp_path)

@@ -1,4 +1,4 @@
-"""What settings name is opened: a store of the right kind, a policy; and what cannot be is told."""
+"""`open_store` and `open_policy` open what the settings name."""
 
 import stat
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from settings_words import Desk
+from settings_sources import SettingsSources
 
 from atlas_agents import Actor, ConfigError
 from atlas_agents.config import open_policy, open_store
@@ -14,8 +14,8 @@ from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
 
 
-async def test_without_anything_the_store_is_a_file_in_the_home_folder(desk: Desk) -> None:
-    settings = desk.load()
+async def test_default_store_is_a_file_in_the_home_folder(sources: SettingsSources) -> None:
+    settings = sources.load()
     store = open_store(settings)
     assert isinstance(store, SqliteStore)
     await store.open()
@@ -27,28 +27,28 @@ async def test_without_anything_the_store_is_a_file_in_the_home_folder(desk: Des
 @pytest.mark.parametrize(
     "url", ["sqlite:///x.db", "SQLITE:///./x.db", "sqlite:///{cwd}/x.db", "sqlite:///~/../project/x.db"]
 )
-def test_a_file_elsewhere_can_be_named(url: str, desk: Desk) -> None:
-    store = open_store(desk.load(ATLAS_DATABASE_URL=url.replace("{cwd}", str(desk.cwd))))
+def test_database_file_can_be_elsewhere(url: str, sources: SettingsSources) -> None:
+    store = open_store(sources.load(ATLAS_DATABASE_URL=url.replace("{cwd}", str(sources.cwd))))
     assert isinstance(store, SqliteStore)
-    assert store.path == desk.cwd / "x.db"
+    assert store.path == sources.cwd / "x.db"
 
 
-def test_a_file_in_a_folder_that_is_not_there_is_told(desk: Desk) -> None:
-    settings = desk.load(ATLAS_DATABASE_URL="sqlite:///srv/atlas.db")
+def test_database_file_in_a_missing_folder_is_rejected(sources: SettingsSources) -> None:
+    settings = sources.load(ATLAS_DATABASE_URL="sqlite:///srv/atlas.db")
     with pytest.raises(ConfigError) as caught:
         open_store(settings)
     assert str(caught.value) == (
-        f"database_url: there is no folder {desk.cwd}/srv; "
-        "make it; a whole path begins with four slashes: sqlite:////folder/file.db"
+        f"database_url: folder not found: {sources.cwd}/srv; "
+        "create it; an absolute path starts with four slashes: sqlite:////folder/file.db"
     )
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
-def test_a_postgres_server_can_be_named(scheme: str, desk: Desk) -> None:
-    assert isinstance(open_store(desk.load(ATLAS_DATABASE_URL=f"{scheme}://ana@127.0.0.1:1/atlas")), PostgresStore)
+def test_postgres_url_opens_a_postgres_store(scheme: str, sources: SettingsSources) -> None:
+    assert isinstance(open_store(sources.load(ATLAS_DATABASE_URL=f"{scheme}://ana@127.0.0.1:1/atlas")), PostgresStore)
 
 
-def test_without_the_extra_postgres_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_error_names_the_extra_for_postgres(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['psycopg'] = None\n"
         "from atlas_agents.config import load, open_store\n"
@@ -60,18 +60,18 @@ def test_without_the_extra_postgres_is_refused_with_what_to_do(tmp_path: Path) -
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=30)
     assert (done.stdout, done.stderr) == (
-        "ConfigError database_url: Postgres needs an extra: pip install 'atlas-agents[postgres]'\n",
+        "ConfigError database_url: Postgres needs an extra; run: pip install 'atlas-agents[postgres]'\n",
         "",
     )
 
 
-def test_the_policy_is_read_from_its_file(desk: Desk) -> None:
-    assert open_policy(desk.load()) is None
-    (desk.cwd / "team.toml").write_text("[tools.bash]\nask = ['assistant']\n")
-    desk.project("policy = 'team.toml'\n")
-    policy = open_policy(desk.load())
+def test_policy_is_read_from_its_file(sources: SettingsSources) -> None:
+    assert open_policy(sources.load()) is None
+    (sources.cwd / "team.toml").write_text("[tools.bash]\nask = ['assistant']\n")
+    sources.project("policy = 'team.toml'\n")
+    policy = open_policy(sources.load())
     assert policy is not None
     assert policy.verdict("bash", Actor("assistant")).cell == "ask"
-    (desk.cwd / "team.toml").write_text("[tool.bash]\nask = ['assistant']\n")
+    (sources.cwd / "team.toml").write_text("[tool.bash]\nask = ['assistant']\n")
     with pytest.raises(ConfigError, match=r"team\.toml: there is no section 'tool'"):
-        open_policy(desk.load())
+        open_policy(sources.load())

@@ -1,4 +1,4 @@
-"""Settings from all their sources: which one wins, what they default to, and how they are explained."""
+"""Settings from all sources: precedence, defaults and explanation."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from settings_words import Desk
+from settings_sources import SettingsSources
 
 from atlas_agents import ConfigError, Delegation, Limits
 from atlas_agents.config import SETTINGS, Explained, load, load_again, open_home
@@ -17,37 +17,37 @@ from atlas_agents.testing import Environment
 TOKEN = "canary-token-0123456789abcdef"
 
 
-def test_without_anything_the_defaults_hold(desk: Desk) -> None:
-    settings = desk.load()
-    home = desk.person / "data" / "atlas-agents"
+def test_settings_have_defaults(sources: SettingsSources) -> None:
+    settings = sources.load()
+    home = sources.person / "data" / "atlas-agents"
     assert (settings.home, settings.workspace) == (home, home / "workspace")
     assert settings.database_url.reveal() == f"sqlite:///{home}/atlas.db"
     assert (settings.host, settings.port, settings.token) == ("127.0.0.1", 18789, None)
-    assert settings.limits == Limits.of_gateway(Environment({}, dotenv=None))
+    assert settings.limits == Limits.from_environment(Environment({}, dotenv=None))
     assert {line.origin for line in settings.explain()} == {"default"}
     assert settings.notices == ()
-    assert not home.exists()  # reading settings makes nothing
+    assert not home.exists()  # loading settings creates nothing
 
 
-def test_each_source_goes_before_the_one_below_it(desk: Desk) -> None:
-    desk.user("port = 1\n\nhost = '::1'\nrepeats = 3\ntick = 7\nlog_level = 'error'\n")
-    desk.project("port = 2\n# here\nrepeats = 4\ntick = 8.5\nlog_level = 'debug'\n")
-    desk.dotenv("ATLAS_PORT=3\nATLAS_TICK=9\nATLAS_LOG_LEVEL=info\n")
-    settings = desk.load({"port": 5, "model": None}, ATLAS_PORT="4", ATLAS_LOG_LEVEL="warning")
+def test_sources_have_an_order_of_precedence(sources: SettingsSources) -> None:
+    sources.user("port = 1\n\nhost = '::1'\nrepeats = 3\ntick = 7\nlog_level = 'error'\n")
+    sources.project("port = 2\n# here\nrepeats = 4\ntick = 8.5\nlog_level = 'debug'\n")
+    sources.dotenv("ATLAS_PORT=3\nATLAS_TICK=9\nATLAS_LOG_LEVEL=info\n")
+    settings = sources.load({"port": 5, "model": None}, ATLAS_PORT="4", ATLAS_LOG_LEVEL="warning")
     found = {line.key: (line.value, line.origin) for line in settings.explain() if line.origin != "default"}
     assert found == {
         "port": ("5", "--port"),
         "log_level": ("warning", "environment ATLAS_LOG_LEVEL"),
-        "tick": ("9", f"{desk.cwd}/.env:2"),
-        "repeats": ("4", f"{desk.project_file}:3"),
-        "host": ("::1", f"{desk.user_file}:3"),
+        "tick": ("9", f"{sources.cwd}/.env:2"),
+        "repeats": ("4", f"{sources.project_file}:3"),
+        "host": ("::1", f"{sources.user_file}:3"),
     }
     assert (settings.port, settings.tick, settings.repeats) == (5, 9.0, 4)
 
 
-def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
-    (desk.cwd / "team.toml").write_text("")
-    (desk.cwd / "mine.toml").write_text("")
+def test_every_setting_has_an_environment_variable(sources: SettingsSources) -> None:
+    (sources.cwd / "team.toml").write_text("")
+    (sources.cwd / "mine.toml").write_text("")
     values = {
         "ATLAS_HOME": "state",
         "ATLAS_WORKSPACE": "~/agents",
@@ -104,11 +104,11 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "ATLAS_JOBS_AT_ONCE": "4",
     }
     assert set(values) == {setting.variable for setting in SETTINGS.values()}
-    settings = desk.load(**values)
+    settings = sources.load(**values)
     assert {line.key: line.value for line in settings.explain()} == {
-        "home": f"{desk.cwd}/state",
-        "workspace": f"{desk.person}/agents",
-        "config": f"{desk.cwd}/mine.toml",
+        "home": f"{sources.cwd}/state",
+        "workspace": f"{sources.person}/agents",
+        "config": f"{sources.cwd}/mine.toml",
         "token": "[REDACTED]",
         "host": "0.0.0.0",
         "port": "0",
@@ -118,7 +118,7 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "redis_url": "redis://:[REDACTED]@cache:6379/0",
         "model": "openai/gpt-5.2",
         "provider_limits": "openai requests=5, http at_once=2",
-        "policy": f"{desk.cwd}/team.toml",
+        "policy": f"{sources.cwd}/team.toml",
         "approval_deadline": "60",
         "two_person": "true",
         "max_actions_per_day": "7",
@@ -133,10 +133,10 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
         "role": "worker",
         "drain_seconds": "30",
         "disabled_plugins": "broken, slow",
-        "folder": f"{desk.cwd}/project",
+        "folder": f"{sources.cwd}/project",
         "sandbox": "bubblewrap",
         "bash_network": "true",
-        "code_python": f"{desk.cwd}/science",
+        "code_python": f"{sources.cwd}/science",
         "code_memory": "512",
         "search": "searxng",
         "search_url": "http://localhost:8888",
@@ -165,85 +165,83 @@ def test_every_setting_can_be_said_in_the_environment(desk: Desk) -> None:
     assert settings.limits == Limits(at_once=2, per_tick=3, tick=0.5, per_day=7, repeats=4)
 
 
-def test_a_secret_is_never_shown(desk: Desk) -> None:
-    settings = desk.load(ATLAS_TOKEN=TOKEN, ATLAS_DATABASE_URL="postgresql://ana:pass-canary@db/x")
-    shown = f"{settings!r} {settings} {settings.explain()!r} {desk.environment()!r}"
+def test_secret_is_never_displayed(sources: SettingsSources) -> None:
+    settings = sources.load(ATLAS_TOKEN=TOKEN, ATLAS_DATABASE_URL="postgresql://ana:pass-canary@db/x")
+    shown = f"{settings!r} {settings} {settings.explain()!r} {sources.environment()!r}"
     assert [secret for secret in (TOKEN, "pass-canary") if secret in shown] == []
 
 
-def test_a_relative_path_begins_where_it_is_written(desk: Desk) -> None:
-    desk.user("workspace = 'agents'\n")
-    assert desk.load().workspace == desk.user_file.parent / "agents"
-    desk.project("workspace = '../agents'\ndatabase_url = 'sqlite:///state/x.db'\n")
-    assert desk.load().workspace == desk.cwd.parent / "agents"
-    assert desk.load().database_url.reveal() == f"sqlite:///{desk.cwd}/state/x.db"
-    assert desk.load(ATLAS_WORKSPACE="here").workspace == desk.cwd / "here"
-    assert desk.load({"workspace": Path("/there")}).workspace == Path("/there")
+def test_relative_path_starts_at_its_source(sources: SettingsSources) -> None:
+    sources.user("workspace = 'agents'\n")
+    assert sources.load().workspace == sources.user_file.parent / "agents"
+    sources.project("workspace = '../agents'\ndatabase_url = 'sqlite:///state/x.db'\n")
+    assert sources.load().workspace == sources.cwd.parent / "agents"
+    assert sources.load().database_url.reveal() == f"sqlite:///{sources.cwd}/state/x.db"
+    assert sources.load(ATLAS_WORKSPACE="here").workspace == sources.cwd / "here"
+    assert sources.load({"workspace": Path("/there")}).workspace == Path("/there")
 
 
-def test_a_settings_file_can_be_named(desk: Desk) -> None:
-    desk.project("port = 1\n")
-    (desk.cwd / "other.toml").write_text("port = 2\n")
-    assert desk.load(ATLAS_CONFIG="other.toml").port == 2
-    assert desk.load({"config": "atlas.toml"}).port == 1
-    assert desk.refusal({"config": "none.toml"}) == (
-        "none.toml: there is no such settings file; make it, or leave --config and ATLAS_CONFIG out"
+def test_settings_file_can_be_chosen(sources: SettingsSources) -> None:
+    sources.project("port = 1\n")
+    (sources.cwd / "other.toml").write_text("port = 2\n")
+    assert sources.load(ATLAS_CONFIG="other.toml").port == 2
+    assert sources.load({"config": "atlas.toml"}).port == 1
+    assert sources.error({"config": "none.toml"}) == (
+        "settings file not found: none.toml; create it, or remove --config and ATLAS_CONFIG"
     )
 
 
-def test_a_token_may_stand_in_a_file_of_its_own(desk: Desk) -> None:
-    secret = desk.cwd / "token"
+def test_token_can_be_read_from_a_secret_file(sources: SettingsSources) -> None:
+    secret = sources.cwd / "token"
     secret.write_text(f"{TOKEN}\n")
     secret.chmod(0o600)
-    settings = desk.load(ATLAS_TOKEN_FILE="token")
+    settings = sources.load(ATLAS_TOKEN_FILE="token")
     assert settings.token is not None and settings.token.reveal() == TOKEN
     assert Explained("token", "[REDACTED]", str(secret)) in settings.explain()
     assert settings.notices == ()
     secret.chmod(0o644)
-    assert desk.load().notices == (
-        f"ATLAS_TOKEN_FILE points to {secret}, which other users can read: say chmod 600 {secret}",
-    )
+    assert sources.load().notices == (f"ATLAS_TOKEN_FILE: other users can read {secret}; run: chmod 600 {secret}",)
     secret.chmod(0o602)
-    assert desk.refusal() == ("ATLAS_TOKEN_FILE points to token, which every user can write to; run: chmod 600 token")
+    assert sources.error() == ("ATLAS_TOKEN_FILE points to token, which every user can write to; run: chmod 600 token")
 
 
-def test_a_variable_that_looks_like_a_slip_is_noticed(desk: Desk) -> None:
-    settings = desk.load(ATLAS_PROT="1", ATLAS_SOMETHING_OF_ANOTHER_PROGRAM="x", PORT="2")
-    assert settings.notices == ("ATLAS_PROT is set, and there is no such setting; did you mean ATLAS_PORT?",)
+def test_misspelled_variable_causes_a_notice(sources: SettingsSources) -> None:
+    settings = sources.load(ATLAS_PROT="1", ATLAS_SOMETHING_OF_ANOTHER_PROGRAM="x", PORT="2")
+    assert settings.notices == ("unknown environment variable ATLAS_PROT; did you mean ATLAS_PORT?",)
 
 
-def test_the_environment_of_the_process_and_the_file_of_the_folder_are_read(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+def test_load_reads_the_process_environment_and_dotenv(
+    sources: SettingsSources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.dotenv("ATLAS_REPEATS=3\n")
-    for name, value in desk.variables.items():
+    sources.dotenv("ATLAS_REPEATS=3\n")
+    for name, value in sources.variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("ATLAS_PORT", "99")
-    monkeypatch.chdir(desk.cwd)
+    monkeypatch.chdir(sources.cwd)
     settings = load()
     assert (settings.port, settings.repeats) == (99, 3)
 
 
-# Again
+# Reload
 
 
-def test_settings_that_cannot_be_used_leave_the_old_ones(desk: Desk) -> None:
-    desk.project("port = 1\n")
-    old = desk.load()
+def test_invalid_settings_keep_the_old_ones(sources: SettingsSources) -> None:
+    sources.project("port = 1\n")
+    old = sources.load()
     for half in ("port = ", "port = 2\nhos", "port = '2'\n", "port = 2\nport = 3\n"):
-        desk.project(half)
-        kept, error = load_again(old, {}, desk.environment(), desk.cwd)
-        assert kept is old
-        assert error is not None and error.startswith(f"{desk.project_file}:")
-    desk.project("port = 2\n")
-    new, error = load_again(old, {}, desk.environment(), desk.cwd)
+        sources.project(half)
+        current, error = load_again(old, {}, sources.environment(), sources.cwd)
+        assert current is old
+        assert error is not None and error.startswith(f"{sources.project_file}:")
+    sources.project("port = 2\n")
+    new, error = load_again(old, {}, sources.environment(), sources.cwd)
     assert (new.port, error) == (2, None)
 
 
-# Places
+# Home folder
 
 
-def test_the_home_folder_is_where_this_system_keeps_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_home_folder_follows_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def home(**values: str) -> Path:
         return paths.home(Environment({"HOME": "/home/ana", **values}, dotenv=None))
 
@@ -259,14 +257,14 @@ def test_the_home_folder_is_where_this_system_keeps_data(tmp_path: Path, monkeyp
     assert home() == Path("/home/ana/Library/Application Support/atlas-agents")
 
 
-def test_the_home_folder_is_made_for_its_owner_only(desk: Desk) -> None:
-    settings = desk.load(ATLAS_HOME="deep/state")
+def test_home_folder_is_private(sources: SettingsSources) -> None:
+    settings = sources.load(ATLAS_HOME="deep/state")
     before = os.umask(0)
     try:
         made = open_home(settings)
     finally:
         os.umask(before)
-    assert made == desk.cwd / "deep" / "state"
+    assert made == sources.cwd / "deep" / "state"
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     made.chmod(0o750)
     assert open_home(settings) == made  # a folder that is there is its owner's business
@@ -274,15 +272,15 @@ def test_the_home_folder_is_made_for_its_owner_only(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("where", ["file", "file/state"])
-def test_a_home_that_cannot_be_made_is_named(where: str, desk: Desk) -> None:
-    (desk.cwd / "file").write_text("")
+def test_home_folder_that_cannot_be_created_is_named(where: str, sources: SettingsSources) -> None:
+    (sources.cwd / "file").write_text("")
     with pytest.raises(
         ConfigError, match=rf"(expected a folder at .*{where},|cannot create the folder .*{where}: .*; set ATLAS_HOME)"
     ):
-        open_home(desk.load(ATLAS_HOME=where))
+        open_home(sources.load(ATLAS_HOME=where))
 
 
-def test_flags_of_any_type_are_taken(desk: Desk) -> None:
+def test_flags_accept_typed_values(sources: SettingsSources) -> None:
     flags: dict[str, Any] = {"port": "7", "two_person": True, "allowed_hosts": ["a.example"], "tick": 2}
-    settings = desk.load(flags)
+    settings = sources.load(flags)
     assert (settings.port, settings.two_person, settings.allowed_hosts, settings.tick) == (7, True, ("a.example",), 2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from atlas_agents.config.settings import has_password, redacted
+from atlas_agents.config.settings import has_password, redact_url
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ from atlas_agents.config.settings import has_password, redacted
         ("ana:pw", "…"),
     ],
 )
-def test_a_password_is_hidden(url: str, shown: str | None) -> None:
-    assert redacted(url, "…") == (shown or "postgresql://db/atlas?user=ana&PASSWORD=…&sslmode=require")
+def test_password_in_url_is_redacted(url: str, shown: str | None) -> None:
+    assert redact_url(url, "…") == (shown or "postgresql://db/atlas?user=ana&PASSWORD=…&sslmode=require")
     assert has_password(url)
 
 
@@ -34,6 +34,6 @@ def test_a_password_is_hidden(url: str, shown: str | None) -> None:
         "unix:///run/redis.sock",
     ],
 )
-def test_an_address_without_a_password_is_shown_as_it_is(url: str) -> None:
-    assert redacted(url, "…") == url
+def test_url_without_password_is_unchanged(url: str) -> None:
+    assert redact_url(url, "…") == url
     assert not has_password(url)

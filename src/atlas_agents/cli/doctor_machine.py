@@ -141,10 +141,10 @@ def check_token(settings: Settings) -> Iterator[CheckResult]:
 
 
 def _check_strength(settings: Settings, tokens: Any) -> CheckResult:
-    from atlas_agents.gateway.auth import STRONG, strength
+    from atlas_agents.gateway.auth import MIN_TOKEN_BITS, strength
     from atlas_agents.gateway.settings import LOOPBACK
 
-    weak = strength(tokens.main.reveal()) < STRONG
+    weak = strength(tokens.main.reveal()) < MIN_TOKEN_BITS
     source = settings.origins.get("token", str(tokens.path))
     if weak and settings.host not in LOOPBACK:
         message = f"the token from {source} is too weak to listen on {settings.host}"
@@ -161,14 +161,14 @@ def _check_strength(settings: Settings, tokens: Any) -> CheckResult:
 
 async def check_database(settings: Settings) -> AsyncIterator[CheckResult]:
     from atlas_agents.config.open import open_store
-    from atlas_agents.config.settings import redacted, scheme
+    from atlas_agents.config.settings import redact_url, scheme
     from atlas_agents.storage.migrations import STEPS
 
     url = settings.database_url.reveal()
     if scheme(url) == "sqlite":
         yield _check_sqlite(Path(url.removeprefix("sqlite:///")))
         return
-    shown = redacted(url, "…")
+    shown = redact_url(url, "…")
     store = open_store(settings)
     try:
         async with asyncio.timeout(_CONNECT_SECONDS * 2):
@@ -226,12 +226,12 @@ def _check_sqlite_content(path: Path) -> CheckResult:
 
 
 async def check_redis(settings: Settings) -> AsyncIterator[CheckResult]:
-    from atlas_agents.config.settings import redacted
+    from atlas_agents.config.settings import redact_url
 
     if settings.redis_url is None:
         return
     url = settings.redis_url.reveal()
-    shown = redacted(url, "…")
+    shown = redact_url(url, "…")
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             answer = await _ping_redis(url)

@@ -1,4 +1,4 @@
-"""The settings of the command and the gateway: where they come from, and what is opened with them."""
+"""Settings of the CLI and the gateway: load them, and open the stores and files they name."""
 
 from atlas_agents.config.load import load, load_again
 from atlas_agents.config.open import open_home, open_policy, open_store

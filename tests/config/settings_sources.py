@@ -1,4 +1,4 @@
-"""What the tests of settings share: a folder, a person and an environment that are nobody's."""
+"""Sources of settings for tests: files, `.env` and an environment that are independent of the machine."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from atlas_agents.config import Settings, load
 from atlas_agents.testing import Environment
 
 
-class Desk:
-    """A folder to start in, a home, and what the environment says."""
+class SettingsSources:
+    """Working directory, user folder and environment variables of one test."""
 
     def __init__(self, folder: Path) -> None:
         self.cwd = folder / "project"
@@ -39,8 +39,8 @@ class Desk:
         self.variables |= variables
         return load(flags, self.environment(), self.cwd)
 
-    def refusal(self, flags: dict[str, Any] | None = None, /, **variables: str) -> str:
-        """What is said to settings that cannot be used, with short names for its folders."""
+    def error(self, flags: dict[str, Any] | None = None, /, **variables: str) -> str:
+        """Return the error message of invalid settings, with its folders shortened."""
         with pytest.raises(ConfigError) as caught:
             self.load(flags, **variables)
         return str(caught.value).replace(f"{self.cwd}/", "").replace(f"{self.person}/", "~/")
