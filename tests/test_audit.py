@@ -101,10 +101,10 @@ async def test_a_whole_chain_verifies_and_the_first_altered_or_missing_row_is_na
     changed = msgspec.structs.replace(rows[2].entry, success=False)
     altered = [*rows[:2], msgspec.structs.replace(rows[2], entry=changed), *rows[3:]]
     assert verify(altered) == "row 3 was changed after it was written"
-    assert verify([*rows[:1], *rows[2:]]) == "row 2 is missing: row 3 stands in its place"
+    assert verify([*rows[:1], *rows[2:]]) == "row 2 is missing: found row 3 instead"
     forged = msgspec.structs.replace(rows[1], previous="f" * 64)
-    assert verify([rows[0], forged, *rows[2:]]) == "row 2 does not follow the row before it: one of them was replaced"
-    assert verify(rows[1:]) == "row 1 is missing: row 2 stands in its place"
+    assert verify([rows[0], forged, *rows[2:]]) == "row 2 does not match the hash of the row before it: one of them was replaced"
+    assert verify(rows[1:]) == "row 1 is missing: found row 2 instead"
 
 
 async def test_tenants_have_chains_of_their_own() -> None:

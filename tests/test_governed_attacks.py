@@ -40,10 +40,10 @@ from atlas_agents import (
 from atlas_agents.core.paths import Environment
 from atlas_agents.providers.registry import Registry
 from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, in_memory_atlas, says
-from atlas_agents.tools.approvals import binding
+from atlas_agents.tools.approvals import compute_binding
 from atlas_agents.tools.audit import AuditEntry, AuditRecord
-from atlas_agents.tools.execute import BadResult, json_value
-from atlas_agents.tools.limits import Slots, Ticker, Ticks, process_slots
+from atlas_agents.tools.execute import BadResult, to_json_value
+from atlas_agents.tools.limits import Slots, Ticker, TickLimiter, process_slots
 from atlas_agents.tools.policy import Actor
 from atlas_agents.tools.redact import HIDDEN, Redactor
 from atlas_agents.tools.tool import Effect
@@ -112,7 +112,7 @@ async def test_answer_after_the_deadline_is_ignored() -> None:
         await clock.advance(61)
         await _ended(stream)
     assert shop.bought == []
-    declined = {"cancelled": True, "reason": "nobody answered within 60 s"}
+    declined = {"cancelled": True, "reason": "no answer within 60 s"}
     assert _model_results(model) == [("error", "declined", declined)]
 
 
@@ -284,12 +284,13 @@ def test_different_arguments_never_have_one_hash() -> None:
         "ls ",
         "ls\u200b",
     ]
-    hashes = {binding("act", {"a": value}, "v", "/") for value in alike}
+    hashes = {compute_binding("act", {"a": value}, "v", "/") for value in alike}
     assert len(hashes) == len(alike)
-    assert binding("act", {"a": 1, "b": 2}, "v", "/") == binding("act", {"b": 2, "a": 1}, "v", "/")
+    both = {compute_binding("act", arguments, "v", "/") for arguments in ({"a": 1, "b": 2}, {"b": 2, "a": 1})}
+    assert len(both) == 1
     for value in (float("nan"), float("inf"), b"AQ==", {1: 2}, (1, 2)):
-        with pytest.raises(BadArguments, match="no plain JSON"):
-            binding("act", {"a": value}, "v", "/")
+        with pytest.raises(BadArguments, match="not plain JSON"):
+            compute_binding("act", {"a": value}, "v", "/")
 
 
 @pytest.mark.parametrize("other", ["agent", "user", "tenant", "session"])
@@ -668,31 +669,31 @@ class Bell(VirtualClock):
 
 async def test_a_turn_given_to_who_gives_up_goes_to_the_next() -> None:
     clock = Bell()
-    ticks = Ticks(Ticker(clock, 5.0), 1)
-    await ticks.turn("a")
-    second, third = (asyncio.create_task(ticks.turn("a")) for _ in range(2))
+    ticks = TickLimiter(Ticker(clock, 5.0), 1)
+    await ticks.acquire("a")
+    second, third = (asyncio.create_task(ticks.acquire("a")) for _ in range(2))
     await asyncio.sleep(0)
     clock.ring()
     second.cancel()
     async with asyncio.timeout(PATIENCE):
         await third
     assert second.cancelled()
-    assert ticks.waiting("a") == 0
+    assert ticks.queue_length("a") == 0
 
 
 async def test_who_gives_up_waiting_as_a_place_becomes_free_is_just_cancelled() -> None:
     slots = Slots(1)
-    assert slots.take()
-    first, second = (asyncio.create_task(slots.wait()) for _ in range(2))
+    await slots.acquire()
+    first, second = (asyncio.create_task(slots.acquire()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
-    slots.give_back()
+    slots.release()
     async with asyncio.timeout(PATIENCE):
         await second
         with pytest.raises(asyncio.CancelledError):
             await first
-    slots.give_back()
-    assert slots.take()
+    slots.release()
+    assert slots.free == 1
 
 
 # Rows that should be there once
@@ -855,11 +856,7 @@ async def test_however_roughly_a_turn_ends_each_call_has_one_result_one_row_and_
     assert verify(rows) is None
     await rounds(200)
     assert ran == at_the_end
-    slots = process_slots()
-    taken = sum(slots.take() for _ in range(65))
-    for _ in range(taken):
-        slots.give_back()
-    assert taken == 64
+    assert process_slots().free == 64
 
 
 # Names that should not be others'
@@ -1067,7 +1064,7 @@ async def _sort(items: list[str]) -> str:
     [
         lambda: Redactor(environment={}).text("eyJ-" * 25_000),
         lambda: Redactor(environment={f"A{n}_KEY": os.urandom(16).hex() for n in range(40)}).known_in("a b " * 250_000),
-        lambda: json_value([0] * 3_000_000),
+        lambda: to_json_value([0] * 3_000_000),
         lambda: tool(_sort).check({"items": [0] * 200_000}),
     ],
     ids=["looks", "known", "result", "validation"],

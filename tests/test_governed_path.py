@@ -90,7 +90,7 @@ EXPECTED: dict[str, tuple[str, str | None, object, bool]] = {
     ),
     "invalid": ("error", "bad_arguments", 'n: "one" is not of type "integer"', False),
     "declined": ("error", "declined", {"cancelled": True}, False),
-    "over limit": ("error", "limit", "All 1 calls of today are used. Nothing was run; try tomorrow.", False),
+    "over limit": ("error", "limit", "The daily limit of 1 tool calls is used up. Nothing was run; try again tomorrow.", False),
     "timed out": ("unknown", "timeout", "act took longer than {} s and was stopped; it may have happened", True),
     "failing": ("error", "failed", "the shop is shut", True),
     "crashing": (

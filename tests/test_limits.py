@@ -187,8 +187,8 @@ def test_a_limit_below_one_is_refused(name: str) -> None:
 
 
 def test_the_gateways_limits_come_from_the_environment() -> None:
-    limits = Limits.of_gateway(Environment({"MAX_ACTIONS_PER_DAY": "7"}, dotenv=None))
+    limits = Limits.from_environment(Environment({"MAX_ACTIONS_PER_DAY": "7"}, dotenv=None))
     assert (limits.per_day, limits.per_tick, limits.tick, limits.repeats, limits.at_once) == (7, 10, 5, 10, 5)
-    assert Limits.of_gateway(Environment({}, dotenv=None)).per_day == 1000
+    assert Limits.from_environment(Environment({}, dotenv=None)).per_day == 1000
     with pytest.raises(ConfigError, match="MAX_ACTIONS_PER_DAY must be a whole number"):
-        Limits.of_gateway(Environment({"MAX_ACTIONS_PER_DAY": "many"}, dotenv=None))
+        Limits.from_environment(Environment({"MAX_ACTIONS_PER_DAY": "many"}, dotenv=None))

@@ -128,7 +128,7 @@ async def test_after_three_retries_another_way_is_suggested() -> None:
     flaky = Flaky("pure", *(HttpError(503) for _ in range(9)))
     result, _ = await _run(flaky)
     assert len(flaky.tried) == 4
-    assert result.result == "HTTP 503 (tried 4 times; try again later, or another way)"
+    assert result.result == "HTTP 503 (tried 4 times; try again later, or use another approach)"
 
 
 async def test_a_pure_tool_that_times_out_is_tried_again() -> None:

@@ -85,15 +85,15 @@ def raises(error: BaseException) -> Callable[[], Any]:
 AWKWARD: list[tuple[str, Callable[[], Any], str, str]] = [
     ("NaN", lambda: float("nan"), "failed", "nan is not JSON"),
     ("infinity inside", lambda: {"a": [float("inf")]}, "failed", "inf is not JSON"),
-    ("bytes", lambda: b"\x00\xff", "failed", "bytes are no JSON value; decode them to text first"),
-    ("bytes inside", lambda: {"a": [bytearray(b"x")]}, "failed", "bytes are no JSON value; decode them to text first"),
-    ("cycle", cycle, "failed", "the result refers to itself or is nested too deeply"),
+    ("bytes", lambda: b"\x00\xff", "failed", "bytes are not a JSON type; decode them to text first"),
+    ("bytes inside", lambda: {"a": [bytearray(b"x")]}, "failed", "bytes are not a JSON type; decode them to text first"),
+    ("cycle", cycle, "failed", "the result contains itself or is nested too deeply"),
     ("100 MB", lambda: "x" * 100_000_000, "failed", "the result is 100,000,000 characters long"),
     ("100 MB inside", lambda: ["x" * 100_000_000], "failed", "the result is 100,000,004 characters long"),
-    ("object", object, "failed", "a object is no JSON value"),
-    ("object of huge repr", Weird, "failed", "a Weird is no JSON value"),
-    ("key that is no text", lambda: {(1, 2): 3}, "failed", "the result cannot be written as JSON"),
-    ("half a surrogate pair inside", lambda: ["\ud83d"], "failed", "the result cannot be written as JSON"),
+    ("object", object, "failed", "object is not a JSON type"),
+    ("object of huge repr", Weird, "failed", "Weird is not a JSON type"),
+    ("key that is no text", lambda: {(1, 2): 3}, "failed", "the result cannot be encoded as JSON"),
+    ("half a surrogate pair inside", lambda: ["\ud83d"], "failed", "the result cannot be encoded as JSON"),
     ("SystemExit", raises(SystemExit(3)), "internal", NEUTRAL),
     ("KeyboardInterrupt", raises(KeyboardInterrupt()), "internal", NEUTRAL),
     ("GeneratorExit", raises(GeneratorExit()), "internal", NEUTRAL),
@@ -395,7 +395,7 @@ async def test_result_after_three_retries_suggests_another_way() -> None:
         await clock.advance(60)
         (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
     assert (result.status, result.error) == ("error", "failed")
-    assert result.result == "busy (tried 4 times; try again later, or another way)"
+    assert result.result == "busy (tried 4 times; try again later, or use another approach)"
     assert len(tries) == 4
 
 

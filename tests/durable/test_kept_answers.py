@@ -101,7 +101,7 @@ async def test_a_second_answer_a_late_one_and_one_to_nothing_are_refused() -> No
         stream = atlas.send("go", session="s")
         question = await asked(atlas)
         await atlas.answer(question.id, "no")
-        with pytest.raises(Conflict, match="answered before"):
+        with pytest.raises(Conflict, match="already answered"):
             await atlas.answer(question.id, "once")
         await stream.reply()
         with pytest.raises(Conflict, match="has ended"):

@@ -1,1 +1,1 @@
-"""Tools and the one path that every call of one takes."""
+"""Tools, and the pipeline that every tool call goes through."""

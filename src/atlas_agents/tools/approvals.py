@@ -1,4 +1,4 @@
-"""Asking a person before a tool acts. A yes is bound to the exact bytes that were shown."""
+"""Approvals: ask a person before a tool acts. An approval is bound to a hash of exactly what was shown."""
 
 import asyncio
 import hashlib
@@ -10,226 +10,292 @@ import msgspec
 
 from atlas_agents.core.aio import BackgroundTasks, Clock
 from atlas_agents.core.aio import invoke as call_user
-from atlas_agents.core.approvals import Answer, Decision, Question
-from atlas_agents.core.errors import BadArguments, Declined
+from atlas_agents.core.approvals import Answer, Decision, Form, Question
+from atlas_agents.core.errors import BadArguments, Conflict, Declined, NotFound, StoreLost
+from atlas_agents.core.json import encode
+from atlas_agents.core.store import OPEN, AnswerApproval, Store
+from atlas_agents.tools.schema import compile_check
 
 _DECISIONS: tuple[str, ...] = ("once", "session", "always", "dismiss")
-_NOES = ("no", "dismiss")
-_asking = BackgroundTasks("approve function")
-"""Kept here until they end: the loop itself would forget an `approve` that was left behind."""
-
+REFUSALS = ("no", "dismiss")
+_tasks = BackgroundTasks("approve function")
+_questions = msgspec.json.Decoder(Question)
+_answers = msgspec.json.Decoder(Answer)
 
 Approve: TypeAlias = Callable[[Question], Any]
-"""Sync or async; gives an Answer, one of the words, or True for once. Anything else is a no."""
-Heard: TypeAlias = tuple[Any, BaseException | None, bool]
-"""What was said, what went wrong instead, and whether it is not kept anywhere yet."""
+"""Sync or async; returns an Answer, a decision as text, or True for "once". Any other value denies the call."""
+_Reply: TypeAlias = tuple[Any, BaseException | None, bool]
+"""The answer, the error raised instead, and whether the answer still has to be stored."""
 
 
-def binding(
+def compute_binding(
     tool: str, arguments: dict[str, Any], policy_version: str, directory: str | None = None, facts: Any = None
 ) -> str:
-    """The hash that a yes is for: tool, canonical arguments, working directory, policy version and, of a tool that
-    looks them up, the facts that it depends on."""
+    """Return the hash that an approval is bound to.
+
+    It covers the tool, the canonical arguments, the working directory, the policy version and the tool's own facts.
+    """
     where = os.path.realpath(directory or os.getcwd())
     bound = [tool, arguments, where, policy_version, *([facts] if facts is not None else [])]
     try:
         canonical = msgspec.json.encode(bound, order="deterministic")
-        exact = msgspec.json.decode(canonical)[1] == arguments  # NaN would be written as null, and bytes as text
+        exact = msgspec.json.decode(canonical)[1] == arguments  # NaN would be encoded as null, and bytes as text
     except (TypeError, ValueError, OverflowError, RecursionError):
         exact, canonical = False, b""
     if not exact:
-        raise BadArguments("The arguments are no plain JSON: nobody could say yes to exactly these.")
+        raise BadArguments("The arguments are not plain JSON, so an approval cannot be bound to them.")
     return hashlib.sha256(canonical).hexdigest()
 
 
 def question_id(run_id: str, call_id: str, binding: str) -> str:
-    """The same whenever the same is asked again, also by a run that goes on in another process."""
+    """Return the id of a question, which is the same when a resumed run asks it again in another process."""
     return hashlib.sha256(f"{run_id}\n{call_id}\n{binding}".encode()).hexdigest()[:32]
 
 
-class Book(Protocol):
-    """Where questions and answers outlive the process; a run's journal is one."""
+class ApprovalStore(Protocol):
+    """Persists the questions of a run and their answers."""
 
-    async def ask(self, question: Question) -> tuple[Question, Answer | None]:
-        """Keep a question; if it was asked before, it is as it was then, with its answer if it has one."""
+    async def save_question(self, question: Question) -> tuple[Question, Answer | None]:
+        """Store a question. If it was asked before, return it as it was stored, with its answer if there is one."""
         ...
 
-    async def answered(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
-        """Keep an answer before anything comes of it, and give the one that counts: the first."""
+    async def save_answer(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
+        """Store an answer before anything acts on it, and return the one that counts: the first."""
         ...
 
-    async def granted(self, binding: str) -> list[tuple[Question, Answer]]:
-        """What was allowed for longer than once, of this exact thing."""
+    async def find_grants(self, binding: str) -> list[tuple[Question, Answer]]:
+        """Return the standing approvals (for a session, or always) of exactly this call."""
         ...
 
 
 class Approvals:
-    """Asks, and remembers what was allowed for a session or for good: for exactly that hash, nothing like it.
+    """Asks for approval, and remembers standing approvals (for a session, or always) of exactly the same call.
 
-    With `approve`, that function is asked. With `wait`, a question waits until somebody says `atlas.answer(…)`.
+    With `approve`, that function decides. With `wait`, a question stays open until `atlas.answer(…)` is called.
 
     Args:
-        approve: Function that is asked, sync or async.
-        deadline: Seconds to wait for an answer; then the call is declined.
+        approve: Function that decides, sync or async.
+        deadline: Seconds to wait for an answer; then the call is denied.
         two_person: Whether users may not approve calls of their own turns.
         wait: Keep the question open until `atlas.answer` is called.
     """
 
     def __init__(
-        self,
-        approve: Approve | None = None,
-        *,
-        deadline: float = 300.0,
-        two_person: bool = False,
-        wait: bool = False,
+        self, approve: Approve | None = None, *, deadline: float = 300.0, two_person: bool = False, wait: bool = False
     ) -> None:
         self.approve = approve
         self.deadline = deadline
         self.two_person = two_person
         self.wait = wait
-        self._rules: dict[tuple[str | None, ...], str] = {}
-        self._open: dict[str, tuple[Question, asyncio.Future[Heard]]] = {}
+        self._grants: dict[tuple[str | None, ...], str] = {}
+        self._open: dict[str, tuple[Question, asyncio.Future[_Reply]]] = {}
 
     @property
     def pending(self) -> list[Question]:
-        """Questions that wait for an answer in this process, the oldest first."""
+        """Questions of this process that wait for an answer, oldest first."""
         return [question for question, _ in self._open.values()]
 
-    async def allowed(self, question: Question, book: Book | None = None) -> str | None:
-        """Who allowed exactly this before, for this session or for good; None if nobody did."""
-        if book is not None:
-            for asked, answer in await book.granted(question.binding):
+    async def find_grant(self, question: Question, store: ApprovalStore | None = None) -> str | None:
+        """Return who gave a standing approval of exactly this call; None if there is no such approval."""
+        if store is not None:
+            for asked, answer in await store.find_grants(question.binding):
                 self._remember(answer, asked, question.binding)
         for session in (question.session, None):
-            by = self._rules.get(_rule(question, session, question.binding))
+            by = self._grants.get(_grant_key(question, session, question.binding))
             if by is not None:
                 return by
         return None
 
-    def waits_for(self, id: str) -> bool:
-        """Somebody in this process waits for the answer to this question."""
+    def is_waiting(self, id: str) -> bool:
+        """Return whether a call in this process waits for the answer to this question."""
         return id in self._open and not self._open[id][1].done()
 
-    def give(self, id: str, answer: Answer) -> bool:
-        """Hand an answer to whoever waits for it here; False if nobody does."""
+    def deliver(self, id: str, answer: Answer) -> bool:
+        """Pass a stored answer to the call in this process that waits for it; False if none does."""
         waiting = self._open.get(id)
         if waiting is None or waiting[1].done():
             return False
         waiting[1].set_result((answer, None, False))
         return True
 
-    def judged(self, question: Question, answer: Answer) -> Answer:
-        """The answer as it counts: where two must agree, one's own yes is none. A form takes one, once."""
+    def effective_answer(self, question: Question, answer: Answer) -> Answer:
+        """Return the answer that counts: under the two-person rule, users cannot approve their own calls.
+
+        A form is answered once.
+        """
         if question.form is not None:
-            return answer if answer.decision in _NOES else msgspec.structs.replace(answer, decision="once")
-        own = _name(answer.by) in ("", _name(question.asked_by), _name(question.agent_id))
+            return answer if answer.decision in REFUSALS else msgspec.structs.replace(answer, decision="once")
+        own = _normalize(answer.by) in ("", _normalize(question.asked_by), _normalize(question.agent_id))
         if self.two_person and own and answer.decision != "no":
-            return Answer("no", by=answer.by, reason="it needs the yes of a second person")
+            return Answer("no", by=answer.by, reason="a second person must approve this call")
+        return answer
+
+    async def request_approval(
+        self,
+        question: Question,
+        clock: Clock,
+        store: ApprovalStore | None = None,
+        on_asked: Callable[[Question], None] | None = None,
+    ) -> Answer:
+        """Ask and return the approval; raises Declined if it is denied, not given in time, or no one can be asked."""
+        answer = await self.ask(question, clock, store, on_asked)
+        if answer.decision in REFUSALS:
+            raise Declined(f"{question.tool} was not approved{_describe_refusal(answer)}", answer.reason)
+        self._remember(answer, question, granted_binding(question, answer))
         return answer
 
     async def ask(
-        self, question: Question, clock: Clock, book: Book | None = None, tell: Callable[[Question], None] | None = None
+        self,
+        question: Question,
+        clock: Clock,
+        store: ApprovalStore | None = None,
+        on_asked: Callable[[Question], None] | None = None,
     ) -> Answer:
-        """The yes; Declined for a no, for none in time, for nobody to ask, and for one's own yes where two must."""
-        answer = await self.hear(question, clock, book, tell)
-        if answer.decision in _NOES:
-            raise Declined(f"{question.tool} was not approved{_by(answer)}", answer.reason)
-        self._remember(answer, question, granted_by(question, answer))
-        return answer
+        """Ask and return the answer, including a refusal; raises Declined if no one can be asked.
 
-    async def hear(
-        self, question: Question, clock: Clock, book: Book | None = None, tell: Callable[[Question], None] | None = None
-    ) -> Answer:
-        """The answer, whatever it is; Declined for nobody to ask.
-
-        `tell` is called with a question that waits, once it is kept.
+        `on_asked` is called once the question is stored and waits for an answer.
         """
         if self.approve is None and not self.wait:
-            raise Declined(f"{question.tool} needs a yes, and there is nobody to ask")
+            raise Declined(f"{question.tool} requires approval, and no one can be asked")
         answer: Answer | None = None
-        if book is not None:
-            question, answer = await book.ask(question)
+        if store is not None:
+            question, answer = await store.save_question(question)
         new = answer is None
         if answer is None:
-            if tell is not None:
-                tell(question)
-            answer, new = await self._heard(question, clock)
-        answer = self.judged(question, answer)
-        if book is not None:
-            answer = await book.answered(question, answer, granted_by(question, answer), new=new)
+            if on_asked is not None:
+                on_asked(question)
+            answer, new = await self._wait_for_answer(question, clock)
+        answer = self.effective_answer(question, answer)
+        if store is not None:
+            answer = await store.save_answer(question, answer, granted_binding(question, answer), new=new)
         return answer
 
     def _remember(self, answer: Answer, question: Question, binding: str) -> None:
-        """Keep an answer that holds for longer than once: for exactly that hash, asked for the same user by the same
-        agent of the same tenant."""
+        """Remember a standing approval: of this hash, for the same user, agent and tenant."""
         if answer.decision in ("session", "always") and binding:
             session = question.session if answer.decision == "session" else None
-            self._rules[_rule(question, session, binding)] = answer.by
+            self._grants[_grant_key(question, session, binding)] = answer.by
 
-    async def _heard(self, question: Question, clock: Clock) -> tuple[Answer, bool]:
-        """What was said before the deadline, and whether it is not kept anywhere yet. Only the answer is waited for: an
-        `approve` that goes on after it, or after the turn was cancelled, is left behind and not heard any more."""
-        heard: asyncio.Future[Heard] = asyncio.get_running_loop().create_future()
-        left = max(0.0, min(self.deadline, question.expires_at - clock.time()))
-        late = Answer("no", reason=f"nobody answered within {self.deadline:g} s")
-        asking = _asking.spawn(_put(self.approve, question, heard)) if self.approve is not None else None
-        alarm = clock.call_later(left, lambda: heard.done() or heard.set_result((late, None, True)))
-        self._open[question.id] = question, heard
+    async def _wait_for_answer(self, question: Question, clock: Clock) -> tuple[Answer, bool]:
+        """Return the answer, a refusal after the deadline, and whether the answer still has to be stored.
+
+        An `approve` function that is still running after the deadline or a cancellation is cancelled and ignored.
+        """
+        reply: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
+        remaining = max(0.0, min(self.deadline, question.expires_at - clock.time()))
+        expired = Answer("no", reason=f"no answer within {self.deadline:g} s")
+        task = _tasks.spawn(_call_approve(self.approve, question, reply)) if self.approve is not None else None
+        timer = clock.call_later(remaining, lambda: reply.done() or reply.set_result((expired, None, True)))
+        self._open[question.id] = question, reply
         try:
-            answer, error, new = await heard
+            answer, error, new = await reply
         finally:
             del self._open[question.id]
-            alarm.cancel()
-            if asking is not None:
-                asking.cancel()
+            timer.cancel()
+            if task is not None:
+                task.cancel()
         if error is not None:
             raise error
-        return _answer(answer), new
+        return _to_answer(answer), new
 
 
-async def _put(approve: Approve, question: Question, heard: "asyncio.Future[Heard]") -> None:
-    """Have the question answered. Nothing is raised here, where SystemExit would end the loop."""
+async def _call_approve(approve: Approve, question: Question, reply: "asyncio.Future[_Reply]") -> None:
+    """Call the user's function. Errors go to `reply`: a SystemExit raised in this task would stop the event loop."""
     answer: Any = None
     error: BaseException | None = None
     try:
         answer = await call_user(approve, question)
     except asyncio.CancelledError:
-        error = Declined(f"asking about {question.tool} was given up")
+        error = Declined(f"the approval request for {question.tool} was cancelled")
     except BaseException as caught:  # noqa: BLE001 - raised again where the answer is awaited
         error = caught
-    if not heard.done():
-        heard.set_result((answer, error, True))
+    if not reply.done():
+        reply.set_result((answer, error, True))
 
 
-def granted_by(question: Question, answer: Answer) -> str:
-    """The hash that an answer allows for longer than once; for arguments that were edited it is theirs. What a form is
-    filled with allows nothing."""
+def granted_binding(question: Question, answer: Answer) -> str:
+    """Return the hash that a standing approval covers: that of the edited arguments, if they were edited.
+
+    Empty for an answer that is valid once, and for a form.
+    """
     if answer.decision not in ("session", "always") or question.form is not None:
         return ""
     if answer.arguments is None:
         return question.binding
     if question.facts is not None:  # those of the edited arguments are not known here
         return ""
-    return binding(question.tool, answer.arguments, question.policy, question.working_directory)
+    return compute_binding(question.tool, answer.arguments, question.policy, question.working_directory)
 
 
-def _rule(question: Question, session: str | None, binding: str) -> tuple[str | None, ...]:
+def _grant_key(question: Question, session: str | None, binding: str) -> tuple[str | None, ...]:
     return question.tenant, question.agent_id, question.asked_by, session, binding
 
 
-def _name(of: str) -> str:
-    """A name to compare: `Ana ` is ana."""
-    return of.strip().casefold()
+def _normalize(name: str) -> str:
+    return name.strip().casefold()
 
 
-def _by(answer: Answer) -> str:
-    """Who said no, and why, for the audit log."""
+def _describe_refusal(answer: Answer) -> str:
     return (f" by {answer.by}" if answer.by else "") + (f": {answer.reason}" if answer.reason else "")
 
 
-def _answer(given: Any) -> Answer:
+def _to_answer(given: Any) -> Answer:
     if isinstance(given, Answer):
         return given if given.decision in _DECISIONS else Answer("no", by=given.by, reason=given.reason)
     if given is True:
         return Answer("once")
     return Answer(cast(Decision, given)) if given in _DECISIONS else Answer("no")
+
+
+def form_values(form: Form, answer: Answer) -> dict[str, Any]:
+    """Return the values of an answer to a form; raises BadArguments for invalid ones."""
+    values = form.suggested if answer.arguments is None else answer.arguments
+    compile_check("form", form.schema, formats=True)(values)
+    return values
+
+
+async def answer_stored_question(
+    store: Store, tenant: str, approvals: Approvals, approval_id: str, answer: Answer, clock: Clock
+) -> Question:
+    """Store an answer and pass it to the call in this process that waits for it; other processes read it later.
+
+    Raises BadArguments for values that do not match a form, which then stays open.
+    """
+    row = await store.approval(tenant, approval_id)
+    if row is None:
+        raise NotFound(f"not found: approval {approval_id!r}")
+    run = await store.run(tenant, row.run_id)
+    if run is None or run.status not in OPEN:
+        raise Conflict(f"the turn that requested approval {approval_id!r} has ended")
+    if row.answer is not None:
+        approvals.deliver(approval_id, _answers.decode(row.answer))  # in case the waiting call was not notified
+        raise Conflict(f"approval {approval_id!r} is already answered")
+    if clock.time() * 1000 >= row.expires_at:
+        raise Conflict(f"approval {approval_id!r} has expired")
+    question = _questions.decode(row.question)
+    effective = approvals.effective_answer(question, answer)
+    if question.form is not None and effective.decision not in REFUSALS:
+        form_values(question.form, effective)
+    write = AnswerApproval(approval_id, encode(effective), granted_binding(question, effective))
+    try:
+        await store.commit(tenant, [write])
+    except StoreLost as lost:
+        found = await store.approval(tenant, approval_id) if lost.unclear else None
+        if found is None or found.answer != write.answer:
+            raise
+    approvals.deliver(approval_id, effective)
+    return question
+
+
+async def deliver_stored_answer(store: Store, tenant: str, approvals: Approvals, approval_id: str) -> None:
+    """Pass a stored answer to the call in this process that waits for it, if there is one."""
+    if approvals.is_waiting(approval_id):
+        row = await store.approval(tenant, approval_id)
+        if row is not None and row.answer is not None:
+            approvals.deliver(approval_id, _answers.decode(row.answer))
+
+
+async def stored_pending_questions(store: Store, tenant: str, clock: Clock) -> list[Question]:
+    """Return the stored questions that have not expired, oldest first."""
+    now = clock.time() * 1000
+    return [_questions.decode(row.question) for row in await store.pending_approvals(tenant) if row.expires_at > now]

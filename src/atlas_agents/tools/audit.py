@@ -1,4 +1,4 @@
-"""One line per call, whatever came of it: redacted, numbered, and chained by hashes so that a change shows."""
+"""Audit log: one redacted, numbered row per tool call, in a hash chain that reveals changes."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -11,14 +11,14 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.store import AddAudit, AuditRow, Release, Reserve, Store
 from atlas_agents.tools.policy import Actor, Policy
 
-FIRST = ""
-"""The hash before the first row."""
+_START = ""
+"""The previous hash of the first row."""
 MAX_RESULT = 1000
 MAX_NOTES, MAX_NOTE = 20, 200
 
 
 class AuditEntry(msgspec.Struct, frozen=True, rename="camel"):
-    """What is to be written down about one call."""
+    """The audit data of one call."""
 
     tenant_id: str
     actor_external_id: str
@@ -34,7 +34,7 @@ class AuditEntry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AuditRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """An entry in its place: `hash` covers the entry, its number and the hash before it."""
+    """An entry in the chain: `hash` covers the entry, its number and the previous hash."""
 
     seq: int
     entry: AuditEntry
@@ -43,14 +43,14 @@ class AuditRecord(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AuditLog(Protocol):
-    """Keeps entries in order. What it cannot keep, it raises: a call that cannot be written down is not made."""
+    """Port for audit logs. An entry that cannot be stored raises: a call that cannot be audited is not made."""
 
     async def ready(self) -> None:
-        """Raise if nothing could be written now."""
+        """Raise if an entry could not be written now."""
         ...
 
     async def append(self, entry: AuditEntry) -> AuditRecord:
-        """Write an entry and return its row in the chain."""
+        """Append an entry to its tenant's chain and return its row."""
         ...
 
     async def records(self, tenant: str) -> Sequence[AuditRecord]:
@@ -59,7 +59,7 @@ class AuditLog(Protocol):
 
 
 class MemoryAudit:
-    """An audit log in memory, a chain for each tenant."""
+    """Audit log in memory, with one chain per tenant."""
 
     def __init__(self) -> None:
         self._chains: dict[str, list[AuditRecord]] = {}
@@ -69,10 +69,10 @@ class MemoryAudit:
         return
 
     async def append(self, entry: AuditEntry) -> AuditRecord:
-        """Add an entry to the chain of its tenant."""
+        """Append an entry to its tenant's chain."""
         chain = self._chains.setdefault(entry.tenant_id, [])
-        previous = chain[-1].hash if chain else FIRST
-        record = AuditRecord(len(chain) + 1, entry, previous, digest(len(chain) + 1, entry, previous))
+        previous = chain[-1].hash if chain else _START
+        record = AuditRecord(len(chain) + 1, entry, previous, _hash(len(chain) + 1, entry, previous))
         chain.append(record)
         return record
 
@@ -81,26 +81,31 @@ class MemoryAudit:
         return tuple(self._chains.get(tenant, ()))
 
 
-def digest(seq: int, entry: AuditEntry, previous: str) -> str:
+def _hash(seq: int, entry: AuditEntry, previous: str) -> str:
     return hashlib.sha256(f"{previous}\n{seq}\n".encode() + encode(entry)).hexdigest()
 
 
 def verify(records: Iterable[AuditRecord]) -> str | None:
-    """None if the chain is whole; else a sentence that names the first row that was changed or is missing."""
-    previous, expected = FIRST, 1
-    for record in records:
-        if record.seq != expected:
-            return f"row {expected} is missing: row {record.seq} stands in its place"
-        if record.previous != previous:
-            return f"row {record.seq} does not follow the row before it: one of them was replaced"
-        if digest(record.seq, record.entry, record.previous) != record.hash:
-            return f"row {record.seq} was changed after it was written"
-        previous, expected = record.hash, expected + 1
+    """Verify a chain from its first row; return None if it is intact, else a description of the first broken row."""
+    previous = _START
+    for seq, record in enumerate(records, 1):
+        if record != AuditRecord(seq, record.entry, previous, _hash(seq, record.entry, previous)):
+            return describe_broken_row(record, seq, previous)
+        previous = record.hash
     return None
 
 
+def describe_broken_row(row: AuditRecord | AuditRow, seq: int, previous: str) -> str:
+    """Describe why a row does not continue the chain, in which row `seq` should follow the hash `previous`."""
+    if row.seq != seq:
+        return f"row {seq} is missing: found row {row.seq} instead"
+    if row.previous != previous:
+        return f"row {seq} does not match the hash of the row before it: one of them was replaced"
+    return f"row {seq} was changed after it was written"
+
+
 class PolicyChange(msgspec.Struct, frozen=True):
-    """A recorded call that another policy would have judged otherwise."""
+    """A recorded call for which another policy would give another verdict."""
 
     seq: int
     tool: str
@@ -111,11 +116,11 @@ class PolicyChange(msgspec.Struct, frozen=True):
 
 
 def what_if(records: Iterable[AuditRecord], policy: Policy) -> list[PolicyChange]:
-    """Run another matrix over what was recorded, and list the calls whose verdict would change."""
+    """Apply another policy to recorded calls and return those whose verdict would change."""
     changes: list[PolicyChange] = []
     for record in records:
         entry, meta = record.entry, record.entry.meta
-        if meta.get("verdict") is None:  # it never came to a verdict: unknown, or cancelled before
+        if meta.get("verdict") is None:  # unknown tool, or cancelled before the policy was checked
             continue
         actor = Actor(entry.actor_external_id, meta.get("role", ""), meta.get("user", ""), entry.tenant_id)
         after = policy.verdict(entry.entity_id, actor, needs=meta.get("needs", ()), acts=meta.get("acts", True))
@@ -129,7 +134,7 @@ _entries = msgspec.json.Decoder(AuditEntry)
 
 
 class StoreAudit:
-    """Rows of a store, chained by it."""
+    """Audit log in a store, which chains the rows."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -146,7 +151,7 @@ class StoreAudit:
 
 
 class StoreCounter:
-    """A day's calls, exact over processes and restarts."""
+    """Daily counts in a store, exact across processes and restarts."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -14,7 +14,7 @@ from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked
 from atlas_agents.core.json import parse_object
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.text import clean
-from atlas_agents.tools.approvals import Answer, Question, binding, question_id
+from atlas_agents.tools.approvals import Answer, Question, compute_binding, question_id
 from atlas_agents.tools.governance import Approved, ToolScope
 from atlas_agents.tools.policy import Verdict
 from atlas_agents.tools.redact import secrets_in
@@ -63,7 +63,7 @@ async def recheck(approved: Approved, scope: ToolScope) -> None:
     verdict = scope.governance.verdict(tool, scope.actor)
     _require_permission(tool, verdict, scope)
     if approved.binding:
-        if approved.binding != binding(tool.name, arguments, scope.governance.policy_version, facts=facts):
+        if approved.binding != compute_binding(tool.name, arguments, scope.governance.policy_version, facts=facts):
             raise Declined(f"the approval of {tool.name} no longer matches what it would do", _STALE_APPROVAL)
     elif approved.by_command_rule != ruled or (verdict.cell == "ask" and not ruled):
         raise Declined(f"{tool.name} now requires approval: {verdict.rule}")
@@ -111,7 +111,7 @@ async def _confirm(approved: Approved, scope: ToolScope) -> Approved:
         if (rule := await _command_rule(approved, scope)) is not None:
             return msgspec.structs.replace(approved, verdict=rule, by_command_rule=True)
         question = _question(approved, scope, await _facts(approved.tool, approved.call.arguments))
-        by = await scope.governance.approvals.allowed(question, scope.approval_store)
+        by = await scope.governance.approvals.find_grant(question, scope.approval_store)
         if by is not None:
             return msgspec.structs.replace(approved, binding=question.binding, approved_by=by)
         if not scope.asks:
@@ -164,9 +164,9 @@ async def _ask(question: Question, scope: ToolScope) -> Answer:
     governance, emit, run_id = scope.governance, scope.emit, scope.run_id
     approvals, store = governance.approvals, scope.approval_store
     if not approvals.wait and store is None:
-        return await approvals.ask(question, governance.clock)
+        return await approvals.request_approval(question, governance.clock)
     try:
-        answer = await approvals.ask(
+        answer = await approvals.request_approval(
             question, governance.clock, store, lambda asked: emit(ApprovalAsked(run_id, asked))
         )
     except Declined:
@@ -186,7 +186,7 @@ async def _with_answer(approved: Approved, answer: Answer, question: Question) -
         edited = copy.deepcopy(answer.arguments)
         tool.check(edited)
         facts = await _facts(tool, edited)
-        bound = binding(tool.name, edited, question.policy, question.working_directory, facts)
+        bound = compute_binding(tool.name, edited, question.policy, question.working_directory, facts)
         if bound != question.binding:
             call = msgspec.structs.replace(approved.call, arguments=edited)
             approved = msgspec.structs.replace(approved, call=call, values=tool.convert(edited), edited=True)
@@ -195,7 +195,7 @@ async def _with_answer(approved: Approved, answer: Answer, question: Question) -
 
 def _question(approved: Approved, scope: ToolScope, facts: Any) -> Question:
     governance, directory = scope.governance, os.path.realpath(os.curdir)
-    bound = binding(approved.tool.name, approved.call.arguments, governance.policy_version, directory, facts)
+    bound = compute_binding(approved.tool.name, approved.call.arguments, governance.policy_version, directory, facts)
     return Question(
         title=f"Confirm execution of {approved.tool.name}",
         message="About to execute:",

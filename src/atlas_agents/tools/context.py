@@ -1,4 +1,4 @@
-"""What a tool may know about the call it serves: annotate a parameter with `ToolContext` to be given one."""
+"""Tool context: information and services for one call. Annotate a parameter with `ToolContext` to receive it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,29 +13,28 @@ from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.worker_pool import report
 
 
-def _silent(message: str) -> None:
-    """Nobody listens."""
+def _ignore_progress(message: str) -> None:
+    """Default of `report`."""
 
 
-def _unheard(key: str, value: Any) -> None:
-    """A row is written by the process that runs the turn."""
-    raise BadTool(f"a note ({key!r}) can only be made by an async tool, or one that is in_process")
+def _reject_note(key: str, value: Any) -> None:
+    raise BadTool(f"cannot add note {key!r} from a worker process: make the tool async, or set in_process=True")
 
 
-async def _uncounted(model: str, usage: Usage) -> None:
-    """Sums are kept by the process that runs the turn."""
-    raise BadTool("tokens can only be counted by an async tool")
+async def _reject_usage(model: str, usage: Usage) -> None:
+    raise BadTool("cannot record token usage from a worker process: make the tool async")
 
 
-async def _unasked(form: Form) -> Filled:
-    """Nobody can be asked from a worker."""
-    raise BadTool("a person can only be asked by an async tool")
+async def _reject_form(form: Form) -> Filled:
+    raise BadTool("cannot show a form from a worker process: make the tool async")
 
 
 class ToolContext:
-    """Whose call it is. `idempotency_key` is the same whenever this very call is tried again; `user` is for whom the
-    turn is taken, and `chain` who handed it on; `approved` says whether a person was asked about it, and said yes;
-    `team_services` is None where nothing is kept."""
+    """The call that a tool executes: its conversation, agent, run, tenant and user.
+
+    `idempotency_key` is the same for every try of this call. `chain` lists the delegations that led to this turn.
+    `approved` is True if a person approved the call. `team_services` is None without a store.
+    """
 
     __slots__ = (
         *("_ask", "_note", "_report", "_spend", "_writes", "agent", "approved", "call_id", "chain", "conversation"),
@@ -51,12 +50,12 @@ class ToolContext:
         call_id: str,
         tenant_id: str,
         metadata: Metadata,
-        report: Callable[[str], object] = _silent,
+        report: Callable[[str], object] = _ignore_progress,
         user: str = "",
         approved: bool = False,
-        note: Callable[[str, Any], object] = _unheard,
-        ask: Callable[[Form], Awaitable[Filled]] = _unasked,
-        spend: Callable[[str, Usage], Awaitable[None]] = _uncounted,
+        note: Callable[[str, Any], object] = _reject_note,
+        ask: Callable[[Form], Awaitable[Filled]] = _reject_form,
+        spend: Callable[[str, Usage], Awaitable[None]] = _reject_usage,
         chain: Chain = NO_CHAIN,
         team_services: TeamServices | None = None,
         writes: list[Write] | None = None,
@@ -79,40 +78,42 @@ class ToolContext:
         self._writes = writes
 
     def progress(self, message: str) -> None:
-        """Tell whoever listens how far the work is."""
+        """Report progress to the subscribers of the turn."""
         self._report(str(message))
 
     def note(self, key: str, value: Any) -> None:
-        """Add to the call's row in the audit log, under `notes`: what it ran in, what it asked. It is redacted."""
+        """Add a note to the call's audit row, under `notes`. Secrets in it are redacted."""
         self._note(str(key), value)
 
     async def ask(self, form: Form) -> Filled:
-        """Ask whoever the turn is taken for; the tool's time stands still meanwhile. Where nobody can be asked, or
-        nobody answers in time, it is a cancel."""
+        """Ask the user to fill in a form; the timeout of the call is paused meanwhile.
+
+        The action is "cancel" if no one can be asked or no one answers in time.
+        """
         return await self._ask(form)
 
     async def check_budget(self) -> None:
-        """Before a model is asked: PlanSpent if the tenant's tokens are used up."""
+        """Raise QuotaExceeded if the tenant's tokens are used up. Call it before calling a model."""
         if self.team_services is not None:
             await self.team_services.tenancy.check_tokens()
 
     async def spend(self, model: str, usage: Usage) -> None:
-        """Count what a model took that this call had speak: to the turn, the session and the tenant."""
+        """Record the token usage of a model that this call used, for the turn, the session and the tenant."""
         await self._spend(model, usage)
 
-    def also(self, write: Write) -> None:
-        """Have this written together with the outcome of the call, if it is a good one: both or none."""
+    def add_write(self, write: Write) -> None:
+        """Commit this write in the same transaction as the outcome, if the call succeeds."""
         if self._writes is None:
-            raise ToolFailed("nothing is kept here: this needs a store, and a session by name")
+            raise ToolFailed("this tool requires a store and a named session")
         self._writes.append(write)
 
-    def begin_again(self) -> None:
-        """Another try: what an earlier one wanted to have written is not."""
+    def discard_writes(self) -> None:
+        """Discard the writes of an earlier try."""
         if self._writes:
             self._writes.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a worker it is a copy; what it reports from there still arrives."""
+        """Send a copy to a worker process; progress reported there still arrives."""
         return _in_worker, (
             self.conversation,
             self.agent,

@@ -12,7 +12,7 @@ from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.text import clean
-from atlas_agents.tools.approvals import binding, question_id
+from atlas_agents.tools.approvals import REFUSALS, compute_binding, form_values, question_id
 from atlas_agents.tools.governance import ToolScope
 from atlas_agents.tools.schema import compile_check
 
@@ -95,7 +95,7 @@ class ToolElicitation:
                 scope.emit(ApprovalAsked(scope.run_id, asked))
 
         try:
-            answer = await governance.approvals.hear(question, governance.clock, store, on_asked)
+            answer = await governance.approvals.ask(question, governance.clock, store, on_asked)
         except Declined:
             return Filled("cancel")
         except asyncio.CancelledError:
@@ -110,7 +110,7 @@ class ToolElicitation:
         scope = self._scope
         try:
             if scope.approval_store is not None:
-                await scope.approval_store.answered(question, _WITHDRAWN, "", new=True)
+                await scope.approval_store.save_answer(question, _WITHDRAWN, "", new=True)
         except AtlasError as error:
             logger.warning("failed to withdraw a question: tool=%s error=%s", question.tool, error)
         scope.emit(ApprovalAnswered(scope.run_id, question.id, _WITHDRAWN.decision))
@@ -119,7 +119,7 @@ class ToolElicitation:
         """Build the question. Its id is the same when a resumed run asks the same form of the same call again."""
         scope, call = self._scope, self._call
         governance, tool = scope.governance, scope.display_name(call)
-        bound = binding(tool, {"form": encode(form).decode(), "number": number}, governance.policy_version)
+        bound = compute_binding(tool, {"form": encode(form).decode(), "number": number}, governance.policy_version)
         return Question(
             title=f"{form.asker[:1].upper()}{form.asker[1:]} asks you",
             message=form.message,
@@ -142,28 +142,16 @@ class ToolElicitation:
         )
 
 
-def check_answer(question: Question, answer: Answer) -> None:
-    """Validate the values of an answer to a form; raises BadArguments, so that the user can correct them."""
-    if question.form is not None and answer.decision not in ("no", "dismiss"):
-        _values(question.form, answer)
-
-
 def _filled(form: Form, answer: Answer) -> Filled:
     """Convert an answer. An `approve` function may return values that were not checked: invalid ones are a cancel."""
-    if answer.decision in ("no", "dismiss"):
+    if answer.decision in REFUSALS:
         action: Action = "decline" if answer.decision == "no" and answer.by else "cancel"
         return Filled(action, by=answer.by)
     try:
-        return Filled("accept", _values(form, answer), answer.by)
+        return Filled("accept", form_values(form, answer), answer.by)
     except BadArguments as error:
         logger.warning("answer does not match the form: asker=%s error=%s", form.asker, error)
         return Filled("cancel", by=answer.by)
-
-
-def _values(form: Form, answer: Answer) -> dict[str, Any]:
-    values = form.suggested if answer.arguments is None else answer.arguments
-    compile_check("form", form.schema, formats=True)(values)
-    return values
 
 
 def _log_entry(form: Form, filled: Filled) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One call under way: let in by the limits, run under a timeout where it can be stopped, tried again where allowed."""
+"""Execution of one tool call: admission by the limits, timeout, retries, and conversion of the result to JSON."""
 
 import asyncio
 import inspect
@@ -25,9 +25,19 @@ from atlas_agents.tools.limits import Slots, process_slots
 from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.worker_pool import WorkerDied
 
-_BUSY = (408, 429, 503)
-_LONGEST_WAIT = 60
-_LOST = (
+logger = logging.getLogger(__name__)
+CANCEL_GRACE = 0.25
+_abandoned = BackgroundTasks("abandoned tool call")
+"""Calls that ignored their cancellation and are still running."""
+Finish: TypeAlias = Callable[[Any, Exception | None], Coroutine[Any, Any, None]]
+_inside_call: ContextVar[bool] = ContextVar("atlas_inside_tool_call", default=False)
+MAX_RESULT = 1024 * 1024
+MAX_MESSAGE = 10_000
+_MAX_DEPTH = 100
+_BINARY = (bytes, bytearray, memoryview)
+_RETRYABLE_STATUSES = (408, 429, 503)
+_MAX_RETRY_AFTER = 60
+_CONNECTION_ERRORS = (
     "ConnectionError",
     "ClientConnectionError",
     "ClientPayloadError",
@@ -39,57 +49,265 @@ _LOST = (
 )
 
 
+class ToolExited(Exception):
+    """The function raised SystemExit or another exception that would end the process."""
+
+
+class Attempt:
+    """Runs one call in its own task, with timeout and retries, and then calls `finish` in the same task.
+
+    The turn does not run in this task: a tool that hangs does not block it, and cancelling it does not interrupt
+    `finish`.
+    """
+
+    def __init__(self, approved: Approved, context: ToolContext, scope: ToolScope, finish: Finish) -> None:
+        self._approved = approved
+        self._scope = scope
+        self._finish = finish
+        self._timer: Alarm | None = None
+        self._deadline = self._remaining = 0.0
+        self._pauses = 0
+        self._grace_timer: asyncio.TimerHandle | None = None
+        self._started = self._stopped = self._timed_out = False
+        self._held_slots: list[Slots] = []
+        self.ended = False
+        self.idle = True
+        """The call is waiting to start or to be retried, and has had no effect so far."""
+        self.tries = 0
+        self._task = asyncio.create_task(self._run(context))
+
+    def pause(self) -> None:
+        """Stop the timeout while a person is asked something."""
+        self._pauses += 1
+        if self._pauses == 1 and self._timer is not None:
+            self._timer.cancel()
+            self._remaining = max(0.0, self._deadline - self._scope.governance.clock.monotonic())
+
+    def resume(self) -> None:
+        self._pauses -= 1
+        if not self._pauses and self._timer is not None and not self.ended:
+            self._start_timer(self._remaining)
+
+    def stop(self) -> None:
+        """Cancel the call, and abandon it if it ignores the cancellation."""
+        self._stopped = True
+        self._cancel()
+
+    def _release(self) -> None:
+        self.ended = True
+        self._stop_timer()
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+        for slot in self._held_slots:
+            slot.release()
+        self._held_slots.clear()
+
+    def _start_timer(self, seconds: float) -> None:
+        clock = self._scope.governance.clock
+        self._deadline = clock.monotonic() + seconds
+        self._timer = clock.call_later(seconds, self._on_timeout)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cancel(self) -> None:
+        if not self.ended and self._grace_timer is None:
+            if self._started:  # a task that is cancelled before its first step would never call `finish`
+                self._task.cancel()
+            self._grace_timer = asyncio.get_running_loop().call_later(CANCEL_GRACE, self._abandon)
+
+    def _on_timeout(self) -> None:
+        self._timed_out = True
+        self._cancel()
+
+    def _abandon(self) -> None:
+        if not self.ended:
+            _abandoned.adopt(self._task)
+            logger.warning("tool ignored its cancellation and was abandoned: tool=%s", self._approved.tool.name)
+            self._release()
+            self._scope.governance.spawn(self._finish(None, self._timeout_error()))
+
+    async def _run(self, context: ToolContext) -> None:
+        """Run the call and finish it, whatever happens. A done-callback would run one iteration of the loop later."""
+        value: Any = None
+        error: Exception | None = None
+        self._started = True
+        try:
+            value = await self._admit_and_run(context)
+        except asyncio.CancelledError:
+            error = ToolFailed(f"{self._approved.tool.name} was cancelled from inside")
+        except Exception as caught:  # noqa: BLE001 - classified in `finish`
+            error = caught
+        except BaseException as end:  # noqa: BLE001 - SystemExit would stop the event loop
+            exited = ToolExited(f"{self._approved.tool.name} raised {type(end).__name__}")
+            error = exited.with_traceback(end.__traceback__)
+        if self.ended:  # abandoned
+            return
+        self._release()
+        if self._task.cancelling():  # the cancellation would be raised at the next await
+            self._scope.governance.spawn(self._finish(value, error))
+        else:
+            await self._finish(value, error)
+
+    async def _admit_and_run(self, context: ToolContext) -> Any:
+        """Wait for the limits, check the call again, record the intent, and run it."""
+        limiter, actor = self._scope.governance.limiter, self._scope.actor
+        if self._stopped:
+            raise asyncio.CancelledError
+        if limiter.tick_limiter is not None:
+            await limiter.tick_limiter.acquire(actor.agent_id)
+        await self._acquire_slots()
+        await recheck(self._approved, self._scope)
+        if self._scope.journal is not None:
+            await self._record_intent(self._scope.journal)
+        elif limiter.has_daily_limit:
+            await self._count_call()
+        return await self._run_with_retries(context)
+
+    async def _record_intent(self, journal: Journal) -> None:
+        """Record the intent and count the call against the daily limit, then check again, because that took time."""
+        limiter, actor = self._scope.governance.limiter, self._scope.actor
+        reserve = (
+            Reserve(actor.agent_id, limiter.today(), limiter.limits.per_day or 0) if limiter.has_daily_limit else None
+        )
+        try:
+            await journal.record_intent(self._approved.call, reserve)
+        except DailyLimitExceeded:
+            raise limiter.daily_limit_error() from None
+        await recheck(self._approved, self._scope)
+
+    async def _count_call(self) -> None:
+        """Count the call against the daily limit, unless the second check rejects it."""
+        limiter, actor = self._scope.governance.limiter, self._scope.actor
+        day = await limiter.reserve(actor.tenant, actor.agent_id)
+        try:
+            await recheck(self._approved, self._scope)
+        except Exception:
+            await limiter.day_counter.release(actor.tenant, actor.agent_id, day)
+            raise
+
+    async def _acquire_slots(self) -> None:
+        """Acquire a slot of the session and one of the process.
+
+        A call made by a tool needs no second process slot: it could deadlock if tools hold all of them.
+        """
+        for slots in (self._scope.slots,) if _inside_call.get() else (self._scope.slots, process_slots()):
+            await slots.acquire()
+            self._held_slots.append(slots)
+        _inside_call.set(True)
+
+    async def _run_with_retries(self, context: ToolContext) -> Any:
+        governance, tool, values = self._scope.governance, self._approved.tool, self._approved.values
+        unexecuted = True  # no earlier try can have had an effect
+        for delay in (*governance.retries, None):
+            self.tries += 1
+            self.idle = False
+            context.discard_writes()
+            try:
+                return to_json_value(await self._run_once(values, context))
+            except Exception as caught:
+                if self._stopped or self.ended:  # do not retry
+                    raise
+                diagnosis = diagnose(caught, tool)
+            if delay is None or not diagnosis.retryable:
+                raise _final_error(diagnosis, self.tries, unexecuted or tool.effect == "pure")
+            self.idle = unexecuted = unexecuted and diagnosis.nothing_happened
+            given = diagnosis.retry_after
+            await governance.clock.sleep(given if given is not None else delay * random.uniform(1, 1.2))
+            await recheck(self._approved, self._scope)
+            values = tool.convert(self._approved.call.arguments)  # the function may have modified them
+        raise AssertionError("unreachable")
+
+    async def _run_once(self, values: dict[str, Any], context: ToolContext) -> Any:
+        self._start_timer(self._approved.tool.timeout)
+        try:
+            return await self._call(values, context)
+        except (asyncio.CancelledError, Exception):
+            if not self._timed_out or self._stopped:
+                raise
+            raise self._timeout_error() from None
+        finally:
+            self._stop_timer()
+            if self._timed_out and not self._stopped:
+                self._clear_timeout()
+
+    def _clear_timeout(self) -> None:
+        """Undo the cancellation of a call that stopped when it timed out, so that it can be retried."""
+        self._task.uncancel()
+        self._timed_out = False
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+            self._grace_timer = None
+
+    def _timeout_error(self) -> ToolTimeout:
+        tool = self._approved.tool
+        return ToolTimeout(f"{tool.name} took longer than {tool.timeout:g} s and was stopped")
+
+    async def _call(self, values: dict[str, Any], context: ToolContext) -> Any:
+        tool = self._approved.tool
+        positional, named = tool.bind(values, context)
+        if tool.is_async:
+            return await tool.function(*positional, **named)
+        if tool.in_process:
+            result = await in_thread(lambda: tool.function(*positional, **named))
+            return await result if inspect.isawaitable(result) else result
+        function = partial(tool.function, *positional) if positional else tool.function
+        return await self._scope.governance.workers.run(function, named, report=context.progress)
+
+
 class Diagnosis(msgspec.Struct, frozen=True):
-    """The error to go on with, and whether (and not before when) the tool may be tried again."""
+    """The error to report, and whether, and after how many seconds, the call may be retried."""
 
     error: Exception
-    again: bool = False
+    retryable: bool = False
     retry_after: float | None = None
     nothing_happened: bool = False
 
 
 def diagnose(error: Exception, tool: Tool) -> Diagnosis:
-    """Judge by class: it says itself that nothing happened, it was refused, it was lost on the way, or it is a bug."""
-    harmless = tool.effect != "unsafe"
+    """Classify an error: not executed, rejected by a server, connection lost, or a bug in the tool."""
+    repeatable = tool.effect != "unsafe"
     if isinstance(error, Transient):
-        return _refused(ToolFailed(str(error)), error.retry_after)
+        return _not_executed(ToolFailed(str(error)), error.retry_after)
     if isinstance(error, ToolTimeout):
-        return Diagnosis(error, again=harmless)
+        return Diagnosis(error, retryable=repeatable)
     if isinstance(error, ToolFault):
         return Diagnosis(error)
-    status = _status(error)
-    if status in _BUSY:
-        return _refused(ToolFailed(_words(error)), _retry_after(error))
+    status = _http_status(error)
+    if status in _RETRYABLE_STATUSES:
+        return _not_executed(ToolFailed(_message(error)), _retry_after(error))
     if status is not None and 400 <= status < 500:
-        return Diagnosis(ToolFailed(_words(error)))
+        return Diagnosis(ToolFailed(_message(error)))
     if isinstance(error, WorkerDied):
-        return Diagnosis(error if tool.effect == "pure" else _maybe(tool, "process ended"))
-    if status is not None or _is_lost(error):
-        lost = ToolFailed(_words(error)) if tool.effect == "pure" else _maybe(tool, "connection was lost")
-        return Diagnosis(lost, again=harmless)
+        return Diagnosis(error if tool.effect == "pure" else _unknown_outcome(tool, "process ended"))
+    if status is not None or _is_connection_error(error):
+        lost = ToolFailed(_message(error)) if tool.effect == "pure" else _unknown_outcome(tool, "connection was lost")
+        return Diagnosis(lost, retryable=repeatable)
     return Diagnosis(error)
 
 
-def _refused(error: ToolFailed, retry_after: float | None) -> Diagnosis:
-    """Nothing happened; unless the wait is too long to sit out, it may be tried again."""
-    patient = retry_after is None or 0 <= retry_after <= _LONGEST_WAIT
-    return Diagnosis(error, again=patient, retry_after=retry_after, nothing_happened=True)
+def _not_executed(error: ToolFailed, retry_after: float | None) -> Diagnosis:
+    """Diagnose a call that was not executed: it is retried unless the server asks for too long a delay."""
+    retryable = retry_after is None or 0 <= retry_after <= _MAX_RETRY_AFTER
+    return Diagnosis(error, retryable=retryable, retry_after=retry_after, nothing_happened=True)
 
 
-def _maybe(tool: Tool, what: str) -> OutcomeUnknown:
-    retried = "It was not retried." if tool.effect == "unsafe" else "It was retried under the same key."
+def _unknown_outcome(tool: Tool, what: str) -> OutcomeUnknown:
+    retried = "It was not retried." if tool.effect == "unsafe" else "It was retried with the same idempotency key."
     return OutcomeUnknown(f"The {what} while {tool.name} ran; it may have happened. {retried}")
 
 
-def _is_lost(error: Exception) -> bool:
-    """A timeout or a broken connection, by its kind or, for libraries that are not imported here, by its name."""
+def _is_connection_error(error: Exception) -> bool:
+    """Return whether an error is a timeout or a broken connection; errors of other libraries are matched by name."""
     if isinstance(error, TimeoutError | ConnectionError | EOFError):
         return True
-    return any(kind.__name__ in _LOST for kind in type(error).__mro__)
+    return any(kind.__name__ in _CONNECTION_ERRORS for kind in type(error).__mro__)
 
 
-def _status(error: Exception) -> int | None:
-    """The HTTP status that the errors of most clients carry somewhere."""
+def _http_status(error: Exception) -> int | None:
+    """Return the HTTP status that the errors of most clients carry."""
     response: Any = getattr(error, "response", None)
     for holder in (error, response):
         for name in ("status_code", "status", "code"):
@@ -108,300 +326,82 @@ def _retry_after(error: Exception) -> float | None:
     return seconds if seconds >= 0 else None
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     try:
         return str(error) or type(error).__name__
-    except Exception:  # noqa: BLE001 - a foreign class may do anything in its `__str__`
+    except Exception:  # noqa: BLE001 - `__str__` of a user's class may raise anything
         return type(error).__name__
 
 
-MAX_RESULT = 1024 * 1024
-MAX_WORDS = 10_000
-_DEEPEST = 100
-_BINARY = (bytes, bytearray, memoryview)
+def _final_error(diagnosis: Diagnosis, tries: int, unexecuted: bool) -> Exception:
+    """Return the error after the last try, which also says if an earlier try may have had an effect."""
+    error = diagnosis.error
+    if not isinstance(error, ToolFault) or (unexecuted and not diagnosis.retryable):
+        return error
+    text = f"{error} (tried {tries} times; try again later, or use another approach)"
+    if isinstance(error, ToolTimeout):
+        return ToolTimeout(text)
+    return ToolFailed(text) if unexecuted and not isinstance(error, OutcomeUnknown) else OutcomeUnknown(text)
 
 
 class BadResult(ToolFault):
-    """The tool gave back something that no model can read."""
+    """The tool returned a value that cannot be sent to a model."""
 
     kind = "failed"
 
 
-def json_value(value: Any) -> Any:
-    """The value as plain JSON, or BadResult saying what stands in the way."""
+def to_json_value(value: Any) -> Any:
+    """Convert a value to plain JSON; raises BadResult if that is not possible."""
     if isinstance(value, str) and not isinstance(value, Enum):
-        return clean(str(_sized(value, len(value))))
+        return clean(str(_check_size(value, len(value))))
     if value is None or type(value) in (bool, int):
         return value
     try:
-        plain = msgspec.to_builtins(value, enc_hook=_known, str_keys=True, builtin_types=_BINARY)
+        plain = msgspec.to_builtins(value, enc_hook=_encode_object, str_keys=True, builtin_types=_BINARY)
         written = msgspec.json.encode(plain)
-        _sized(written, len(written))
-        _forbid(plain)
+        _check_size(written, len(written))
+        _reject_unencodable(plain)
     except RecursionError:
-        raise BadResult("the result refers to itself or is nested too deeply") from None
+        raise BadResult("the result contains itself or is nested too deeply") from None
     except (TypeError, ValueError, OverflowError) as error:
-        raise BadResult(f"the result cannot be written as JSON: {str(error)[:200]}") from None
+        raise BadResult(f"the result cannot be encoded as JSON: {str(error)[:200]}") from None
     return msgspec.json.decode(written)
 
 
-def fault_words(fault: ToolFault) -> str:
-    """What a model reads of a fault: its message, if it has one that can be made, up to a limit."""
+def fault_message(fault: ToolFault) -> str:
+    """Return the message of a fault for the model, cut to `MAX_MESSAGE` characters."""
     try:
-        words = clean(str(fault))
-    except BaseException:  # noqa: BLE001 - a tool's own class may do anything in its `__str__`
+        text = clean(str(fault))
+    except BaseException:  # noqa: BLE001 - `__str__` of a tool's class may raise anything
         return type(fault).__name__
-    return words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}… ({len(words):,} characters)"
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}… ({len(text):,} characters)"
 
 
-def _sized(value: Any, size: int) -> Any:
+def _check_size(value: Any, size: int) -> Any:
     if size > MAX_RESULT:
-        raise BadResult(f"the result is {size:,} characters long; at most {MAX_RESULT:,} can be taken")
+        raise BadResult(f"the result is {size:,} characters long; the maximum is {MAX_RESULT:,}")
     return value
 
 
-def _known(value: Any) -> Any:
-    """Objects that know how to become plain values: pydantic's models."""
+def _encode_object(value: Any) -> Any:
+    """Encode a pydantic model."""
     if callable(dump := getattr(value, "model_dump", None)):
         return dump(mode="json")
-    raise TypeError(f"a {type(value).__name__} is no JSON value")
+    raise TypeError(f"{type(value).__name__} is not a JSON type")
 
 
-def _forbid(value: Any, levels: int = _DEEPEST) -> None:
-    """Bytes, NaN and infinities have no JSON, and lone surrogates no UTF-8: better refused here than lost later."""
+def _reject_unencodable(value: Any, levels: int = _MAX_DEPTH) -> None:
+    """Raise for bytes, NaN and infinities, which JSON does not have, and for lone surrogates, which UTF-8 does not."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value} is not JSON")
     elif isinstance(value, str):
         value.encode()
     elif isinstance(value, _BINARY):
-        raise TypeError("bytes are no JSON value; decode them to text first")
+        raise TypeError("bytes are not a JSON type; decode them to text first")
     elif isinstance(value, dict | list | tuple):
         if not levels:
             raise RecursionError
         inner = cast(dict[Any, Any] | list[Any], value)
         for item in (*inner, *inner.values()) if isinstance(inner, dict) else inner:
-            _forbid(item, levels - 1)
-
-
-logger = logging.getLogger(__name__)
-GRACE = 0.25
-_abandoned = BackgroundTasks("abandoned tool call")
-"""Tools that ignored their cancellation and still run; a growing set is a bug in one of them."""
-Settle: TypeAlias = Callable[[Any, Exception | None], Coroutine[Any, Any, None]]
-_inside: ContextVar[bool] = ContextVar("atlas_inside_a_call", default=False)
-
-
-class Crashed(Exception):
-    """The function tried to end the process."""
-
-
-class Attempt:
-    """A tool at work in a task of its own, which starts at once and settles what came of it, too.
-
-    Nothing of that is the turn's: who waits is not held up by a tool that hangs, and giving up cuts no row short.
-    """
-
-    def __init__(self, approved: Approved, context: ToolContext, scope: ToolScope, settle: Settle) -> None:
-        self._approved = approved
-        self._scope = scope
-        self._settle = settle
-        self._alarm: Alarm | None = None
-        self._due = self._left = 0.0
-        self._pauses = 0
-        self._grace: asyncio.TimerHandle | None = None
-        self._begun = self._stopped = self._late = False
-        self._held: list[Slots] = []
-        self.ended = False
-        self.resting = True
-        """It waits, for its turn or to try again: nothing has happened so far."""
-        self.tries = 0
-        self._task = asyncio.create_task(self._work(context))
-
-    def pause(self) -> None:
-        """A person is asked something: until they have answered, its time stands still."""
-        self._pauses += 1
-        if self._pauses == 1 and self._alarm is not None:
-            self._alarm.cancel()
-            self._left = max(0.0, self._due - self._scope.governance.clock.monotonic())
-
-    def go_on(self) -> None:
-        self._pauses -= 1
-        if not self._pauses and self._alarm is not None and not self.ended:
-            self._set_alarm(self._left)
-
-    def halt(self) -> None:
-        """End it: asked first, and left behind if it does not listen."""
-        self._stopped = True
-        self._halt()
-
-    def _end(self) -> None:
-        self.ended = True
-        self._disarm()
-        if self._grace is not None:
-            self._grace.cancel()
-        for slot in self._held:
-            slot.give_back()
-        self._held.clear()
-
-    def _set_alarm(self, seconds: float) -> None:
-        clock = self._scope.governance.clock
-        self._due = clock.monotonic() + seconds
-        self._alarm = clock.call_later(seconds, self._time_out)
-
-    def _disarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-
-    def _halt(self) -> None:
-        if not self.ended and self._grace is None:
-            if self._begun:  # cancelled before its first step, a task would not even say that it ended
-                self._task.cancel()
-            self._grace = asyncio.get_running_loop().call_later(GRACE, self._abandon)
-
-    def _time_out(self) -> None:
-        self._late = True
-        self._halt()
-
-    def _abandon(self) -> None:
-        if not self.ended:
-            _abandoned.adopt(self._task)
-            logger.warning("the tool %r ignores its cancellation and is left behind", self._approved.tool.name)
-            self._end()
-            self._scope.governance.spawn(self._settle(None, self._too_late()))
-
-    async def _work(self, context: ToolContext) -> None:
-        """See to an end, whatever comes. From inside the task: a done-callback would come a round of the loop later."""
-        value: Any = None
-        error: Exception | None = None
-        self._begun = True
-        try:
-            value = await self._let_in(context)
-        except asyncio.CancelledError:
-            error = ToolFailed(f"{self._approved.tool.name} was cancelled from inside")
-        except Exception as caught:  # noqa: BLE001 - judged where the call is settled
-            error = caught
-        except BaseException as end:  # noqa: BLE001 - SystemExit and its kin would end the loop itself
-            crashed = Crashed(f"{self._approved.tool.name} raised {type(end).__name__}")
-            error = crashed.with_traceback(end.__traceback__)
-        if self.ended:  # left behind
-            return
-        self._end()
-        if self._task.cancelling():  # it would strike at the next await
-            self._scope.governance.spawn(self._settle(value, error))
-        else:
-            await self._settle(value, error)
-
-    async def _let_in(self, context: ToolContext) -> Any:
-        """Wait for the tick and a free place, count the day, look once more whether all still holds; then act."""
-        limiter, actor = self._scope.governance.limiter, self._scope.actor
-        if self._stopped:
-            raise asyncio.CancelledError
-        if limiter.ticks is not None:
-            await limiter.ticks.turn(actor.agent_id)
-        await self._take_places()
-        await recheck(self._approved, self._scope)
-        if self._scope.journal is not None:
-            await self._intend(self._scope.journal)
-        elif limiter.counts_days:
-            await self._count()
-        return await self._tries(context)
-
-    async def _intend(self, journal: Journal) -> None:
-        """Write down that it is about to act, which counts against the day, too; that took time, so look once more."""
-        limiter, actor = self._scope.governance.limiter, self._scope.actor
-        reserve = Reserve(actor.agent_id, limiter.today(), limiter.limits.per_day or 0) if limiter.counts_days else None
-        try:
-            await journal.record_intent(self._approved.call, reserve)
-        except DailyLimitExceeded:
-            raise limiter.spent() from None
-        await recheck(self._approved, self._scope)
-
-    async def _count(self) -> None:
-        """Count it against the day; what did not act after all does not count."""
-        limiter, actor = self._scope.governance.limiter, self._scope.actor
-        day = await limiter.reserve(actor.tenant, actor.agent_id)
-        try:
-            await recheck(self._approved, self._scope)
-        except Exception:
-            await limiter.days.release(actor.tenant, actor.agent_id, day)
-            raise
-
-    async def _take_places(self) -> None:
-        """One of the session's, and one of the process's unless a tool that holds one made this call: it would wait for
-        itself as soon as all of them do."""
-        for slots in (self._scope.slots,) if _inside.get() else (self._scope.slots, process_slots()):
-            if not slots.take():
-                await slots.wait()
-            self._held.append(slots)
-        _inside.set(True)
-
-    async def _tries(self, context: ToolContext) -> Any:
-        governance, tool, values = self._scope.governance, self._approved.tool, self._approved.values
-        certain = True  # that no try before this one can have happened
-        for pause in (*governance.retries, None):
-            self.tries += 1
-            self.resting = False
-            context.begin_again()
-            try:
-                return json_value(await self._once(values, context))
-            except Exception as caught:
-                if self._stopped or self.ended:  # nobody wants another try
-                    raise
-                found = diagnose(caught, tool)
-            if pause is None or not found.again:
-                raise _last(found, self.tries, certain or tool.effect == "pure")
-            self.resting = certain = certain and found.nothing_happened
-            wished = found.retry_after
-            await governance.clock.sleep(wished if wished is not None else pause * random.uniform(1, 1.2))
-            await recheck(self._approved, self._scope)
-            values = tool.convert(self._approved.call.arguments)  # the function may have changed those it was given
-        raise AssertionError("unreachable")
-
-    async def _once(self, values: dict[str, Any], context: ToolContext) -> Any:
-        self._set_alarm(self._approved.tool.timeout)
-        try:
-            return await self._call(values, context)
-        except (asyncio.CancelledError, Exception):
-            if not self._late or self._stopped:
-                raise
-            raise self._too_late() from None
-        finally:
-            self._disarm()
-            if self._late and not self._stopped:
-                self._calm()
-
-    def _calm(self) -> None:
-        """It did stop when it was late: the cancellation has done its work, and nobody is left behind."""
-        self._task.uncancel()
-        self._late = False
-        if self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
-
-    def _too_late(self) -> ToolTimeout:
-        tool = self._approved.tool
-        return ToolTimeout(f"{tool.name} took longer than {tool.timeout:g} s and was stopped")
-
-    async def _call(self, values: dict[str, Any], context: ToolContext) -> Any:
-        tool = self._approved.tool
-        positional, named = tool.bind(values, context)
-        if tool.is_async:
-            return await tool.function(*positional, **named)
-        if tool.in_process:
-            result = await in_thread(lambda: tool.function(*positional, **named))
-            return await result if inspect.isawaitable(result) else result
-        function = partial(tool.function, *positional) if positional else tool.function
-        return await self._scope.governance.workers.run(function, named, report=context.progress)
-
-
-def _last(found: Diagnosis, tries: int, certain: bool) -> Exception:
-    """The fault to end with: that it was tried often enough, and what an earlier try may have done all the same."""
-    error = found.error
-    if not isinstance(error, ToolFault) or (certain and not found.again):
-        return error
-    words = f"{error} (tried {tries} times; try again later, or another way)"
-    if isinstance(error, ToolTimeout):
-        return ToolTimeout(words)
-    return ToolFailed(words) if certain and not isinstance(error, OutcomeUnknown) else OutcomeUnknown(words)
+            _reject_unencodable(item, levels - 1)

@@ -11,10 +11,10 @@ from atlas_agents.core.messages import Conversation, ToolCall
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.core.tenancy import TeamServices
-from atlas_agents.tools.approvals import Approvals, Book
+from atlas_agents.tools.approvals import Approvals, ApprovalStore
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.journal import Journal
-from atlas_agents.tools.limits import Limiter, Repeats
+from atlas_agents.tools.limits import Limiter, RepeatDetector
 from atlas_agents.tools.policy import Actor, Policy, Verdict
 from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.tool import Tool
@@ -140,15 +140,15 @@ class ToolScope:
         self.emit = emit
         self.count_usage = count_usage
         """Adds the tokens of a model that a tool called to the turn, and returns them with their cost."""
-        self.repeats: Repeats | None = governance.limiter.repeats()
-        self.slots = governance.limiter.slots(conversation.id)
+        self.repeats: RepeatDetector | None = governance.limiter.repeat_detector()
+        self.slots = governance.limiter.session_slots(conversation.id)
         self.durations: dict[str, int] = {}
         """Milliseconds that each call took, by call id."""
         self._visible: list[Tool] | None = None
         self._visible_under: Policy | None = None
 
     @property
-    def approval_store(self) -> Book | None:
+    def approval_store(self) -> ApprovalStore | None:
         """Where approvals of this run are persisted; None for a run without a journal."""
         return self.journal.approvals if self.journal is not None else None
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, day_of
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.errors import (
     Conflict,
@@ -195,7 +195,7 @@ class JournaledApprovals:
         elif row.kind == "answered":
             self._answered.add(row.key)
 
-    async def ask(self, question: Question) -> tuple[Question, Answer | None]:
+    async def save_question(self, question: Question) -> tuple[Question, Answer | None]:
         """Persist a question. If it was asked before, return it as it was then, with its answer if there is one."""
         if question.id not in self._asked:
             self._asked.add(question.id)
@@ -208,7 +208,7 @@ class JournaledApprovals:
         answer = _answers.decode(row.answer) if row.answer is not None else None
         return _questions.decode(row.question), answer
 
-    async def answered(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
+    async def save_answer(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
         """Persist an answer and return the one that counts: the first. One that is not `new` is stored already."""
         if question.id in self._answered:
             return answer
@@ -220,10 +220,10 @@ class JournaledApprovals:
             if row is None or row.answer is None:
                 raise
             first = _answers.decode(row.answer)
-            return first if not new else await self.answered(question, first, grants, new=False)
+            return first if not new else await self.save_answer(question, first, grants, new=False)
         return answer
 
-    async def granted(self, binding: str) -> list[tuple[Question, Answer]]:
+    async def find_grants(self, binding: str) -> list[tuple[Question, Answer]]:
         """Return the standing approvals (for a session, or always) of exactly this call."""
         rows = await self._committer.read(lambda: self._store.grants(self._tenant, binding))
         return [(_questions.decode(row.question), _answers.decode(row.answer or b"")) for row in rows]
@@ -453,7 +453,7 @@ class Journal:
     def _usage_write(self, agent_id: str, model: str, usage: Usage, turns: int = 0) -> AddUsage:
         cost = round((usage.cost or 0) * 100_000_000)
         tokens = (usage.input_tokens, usage.output_tokens, usage.cached_tokens)
-        return AddUsage(UsageRow(day_of(self._clock.time()), self._session, agent_id, model, *tokens, cost, turns))
+        return AddUsage(UsageRow(utc_day(self._clock.time()), self._session, agent_id, model, *tokens, cost, turns))
 
     async def record_intent(self, call: ToolCall, reserve: Reserve | None = None) -> None:
         """Record that a call is about to act, and count it against the daily limit in the same transaction."""

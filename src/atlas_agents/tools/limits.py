@@ -1,7 +1,7 @@
-"""How much may be done: calls at once, calls a tick, calls a day, and no call over and over.
+"""Limits on tool calls: concurrent calls, calls per tick, calls per day, and identical calls in a row.
 
-All of it on a clock that tests can drive, and in this process; the day's count is behind a port, so that a store can
-keep it exact over restarts.
+Everything runs on a clock that tests can drive. The daily count is behind a port, so that a store can keep it exact
+across restarts.
 """
 
 import asyncio
@@ -12,98 +12,91 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from atlas_agents.core.aio import Clock, day_of
+from atlas_agents.core.aio import Clock, utc_day
 from atlas_agents.core.errors import ConfigError, LimitExceeded
 from atlas_agents.core.paths import Environment
 
-Ring: TypeAlias = Callable[[], object]
+Callback: TypeAlias = Callable[[], object]
+MAX_CALLS_PER_PROCESS = 64
 
 
 class Ticker:
-    """Rings every so many seconds, as long as somebody waits; between two waits it rests."""
+    """Calls scheduled callbacks every `seconds`; the timer runs only while a callback is scheduled."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
-        self._waiting: list[Ring] = []
-        self._ringing: asyncio.AbstractEventLoop | None = None
+        self._callbacks: list[Callback] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def next(self, ring: Ring) -> None:
-        """Have this called at the next beat, once."""
-        if self._ringing is not None and self._ringing.is_closed():
-            self._ringing = None  # its alarm will not ring any more, and nobody waits there
-            self._waiting.clear()
-        self._waiting.append(ring)
-        if self._ringing is None:
-            self._ringing = asyncio.get_running_loop()
-            self._clock.call_later(self._seconds, self._ring)
+    def schedule(self, callback: Callback) -> None:
+        """Call this once, at the next tick."""
+        if self._loop is not None and self._loop.is_closed():  # its timer will never fire
+            self._loop = None
+            self._callbacks.clear()
+        self._callbacks.append(callback)
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._clock.call_later(self._seconds, self._fire)
 
-    def leave(self, ring: Ring) -> None:
-        """Do not call this any more."""
-        if ring in self._waiting:
-            self._waiting.remove(ring)
+    def unschedule(self, callback: Callback) -> None:
+        if callback in self._callbacks:
+            self._callbacks.remove(callback)
 
-    def _ring(self) -> None:
-        waiting, self._waiting, self._ringing = self._waiting, [], None
-        for ring in waiting:
-            ring()
-
-
-PROCESS_CAP = 64
+    def _fire(self) -> None:
+        callbacks, self._callbacks, self._loop = self._callbacks, [], None
+        for callback in callbacks:
+            callback()
 
 
 class Slots:
-    """Places for so many at once; who finds none waits, first come first served."""
+    """Semaphore with a first-in, first-out queue that can be used from one event loop after another."""
 
-    __slots__ = ("__weakref__", "_free", "_waiting")
+    __slots__ = ("__weakref__", "_waiters", "free")
 
     def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.free = count
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
-    def take(self) -> bool:
-        """Take a place at once, if one is free and nobody waits for it."""
-        if self._free > 0 and not self._waiting:
-            self._free -= 1
-            return True
-        return False
-
-    async def wait(self) -> None:
-        """Take the next place that becomes free."""
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+    async def acquire(self) -> None:
+        """Take a slot, waiting for one if none is free."""
+        if self.free > 0 and not self._waiters:
+            self.free -= 1
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         try:
-            await place
+            await waiter
         except asyncio.CancelledError:
-            if not place.cancelled():  # it was given a place in the very moment that it gave up
-                self.give_back()
-            elif place in self._waiting:
-                self._waiting.remove(place)
+            if not waiter.cancelled():  # cancelled in the moment that it got a slot
+                self.release()
+            elif waiter in self._waiters:
+                self._waiters.remove(waiter)
             raise
 
-    def give_back(self) -> None:
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
+    def release(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 return
-        self._free += 1
+        self.free += 1
 
 
 _process: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Slots]" = weakref.WeakKeyDictionary()
 
 
 def process_slots() -> Slots:
-    """How many calls may run at once in this process, over all sessions."""
+    """Return the slots for concurrent calls of all sessions of this process."""
     loop = asyncio.get_running_loop()
     slots = _process.get(loop)
     if slots is None:
-        slots = _process[loop] = Slots(PROCESS_CAP)
+        slots = _process[loop] = Slots(MAX_CALLS_PER_PROCESS)
     return slots
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """None means no limit. `repeats` is how often in a row one turn may make the very same call.
+    """Limits on the tool calls of an Atlas; None means no limit.
 
     Args:
         at_once: Concurrent calls of a session.
@@ -120,8 +113,8 @@ class Limits(msgspec.Struct, frozen=True):
     repeats: int | None = None
 
     @classmethod
-    def of_gateway(cls, environment: Environment) -> "Limits":
-        """All limits on, as a gateway has them; `MAX_ACTIONS_PER_DAY` sets the day's."""
+    def from_environment(cls, environment: Environment) -> "Limits":
+        """Return the gateway's default limits; `MAX_ACTIONS_PER_DAY` sets the daily limit."""
         given = environment.get("MAX_ACTIONS_PER_DAY") or "1000"
         if not given.strip().isdigit() or int(given) < 1:
             raise ConfigError(f"MAX_ACTIONS_PER_DAY must be a whole number of at least 1, not {given!r}")
@@ -137,19 +130,19 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class DayCounter(Protocol):
-    """Counts a tenant's calls of a day, agent by agent."""
+    """Counts the calls of each agent of a tenant per day."""
 
     async def reserve(self, tenant: str, agent_id: str, day: str, limit: int) -> bool:
-        """Count one more if that stays within the limit; say whether it did. Cancelled, it must not have counted."""
+        """Count one more call if it stays within the limit, and return whether it did. Must not count if cancelled."""
         ...
 
     async def release(self, tenant: str, agent_id: str, day: str) -> None:
-        """Take one back that was reserved and then not made."""
+        """Subtract a call that was reserved but not made."""
         ...
 
 
 class MemoryCounter:
-    """The day's counts in memory."""
+    """Daily counts in memory."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, str], int] = {}
@@ -165,130 +158,132 @@ class MemoryCounter:
         key = (tenant, agent_id, day)
         self._counts[key] = max(0, self._counts.get(key, 0) - 1)
 
-    def count(self, tenant: str, agent_id: str, day: str) -> int:
-        return self._counts.get((tenant, agent_id, day), 0)
 
-
-class Ticks:
-    """Lets through so many calls of an agent per tick; the rest wait for the next ones, in order."""
+class TickLimiter:
+    """Rate limiter: lets a number of calls per agent start in each tick; the others wait in order."""
 
     def __init__(self, ticker: Ticker, per_tick: int) -> None:
         self._ticker = ticker
         self._per_tick = per_tick
-        self._left: dict[str, int] = {}
+        self._remaining: dict[str, int] = {}
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
-        self._ticking: asyncio.AbstractEventLoop | None = None
-        """The loop on which the next tick is waited for."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop on which the next tick is scheduled."""
 
-    async def turn(self, agent_id: str) -> None:
-        """Wait for this call's turn."""
+    async def acquire(self, agent_id: str) -> None:
+        """Wait until this agent may start a call."""
         self._start()
-        left = self._left.get(agent_id, self._per_tick)
+        remaining = self._remaining.get(agent_id, self._per_tick)
         queue = self._queues.setdefault(agent_id, deque())
-        if left > 0 and not queue:
-            self._left[agent_id] = left - 1
+        if remaining > 0 and not queue:
+            self._remaining[agent_id] = remaining - 1
             return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(place)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(waiter)
         try:
-            await place
+            await waiter
         except asyncio.CancelledError:
-            if not place.cancelled():  # its turn came in the very moment that it gave up
-                self._give_back(agent_id)
-            elif place in queue:
-                queue.remove(place)
+            if not waiter.cancelled():  # cancelled in the moment that it could start
+                self._release(agent_id)
+            elif waiter in queue:
+                queue.remove(waiter)
             raise
 
-    def waiting(self, agent_id: str) -> int:
+    def queue_length(self, agent_id: str) -> int:
         return len(self._queues.get(agent_id, ()))
 
     def _start(self) -> None:
-        if self._ticking is not None:
-            if not self._ticking.is_closed():
+        if self._loop is not None:
+            if not self._loop.is_closed():
                 return
-            self._queues.clear()  # its beat will not ring any more, and nobody waits there
-        self._ticking = asyncio.get_running_loop()
-        self._ticker.next(self._next)
+            self._queues.clear()  # the timer of a closed loop will never fire
+        self._loop = asyncio.get_running_loop()
+        self._ticker.schedule(self._on_tick)
 
-    def _give_back(self, agent_id: str) -> None:
-        for place in self._queues.get(agent_id, ()):
-            if not place.done():
-                self._queues[agent_id].remove(place)
-                place.set_result(None)
+    def _release(self, agent_id: str) -> None:
+        for waiter in self._queues.get(agent_id, ()):
+            if not waiter.done():
+                self._queues[agent_id].remove(waiter)
+                waiter.set_result(None)
                 return
-        self._left[agent_id] = self._left.get(agent_id, self._per_tick - 1) + 1
+        self._remaining[agent_id] = self._remaining.get(agent_id, self._per_tick - 1) + 1
 
-    def _next(self) -> None:
-        """A new tick: those who waited go first; without anybody waiting the ticking stops."""
-        self._left.clear()
-        self._ticking = None
+    def _on_tick(self) -> None:
+        """Let waiting calls start first. Ticking stops once no call has started or waits."""
+        self._remaining.clear()
+        self._loop = None
         for agent_id, queue in list(self._queues.items()):
-            left = self._per_tick
-            while queue and left:
-                place = queue.popleft()
-                if not place.done():
-                    place.set_result(None)
-                    left -= 1
-            self._left[agent_id] = left
+            remaining = self._per_tick
+            while queue and remaining:
+                waiter = queue.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+                    remaining -= 1
+            self._remaining[agent_id] = remaining
             if not queue:
                 del self._queues[agent_id]
-        if any(left < self._per_tick for left in self._left.values()):
+        if any(remaining < self._per_tick for remaining in self._remaining.values()):
             self._start()
 
 
-class Repeats:
-    """Counts how often in a row a run has made the very same call."""
+class RepeatDetector:
+    """Detects that a run makes the same call again and again."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_repeats: int) -> None:
+        self._max_repeats = max_repeats
         self._last = b""
         self._count = 0
 
-    def see(self, fingerprint: bytes) -> None:
-        """Take note of a call; LimitReached when it is one too many."""
+    def check(self, fingerprint: bytes) -> None:
+        """Count a call; raises LimitExceeded if it is one repetition too many."""
         self._count = self._count + 1 if fingerprint == self._last else 1
         self._last = fingerprint
-        if self._count > self._most:
-            raise LimitExceeded(f"The same call was made {self._most} times in a row. Do something else, or answer.")
+        if self._count > self._max_repeats:
+            raise LimitExceeded(
+                f"The same call was made {self._max_repeats} times in a row. Do something else, or answer."
+            )
 
 
 class Limiter:
-    """All limits of a house together."""
+    """All limits of an Atlas."""
 
-    def __init__(self, limits: Limits, clock: Clock, days: DayCounter | None = None) -> None:
+    def __init__(self, limits: Limits, clock: Clock, day_counter: DayCounter | None = None) -> None:
         self.limits = limits
         self._clock = clock
-        self._zero = clock.time() - clock.monotonic()
-        self.days = MemoryCounter() if days is None else days
+        self._clock_offset = clock.time() - clock.monotonic()
+        self.day_counter = MemoryCounter() if day_counter is None else day_counter
         self.ticker = Ticker(clock, limits.tick)
-        self.ticks = Ticks(self.ticker, limits.per_tick) if limits.per_tick is not None else None
+        self.tick_limiter = TickLimiter(self.ticker, limits.per_tick) if limits.per_tick is not None else None
         self._sessions: weakref.WeakValueDictionary[str, Slots] = weakref.WeakValueDictionary()
 
-    def repeats(self) -> Repeats | None:
-        """A fresh repeat detector for a run."""
-        return Repeats(self.limits.repeats) if self.limits.repeats is not None else None
+    def repeat_detector(self) -> RepeatDetector | None:
+        """Return a new repeat detector for a run."""
+        return RepeatDetector(self.limits.repeats) if self.limits.repeats is not None else None
 
-    def slots(self, session: str) -> Slots:
-        """How many calls of a session may run at once."""
-        found = self._sessions.get(session)
-        if found is None:
-            found = self._sessions[session] = Slots(self.limits.at_once)
-        return found
+    def session_slots(self, session: str) -> Slots:
+        """Return the slots for concurrent calls of a session."""
+        slots = self._sessions.get(session)
+        if slots is None:
+            slots = self._sessions[session] = Slots(self.limits.at_once)
+        return slots
 
     @property
-    def counts_days(self) -> bool:
+    def has_daily_limit(self) -> bool:
         return self.limits.per_day is not None
 
     async def reserve(self, tenant: str, agent_id: str) -> str:
-        """Count a call against the day and give the day it counts for; LimitReached when the day is spent."""
+        """Count a call and return the day it counts for; raises LimitExceeded if the daily limit is used up."""
         day = self.today()
-        if not await self.days.reserve(tenant, agent_id, day, self.limits.per_day or 0):
-            raise self.spent()
+        if not await self.day_counter.reserve(tenant, agent_id, day, self.limits.per_day or 0):
+            raise self.daily_limit_error()
         return day
 
     def today(self) -> str:
-        """Days pass by the stop-watch: setting the wall clock neither gives a new day nor takes this one away."""
-        return day_of(self._zero + self._clock.monotonic())
+        """Return the current day by the monotonic clock, so that setting the wall clock does not change the day."""
+        return utc_day(self._clock_offset + self._clock.monotonic())
 
-    def spent(self) -> LimitExceeded:
-        return LimitExceeded(f"All {self.limits.per_day or 0} calls of today are used. Nothing was run; try tomorrow.")
+    def daily_limit_error(self) -> LimitExceeded:
+        limit = self.limits.per_day or 0
+        return LimitExceeded(
+            f"The daily limit of {limit:,} tool calls is used up. Nothing was run; try again tomorrow."
+        )

@@ -25,7 +25,7 @@ from atlas_agents.tools.audit import MAX_NOTE, MAX_NOTES, MAX_RESULT, AuditEntry
 from atlas_agents.tools.checks import Rejected, check_call
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.elicitation import ToolElicitation
-from atlas_agents.tools.execute import GRACE, MAX_WORDS, Attempt, fault_words, json_value
+from atlas_agents.tools.execute import CANCEL_GRACE, MAX_MESSAGE, Attempt, fault_message, to_json_value
 from atlas_agents.tools.governance import Approved, ToolScope
 from atlas_agents.tools.journal import ShuttingDown
 from atlas_agents.tools.redact import secrets_in
@@ -68,7 +68,7 @@ async def _stop(executions: "Sequence[ToolCallExecution]") -> None:
     for execution in executions:
         execution.stop()
     with suppress(TimeoutError):
-        async with asyncio.timeout(2 * GRACE):
+        async with asyncio.timeout(2 * CANCEL_GRACE):
             for execution in executions:
                 await execution.done()
 
@@ -111,7 +111,7 @@ async def query_outcome(tool: Tool, call: ToolCall, scope: ToolScope) -> Finding
         async with asyncio.timeout(tool.timeout):
             finding = await call_user(tool.reconcile, *arguments)
         if isinstance(finding, Happened):
-            return Happened(json_value(finding.result))
+            return Happened(to_json_value(finding.result))
     except Exception as error:  # noqa: BLE001 - a user's function; the outcome stays unknown
         trace = scope.governance.redactor.trace(error)
         logger.error("reconcile failed: tool=%s run=%s\n%s", tool.name, scope.run_id, trace)
@@ -202,10 +202,10 @@ class ToolCallExecution:
             self._cancelled = True
             self._refuse()
         elif not self._attempt.ended:
-            self._cancelled, self._untouched = True, self._attempt.resting
+            self._cancelled, self._untouched = True, self._attempt.idle
             if self._elicitation is not None:
                 self._elicitation.abandoned = True
-            self._attempt.halt()
+            self._attempt.stop()
 
     def final_result(self) -> ToolResult:
         """Return the result; for a call that could not be recorded or stopped in time, that it was interrupted."""
@@ -225,13 +225,13 @@ class ToolCallExecution:
 
     def resume(self) -> None:
         if self._attempt is not None:
-            self._attempt.go_on()
+            self._attempt.resume()
 
     def _check_repeats(self, approved: Approved) -> Exception | None:
         if self._scope.repeats is None:
             return None
         try:
-            self._scope.repeats.see(
+            self._scope.repeats.check(
                 msgspec.json.encode((approved.tool.name, approved.call.arguments), order="deterministic")
             )
         except Exception as error:  # noqa: BLE001 - one repeat too many, or arguments that are not JSON
@@ -328,14 +328,14 @@ class ToolCallExecution:
             return ToolResult(call.id, "error", NEUTRAL, "internal")
         pure = isinstance(self._decision, Approved) and self._decision.tool.effect == "pure"
         uncertain = error.kind == "unknown" or (isinstance(error, ToolTimeout) and not pure)
-        text = redactor.text(fault_words(error), secrets_in(call.arguments))
+        text = redactor.text(fault_message(error), secrets_in(call.arguments))
         if uncertain and "may have happened" not in text:
             text += "; it may have happened"
         return ToolResult(call.id, "unknown" if uncertain else "error", text, error.kind)
 
     def _decline_reason(self, error: Declined) -> dict[str, str]:
         redactor, secrets = self._scope.governance.redactor, secrets_in(self._decision.call.arguments)
-        reason = redactor.text(clean(error.reason.strip())[:MAX_WORDS], secrets)
+        reason = redactor.text(clean(error.reason.strip())[:MAX_MESSAGE], secrets)
         return {"reason": reason} if reason else {}
 
     def _emit_result(self, result: ToolResult) -> ToolResult:
@@ -396,7 +396,7 @@ class ToolCallExecution:
         if self._usage:
             meta["models"] = self._usage
         if isinstance(self._error, Declined):
-            meta["declined"] = redactor.text(fault_words(self._error))
+            meta["declined"] = redactor.text(fault_message(self._error))
         if isinstance(decision, Approved) and decision.binding:
             meta |= {"approved_by": decision.approved_by, "approval": decision.binding, "edited": decision.edited}
         agent, name = scope.actor.agent_id, tool.name if tool else redactor.head(self._name, 200)
@@ -455,7 +455,7 @@ class ToolCallExecution:
         """Emit progress; a tool that was abandoned is ignored."""
         if self.result is None:
             scope, call = self._scope, self._decision.call
-            text = scope.governance.redactor.head(message, MAX_WORDS)
+            text = scope.governance.redactor.head(message, MAX_MESSAGE)
             scope.emit(ToolProgress(scope.run_id, self._name, call.id, text))
 
 
