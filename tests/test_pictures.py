@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from atlas_agents import Image, Request, ToolCall, ToolResult, assistant, user
-from atlas_agents.core.messages import parted
+from atlas_agents.core.messages import extract_images
 from atlas_agents.core.messages import tool as answered
 from atlas_agents.providers import anthropic, openai
 
@@ -21,15 +21,15 @@ def request(result: Any) -> Request:
 
 
 def test_pictures_are_found_wherever_they_stand() -> None:
-    assert parted(RESULT) == (NOTED, [Image("image/png", "aGk="), Image("image/webp", "aGk=")])
-    assert parted(PLOT) == ("(image/png, 3 bytes)", [Image("image/png", "aGk=")])
+    assert extract_images(RESULT) == (NOTED, [Image("image/png", "aGk="), Image("image/webp", "aGk=")])
+    assert extract_images(PLOT) == ("(image/png, 3 bytes)", [Image("image/png", "aGk=")])
 
 
 @pytest.mark.parametrize(
     "value", [None, 1, "x", [1], {"type": "image"}, {"type": "image", "media_type": 3, "data": "x"}]
 )
 def test_what_is_no_picture_is_left_as_it_is(value: Any) -> None:
-    assert parted(value) == (value, [])
+    assert extract_images(value) == (value, [])
 
 
 def test_anthropic_is_shown_the_pictures_beside_the_words() -> None:

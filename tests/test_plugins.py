@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, ToolRegistry
-from atlas_agents.app.app import interceptors_of
+from atlas_agents.app.app import load_interceptors
 from atlas_agents.config.load import load
 from atlas_agents.config.open import open_store
 from atlas_agents.core.errors import ConfigError
@@ -70,7 +70,7 @@ def test_one_that_fails_is_disabled_and_the_rest_goes_on(entry: Any) -> None:
         entry("tools", "twice", "some_plugin:two_of_a_name"),
         entry("tools", "good", "some_plugin:tools"),
     ]
-    plugins, registry = Plugins(found=found), ToolRegistry()
+    plugins, registry = Plugins(entries=found), ToolRegistry()
     registry.load_plugins(plugins)
     assert [tool.name for tool in registry] == ["good/greet"]
     assert registry.source("good/greet") == "plugin"
@@ -83,7 +83,7 @@ def test_one_that_fails_is_disabled_and_the_rest_goes_on(entry: Any) -> None:
 
 def test_a_slow_one_is_disabled_and_holds_up_nobody(entry: Any) -> None:
     found = [entry("tools", "slow", "slow_plugin:tools"), entry("tools", "good", "some_plugin:tools")]
-    plugins, registry = Plugins(found=found, patience=0.3), ToolRegistry()
+    plugins, registry = Plugins(entries=found, timeout=0.3), ToolRegistry()
     began = time.monotonic()
     registry.load_plugins(plugins)
     assert time.monotonic() - began < 10
@@ -92,7 +92,7 @@ def test_a_slow_one_is_disabled_and_holds_up_nobody(entry: Any) -> None:
 
 
 def test_one_can_be_turned_off(entry: Any) -> None:
-    plugins = Plugins(["good"], found=[entry("tools", "good", "broken_plugin:tools")])
+    plugins = Plugins(["good"], entries=[entry("tools", "good", "broken_plugin:tools")])
     plugins.load("tools", lambda name, thing: None)
     assert plugins.disabled == {"good": "disabled in the settings"}
     assert "broken_plugin" not in sys.modules
@@ -100,7 +100,7 @@ def test_one_can_be_turned_off(entry: Any) -> None:
 
 async def test_a_provider_of_a_plugin_is_found_by_its_ref_and_replaces_no_other(entry: Any) -> None:
     found = [entry("providers", "acme", "some_plugin:provider"), entry("providers", "openai", "some_plugin:provider")]
-    plugins, registry = Plugins(found=found), Registry(Environment({}))
+    plugins, registry = Plugins(entries=found), Registry(Environment({}))
     registry.load_plugins(plugins)
     assert plugins.disabled == {"openai": "ConfigError: provider 'openai' already exists"}
     atlas = Atlas([Agent("a", model="acme/one")], registry=registry)
@@ -109,8 +109,8 @@ async def test_a_provider_of_a_plugin_is_found_by_its_ref_and_replaces_no_other(
 
 async def test_interceptors_of_plugins_see_what_is_said(entry: Any) -> None:
     found = [entry("interceptors", "loud", "some_plugin:shout"), entry("interceptors", "odd", "some_plugin:words")]
-    plugins = Plugins(found=found)
-    interceptors = interceptors_of(plugins)
+    plugins = Plugins(entries=found)
+    interceptors = load_interceptors(plugins)
     model = Scripted(says("Yes."))
     await Atlas([Agent("a", model=model)], interceptors=interceptors).ask("hello")
     assert model.requests[0].messages[-1].text == "HELLO"

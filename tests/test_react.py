@@ -19,7 +19,7 @@ from atlas_agents.providers.base import (
     ToolCallChunk,
     complete,
 )
-from atlas_agents.providers.react import React, read_object, shape
+from atlas_agents.providers.react import React, describe_schema, parse_lenient_object
 from atlas_agents.testing import Reply, Scripted, fails, says
 
 SEARCH = ToolSpec(
@@ -152,15 +152,15 @@ async def test_it_is_read_the_same_however_it_is_cut(
 def test_json_as_models_write_it(written: str, value: Any) -> None:
     if value is None:
         with pytest.raises(ValueError, match=r"."):
-            read_object(written)
+            parse_lenient_object(written)
     else:
-        assert read_object(written) == value
+        assert parse_lenient_object(written) == value
 
 
 def test_any_json_is_read_as_json() -> None:
     value = {"a": [1, 2.5, "\"'\\\n", {"b": None, "c": "ü😀"}], "d": True}
-    assert read_object(json.dumps(value)) == value
-    assert read_object(f"```json\n{json.dumps(value, indent=2)}\n```") == value
+    assert parse_lenient_object(json.dumps(value)) == value
+    assert parse_lenient_object(f"```json\n{json.dumps(value, indent=2)}\n```") == value
 
 
 async def test_thoughts_and_the_answer_come_as_they_are_written() -> None:
@@ -332,4 +332,4 @@ async def test_values_in_the_form_of_a_schema_are_values(written: dict[str, Any]
     ],
 )
 def test_an_input_is_shown_as_it_is_to_be_written(schema: dict[str, Any], shown: str | None) -> None:
-    assert shape(schema) == (shown or json.dumps(schema))
+    assert describe_schema(schema) == (shown or json.dumps(schema))

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from atlas_agents import Image, ToolCall, ToolResult, assistant, tool_message, user
-from atlas_agents.core.messages import parted
+from atlas_agents.core.messages import extract_images
 from atlas_agents.providers import anthropic, openai
-from atlas_agents.providers.base import Request, spoken
+from atlas_agents.providers.base import Request, render_result_text
 
 PICTURE = {"type": "image", "name": "plot.png", "media_type": "image/png", "data": "aGVsbG8h"}
 RESULT = ToolResult("call_1", "ok", {"value": "42", "images": [PICTURE]})
@@ -27,12 +27,12 @@ def test_anthropic_s_models_see_them() -> None:
 
 def test_where_none_can_be_sent_it_is_said_that_there_is_one() -> None:
     assert "aGVsbG8h" not in str(_sent(openai.encode_request(Request(TALK), "gpt", official=True)))
-    assert spoken(RESULT) == '{"value":"42","images":["(plot.png, image/png, 6 bytes)"]}'
+    assert render_result_text(RESULT) == '{"value":"42","images":["(plot.png, image/png, 6 bytes)"]}'
 
 
 def test_a_result_that_is_a_picture() -> None:
     found = {"type": "image", "media_type": "image/jpeg", "data": "aGVsbG8h"}
-    assert parted(found) == ("(image/jpeg, 6 bytes)", [Image("image/jpeg", "aGVsbG8h")])
+    assert extract_images(found) == ("(image/jpeg, 6 bytes)", [Image("image/jpeg", "aGVsbG8h")])
 
 
 def test_what_only_looks_like_one_stays_as_it_is() -> None:
@@ -43,13 +43,13 @@ def test_what_only_looks_like_one_stays_as_it_is() -> None:
         {"type": "picture", "media_type": "image/png", "data": "aGVsbG8h"},
         ["image", 5, None, {"a": ["b"]}],
     ):
-        assert parted(given) == (given, [])
+        assert extract_images(given) == (given, [])
 
 
 def test_pictures_are_bounded_in_number_and_depth() -> None:
-    rest, pictures = parted([PICTURE] * 20)
+    rest, pictures = extract_images([PICTURE] * 20)
     assert len(pictures) == 12 and rest == ["(plot.png, image/png, 6 bytes)"] * 20
     deep: Any = PICTURE
     for _ in range(10):
         deep = [deep]
-    assert parted(deep) == (deep, [])
+    assert extract_images(deep) == (deep, [])

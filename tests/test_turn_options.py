@@ -2,7 +2,7 @@
 
 from atlas_agents import Approvals, Message, Question, Text, Tool, ToolCall, user
 from atlas_agents.agents.options import HandoffPlan, SamplingOptions, TurnOptions
-from atlas_agents.agents.run import encode_run_request, options_of
+from atlas_agents.agents.run import decode_options, encode_run_request
 from atlas_agents.core.store import Chain, RunRow
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
@@ -33,7 +33,7 @@ async def test_resumed_turn_still_asks_no_one() -> None:
     async with in_memory_atlas(Scripted(says("Yes.")), store=store) as atlas:
         run_id = (await atlas.send("Hello", session="main", asks=False).accepted()).run_id
         row = await store.run("default", run_id)
-    assert row is not None and options_of(row).asks is False
+    assert row is not None and decode_options(row).asks is False
 
 
 async def test_standing_approval_needs_no_one_to_ask() -> None:
@@ -79,5 +79,5 @@ def test_options_survive_storage() -> None:
         max_rounds=3,
     )
     row = RunRow("r", "s", "a", "queued", request=encode_run_request([user("hi")], options))
-    assert options_of(row) == options
-    assert options_of(RunRow("r", "s", "a", "queued", request=user("hi").to_json())) == TurnOptions()
+    assert decode_options(row) == options
+    assert decode_options(RunRow("r", "s", "a", "queued", request=user("hi").to_json())) == TurnOptions()

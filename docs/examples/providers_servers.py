@@ -9,7 +9,7 @@ nearby = OpenAIProvider(
     "llama3.2",
     base_url=os.environ.get("OPENAI_BASE_URL", "http://localhost:11434/v1"),
     api_key="not needed here",
-    clocks=Timeouts(first_byte=120),  # a local model may have to be loaded first
+    timeouts=Timeouts(first_byte=120),  # a local model may have to be loaded first
 )
 assistant = Agent("assistant", model=nearby)
 

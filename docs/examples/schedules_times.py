@@ -5,7 +5,7 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 from atlas_agents import Agent, Atlas
-from atlas_agents.agents.schedules import upcoming
+from atlas_agents.agents.schedules import next_due_times
 from atlas_agents.core.store import Schedule
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, says
@@ -16,7 +16,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 async def main() -> None:
     night = Schedule("backup", "30 2 * * *", "clerk", "Check the backup.", zone="Europe/Berlin")
     spring = int(datetime(2027, 3, 27, 12, tzinfo=BERLIN).timestamp() * 1000)
-    for time in upcoming(night, spring, 2):
+    for time in next_due_times(night, spring, 2):
         print(datetime.fromtimestamp(time / 1000, BERLIN).isoformat(timespec="minutes"))
 
     clerk = Agent("clerk", model=Scripted(says("The backup is fine.")))

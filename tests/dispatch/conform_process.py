@@ -17,11 +17,11 @@ from crash.world import World
 
 from atlas_agents import Agent, Approvals, Atlas, Delegation, Limits
 from atlas_agents.dispatch.cluster import Cluster
-from atlas_agents.dispatch.locks import tenure
-from atlas_agents.gateway.cluster import ClusterMembership, work
+from atlas_agents.dispatch.locks import database_lock
+from atlas_agents.gateway.cluster import ClusterMembership, run_worker
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.gateway.telemetry import set_up
+from atlas_agents.gateway.telemetry import configure_logging
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry
@@ -31,16 +31,16 @@ _PAUSE = 0.15
 _POISON = Plan("kill", 1, forever=True, only="tool poison")
 
 
-async def main(role: str, where: str, home: Path, schema: str, lost_after: float, poison: bool) -> None:
+async def main(role: str, where: str, home: Path, schema: str, heartbeat_timeout: float, poison: bool) -> None:
     STAGE.world = World(home / "world", os.getpid())
     STAGE.points = Points(_POISON if poison else PEACE, STAGE.world)
     STAGE.pause = _PAUSE
     async with AsyncExitStack() as up:
         on_postgres = where.startswith("postgresql:")
         if on_postgres:
-            await up.enter_async_context(tenure(where, shared=role != "alone", schema=schema))
-        cluster = Cluster(where, schema=schema, lost_after=lost_after) if role != "alone" else None
-        hook = cluster.beside if cluster is not None else None
+            await up.enter_async_context(database_lock(where, shared=role != "alone", schema=schema))
+        cluster = Cluster(where, schema=schema, heartbeat_timeout=heartbeat_timeout) if role != "alone" else None
+        hook = cluster.enqueue_and_notify if cluster is not None else None
         store = PostgresStore(where, schema=schema, transaction_hook=hook) if on_postgres else SqliteStore(Path(where))
         await store.open()
         up.push_async_callback(store.close)
@@ -49,7 +49,7 @@ async def main(role: str, where: str, home: Path, schema: str, lost_after: float
             store=store,
             dispatcher=cluster,
             limits=Limits(tick=1.0),
-            delegation=Delegation(pauses=(0.0,)),
+            delegation=Delegation(retry_delays=(0.0,)),
             approve=Approvals(wait=True),
             registry=Registry(Environment({}, dotenv=None)),
         )
@@ -58,14 +58,14 @@ async def main(role: str, where: str, home: Path, schema: str, lost_after: float
 
 async def _serve(role: str, atlas: Atlas, cluster: Cluster | None, home: Path) -> None:
     if cluster is not None and role == "worker":
-        await work(atlas, cluster, GRACE, lambda: print("0", flush=True))
+        await run_worker(atlas, cluster, GRACE, lambda: print("0", flush=True))
     else:
-        membership = ClusterMembership(cluster, works=role == "all") if cluster is not None else None
+        membership = ClusterMembership(cluster, executes_runs=role == "all") if cluster is not None else None
         gateway = Gateway(atlas, GatewaySettings(home=home, port=0, grace=GRACE), membership=membership)
         await gateway.serve(lambda ready: print(ready.port, flush=True))
 
 
 if __name__ == "__main__":
-    set_up()
-    _, role, where, home, schema, lost_after, poison = sys.argv
-    run(main(role, where, Path(home), schema, float(lost_after), bool(poison)))
+    configure_logging()
+    _, role, where, home, schema, heartbeat_timeout, poison = sys.argv
+    run(main(role, where, Path(home), schema, float(heartbeat_timeout), bool(poison)))

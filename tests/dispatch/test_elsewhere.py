@@ -12,11 +12,11 @@ from members import member
 from atlas_agents import Cancelled, ProviderError, QuotaExceeded
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Choice, Field, Form, Question
-from atlas_agents.core.errors import AtlasError, failure_of, kind_of
+from atlas_agents.core.errors import AtlasError, failure_kind, rebuild_failure
 from atlas_agents.core.events import ApprovalAsked, Event, MessageKept, StreamChunk, StreamReset
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.gateway.cluster import EventDecoder
-from atlas_agents.gateway.convert import asked
+from atlas_agents.gateway.convert import approval_event
 from atlas_agents.testing import Scripted, calls, fails, says
 from atlas_agents.tools.tool import tool
 from checks import PATIENCE
@@ -114,20 +114,22 @@ def test_the_form_of_a_question_elsewhere_is_told_whole() -> None:
         "t", "m", "order", {}, "b", "c", "r", "a", "s", "", 9.0, "", form=Form("the shop", "Which?", fields)
     )
     heard: list[Event] = []
-    EventDecoder("s", heard.append).tell(asked(question))
+    EventDecoder("s", heard.append).decode(approval_event(question))
     (event,) = heard
     assert isinstance(event, ApprovalAsked) and event.question.form == question.form
 
 
 @pytest.mark.parametrize("failure", [ProviderError("busy", "rate_limit"), QuotaExceeded("spent"), AtlasError("so")])
 def test_an_error_that_was_written_down_is_itself_again(failure: AtlasError) -> None:
-    again = failure_of(kind_of(failure), str(failure))
-    assert (type(again), str(again), kind_of(again)) == (type(failure), str(failure), kind_of(failure))
+    again = rebuild_failure(failure_kind(failure), str(failure))
+    assert (type(again), str(again), failure_kind(again)) == (type(failure), str(failure), failure_kind(failure))
 
 
 @pytest.mark.parametrize("kind", ["Exception", "no such kind", "", "Fenced", "__init__"])
 def test_an_error_of_unknown_kind_keeps_its_words(kind: str) -> None:
-    assert type(failure_of(kind, "it broke")) is AtlasError and str(failure_of(kind, "it broke")) == "it broke"
+    assert (
+        type(rebuild_failure(kind, "it broke")) is AtlasError and str(rebuild_failure(kind, "it broke")) == "it broke"
+    )
 
 
 def test_the_text_of_a_turn_elsewhere_is_what_was_heard_and_not_withdrawn() -> None:

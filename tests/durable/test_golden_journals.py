@@ -9,7 +9,7 @@ import pytest
 
 from atlas_agents import Agent, Atlas, Message, Tool, tool, verify
 from atlas_agents.core.store import JournalRow
-from atlas_agents.storage.hash_chain import broken_journal
+from atlas_agents.storage.hash_chain import find_journal_break
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, says
 from checks import PATIENCE, is_paired
@@ -84,7 +84,7 @@ async def test_turns_that_an_older_version_was_cut_short_in_are_brought_to_an_en
     }
     after = await journals(store)
     for run_id, rows in after.items():
-        assert rows[: len(before[run_id])] == before[run_id] and broken_journal(rows) is None
+        assert rows[: len(before[run_id])] == before[run_id] and find_journal_break(rows) is None
         assert len(rows) > len(before[run_id]) if run_id in begun else rows == before[run_id]
         assert rows[-1].kind == "ended"
     assert [run.tenant for run in await store.open_runs()] == ["acme", "acme"]

@@ -32,7 +32,7 @@ def agent(id: str, *replies: Any, **more: Any) -> Agent:
 
 def team(*agents: Agent, **more: Any) -> Atlas:
     more.setdefault("store", MemoryStore(clock=more.get("clock") or VirtualClock()))
-    more.setdefault("delegation", Delegation(pauses=QUICK))
+    more.setdefault("delegation", Delegation(retry_delays=QUICK))
     return Atlas(agents, registry=Registry(Environment({}, dotenv=None)), **more)
 
 
@@ -150,7 +150,7 @@ async def test_work_does_not_go_in_a_circle() -> None:
         records = await atlas.audit.records(atlas.tenant)
     assert job.result == "I do it."
     assert [row.entry.meta["error"] for row in records] == [None, "limit", "bad_arguments", "bad_arguments"]
-    assert "a waits for what you do" in str(records[1].entry.meta["result"])
+    assert "a is waiting for your result" in str(records[1].entry.meta["result"])
 
 
 @pytest.mark.parametrize("parallel", [True, False])
@@ -266,7 +266,7 @@ async def test_the_pause_before_the_next_attempt_grows() -> None:
     clock = VirtualClock()
     lead = agent("lead", hand("b"), says("Asked."), says("Good."))
     b = agent("b", fails(ProviderError("away", "auth")), fails(ProviderError("away", "auth")), says("Back."))
-    async with working(team(lead, b, clock=clock, delegation=Delegation(pauses=(7.0, 60.0)))) as atlas:
+    async with working(team(lead, b, clock=clock, delegation=Delegation(retry_delays=(7.0, 60.0)))) as atlas:
         await atlas.ask("go")
 
         async def state() -> tuple[str, int]:

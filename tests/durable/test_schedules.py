@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Conflict, NotFound
-from atlas_agents.agents.schedules import upcoming
+from atlas_agents.agents.schedules import next_due_times
 from atlas_agents.core.errors import StoreLost
 from atlas_agents.core.store import Schedule, Write
 from atlas_agents.storage.memory import MemoryStore
@@ -139,7 +139,7 @@ async def test_summer_time_neither_swallows_nor_doubles_a_time(cron: str, begin:
     zone = ZoneInfo("Europe/Berlin")
     start = datetime.fromisoformat(begin).replace(tzinfo=zone)
     schedule = daily(cron=cron, zone="Europe/Berlin")
-    found = [datetime.fromtimestamp(each / 1000, zone) for each in upcoming(schedule, int(start.timestamp() * 1000), 2)]
+    found = [datetime.fromtimestamp(each / 1000, zone) for each in next_due_times(schedule, int(start.timestamp() * 1000), 2)]
     assert [each.isoformat(timespec="minutes") for each in found] == times
     clock = Wall(start)
     async with scheduled_atlas(clock, replies=99) as atlas, atlas.jobs.at_work():

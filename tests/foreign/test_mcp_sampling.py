@@ -8,7 +8,7 @@ from typing import Any
 from mcp_house import opened, scripted, written
 
 from atlas_agents import Plan, Question, Usage
-from atlas_agents.core.aio import day_of
+from atlas_agents.core.aio import utc_day
 from atlas_agents.core.store import AddUsage, UsageRow
 from atlas_agents.mcp.callbacks import SampledMessage
 from atlas_agents.storage.memory import MemoryStore
@@ -34,7 +34,7 @@ async def test_its_tokens_count_to_the_turn_the_session_and_the_tenant_and_stand
     entry = scripted(tmp_path / "s", confirm=False, sampling_tokens=100)
     script = Scripted(calls("s__sample", **SAMPLE), says("Done."))
     model, store = Model(), MemoryStore()
-    async with opened(written(tmp_path, s=entry), model=script, speak=model.speak, store=store) as (atlas, _):
+    async with opened(written(tmp_path, s=entry), model=script, sample_model=model.speak, store=store) as (atlas, _):
         ends: list[Usage] = []
         atlas.on("stream:end", lambda event: ends.append(event.usage))
         await atlas.ask("go", session="main")
@@ -59,11 +59,11 @@ async def test_where_the_plan_is_spent_meanwhile_the_model_is_not_asked(tmp_path
 
     async def spend(question: Question) -> bool:
         """Others use up what is left while a person thinks."""
-        row = UsageRow(day_of(time.time()), "other", "assistant", "gpt-4o", 2000)
+        row = UsageRow(utc_day(time.time()), "other", "assistant", "gpt-4o", 2000)
         await store.commit("default", [AddUsage(row)])
         return True
 
-    async with opened(written(tmp_path, s=entry), speak=model.speak, store=store, approve=spend) as (atlas, _):
+    async with opened(written(tmp_path, s=entry), sample_model=model.speak, store=store, approve=spend) as (atlas, _):
         await atlas.tenancy.put_plan(Plan("small", tokens=1000))
         await atlas.tenancy.use_plan("small")
         told = json.loads((await atlas.invoke("s/sample", SAMPLE)).result)

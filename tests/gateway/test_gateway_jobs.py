@@ -26,7 +26,7 @@ def team(lead: list[Reply], writer: list[Reply], *tools: Any, store: MemoryStore
         agents,
         store=store or MemoryStore(),
         approve=Approvals(wait=True),
-        delegation=Delegation(pauses=(0.0,)),
+        delegation=Delegation(retry_delays=(0.0,)),
         registry=Registry(Environment({}, dotenv=None)),
     )
 

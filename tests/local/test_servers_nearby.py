@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, ProviderError, RetryPolicy
-from atlas_agents.providers.base import fault_of_status
+from atlas_agents.providers.base import classify_response
 from atlas_agents.testing import Environment, Registry, Scripted, says
 from model_server import Reply, serving
 
@@ -85,5 +85,5 @@ async def test_a_provider_of_ones_own_can_be_registered() -> None:
 
 def test_a_reply_that_llama_cpp_could_not_read_is_tried_again() -> None:
     words = "The model produced output that does not match the expected peg-native format"
-    error = fault_of_status(500, {"error": {"code": 500, "message": words, "type": "server_error"}}, {})
+    error = classify_response(500, {"error": {"code": 500, "message": words, "type": "server_error"}}, {})
     assert (error.kind, error.retryable) == ("protocol", True)

@@ -17,7 +17,7 @@ from store_helpers import TENANT, outcomes
 
 from atlas_agents.core.errors import StoreFull
 from atlas_agents.core.store import AddAudit, AddMessage, PutSession
-from atlas_agents.storage.hash_chain import broken_audit
+from atlas_agents.storage.hash_chain import find_audit_break
 from atlas_agents.storage.sqlite import SqliteStore
 
 _, HARD = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -57,7 +57,7 @@ async def main(mode: str, path: Path) -> dict[str, Any]:
     _, refused = await outcomes(store.commit(TENANT, [AddMessage("s", f"big{n}", b"x" * 99_999)]) for n in range(5))
     free_space(mode, path)
     (message,) = await store.commit(TENANT, [AddMessage("s", "last", b"x" * 99_999)])
-    chain = broken_audit(await store.audit(TENANT))
+    chain = find_audit_break(await store.audit(TENANT))
     await store.close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         (integrity,) = connection.execute("PRAGMA integrity_check").fetchone()

@@ -16,7 +16,7 @@ from store_helpers import TENANT, everything, one_of_each
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError
 from atlas_agents.core.store import AddAudit, AddMessage, Prune, PutSession, SetRun, Store
 from atlas_agents.storage import migrations
-from atlas_agents.storage.hash_chain import broken_audit
+from atlas_agents.storage.hash_chain import find_audit_break
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.storage.sqlite_files import DatabaseSummary, back_up, inspect, restore
@@ -225,7 +225,7 @@ async def test_documented_postgres_dump_and_restore_commands_work(
     await restored.open()
     try:
         assert await everything(restored) == before
-        assert broken_audit(await restored.audit(TENANT)) is None
+        assert find_audit_break(await restored.audit(TENANT)) is None
         await restored.commit(TENANT, [SetRun("r1", 0, "done"), AddAudit(b'{"n":3}')])
         (gone,) = await restored.commit(TENANT, [Prune("events", 1 << 62)])
         assert gone.rows == 2 and [row.seq for row in await restored.audit(TENANT)] == [1, 2]

@@ -21,7 +21,7 @@ from atlas_agents.core.store import (
     SetRun,
     Store,
 )
-from atlas_agents.storage.hash_chain import broken_audit, broken_journal
+from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
 from checks import PATIENCE
@@ -55,7 +55,7 @@ async def test_only_the_last_of_many_claims_of_a_run_can_write(two: list[Store])
     run = await two[0].run(TENANT, "r1")
     assert run is not None and run.epoch == 30 and 30 in good
     rows = await two[0].journal(TENANT, "r1")
-    assert len(rows) == len(good) and broken_journal(rows) is None
+    assert len(rows) == len(good) and find_journal_break(rows) is None
 
 
 async def test_one_of_many_answers_to_an_approval_counts(two: list[Store]) -> None:
@@ -100,7 +100,7 @@ async def test_chains_and_messages_have_no_gaps(two: list[Store]) -> None:
     await asyncio.gather(*(one(n) for n in range(100)))
     rows, entries = await two[0].journal(TENANT, "r1"), await two[0].audit(TENANT)
     assert (len(rows), len(entries)) == (100, 100)
-    assert broken_journal(rows) is None and broken_audit(entries) is None
+    assert find_journal_break(rows) is None and find_audit_break(entries) is None
     assert [message.seq for message in await two[0].messages(TENANT, "s")] == list(range(1, 101))
 
 
@@ -112,7 +112,7 @@ async def test_a_thousand_commits_share_transactions(store: Store) -> None:
     assert len(good) == 900 and [type(error) for error in bad] == [NotFound] * 100
     entries = await store.audit(TENANT)
     assert [entry.entry for entry in entries] == [b"%d" % n for n in range(1000) if n % 10]
-    assert broken_audit(entries) is None
+    assert find_audit_break(entries) is None
     if isinstance(store, SqliteStore | PostgresStore):
         assert store.transactions < 100
 
@@ -128,7 +128,7 @@ async def test_cancelled_caller_leaves_the_store_usable(store: Store) -> None:
         await store.commit(TENANT, [AddAudit(b"last")])
     entries = await store.audit(TENANT)
     assert {b"%d" % n for n in range(1, 50, 2)} | {b"last"} <= {entry.entry for entry in entries}
-    assert broken_audit(entries) is None
+    assert find_audit_break(entries) is None
 
 
 async def test_500_commits_never_block_the_event_loop(store: Store) -> None:

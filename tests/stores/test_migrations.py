@@ -13,7 +13,7 @@ from store_helpers import TENANT, everything, one_of_each
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import AcceptRun, AddAudit, AddEvents, AnswerApproval, ReserveEvents, Store
 from atlas_agents.storage import migrations
-from atlas_agents.storage.hash_chain import broken_audit, broken_journal
+from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.migrations import STEPS
 from conftest import FIXTURES, Make
 
@@ -116,11 +116,11 @@ async def test_database_of_schema_1_supports_new_features(
     old_database("v1")
     store = await make_store()
     for tenant in ("default", "acme"):
-        assert broken_audit(await store.audit(tenant)) is None
+        assert find_audit_break(await store.audit(tenant)) is None
         for session in await store.sessions(tenant):
             for run in await store.runs(tenant, session.key):
                 assert (run.fingerprint, run.events) == ("", 0)
-                assert broken_journal(await store.journal(tenant, run.id)) is None
+                assert find_journal_break(await store.journal(tenant, run.id)) is None
     (answered,) = await store.commit("acme", [AnswerApproval("p1", b"{}", "b-p1")])
     assert await store.grants("acme", "b-p1") == [answered]
     assert await store.commit("acme", [ReserveEvents("r0", 3), AddEvents("r0", ((2, b"{}"),))]) == [3, None]

@@ -32,7 +32,7 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
-from atlas_agents.storage.hash_chain import broken_audit, broken_journal
+from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.sql import statements
 from conftest import Make
 
@@ -234,8 +234,8 @@ async def test_step_is_journaled_once_and_the_chain_is_valid(store: Store) -> No
     await store.commit(TENANT, [AddJournal("r1", 0, "outcome", "2", b"{}")])
     rows, entries = await store.journal(TENANT, "r1"), await store.audit(TENANT)
     assert [row.seq for row in rows] == [1, 2, 3, 4, 5]
-    assert broken_journal(rows) is None and broken_audit(entries) is None
-    assert broken_audit(entries[:1] + entries[2:]) == 2
+    assert find_journal_break(rows) is None and find_audit_break(entries) is None
+    assert find_audit_break(entries[:1] + entries[2:]) == 2
     assert [entry.seq for entry in await store.audit(TENANT, after=1, limit=2)] == [2, 3]
 
 

@@ -13,10 +13,10 @@ from store_helpers import TENANT, outcomes
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import AddAudit, PutSession, Write
-from atlas_agents.storage.hash_chain import broken_audit
+from atlas_agents.storage.hash_chain import find_audit_break
 from atlas_agents.storage.migrations import VERSION
 from atlas_agents.storage.postgres import PostgresStore
-from atlas_agents.storage.postgres_writer import lock_of
+from atlas_agents.storage.postgres_writer import tenant_lock_id
 from atlas_agents.storage.sql.query import Query
 from checks import PATIENCE
 
@@ -61,7 +61,7 @@ async def test_commits_survive_restarts_and_none_is_lost_or_doubled(
         await asyncio.gather(*callers)
     entries = await store.audit(TENANT)
     assert sorted(entry.entry for entry in entries) == sorted(acknowledged)
-    assert broken_audit(entries) is None
+    assert find_audit_break(entries) is None
 
 
 class CuttingLine:
@@ -206,7 +206,7 @@ async def test_lock_held_too_long_raises_store_busy_for_its_tenant_only(
     store = PostgresStore(postgres_server.url, schema=schema, busy_timeout=0.3)
     await store.open()
     async with await psycopg.AsyncConnection.connect(postgres_server.url) as other:
-        await other.execute("SELECT pg_advisory_xact_lock(%s)", (lock_of(schema, TENANT),))
+        await other.execute("SELECT pg_advisory_xact_lock(%s)", (tenant_lock_id(schema, TENANT),))
         async with asyncio.timeout(PATIENCE):
             held = [asyncio.create_task(store.commit(TENANT, WRITE)) for _ in range(5)]
             await store.commit("another", WRITE)

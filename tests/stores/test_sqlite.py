@@ -17,7 +17,7 @@ from store_helpers import TENANT, everything, one_of_each, outcomes
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AddAudit, AddMessage, PutSession
-from atlas_agents.storage.hash_chain import broken_audit
+from atlas_agents.storage.hash_chain import find_audit_break
 from atlas_agents.storage.migrations import VERSION
 from atlas_agents.storage.sql import statements
 from atlas_agents.storage.sqlite import SqliteStore
@@ -88,7 +88,7 @@ async def test_acknowledged_commits_survive_kill_9(tmp_path: Path, round: int) -
     entries = await store.audit(TENANT)
     messages = await store.messages(TENANT, "s")
     await store.close()
-    assert output <= {entry.entry for entry in entries} and broken_audit(entries) is None
+    assert output <= {entry.entry for entry in entries} and find_audit_break(entries) is None
     assert [message.body for message in messages] == [entry.entry for entry in entries]
 
 
@@ -200,7 +200,7 @@ async def test_commit_that_reads_first_never_fails_because_of_a_concurrent_write
         await store.open()
     good, bad = await outcomes(stores[n % 2].commit(TENANT, [AddAudit(b"%d" % n)]) for n in range(200))
     assert len(good) == 200 and not bad
-    assert broken_audit(await stores[0].audit(TENANT)) is None
+    assert find_audit_break(await stores[0].audit(TENANT)) is None
     for store in stores:
         await store.close()
 

@@ -49,7 +49,7 @@ async def behind_tls(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
 
 
 async def is_up(news: ValkeySubscriber) -> bool:
-    return news.up
+    return news.connected
 
 
 async def test_notifications_use_tls_and_an_unknown_certificate_is_rejected(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ async def test_notifications_use_tls_and_an_unknown_certificate_is_rejected(tmp_
             await news.open("here")
             running = asyncio.create_task(news.run())
             await until(lambda: is_up(news))
-            news.tell(["something has happened"])
+            news.publish(["something has happened"])
             assert await received.get() == "something has happened"
             running.cancel()
             await asyncio.wait([running])

@@ -11,7 +11,7 @@ from calling_tools import call
 
 from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.builtin_tools.files.listing import Pattern
-from atlas_agents.providers.base import seen
+from atlas_agents.providers.base import render_result
 from checks import beating
 
 
@@ -129,7 +129,7 @@ async def test_what_is_no_text_is_refused_by_what_it_is(content: bytes, words: s
 async def test_pictures_are_shown_to_the_model(head: bytes, kind: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(head + b"\x00rest")
     result = await call(file_tools(tmp_path), "file_read", path="f")
-    words, pictures = seen(result)
+    words, pictures = render_result(result)
     assert words.startswith(f'"(f, {kind}, ')
     assert [(each.media_type, base64.b64decode(each.data)) for each in pictures] == [(kind, head + b"\x00rest")]
 

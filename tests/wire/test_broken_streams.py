@@ -241,8 +241,8 @@ every_passing_fault = pytest.mark.parametrize("fault", [_case(fault) for fault i
 async def play(fault: Fault, server: FaultServer) -> tuple[Room, Turn]:
     """The turn, one retry allowed; and the next one, which must work. Where a clock must ring, it runs fast."""
     retry = RetryPolicy(retries=1, backoff=0.001)
-    clock, clocks = (QuickClock(60), Timeouts(total=60)) if fault.kind == "timeout" else (SYSTEM_CLOCK, Timeouts())
-    async with room(fault.wire, server, retry=retry, clocks=clocks, clock=clock) as here:
+    clock, timeouts = (QuickClock(60), Timeouts(total=60)) if fault.kind == "timeout" else (SYSTEM_CLOCK, Timeouts())
+    async with room(fault.wire, server, retry=retry, timeouts=timeouts, clock=clock) as here:
         turn = await here.turn()
         assert here.paid == []
         before = here.requests

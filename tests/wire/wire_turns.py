@@ -80,10 +80,10 @@ class Wire:
     words: Words
     history: Callable[[Any], None]
 
-    def provider(self, url: str, clocks: Timeouts | None = None, clock: Clock = SYSTEM_CLOCK) -> Provider:
+    def provider(self, url: str, timeouts: Timeouts | None = None, clock: Clock = SYSTEM_CLOCK) -> Provider:
         if self.name == "openai":
-            return OpenAIProvider("m-1", base_url=f"{url}/v1", api_key=KEY, clocks=clocks, clock=clock)
-        return AnthropicProvider("m-1", base_url=url, api_key=KEY, clocks=clocks, clock=clock)
+            return OpenAIProvider("m-1", base_url=f"{url}/v1", api_key=KEY, timeouts=timeouts, clock=clock)
+        return AnthropicProvider("m-1", base_url=url, api_key=KEY, timeouts=timeouts, clock=clock)
 
     def __repr__(self) -> str:
         return self.name
@@ -222,7 +222,7 @@ async def room(
     wire: Wire | Sequence[Wire],
     *servers: FaultServer,
     retry: RetryPolicy | None = None,
-    clocks: Timeouts | None = None,
+    timeouts: Timeouts | None = None,
     clock: Clock | None = None,
     history: History | None = None,
 ) -> AsyncGenerator[Room]:
@@ -248,7 +248,7 @@ async def room(
     time = clock or SYSTEM_CLOCK
     async with _started(servers):
         wires = [wire] * len(servers) if isinstance(wire, Wire) else wire
-        providers = [each.provider(server.url, clocks, time) for each, server in zip(wires, servers, strict=True)]
+        providers = [each.provider(server.url, timeouts, time) for each, server in zip(wires, servers, strict=True)]
         agent = Agent("assistant", providers=providers, tools=[pay, look], retry=policy, system_prompt="Be brief.")
         async with Atlas([agent], clock=time, history=history) as atlas:
             yield Room(wires, atlas, list(servers), paid)

@@ -196,7 +196,7 @@ class Atlas:
 
     def keep_secret(self, *secrets: Secret) -> None:
         """Redact these secrets from now on in logs, the audit log and everything sent to a model."""
-        self._governance.redactor.learn(*[secret.reveal() for secret in secrets])
+        self._governance.redactor.add_secrets(*[secret.reveal() for secret in secrets])
 
     @property
     def registry(self) -> Registry:

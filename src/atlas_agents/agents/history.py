@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.messages import Message, ToolCall, ToolResult, approximate_tokens, broken_at, tool
+from atlas_agents.core.messages import Message, ToolCall, ToolResult, approximate_tokens, find_unpaired, tool
 
 _INTERRUPTED = "This call was interrupted; it may have happened. It was not retried."
 
@@ -75,7 +75,7 @@ def repair_history(messages: Sequence[Message]) -> list[Message]:
 
     Turns always leave it so; imported or edited conversations may not be.
     """
-    if broken_at(messages) is None:
+    if find_unpaired(messages) is None:
         return list(messages)
     repaired: list[Message] = []
     for index, message in enumerate(messages):

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, Self
 
 from atlas_agents.agents.options import TurnOptions
-from atlas_agents.agents.run import options_of
+from atlas_agents.agents.run import decode_options
 from atlas_agents.agents.schedules import Schedules
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import Alarm, BackgroundTasks
@@ -103,14 +103,14 @@ class Jobs:
         return await self._store.jobs(self._turns.tenant, states=states, limit=limit, before=before)
 
     async def get(self, id: str) -> JobRow:
-        """Return a job; raises NotStored if there is none."""
+        """Return a job; raises NotFound if there is none."""
         job = await self._store.job(self._turns.tenant, id)
         if job is None:
             raise NotFound(f"not found: job {id!r}")
         return job
 
     async def ended(self, id: str) -> JobRow:
-        """Wait until a job has ended and return it; raises NotStored if there is none."""
+        """Wait until a job has ended and return it; raises NotFound if there is none."""
         waiter: asyncio.Future[JobRow] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(id, []).append(waiter)
         job = await self.get(id)
@@ -161,7 +161,7 @@ class Jobs:
         loop_task, self._loop_task = self._loop_task, None
         if loop_task is None:
             return
-        self._ticker.leave(self._tick)
+        self._ticker.unschedule(self._tick)
         tasks: list[asyncio.Task[Any]] = [loop_task, *self._tasks.values()]
         for task in tasks:
             task.cancel()
@@ -184,16 +184,16 @@ class Jobs:
 
     async def is_obsolete(self, row: RunRow) -> bool:
         """Return whether a run belongs to a job that has ended meanwhile."""
-        id = options_of(row).chain.job
+        id = decode_options(row).chain.job
         job = await self._store.job(row.tenant, id) if id else None
         return bool(id) and (job is None or job.state not in OPEN_JOB)
 
     def _tick(self) -> None:
-        self._ticker.next(self._tick)
+        self._ticker.schedule(self._tick)
         self.wake()
 
     async def _run_loop(self, changed: asyncio.Event) -> None:
-        self._ticker.next(self._tick)
+        self._ticker.schedule(self._tick)
         while True:
             changed.clear()
             try:
@@ -278,7 +278,7 @@ class JobExecutor:
         self._turns = turns
         self._store = services.store
         self._clock = services.clock
-        self._backoff = services.delegation.pauses
+        self._backoff = services.delegation.retry_delays
         self._on_change = on_change
         self._wake = wake
         self._on_turn = on_turn

@@ -14,7 +14,7 @@ from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.agents.output import Output
 from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, Run, TurnPhase
 from atlas_agents.core.aio import finish_despite_cancel
-from atlas_agents.core.errors import BadOutput, ProviderError, kind_of
+from atlas_agents.core.errors import BadOutput, ProviderError, failure_kind
 from atlas_agents.core.events import (
     ErrorRaised,
     MessageReceived,
@@ -79,7 +79,7 @@ async def run_turn(run: Run, message: Message | None, execute: TurnFunction = ru
     except Exception as failure:
         if not run.detached:
             run.emit(StreamEnd(run.id, run.usage, error=str(failure)))
-            run.emit(ErrorRaised(run.id, str(failure), kind_of(failure)))
+            run.emit(ErrorRaised(run.id, str(failure), failure_kind(failure)))
         raise
     run.emit(StreamEnd(run.id, run.usage))
     run.emit(MessageReceived(run.id, reply))

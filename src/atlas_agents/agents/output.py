@@ -9,7 +9,7 @@ from atlas_agents.core.errors import BadArguments, BadOutput, BadTool, ConfigErr
 from atlas_agents.core.json import encode
 from atlas_agents.core.text import wire_name
 from atlas_agents.providers.base import OutputSpec
-from atlas_agents.tools.schema import compile_check, readable
+from atlas_agents.tools.schema import backport_typed_dicts, compile_check
 
 ParsePartial: TypeAlias = Callable[[str], Any]
 """Parses the beginning of an answer; returns None if there is no value yet."""
@@ -37,7 +37,7 @@ class Output:
     def parse_partial(self) -> ParsePartial:
         """Parser for an answer that is still being streamed."""
         wanted: object = self._wanted
-        return partial_parser(self._wanted if isinstance(wanted, Mapping) else readable(self._wanted))
+        return partial_parser(self._wanted if isinstance(wanted, Mapping) else backport_typed_dicts(self._wanted))
 
 
 def _from_schema(schema: Mapping[str, Any]) -> tuple[OutputSpec, Callable[[str], Any]]:
@@ -64,7 +64,7 @@ def _from_type(wanted: Any) -> tuple[OutputSpec, Callable[[str], Any]]:
     import pydantic
 
     try:
-        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(readable(wanted))
+        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(backport_typed_dicts(wanted))
         schema = adapter.json_schema()
     except (pydantic.errors.PydanticUserError, TypeError, ValueError) as error:
         raise ConfigError(f"output type {wanted!r} has no JSON schema: {str(error).splitlines()[0]}") from error

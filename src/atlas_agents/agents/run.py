@@ -16,7 +16,7 @@ from atlas_agents.agents.hooks import Interceptors
 from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.core.aio import finish_despite_cancel
-from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost, kind_of
+from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost, failure_kind
 from atlas_agents.core.events import Event, HandedOver, PlanStep, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import (
@@ -115,7 +115,7 @@ def encode_run_request(messages: Sequence[Message], options: TurnOptions, output
     return encode(request)
 
 
-def options_of(row: RunRow) -> TurnOptions:
+def decode_options(row: RunRow) -> TurnOptions:
     """Decode the options of a stored run. The first stored format had none: it was just the message."""
     return msgspec.json.decode(row.request, type=TurnOptions)
 
@@ -225,8 +225,8 @@ class UsageMeter:
 
     def add(self, model: str, usage: Usage) -> Usage:
         """Add the usage of one model call and return it with its cost."""
-        if (price := self._prices.of(model)) is not None:
-            usage = msgspec.structs.replace(usage, cost=price.of(usage))
+        if (price := self._prices.find(model)) is not None:
+            usage = msgspec.structs.replace(usage, cost=price.cost(usage))
         self.total += usage
         return usage
 
@@ -371,7 +371,7 @@ class Run:
             return
         try:
             async with asyncio.timeout(None if status == "done" else _END_TIMEOUT):
-                error, kind = (str(failure), kind_of(failure)) if failure is not None else (None, "")
+                error, kind = (str(failure), failure_kind(failure)) if failure is not None else (None, "")
                 await asyncio.shield(journal.end(status, error, self.draft.partial_parts(), kind))
         except (StoreError, TimeoutError) as failed:
             journal.detach()

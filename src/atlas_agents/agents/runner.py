@@ -13,11 +13,19 @@ from atlas_agents.agents.jobs import Jobs
 from atlas_agents.agents.loop import TurnFunction, accept_message, run_chain, run_rounds, run_turn, run_with_output
 from atlas_agents.agents.options import TurnOptions
 from atlas_agents.agents.plan import run_plan
-from atlas_agents.agents.run import Accepted, DuplicateRun, Run, options_of
+from atlas_agents.agents.run import Accepted, DuplicateRun, Run, decode_options
 from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import BackgroundTasks
-from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError, Conflict, NotFound, UnknownAgent, failure_of
+from atlas_agents.core.errors import (
+    BadArguments,
+    Cancelled,
+    ConfigError,
+    Conflict,
+    NotFound,
+    UnknownAgent,
+    rebuild_failure,
+)
 from atlas_agents.core.events import Event
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, user
@@ -295,7 +303,7 @@ class TurnRunner:
             await self._fail(row, f"agent {row.agent_id!r} no longer exists")
             return None
         stream = AtlasStream(row.id)
-        run = self.create(row.session, row.agent_id, options_of(row), user=row.user, stream=stream, row=row)
+        run = self.create(row.session, row.agent_id, decode_options(row), user=row.user, stream=stream, row=row)
         self.start(stream, run, None)
         if cancelled:
             stream.cancel()
@@ -363,12 +371,12 @@ class TurnRunner:
         reply = await self._last_reply(row) if row.status != "failed" else None
         if reply is None:
             ended = await read_end_record(self._store, row)
-            raise failure_of(ended.kind if ended else "", row.error or "the turn failed")
+            raise rebuild_failure(ended.kind if ended else "", row.error or "the turn failed")
         return reply
 
     async def _last_reply(self, row: RunRow) -> Message | None:
         """Find the last reply of a turn, reading the session from its end."""
-        role, before = "tool" if options_of(row).call else "assistant", None
+        role, before = "tool" if decode_options(row).call else "assistant", None
         while rows := await self._store.messages(row.tenant, row.session, before=before, limit=_PAGE, last=True):
             for message in (Message.from_json(each.body) for each in reversed(rows) if each.run_id == row.id):
                 if message.role == role:

@@ -21,20 +21,25 @@ from atlas_agents.core.messages import Conversation, Message, new_id
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import RunRow, Store
 from atlas_agents.core.tenancy import TeamServices
-from atlas_agents.providers.base import Provider, keys_of
+from atlas_agents.providers.base import Provider, collect_keys
 from atlas_agents.providers.failover import Failover, Route
 from atlas_agents.providers.prices import Price, Prices
 from atlas_agents.providers.react import React
-from atlas_agents.providers.registry import Model, Registry, built_in
+from atlas_agents.providers.registry import Model, Registry, register_built_in
 from atlas_agents.providers.testing import Scripted
-from atlas_agents.tools.approvals import Approvals, Approve
+from atlas_agents.tools.approvals import (
+    Approvals,
+    Approve,
+    answer_stored_question,
+    deliver_stored_answer,
+    stored_pending_questions,
+)
 from atlas_agents.tools.audit import AuditLog, MemoryAudit, StoreAudit, StoreCounter
 from atlas_agents.tools.governance import Governance, ToolScope
 from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.limits import Limiter, Limits
 from atlas_agents.tools.policy import Actor, Policy
 from atlas_agents.tools.redact import Redactor
-from atlas_agents.tools.store_approvals import answer_kept, hand_kept, pending_kept
 from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.worker_pool import Workers
 
@@ -50,7 +55,7 @@ def _local_provider(environment: Environment) -> Provider:
     return local_provider(environment)
 
 
-built_in("local", _local_provider)
+register_built_in("local", _local_provider)
 
 
 class AgentRuntime:
@@ -209,20 +214,20 @@ class AgentRuntime:
         approvals = self.governance.approvals
         if self.store is None:
             question = next((each for each in approvals.pending if each.id == approval_id), None)
-            if question is None or not approvals.give(approval_id, answer):
+            if question is None or not approvals.deliver(approval_id, answer):
                 raise NotFound(f"not found: open approval {approval_id!r}")
             return question
-        return await answer_kept(self.store, self.tenant, approvals, approval_id, answer, self.clock)
+        return await answer_stored_question(self.store, self.tenant, approvals, approval_id, answer, self.clock)
 
     async def deliver_answer(self, approval_id: str) -> None:
         """Deliver a stored answer to the run that waits for it in this process."""
         if self.store is not None:
-            await hand_kept(self.store, self.tenant, self.governance.approvals, approval_id)
+            await deliver_stored_answer(self.store, self.tenant, self.governance.approvals, approval_id)
 
     async def pending_approvals(self) -> list[Question]:
         if self.store is None:
             return self.governance.approvals.pending
-        return await pending_kept(self.store, self.tenant, self.clock)
+        return await stored_pending_questions(self.store, self.tenant, self.clock)
 
     async def close(self) -> None:
         """Close connections and worker processes; they are opened again when needed."""
@@ -260,8 +265,8 @@ class AgentRuntime:
             pool = Failover([self._route(model, settings) for model in models], settings.retry)
             pools[as_text] = pool
             for route in pool.routes:
-                for key in keys_of(route.provider):
-                    self.governance.redactor.learn(key.reveal())
+                for key in collect_keys(route.provider):
+                    self.governance.redactor.add_secrets(key.reveal())
         return pool
 
     def _route(self, model: Model, settings: AgentSettings) -> Route:

@@ -55,7 +55,7 @@ class Schedules:
 
         Raises ConfigError if it is invalid, Conflict if the name is taken.
         """
-        check(schedule)
+        check_schedule(schedule)
         now = self._now()
         new = msgspec.structs.replace(schedule, created_at=now, last=now)
         try:
@@ -98,7 +98,7 @@ class Schedules:
     async def _handle(self, record: StoredRecord, schedule: Schedule) -> None:
         now = self._now()
         clock_was_wrong = schedule.last > now + _CLOCK_ERROR
-        latest = now if clock_was_wrong else before(schedule, now)
+        latest = now if clock_was_wrong else previous_due_time(schedule, now)
         if latest is None or (latest <= schedule.last and not clock_was_wrong):
             return
         missed = schedule.missed == "skip" and now - latest > _MISSED_AFTER
@@ -139,30 +139,30 @@ class Schedules:
         return int(self._clock.time() * 1000)
 
 
-def check(schedule: Schedule) -> None:
+def check_schedule(schedule: Schedule) -> None:
     """Validate a schedule; raises ConfigError with a one-line message."""
     if not _NAME.fullmatch(schedule.name):
         raise ConfigError(f"invalid schedule name {schedule.name!r}: expected 1 to 64 letters, digits, '.', '_' or '-'")
     if not schedule.task.strip():
         raise ConfigError(f"schedule {schedule.name!r} requires a task that is not blank")
-    zone_of(schedule)
-    if after(schedule, 0) is None:
+    load_zone(schedule)
+    if next_due_time(schedule, 0) is None:
         raise ConfigError(f"cron expression {schedule.cron!r} matches no time")
 
 
-def zone_of(schedule: Schedule) -> ZoneInfo:
+def load_zone(schedule: Schedule) -> ZoneInfo:
     try:
         return ZoneInfo(schedule.zone)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"unknown time zone {schedule.zone!r}: expected one like 'Europe/Berlin' or 'UTC'") from error
 
 
-def before(schedule: Schedule, now: int) -> int | None:
+def previous_due_time(schedule: Schedule, now: int) -> int | None:
     """Return the latest due time up to now; None if there was none in 50 years."""
     return _next(schedule, now + 1000, reverse=True)
 
 
-def after(schedule: Schedule, now: int) -> int | None:
+def next_due_time(schedule: Schedule, now: int) -> int | None:
     """Return the next due time after now."""
     return _next(schedule, now, reverse=False)
 
@@ -175,7 +175,7 @@ def _next(schedule: Schedule, start: int, *, reverse: bool) -> int | None:
     """
     from cronsim import CronSim, CronSimError
 
-    moment = datetime.fromtimestamp(start / 1000, zone_of(schedule)).replace(microsecond=0)
+    moment = datetime.fromtimestamp(start / 1000, load_zone(schedule)).replace(microsecond=0)
     cron = _ALIASES.get(schedule.cron, schedule.cron)
     if len(cron.split()) != 5:
         raise ConfigError(
@@ -190,9 +190,9 @@ def _next(schedule: Schedule, start: int, *, reverse: bool) -> int | None:
     return int(found.timestamp() * 1000)
 
 
-def upcoming(schedule: Schedule, now: int, count: int) -> list[int]:
+def next_due_times(schedule: Schedule, now: int, count: int) -> list[int]:
     """Return the next due times."""
     times: list[int] = []
-    while len(times) < count and (found := after(schedule, times[-1] if times else now)) is not None:
+    while len(times) < count and (found := next_due_time(schedule, times[-1] if times else now)) is not None:
         times.append(found)
     return times

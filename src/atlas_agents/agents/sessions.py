@@ -7,7 +7,7 @@ import msgspec
 
 from atlas_agents.core.errors import BrokenHistory, ConfigError, Conflict, NotFound
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message, broken_at, new_id
+from atlas_agents.core.messages import Message, find_unpaired, new_id
 from atlas_agents.core.store import AddMessage, DropSession, PutSession, Session, Store, StoredMessage, Write
 
 Listed: TypeAlias = list[Session]
@@ -49,7 +49,7 @@ class Sessions:
         return await self._store.sessions(self._tenant, limit=limit, before=before)
 
     async def get(self, key: str) -> Session:
-        """Return a session; raises NotStored if there is none."""
+        """Return a session; raises NotFound if there is none."""
         found = await self._store.session(self._tenant, key)
         if found is None:
             raise NotFound(f"not found: session {key!r}")
@@ -128,7 +128,7 @@ class Sessions:
                 messages.append(_message(line, number))
         if header is None:
             raise ConfigError("nothing to import: expected a session header in the first line")
-        broken = broken_at(messages)
+        broken = find_unpaired(messages)
         if broken is not None:
             raise BrokenHistory(f"line {broken + 2}: a tool call without its result, or a result without its call")
         header = msgspec.structs.replace(header, key=key or header.key)

@@ -64,7 +64,7 @@ def choose_model(model: str | None, base_url: str | None) -> ModelChoice:
     if base_url:
         return _server(base_url, model, "--base-url", environment)
     if model == "demo":
-        return ModelChoice(Route(Demo(pause=_DEMO_PAUSE)), "--model")
+        return ModelChoice(Route(Demo(delay=_DEMO_PAUSE)), "--model")
     if model:
         return _named(model, "--model", environment)
     if ref := environment.get("ATLAS_MODEL"):

@@ -59,19 +59,19 @@ def new(
 
 def load_plugins(settings: "Settings") -> "list[Plugin]":
     """Load all plugins as the gateway does, and return them with their problems."""
-    from atlas_agents.app.app import interceptors_of
-    from atlas_agents.app.tools import known_tools
+    from atlas_agents.app.app import load_interceptors
+    from atlas_agents.app.tools import build_tool_registry
     from atlas_agents.core.paths import Environment
     from atlas_agents.core.plugins import Plugins
     from atlas_agents.providers.registry import Registry
 
     plugins = Plugins(settings.disabled_plugins)
-    known_tools(settings, plugins=plugins)
+    build_tool_registry(settings, plugins=plugins)
     Registry(Environment()).load_plugins(plugins)
-    interceptors_of(plugins)
+    load_interceptors(plugins)
     for kind in ("stores", "commands"):
         plugins.load(kind, _check_callable)
-    return plugins.known
+    return plugins.examined
 
 
 def _check_callable(name: str, target: Any) -> None:

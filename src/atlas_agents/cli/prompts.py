@@ -11,7 +11,7 @@ import msgspec
 
 from atlas_agents.cli.output import one_line
 from atlas_agents.core.errors import BadArguments, GatewayError
-from atlas_agents.core.text import escape_invisible, seen
+from atlas_agents.core.text import escape_invisible, escape_text
 from atlas_agents.gateway.protocol.types import FieldShape, FormShape
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _show_request(
     if not arguments:
         view.print_line("  (no arguments)")
     if request.preview and arguments == request.details:  # the preview does not apply to edited arguments
-        for line in _shortened(seen(request.preview), whole=whole).split("\n"):
+        for line in _shortened(escape_text(request.preview), whole=whole).split("\n"):
             view.print_line(f"  │ {line}", _DIFF_STYLES.get(line[:1], ""))
     if request.working_dir:
         view.print_line(f"  in {escape_invisible(request.working_dir)}", "dim")
@@ -182,18 +182,18 @@ async def _read(prompt: "PromptSession[str]", text: str, default: str = "") -> s
 
 def _show_form(form: FormShape, view: "TerminalView") -> None:
     """Show the message, the URL to open, the fields, and who receives the answer."""
-    for line in seen(form.message).split("\n"):
+    for line in escape_text(form.message).split("\n"):
         view.print_line(f"  │ {line}")
     if form.url:
         view.print_line(f"  asks you to open {escape_invisible(form.url)}", "bold")
     for field in form.fields:
         view.print_line(f"  {describe_field(field)}")
-    view.print_line(f"  your answer is sent to {seen(form.asker)}", "yellow")
+    view.print_line(f"  your answer is sent to {escape_text(form.asker)}", "yellow")
 
 
 def describe_field(field: FieldShape) -> str:
     """Describe a form field in one line, with invisible characters escaped."""
-    kind = " | ".join(seen(choice.value) for choice in field.choices) or field.format or field.kind
+    kind = " | ".join(escape_text(choice.value) for choice in field.choices) or field.format or field.kind
     details = [escaped for text in (field.title, field.description) if (escaped := _escaped(text))]
     required = ", required" if field.required else ""
     return " · ".join([f"{_escaped(field.name)} ({_escaped(kind)}{required})", *details])
@@ -251,7 +251,7 @@ def _parse_choice(field: FieldShape, text: str) -> str:
     for choice in field.choices:
         if value in (choice.value, choice.title) and value:
             return choice.value
-    expected = ", ".join(seen(choice.value) for choice in field.choices)
+    expected = ", ".join(escape_text(choice.value) for choice in field.choices)
     raise BadArguments(f"invalid value {_escaped(value)}: expected one of {expected}")
 
 

@@ -4,7 +4,7 @@ import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
-_NOT_PUBLIC = tuple(
+_NOT_PUBLIC_4 = tuple(
     IPv4Network(each)
     for each in (
         "0.0.0.0/8",  # "this network"; many systems treat 0.0.0.0 as the local host
@@ -28,17 +28,17 @@ _NOT_PUBLIC = tuple(
         "240.0.0.0/4",
     )
 )
-_PRIVATE = tuple(
+_PRIVATE_4 = tuple(
     IPv4Network(each) for each in ("10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 )
-_PRIVATE_TOO = (IPv6Network("::1/128"), IPv6Network("fc00::/7"))
-_KEYS = (ip_address("100.100.100.200"), ip_address("fd00:ec2::254"), ip_address("fd20:ce::254"))
+_PRIVATE_6 = (IPv6Network("::1/128"), IPv6Network("fc00::/7"))
+_METADATA_SERVICES = (ip_address("100.100.100.200"), ip_address("fd00:ec2::254"), ip_address("fd20:ce::254"))
 """Cloud metadata services at addresses in private ranges; they hand out a machine's credentials."""
 _LOCAL_NAMES = ("localhost", "local", "internal", "intern", "lan", "home", "corp", "private")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_UNICAST = IPv6Network("2000::/3")
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
 """Contains every public IPv6 address. Ranges that map, embed or translate IPv4 addresses are excluded below."""
-_NOT_PUBLIC_EITHER = tuple(
+_NOT_PUBLIC_6 = tuple(
     IPv6Network(each)
     for each in (
         "2001::/23",  # Teredo and other protocols
@@ -55,10 +55,10 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 def is_public(address: str) -> bool:
     """Return whether a canonical IP address is publicly routable."""
     try:
-        found = ip_address(address)
+        parsed = ip_address(address)
     except ValueError:
         return False
-    return _is_public_4(found) if isinstance(found, IPv4Address) else _is_public_6(found)
+    return _is_public_4(parsed) if isinstance(parsed, IPv4Address) else _is_public_6(parsed)
 
 
 def is_public_url(url: str) -> bool:
@@ -71,29 +71,29 @@ def is_public_url(url: str) -> bool:
         return False
     if parts.scheme not in ("http", "https") or "\\" in url or "%" in host:
         return False
-    name, dot, last = host.rpartition(".")
-    if ":" in host or _NUMBER.fullmatch(last):
+    name, dot, top_level = host.rpartition(".")
+    if ":" in host or _NUMBER.fullmatch(top_level):
         return is_public(host)
-    return bool(dot and name) and last not in _LOCAL_NAMES and not host.endswith(".home.arpa")
+    return bool(dot and name) and top_level not in _LOCAL_NAMES and not host.endswith(".home.arpa")
 
 
 def is_private(address: str) -> bool:
     """Return whether an address is on a private network or this machine; never true for cloud metadata services."""
     try:
-        found = ip_address(address)
+        parsed = ip_address(address)
     except ValueError:
         return False
-    networks = _PRIVATE if isinstance(found, IPv4Address) else _PRIVATE_TOO
-    return found not in _KEYS and any(found in network for network in networks)
+    networks = _PRIVATE_4 if isinstance(parsed, IPv4Address) else _PRIVATE_6
+    return parsed not in _METADATA_SERVICES and any(parsed in network for network in networks)
 
 
 def _is_public_4(address: IPv4Address) -> bool:
-    return not any(address in network for network in _NOT_PUBLIC)
+    return not any(address in network for network in _NOT_PUBLIC_4)
 
 
 def _is_public_6(address: IPv6Address) -> bool:
-    if address.scope_id or address not in _UNICAST:
+    if address.scope_id or address not in _GLOBAL_UNICAST:
         return False
     if (int(address) >> 32) & 0xFFFFFFFF in _ISATAP:
         return False
-    return not any(address in network for network in _NOT_PUBLIC_EITHER)
+    return not any(address in network for network in _NOT_PUBLIC_6)

@@ -62,7 +62,7 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 T = TypeVar("T")
-_PATIENCE = 2.0
+_CANCEL_GRACE = 2.0
 
 
 async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
@@ -74,24 +74,24 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await _last_words(task)
+        await _wait_for_end(task)
         if not task.done() or task.cancelled():
             task.cancel()
             raise
-    me = asyncio.current_task()
-    if me is not None:  # re-raise the same cancellation later; it is not a second one
-        me.uncancel()
-        me.cancel()
+    caller = asyncio.current_task()
+    if caller is not None:  # re-raise the same cancellation later; it is not a second one
+        caller.uncancel()
+        caller.cancel()
     return task.result()
 
 
-async def _last_words(task: "asyncio.Task[Any]") -> None:
+async def _wait_for_end(task: "asyncio.Task[Any]") -> None:
     """Wait for the task; a second cancellation changes nothing."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + _PATIENCE
-    while not task.done() and (left := end - loop.time()) > 0:
+    end = loop.time() + _CANCEL_GRACE
+    while not task.done() and (remaining := end - loop.time()) > 0:
         try:
-            await asyncio.wait([task], timeout=left)
+            await asyncio.wait([task], timeout=remaining)
         except asyncio.CancelledError:
             continue
 
@@ -125,16 +125,16 @@ class BackgroundTasks:
     def adopt(self, task: asyncio.Task[Any]) -> None:
         """Treat a task that was started elsewhere as one of these."""
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_done)
 
     async def wait(self, seconds: float | None = None) -> None:
         """Wait until no task is left, or for at most `seconds`; nothing is cancelled."""
         end = None if seconds is None else asyncio.get_running_loop().time() + seconds
-        while tasks := self._of_this_loop():
-            left = None if end is None else end - asyncio.get_running_loop().time()
-            if left is not None and left <= 0:
+        while tasks := self._tasks_of_loop():
+            remaining = None if end is None else end - asyncio.get_running_loop().time()
+            if remaining is not None and remaining <= 0:
                 return
-            await asyncio.wait(tasks, timeout=left)
+            await asyncio.wait(tasks, timeout=remaining)
 
     def cancel(self) -> None:
         """Cancel all tasks without waiting for them."""
@@ -143,17 +143,17 @@ class BackgroundTasks:
 
     async def close(self) -> None:
         """Cancel all tasks and wait until they have ended; more tasks may be started afterwards."""
-        while tasks := self._of_this_loop():
+        while tasks := self._tasks_of_loop():
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    def _of_this_loop(self) -> list[asyncio.Task[Any]]:
+    def _tasks_of_loop(self) -> list[asyncio.Task[Any]]:
         """All but the one that asks: a task may close its own owner."""
         loop, current = asyncio.get_running_loop(), asyncio.current_task()
         return [task for task in self._tasks if task is not current and task.get_loop() is loop]
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -180,7 +180,7 @@ class Clock(Protocol):
         """Return seconds from a monotonic clock, for measuring durations."""
         ...
 
-    def call_later(self, seconds: float, ring: Callable[[], object]) -> Alarm: ...
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Alarm: ...
 
     async def sleep(self, seconds: float) -> None: ...
 
@@ -194,8 +194,8 @@ class SystemClock:
     def monotonic(self) -> float:
         return time.monotonic()
 
-    def call_later(self, seconds: float, ring: Callable[[], object]) -> Alarm:
-        return asyncio.get_running_loop().call_later(seconds, ring)
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Alarm:
+        return asyncio.get_running_loop().call_later(seconds, callback)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -204,7 +204,7 @@ class SystemClock:
 SYSTEM_CLOCK = SystemClock()
 
 
-def day_of(seconds: float) -> str:
+def utc_day(seconds: float) -> str:
     """Return the UTC day of a Unix timestamp, for example `2026-11-15`."""
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
 

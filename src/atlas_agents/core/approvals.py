@@ -34,21 +34,21 @@ class Field(msgspec.Struct, frozen=True):
     @property
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of a value."""
-        named = [choice.value for choice in self.choices]
+        choice_values = [choice.value for choice in self.choices]
         match self.kind:
             case "choice":
-                return {"enum": named}
+                return {"enum": choice_values}
             case "choices":
-                return {"type": "array", "items": {"enum": named}, "uniqueItems": True, **self._bounds("Items")}
+                return {"type": "array", "items": {"enum": choice_values}, "uniqueItems": True, **self._bounds("Items")}
             case "text":
-                more = {key: value for key, value in (("format", self.format), ("pattern", self.pattern)) if value}
-                return {"type": "string", **more, **self._bounds("Length")}
+                rules = {key: value for key, value in (("format", self.format), ("pattern", self.pattern)) if value}
+                return {"type": "string", **rules, **self._bounds("Length")}
             case _:
                 return {"type": _TYPES[self.kind], **self._bounds("imum")}
 
-    def _bounds(self, of: str) -> dict[str, float]:
-        given = {f"min{of}": self.least, f"max{of}": self.most}
-        return {key: value for key, value in given.items() if value is not None}
+    def _bounds(self, suffix: str) -> dict[str, float]:
+        bounds = {f"min{suffix}": self.least, f"max{suffix}": self.most}
+        return {key: value for key, value in bounds.items() if value is not None}
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class Form(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """Render the whole form as lines of text."""
         lines = [self.message, *([f"address: {self.url}"] if self.url else [])]
-        lines += [_line(field) for field in self.fields]
+        lines += [_describe_field(field) for field in self.fields]
         return "\n".join([*lines, f"Your answer is sent to {self.asker}."])
 
 
@@ -90,11 +90,11 @@ class Filled(msgspec.Struct, frozen=True):
     by: str = ""
 
 
-def _line(field: Field) -> str:
+def _describe_field(field: Field) -> str:
     kind = " | ".join(choice.value for choice in field.choices) or field.kind
     title = f" {field.title}:" if field.title else ""
-    words = f" {field.description}" if field.description else ""
-    return f"{field.name} ({kind}{', required' if field.required else ''}){title}{words}"
+    note = f" {field.description}" if field.description else ""
+    return f"{field.name} ({kind}{', required' if field.required else ''}){title}{note}"
 
 
 Decision: TypeAlias = Literal["once", "session", "always", "no", "dismiss"]

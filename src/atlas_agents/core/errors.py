@@ -73,10 +73,10 @@ ProviderFault: TypeAlias = Literal[
     "unknown",
 ]
 
-_AGAIN: frozenset[str] = frozenset(
+_RETRYABLE: frozenset[str] = frozenset(
     ("rate_limit", "overloaded", "server", "network", "timeout", "incomplete", "empty_response", "protocol", "unknown")
 )
-_ELSEWHERE: frozenset[str] = _AGAIN | {"auth", "quota", "unavailable"}
+_FAILOVER: frozenset[str] = _RETRYABLE | {"auth", "quota", "unavailable"}
 
 
 class AtlasError(Exception):
@@ -130,12 +130,12 @@ class ProviderError(AtlasError):
     @property
     def retryable(self) -> bool:
         """Whether the same provider may be called again."""
-        return self.kind in _AGAIN
+        return self.kind in _RETRYABLE
 
     @property
     def failover(self) -> bool:
         """Whether another provider may succeed; an invalid request is invalid everywhere."""
-        return self.kind in _ELSEWHERE
+        return self.kind in _FAILOVER
 
 
 class ModelUnavailable(ProviderError):
@@ -321,12 +321,12 @@ _BY_NAME: dict[str, type[AtlasError]] = {
 }
 
 
-def kind_of(failure: BaseException) -> str:
+def failure_kind(failure: BaseException) -> str:
     """Return the kind of a turn's failure: the provider error's kind, or the exception's class name."""
     return failure.kind if isinstance(failure, ProviderError) else type(failure).__name__
 
 
-def failure_of(kind: str, message: str) -> AtlasError:
+def rebuild_failure(kind: str, message: str) -> AtlasError:
     """Rebuild an exception from its recorded kind and message."""
     if kind in get_args(ProviderFault):
         return ProviderError(message, cast(ProviderFault, kind))

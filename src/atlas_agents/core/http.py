@@ -29,12 +29,12 @@ def open_session(
 
 
 def backoff(
-    attempt: int, first: float, most: float = math.inf, *, factor: float = 2.0, rng: random.Random | None = None
+    attempt: int, first: float, maximum: float = math.inf, *, factor: float = 2.0, rng: random.Random | None = None
 ) -> float:
     """Return the delay in seconds before a retry: exponential backoff with jitter.
 
-    `attempt` counts from 0. The delay grows from `first` by `factor` up to `most`, less a random part of up to 25 %, so
-    that many clients do not retry at the same moment.
+    `attempt` counts from 0. The delay grows from `first` by `factor` up to `maximum`, less a random part of up to 25 %,
+    so that many clients do not retry at the same moment.
     """
-    delay = min(first * factor ** min(attempt, 64), most)
+    delay = min(first * factor ** min(attempt, 64), maximum)
     return delay * (1 - _JITTER * (rng or random).random())

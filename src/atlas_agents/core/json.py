@@ -21,22 +21,22 @@ def parse_object(text: str) -> dict[str, Any]:
     because two parsers could read them differently.
     """
     try:
-        value = _strict.decode(text)
+        value = _strict_decoder.decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at character {error.pos}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {_word(value)}")
+        raise ValueError(f"expected a JSON object, got {_type_name(value)}")
     found = cast(dict[str, Any], value)
-    if text.count("{") + text.count("[") > _MAX_DEPTH and _depth(found) > _MAX_DEPTH:
+    if text.count("{") + text.count("[") > _MAX_DEPTH and _measure_depth(found) > _MAX_DEPTH:
         raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
-    if "\\u" in text and not _is_unicode(found):
+    if "\\u" in text and not _has_valid_unicode(found):
         raise ValueError("lone surrogate in a string")
     return found
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -45,25 +45,25 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _constant(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not valid JSON")
 
 
-def _integer(digits: str) -> int:
+def _parse_integer(digits: str) -> int:
     number = int(digits) if len(digits) <= 20 else 1 << 64
     if not -(1 << 63) <= number < 1 << 64:
         raise ValueError(f"integer {digits[:24]} does not fit into 64 bits")
     return number
 
 
-def _number(digits: str) -> float:
+def _parse_float(digits: str) -> float:
     number = float(digits)
     if number in (float("inf"), float("-inf")):
         raise ValueError(f"number {digits[:24]} is too large")
     return number
 
 
-def _is_unicode(value: object) -> bool:
+def _has_valid_unicode(value: object) -> bool:
     try:
         encode(value)
     except UnicodeEncodeError:
@@ -71,24 +71,26 @@ def _is_unicode(value: object) -> bool:
     return True
 
 
-def _depth(value: object) -> int:
-    level, here = 0, [value]
-    while here and level <= _MAX_DEPTH:
-        below: list[Any] = []
-        for item in here:
+def _measure_depth(value: object) -> int:
+    level, items = 0, [value]
+    while items and level <= _MAX_DEPTH:
+        children: list[Any] = []
+        for item in items:
             if isinstance(item, dict):
-                below.extend(cast(dict[str, Any], item).values())
+                children.extend(cast(dict[str, Any], item).values())
             elif isinstance(item, list):
-                below.extend(cast(list[Any], item))
-        level, here = level + 1, below
+                children.extend(cast(list[Any], item))
+        level, items = level + 1, children
     return level
 
 
-def _word(value: object) -> str:
+def _type_name(value: object) -> str:
     if value is None:
         return "null"
-    words: dict[type, str] = {bool: "a boolean", str: "a string", list: "an array"}
-    return words.get(type(value), "a number")
+    names: dict[type, str] = {bool: "a boolean", str: "a string", list: "an array"}
+    return names.get(type(value), "a number")
 
 
-_strict = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_int=_integer, parse_float=_number)
+_strict_decoder = json.JSONDecoder(
+    object_pairs_hook=_make_object, parse_constant=_reject_constant, parse_int=_parse_integer, parse_float=_parse_float
+)

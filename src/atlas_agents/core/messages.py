@@ -145,19 +145,19 @@ class Message(msgspec.Struct, frozen=True, dict=True):
 
         A call outside an assistant message, or a result outside a tool message, matches nothing.
         """
-        asks = tuple(sorted([call.id for call in self.tool_calls]))
-        answers = tuple(sorted([result.call_id for result in self.tool_results]))
+        call_ids = tuple(sorted([call.id for call in self.tool_calls]))
+        answered_ids = tuple(sorted([result.call_id for result in self.tool_results]))
         return (
-            asks if self.role == "assistant" or not asks else _STRAY_CALL,
-            answers if self.role == "tool" or not answers else _STRAY_RESULT,
+            call_ids if self.role == "assistant" or not call_ids else _STRAY_CALL,
+            answered_ids if self.role == "tool" or not answered_ids else _STRAY_RESULT,
         )
 
     def with_text(self, text: str) -> "Message":
         """Return a copy with different text; the other parts keep their positions."""
-        kept = [part for part in self.parts if type(part) is not Text]
-        place = next((place for place, part in enumerate(self.parts) if type(part) is Text), 0)
-        said = [Text(clean(text))] if text else []
-        return msgspec.structs.replace(self, parts=(*kept[:place], *said, *kept[place:]))
+        others = [part for part in self.parts if type(part) is not Text]
+        index = next((index for index, part in enumerate(self.parts) if type(part) is Text), 0)
+        text_parts = [Text(clean(text))] if text else []
+        return msgspec.structs.replace(self, parts=(*others[:index], *text_parts, *others[index:]))
 
     def to_json(self) -> bytes:
         """Encode the message as JSON."""
@@ -197,15 +197,15 @@ def tool(*results: ToolResult, **metadata: Any) -> Message:
     return Message("tool", results, metadata=metadata)
 
 
-def broken_at(messages: Sequence[Message]) -> int | None:
+def find_unpaired(messages: Sequence[Message]) -> int | None:
     """Return the index at which a call has no result in the next message, or a result no call before it, else None."""
-    awaited: Ids = ()
-    for place, message in enumerate(messages):
-        asks, answers = message.pairing
-        if answers != awaited:
-            return place
-        awaited = asks
-    return len(messages) if awaited else None
+    expected_ids: Ids = ()
+    for index, message in enumerate(messages):
+        call_ids, answered_ids = message.pairing
+        if answered_ids != expected_ids:
+            return index
+        expected_ids = call_ids
+    return len(messages) if expected_ids else None
 
 
 class Conversation:
@@ -229,14 +229,14 @@ class Conversation:
     def fork(self, at: Message | str | None = None) -> "Conversation":
         """Copy the messages up to and including `at` (a message or its id) into a new conversation; by default all."""
         if at is None:
-            kept = self.messages
+            messages = self.messages
         else:
-            wanted = at if isinstance(at, str) else at.id
-            ends = [place for place, message in enumerate(self.messages) if message.id == wanted]
-            if not ends:
-                raise KeyError(f"conversation {self.id!r} has no message {wanted!r}")
-            kept = self.messages[: ends[0] + 1]
-        return Conversation(kept, metadata={**self.metadata, "forked_from": self.id})
+            wanted_id = at if isinstance(at, str) else at.id
+            matches = [index for index, message in enumerate(self.messages) if message.id == wanted_id]
+            if not matches:
+                raise KeyError(f"conversation {self.id!r} has no message {wanted_id!r}")
+            messages = self.messages[: matches[0] + 1]
+        return Conversation(messages, metadata={**self.metadata, "forked_from": self.id})
 
 
 class ToolSpec(msgspec.Struct, frozen=True, dict=True):
@@ -253,49 +253,49 @@ def memo(value: msgspec.Struct) -> dict[str, Any]:
 
 
 _CHARACTERS_PER_TOKEN = 3.6
-_TOKENS = "approximate_tokens"
+_ESTIMATE = "approximate_tokens"
 
 
 def approximate_tokens(message: Message) -> int:
     """Estimate a message's tokens from the length of its JSON; computed once per message."""
-    found: int | None = getattr(message, _TOKENS, None)
+    found: int | None = getattr(message, _ESTIMATE, None)
     if found is None:
-        found = memo(message)[_TOKENS] = round(len(encode(message.parts)) / _CHARACTERS_PER_TOKEN) + 4
+        found = memo(message)[_ESTIMATE] = round(len(encode(message.parts)) / _CHARACTERS_PER_TOKEN) + 4
     return found
 
 
-_DEEPEST = 6
-_MOST = 12
-_NAMES = ("media_type", "mimeType", "mediaType")
+_MAX_DEPTH = 6
+_MAX_IMAGES = 12
+_MEDIA_TYPE_KEYS = ("media_type", "mimeType", "mediaType")
 
 
-def parted(result: Any) -> tuple[Any, list[Image]]:
+def extract_images(result: Any) -> tuple[Any, list[Image]]:
     """Split a tool result into the result with a note in place of each image, and the images in order."""
     found: list[Image] = []
-    rest = _without(result, found, 0)
+    rest = _strip_images(result, found, 0)
     return rest if found else result, found
 
 
-def _without(value: Any, found: list[Image], depth: int) -> Any:
-    if depth > _DEEPEST:
+def _strip_images(value: Any, found: list[Image], depth: int) -> Any:
+    if depth > _MAX_DEPTH:
         return value
     if isinstance(value, list):
-        return [_without(item, found, depth + 1) for item in cast(list[Any], value)]
+        return [_strip_images(item, found, depth + 1) for item in cast(list[Any], value)]
     if not isinstance(value, dict):
         return value
     fields = cast(dict[str, Any], value)
-    picture = _picture(fields)
-    if picture is None:
-        return {key: _without(item, found, depth + 1) for key, item in fields.items()}
-    if len(found) < _MOST:
-        found.append(picture)
+    image = _read_image(fields)
+    if image is None:
+        return {key: _strip_images(item, found, depth + 1) for key, item in fields.items()}
+    if len(found) < _MAX_IMAGES:
+        found.append(image)
     name = f"{fields['name']}, " if isinstance(fields.get("name"), str) else ""
-    return f"({name}{picture.media_type}, {len(picture.data) * 3 // 4:,} bytes)"
+    return f"({name}{image.media_type}, {len(image.data) * 3 // 4:,} bytes)"
 
 
-def _picture(fields: dict[str, Any]) -> Image | None:
+def _read_image(fields: dict[str, Any]) -> Image | None:
     """Read an image from a result, in the format of the built-in tools or of the Model Context Protocol."""
-    kind = next((fields[name] for name in _NAMES if isinstance(fields.get(name), str)), None)
+    kind = next((fields[name] for name in _MEDIA_TYPE_KEYS if isinstance(fields.get(name), str)), None)
     data = fields.get("data")
     if (
         fields.get("type") != "image"

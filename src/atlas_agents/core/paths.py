@@ -19,7 +19,7 @@ import msgspec
 from atlas_agents.core.errors import ConfigError
 
 _FOLDER = "atlas-agents"
-_APPLE = Path("Library", "Application Support")
+_MACOS_FOLDER = Path("Library", "Application Support")
 
 PROTECTED = (
     *("AGENTS.md", "SOUL.md", "TOOLS.md", "SKILL.md", "CLAUDE.md", "atlas.toml", "policy.toml"),
@@ -46,7 +46,7 @@ SECRET = (
 """File names whose content must never reach a model."""
 
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker")
-_EXAMPLES = (".env.example", ".env.sample", ".env.template", ".env.dist")
+_EXAMPLE_FILES = (".env.example", ".env.sample", ".env.template", ".env.dist")
 
 
 class SettingLookup(Protocol):
@@ -73,31 +73,31 @@ def absolute(given: str | Path, base: Path, environment: SettingLookup) -> Path:
     if "\0" in text:
         raise ConfigError("invalid path: contains a NUL character")
     if text == "~" or text.startswith("~/"):
-        text = f"{_person(environment)}{text[1:]}"
+        text = f"{_user_home(environment)}{text[1:]}"
     return Path(os.path.normpath(base.absolute() / text))
 
 
 def is_protected(path: PurePath) -> bool:
     """Return whether a file at this path defines what agents may do, or is executed by other programs."""
-    return _named(path, _protected, _protected_folders)
+    return _matches(path, _protected, _protected_folders)
 
 
 def is_secret(path: PurePath) -> bool:
     """Return whether a file of this name holds keys, passwords or private data; `.env.example` and the like do not."""
-    return _named(path, _secret, _secret_folders) and _folded(path.name) not in _EXAMPLES
+    return _matches(path, _secret, _secret_folders) and _normalize_name(path.name) not in _EXAMPLE_FILES
 
 
-def _named(path: PurePath, names: re.Pattern[str], folders: frozenset[str]) -> bool:
-    parts = [_folded(part) for part in path.parts]
+def _matches(path: PurePath, names: re.Pattern[str], folders: frozenset[str]) -> bool:
+    parts = [_normalize_name(part) for part in path.parts]
     return bool(parts) and (not folders.isdisjoint(parts) or names.match(parts[-1]) is not None)
 
 
 @lru_cache(4096)
-def _folded(name: str) -> str:
+def _normalize_name(name: str) -> str:
     """Normalise a name as the most lenient file system would: `agents.MD` and `AGENTS\u200c.md.` are equal."""
-    plain = unicodedata.normalize("NFKC", name)
-    seen = "".join(char for char in plain if unicodedata.category(char) not in ("Cf", "Cc"))
-    return unicodedata.normalize("NFKC", seen.casefold()).rstrip(". ")
+    normalized = unicodedata.normalize("NFKC", name)
+    visible = "".join(char for char in normalized if unicodedata.category(char) not in ("Cf", "Cc"))
+    return unicodedata.normalize("NFKC", visible.casefold()).rstrip(". ")
 
 
 def make_private(folder: Path) -> Path:
@@ -117,15 +117,15 @@ def make_private(folder: Path) -> Path:
     return folder
 
 
-def _user_folder(environment: SettingLookup, variable: str, usual: Path) -> Path:
+def _user_folder(environment: SettingLookup, variable: str, default: Path) -> Path:
     """Return the variable's value if it is an absolute path, else the platform's default."""
     given = environment.get(variable)
     if given and Path(given).is_absolute():
         return Path(given)
-    return _person(environment) / (_APPLE if sys.platform == "darwin" else usual)
+    return _user_home(environment) / (_MACOS_FOLDER if sys.platform == "darwin" else default)
 
 
-def _person(environment: SettingLookup) -> Path:
+def _user_home(environment: SettingLookup) -> Path:
     given = environment.get("HOME")
     try:
         return Path(given).absolute() if given else Path.home()
@@ -134,9 +134,11 @@ def _person(environment: SettingLookup) -> Path:
 
 
 _protected, _secret = (
-    re.compile("|".join(translate(_folded(name)) for name in names)) for names in (PROTECTED, SECRET)
+    re.compile("|".join(translate(_normalize_name(name)) for name in names)) for names in (PROTECTED, SECRET)
 )
-_protected_folders, _secret_folders = (frozenset(map(_folded, names)) for names in (PROTECTED_FOLDERS, SECRET_FOLDERS))
+_protected_folders, _secret_folders = (
+    frozenset(map(_normalize_name, names)) for names in (PROTECTED_FOLDERS, SECRET_FOLDERS)
+)
 
 
 T = TypeVar("T")
@@ -147,20 +149,20 @@ def write_file(path: Path, content: bytes, *, mode: int = 0o600, overwrite: bool
 
     With `overwrite=False` it raises FileExistsError if there is such a file already, also if two processes race.
     """
-    fresh = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         if overwrite:
-            fresh.replace(path)
+            temporary.replace(path)
         else:
-            path.hardlink_to(fresh)
-            fresh.unlink()
+            path.hardlink_to(temporary)
+            temporary.unlink()
     except BaseException:
         with suppress(OSError):
-            fresh.unlink()
+            temporary.unlink()
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -230,7 +232,7 @@ class Environment:
             return None
         return read_secret(f"{name}_FILE", Path(path))
 
-    def replaced(self, values: Mapping[str, str]) -> "Environment":
+    def with_values(self, values: Mapping[str, str]) -> "Environment":
         """Return a copy with other values for some names."""
         other = Environment({**self._values, **values}, dotenv=None)
         other._file = self._file

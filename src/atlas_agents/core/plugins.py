@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 logger = logging.getLogger(__name__)
 Kind: TypeAlias = Literal["tools", "providers", "interceptors", "stores", "commands"]
 KINDS: tuple[Kind, ...] = ("tools", "providers", "interceptors", "stores", "commands")
-PATIENCE = 5.0
+LOAD_TIMEOUT = 5.0
 """Timeout in seconds for loading one plugin."""
 
 
@@ -30,76 +30,76 @@ class Plugins:
     """Loads installed plugins by kind and records the outcome. `off` names plugins to skip."""
 
     def __init__(
-        self, off: Iterable[str] = (), *, found: Iterable[EntryPoint] | None = None, patience: float = PATIENCE
+        self, off: Iterable[str] = (), *, entries: Iterable[EntryPoint] | None = None, timeout: float = LOAD_TIMEOUT
     ) -> None:
-        self._off = frozenset(off)
-        self._found = None if found is None else list(found)
-        self._patience = patience
-        self._known: dict[tuple[Kind, str], Plugin] = {}
+        self._disabled_names = frozenset(off)
+        self._given_entries = None if entries is None else list(entries)
+        self._timeout = timeout
+        self._examined: dict[tuple[Kind, str], Plugin] = {}
 
-    def load(self, kind: Kind, take: Callable[[str, Any], None]) -> None:
-        """Pass each plugin of a kind to `take` by name; if that raises, the plugin is disabled."""
+    def load(self, kind: Kind, register: Callable[[str, Any], None]) -> None:
+        """Pass each plugin of a kind to `register` by name; if that raises, the plugin is disabled."""
         for entry in self._entries(kind):
-            trouble = "disabled in the settings" if entry.name in self._off else self._trouble(entry, take)
-            self._remember(kind, entry, trouble)
+            trouble = "disabled in the settings" if entry.name in self._disabled_names else self._load(entry, register)
+            self._record(kind, entry, trouble)
 
     def names(self, kind: Kind) -> list[str]:
         """Return the names of a kind's plugins without loading them."""
-        return [entry.name for entry in self._entries(kind) if entry.name not in self._off]
+        return [entry.name for entry in self._entries(kind) if entry.name not in self._disabled_names]
 
     @property
-    def known(self) -> list[Plugin]:
+    def examined(self) -> list[Plugin]:
         """Return all plugins that were examined, in order."""
-        return list(self._known.values())
+        return list(self._examined.values())
 
     @property
     def disabled(self) -> dict[str, str]:
         """Return the plugins that could not be used, with the reason."""
-        return {plugin.name: plugin.trouble for plugin in self.known if plugin.trouble}
+        return {plugin.name: plugin.trouble for plugin in self.examined if plugin.trouble}
 
     def _entries(self, kind: Kind) -> list[EntryPoint]:
         group = f"atlas_agents.{kind}"
-        if self._found is None:
+        if self._given_entries is None:
             return list(entry_points(group=group))
-        return [entry for entry in self._found if entry.group == group]
+        return [entry for entry in self._given_entries if entry.group == group]
 
-    def _trouble(self, entry: EntryPoint, take: Callable[[str, Any], None]) -> str:
+    def _load(self, entry: EntryPoint, register: Callable[[str, Any], None]) -> str:
         """Load a plugin and hand it on; return the reason if that failed."""
         try:
-            take(entry.name, _loaded(entry, self._patience))
+            register(entry.name, _load_with_timeout(entry, self._timeout))
         except Exception as error:  # plugin code may raise anything
             logger.warning("plugin disabled: name=%r error=%s: %s", entry.name, type(error).__name__, error)
             logger.debug("plugin traceback: name=%r", entry.name, exc_info=True)
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def _remember(self, kind: Kind, entry: EntryPoint, trouble: str) -> None:
+    def _record(self, kind: Kind, entry: EntryPoint, trouble: str) -> None:
         package, version = (entry.dist.name, entry.dist.version) if entry.dist is not None else ("", "")
-        self._known[kind, entry.name] = Plugin(kind, entry.name, package, version, trouble)
+        self._examined[kind, entry.name] = Plugin(kind, entry.name, package, version, trouble)
 
 
-def _loaded(entry: EntryPoint, patience: float) -> Any:
+def _load_with_timeout(entry: EntryPoint, timeout: float) -> Any:
     """Import a plugin in a thread, so that one that hangs does not block startup."""
-    found: list[Any] = []
-    raised: list[BaseException] = []
+    loaded: list[Any] = []
+    errors: list[BaseException] = []
 
     def load() -> None:
         try:
-            found.append(entry.load())
+            loaded.append(entry.load())
         except BaseException as error:  # noqa: BLE001 - SystemExit at import, too
-            raised.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=load, name=f"plugin {entry.name}", daemon=True)
     thread.start()
-    thread.join(patience)
-    if raised:
-        raise _bounded(raised[0])
-    if not found:
-        raise TimeoutError(f"loading took longer than {patience:g} seconds")
-    return found[0]
+    thread.join(timeout)
+    if errors:
+        raise _as_exception(errors[0])
+    if not loaded:
+        raise TimeoutError(f"loading took longer than {timeout:g} seconds")
+    return loaded[0]
 
 
-def _bounded(error: BaseException) -> Exception:
+def _as_exception(error: BaseException) -> Exception:
     """Convert exceptions that would end the process into an ordinary one."""
     if isinstance(error, Exception):
         return error

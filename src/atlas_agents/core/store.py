@@ -287,7 +287,7 @@ class Pruned(msgspec.Struct, frozen=True):
         return Pruned(self.runs + more.runs, self.rows + more.rows, self.size + more.size)
 
 
-# Writes. Unless stated otherwise, the result is the changed row, and a row that does not exist raises `NotStored`.
+# Writes. Unless stated otherwise, the result is the changed row, and a row that does not exist raises `NotFound`.
 
 
 class PutSession(msgspec.Struct, frozen=True, tag=True):
@@ -344,7 +344,7 @@ class ClaimRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetRun(msgspec.Struct, frozen=True, tag=True):
-    """Change the status of an open run. Raises `Fenced` for an outdated epoch, and `Conflict` if the run has ended,
+    """Change the status of an open run. Raises `StaleOwner` for an outdated epoch, and `Conflict` if the run has ended,
     would return to the queue, or would be the second active run of its session.
 
     Ending a run starts the next queued run of its session, whose id is the result.
@@ -364,8 +364,8 @@ class StopRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddJournal(msgspec.Struct, frozen=True, tag=True):
-    """Append a step to the journal of a run. Raises `Fenced` for an outdated epoch, and `Conflict` if the run has ended
-    or has a step of this kind and key."""
+    """Append a step to the journal of a run. Raises `StaleOwner` for an outdated epoch, and `Conflict` if the run
+    has ended or has a step of this kind and key."""
 
     run_id: str
     epoch: int
@@ -381,7 +381,7 @@ class AddAudit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reserve(msgspec.Struct, frozen=True, tag=True):
-    """Count one more call of an agent on a day. The result is the count; `LimitSpent` if it would exceed the limit.
+    """Count one more call of an agent on a day. Returns the count; `DailyLimitExceeded` if it would exceed the limit.
 
     If the clock was set back by a day or two, counting continues on the later day.
     """
@@ -416,8 +416,8 @@ class AnswerApproval(msgspec.Struct, frozen=True, tag=True):
 class ReserveEvents(msgspec.Struct, frozen=True, tag=True):
     """Reserve event numbers for a run, ended or not. The result is the last reserved number.
 
-    An epoch that is outdated raises `Fenced`. `takes` increases the epoch, even of an ended run, so that the previous
-    owner can add no more events.
+    An epoch that is outdated raises `StaleOwner`. `takes` increases the epoch, even of an ended run, so that the
+    previous owner can add no more events.
     """
 
     run_id: str
@@ -429,7 +429,7 @@ class ReserveEvents(msgspec.Struct, frozen=True, tag=True):
 class AddEvents(msgspec.Struct, frozen=True, tag=True):
     """Store events of a run as `(seq, body)` under reserved numbers; numbers that exist keep their event. No result.
 
-    An epoch that is outdated raises `Fenced`.
+    An epoch that is outdated raises `StaleOwner`.
     """
 
     run_id: str
@@ -444,11 +444,11 @@ class AddUsage(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddJob(msgspec.Struct, frozen=True, tag=True):
-    """Store a new job. Repeating an id changes nothing and returns the first row. Raises `LimitSpent` if the root run
-    has `most` jobs already."""
+    """Store a new job. Repeating an id changes nothing and returns the first row. Raises `DailyLimitExceeded` if the
+    root run has `limit` jobs already."""
 
     job: JobRow
-    most: int | None = None
+    limit: int | None = None
 
 
 class ClaimJob(msgspec.Struct, frozen=True, tag=True):
@@ -459,8 +459,8 @@ class ClaimJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetJob(msgspec.Struct, frozen=True, tag=True):
-    """Change an open job. Raises `Conflict` if it has ended, and `Fenced` for an outdated epoch. Without an epoch the
-    change always applies, and the current owner loses the job. A job that is queued again waits until `due_at`."""
+    """Change an open job. Raises `Conflict` if it has ended, and `StaleOwner` for an outdated epoch. Without an
+    epoch the change always applies, and its owner loses the job. A job that is queued again waits until `due_at`."""
 
     id: str
     state: JobState
@@ -521,7 +521,7 @@ class AddPassages(msgspec.Struct, frozen=True, tag=True):
 
 
 class DropDocument(msgspec.Struct, frozen=True, tag=True):
-    """Delete a document and its passages. If a collection is given, a document in another one raises `NotStored`. No
+    """Delete a document and its passages. If a collection is given, a document in another one raises `NotFound`. No
     result."""
 
     kind: DocumentKind

@@ -5,15 +5,15 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, day_of
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day
 from atlas_agents.core.errors import ConfigError, QuotaExceeded
 from atlas_agents.core.json import encode
 from atlas_agents.core.store import DropRecord, PutRecord, RecordKind, Store
 
 UserStatus: TypeAlias = Literal["active", "invited", "suspended"]
 T = TypeVar("T", bound=msgspec.Struct)
-_FRESH = 5.0
-_FRESH_SUM = 60.0
+_PLAN_TTL = 5.0
+_STORAGE_TTL = 60.0
 """Cache lifetime in seconds of a plan and of the storage total."""
 
 
@@ -44,7 +44,7 @@ class Tenant(msgspec.Struct, frozen=True):
     created_at: int = 0
 
 
-class Used(msgspec.Struct, frozen=True):
+class PlanUsage(msgspec.Struct, frozen=True):
     """A tenant's usage against its plan: tokens this month, bytes and users."""
 
     tokens: int
@@ -65,7 +65,7 @@ class Tenancy:
         self.tenant = tenant
         self._clock = clock
         self._plan: tuple[float, Plan] | None = None
-        self._stored: tuple[float, int] | None = None
+        self._storage_total: tuple[float, int] | None = None
 
     async def users(self) -> list[User]:
         """Return the users by name; at least the owner."""
@@ -73,14 +73,14 @@ class Tenancy:
 
     async def put_user(self, user: User) -> User:
         """Add or change a user. Raises QuotaExceeded if all seats are taken."""
-        known = {each.name: each for each in await self._all("user", User)}
+        existing = {each.name: each for each in await self._all("user", User)}
         plan = await self.plan()
-        if user.name not in known and plan.seats is not None and len(known) >= plan.seats:
+        if user.name not in existing and plan.seats is not None and len(existing) >= plan.seats:
             raise QuotaExceeded(f"all {plan.seats} seats of the plan {plan.name} are taken")
-        created = known[user.name].created_at if user.name in known else int(self._clock.time() * 1000)
-        kept = msgspec.structs.replace(user, created_at=created)
-        await self._store.commit(self.tenant, [PutRecord("user", kept.name, encode(kept))])
-        return kept
+        created = existing[user.name].created_at if user.name in existing else int(self._clock.time() * 1000)
+        updated = msgspec.structs.replace(user, created_at=created)
+        await self._store.commit(self.tenant, [PutRecord("user", updated.name, encode(updated))])
+        return updated
 
     async def remove_user(self, name: str) -> None:
         """Remove a user; their stored sessions stay."""
@@ -100,13 +100,13 @@ class Tenancy:
 
     async def use_plan(self, name: str) -> Tenant:
         """Switch to this plan. Raises ConfigError if it does not exist."""
-        known = [plan.name for plan in await self.plans()]
-        if name not in known:
-            raise ConfigError(f"unknown plan {name!r}; known plans: {', '.join(known)}")
-        kept = msgspec.structs.replace(await self.about(), plan=name)
-        await self._store.commit(self.tenant, [PutRecord("tenant", "", encode(kept))])
+        existing = [plan.name for plan in await self.plans()]
+        if name not in existing:
+            raise ConfigError(f"unknown plan {name!r}; known plans: {', '.join(existing)}")
+        updated = msgspec.structs.replace(await self.about(), plan=name)
+        await self._store.commit(self.tenant, [PutRecord("tenant", "", encode(updated))])
         self._plan = None
-        return kept
+        return updated
 
     async def about(self) -> Tenant:
         """Return the tenant's own record."""
@@ -116,23 +116,23 @@ class Tenancy:
     async def plan(self) -> Plan:
         """Return the current plan."""
         now = self._clock.monotonic()
-        if self._plan is None or now - self._plan[0] > _FRESH:
-            named = (await self.about()).plan
-            found = await self._store.record(self.tenant, "plan", named) if named != UNLIMITED.name else None
+        if self._plan is None or now - self._plan[0] > _PLAN_TTL:
+            plan_name = (await self.about()).plan
+            found = await self._store.record(self.tenant, "plan", plan_name) if plan_name != UNLIMITED.name else None
             self._plan = now, msgspec.json.decode(found.body, type=Plan) if found else UNLIMITED
         return self._plan[1]
 
-    async def used(self) -> Used:
+    async def used(self) -> PlanUsage:
         """Return how much of the plan is used: tokens of this month, bytes, users."""
-        tokens, storage = await self._tokens(), await self._store.stored(self.tenant)
-        return Used(tokens, storage, len(await self.users()))
+        tokens, storage = await self._tokens_this_month(), await self._store.stored(self.tenant)
+        return PlanUsage(tokens, storage, len(await self.users()))
 
     async def admit(self, agent_id: str, agents: Sequence[str]) -> None:
         """Check that this agent may take another turn. Raises QuotaExceeded if the plan does not allow it."""
         plan = await self.plan()
         if plan.agents is not None and agent_id in agents[plan.agents :]:
             raise QuotaExceeded(f"the plan {plan.name} allows {plan.agents} agents, and {agent_id} is not one of them")
-        if plan.storage is not None and await self._bytes() >= plan.storage:
+        if plan.storage is not None and await self._stored_bytes() >= plan.storage:
             raise QuotaExceeded(
                 f"the storage quota of {plan.storage:,} bytes of the plan {plan.name} is used up; delete unneeded data"
             )
@@ -141,20 +141,20 @@ class Tenancy:
     async def check_tokens(self) -> None:
         """Check the token quota before a model call. Raises QuotaExceeded if this month's tokens are used up."""
         plan = await self.plan()
-        if plan.tokens is not None and (used := await self._tokens()) >= plan.tokens:
+        if plan.tokens is not None and (used := await self._tokens_this_month()) >= plan.tokens:
             raise QuotaExceeded(
                 f"the monthly quota of {plan.tokens:,} tokens of the plan {plan.name} is used up ({used:,} used)"
             )
 
-    async def _tokens(self) -> int:
-        month = day_of(self._clock.time())[:8]
+    async def _tokens_this_month(self) -> int:
+        month = utc_day(self._clock.time())[:8]
         return await self._store.tokens(self.tenant, f"{month}01", f"{month}99")
 
-    async def _bytes(self) -> int:
+    async def _stored_bytes(self) -> int:
         now = self._clock.monotonic()
-        if self._stored is None or now - self._stored[0] > _FRESH_SUM:
-            self._stored = now, await self._store.stored(self.tenant)
-        return self._stored[1]
+        if self._storage_total is None or now - self._storage_total[0] > _STORAGE_TTL:
+            self._storage_total = now, await self._store.stored(self.tenant)
+        return self._storage_total[1]
 
     async def _all(self, kind: RecordKind, type: type[T]) -> list[T]:
         found: list[Any] = [
@@ -166,20 +166,20 @@ class Tenancy:
 class Delegation(msgspec.Struct, frozen=True):
     """Delegation limits: maximum depth, jobs per user message, and jobs that run at once.
 
-    `pauses` are the seconds to wait before each retry of a job.
+    `retry_delays` are the seconds to wait before each retry of a job.
     """
 
     depth: int = 3
     jobs: int = 50
     at_once: int = 8
-    pauses: tuple[float, ...] = (5.0, 30.0, 120.0, 600.0)
+    retry_delays: tuple[float, ...] = (5.0, 30.0, 120.0, 600.0)
 
     def __post_init__(self) -> None:
         for name in ("depth", "jobs", "at_once"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"invalid Delegation({name}={getattr(self, name)}): must be at least 1")
-        if not self.pauses or min(self.pauses) < 0:
-            raise ConfigError("invalid Delegation(pauses=…): expected seconds to wait, none of them negative")
+        if not self.retry_delays or min(self.retry_delays) < 0:
+            raise ConfigError("invalid Delegation(retry_delays=…): expected seconds to wait, none of them negative")
 
 
 class AgentInfo(msgspec.Struct, frozen=True):

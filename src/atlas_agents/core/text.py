@@ -32,21 +32,21 @@ class Joiner:
     """Cleans streamed text; half a surrogate pair at the end of a piece waits for the next one."""
 
     def __init__(self) -> None:
-        self._held = ""
+        self._pending = ""
 
     def add(self, piece: str) -> str:
         """Add a piece and return the text that became displayable."""
-        if not self._held and piece.isascii():
+        if not self._pending and piece.isascii():
             return piece
-        text, self._held = self._held + piece, ""
+        text, self._pending = self._pending + piece, ""
         if text and _HIGH <= text[-1] < _LOW:
-            text, self._held = text[:-1], text[-1]
+            text, self._pending = text[:-1], text[-1]
         return clean(text)
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         """Return what is still pending once the stream has ended."""
-        held, self._held = self._held, ""
-        return clean(held)
+        pending, self._pending = self._pending, ""
+        return clean(pending)
 
 
 def is_hidden(char: str) -> bool:
@@ -59,7 +59,7 @@ def is_hidden(char: str) -> bool:
     return char in _BLANK or 0xE0000 <= code <= 0xE0FFF or 0xFE00 <= code <= 0xFE0D
 
 
-MOST = 100
+MAX_FINDINGS = 100
 """Maximum number of findings listed per file."""
 
 _JOINER, _EMOJI_STYLE = "\u200d", "\ufe0f"
@@ -84,15 +84,15 @@ class HiddenCharacters(msgspec.Struct, frozen=True):
 
 def hidden_characters(text: str, file: str) -> tuple[HiddenCharacters, ...]:
     """Find all hidden characters in a text; adjacent ones form one finding."""
-    found = (_finding(run, text, file) for run in _runs(text))
-    return tuple(islice(found, MOST))
+    found = (_describe_run(run, text, file) for run in _find_hidden_runs(text))
+    return tuple(islice(found, MAX_FINDINGS))
 
 
 def without_hidden(text: str) -> str:
     """Return the text as a person sees it: hidden characters removed, hidden line separators made plain."""
     pieces: list[str] = []
     end = 0
-    for run in _runs(text):
+    for run in _find_hidden_runs(text):
         pieces += (text[end : run.start()], "\n" if _BREAKS.intersection(run[0]) else "")
         end = run.end()
     return "".join((*pieces, text[end:]))
@@ -104,14 +104,14 @@ def one_line(text: str, limit: int) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-def _runs(text: str) -> Iterator[re.Match[str]]:
+def _find_hidden_runs(text: str) -> Iterator[re.Match[str]]:
     """Yield each run of adjacent hidden characters."""
     suspects = "".join(sorted(char for char in set(text) if is_hidden(char)))
     runs = re.finditer(f"[{re.escape(suspects)}]+", text) if suspects else iter(())
     return (run for run in runs if not _joins_emoji(run, text))
 
 
-def _finding(run: re.Match[str], text: str, file: str) -> HiddenCharacters:
+def _describe_run(run: re.Match[str], text: str, file: str) -> HiddenCharacters:
     start = run.start()
     line_start = text.rfind("\n", 0, start) + 1
     first = text[start]
@@ -129,7 +129,7 @@ def _joins_emoji(run: re.Match[str], text: str) -> bool:
     return all(char and unicodedata.category(char) in ("So", "Sk") for char in (before, after))
 
 
-_NO_INK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+_INVISIBLE_PRINTABLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
 
 
 def escape_invisible(value: Any) -> str:
@@ -137,26 +137,26 @@ def escape_invisible(value: Any) -> str:
 
     The result is JSON for the same value, so it can be edited and parsed again.
     """
-    return "".join(map(_seen, json.dumps(value, ensure_ascii=False, default=str)))
+    return "".join(map(_escape_char, json.dumps(value, ensure_ascii=False, default=str)))
 
 
-def seen(text: str) -> str:
+def escape_text(text: str) -> str:
     """Escape everything in a text that is not visible as itself, except tabs and line ends."""
-    return "".join(char if char in "\n\t" else _seen(char) for char in text)
+    return "".join(char if char in "\n\t" else _escape_char(char) for char in text)
 
 
-def _seen(char: str) -> str:
-    if char.isprintable() and char not in _NO_INK and not _varies(char):
+def _escape_char(char: str) -> str:
+    if char.isprintable() and char not in _INVISIBLE_PRINTABLE and not _is_variation_selector(char):
         return char
-    return "".join(f"\\u{unit:04x}" for unit in _units(char))
+    return "".join(f"\\u{unit:04x}" for unit in _utf16_units(char))
 
 
-def _varies(char: str) -> bool:
+def _is_variation_selector(char: str) -> bool:
     """Return whether a character is a variation selector: invisible to a person, read by a model."""
     return 0xFE00 <= ord(char) <= 0xFE0F or 0xE0100 <= ord(char) <= 0xE01EF or unicodedata.category(char) == "Me"
 
 
-def _units(char: str) -> list[int]:
+def _utf16_units(char: str) -> list[int]:
     code = ord(char)
     if code < 0x10000:
         return [code]

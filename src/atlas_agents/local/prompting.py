@@ -11,7 +11,7 @@ from atlas_agents.core.json import parse_object
 from atlas_agents.core.messages import Message, Text, ToolCall, ToolSpec
 from atlas_agents.core.text import wire_name
 from atlas_agents.local.models import Manner
-from atlas_agents.providers.base import Request, encoded, spoken
+from atlas_agents.providers.base import Request, encode_messages, render_result_text
 
 Form: TypeAlias = Literal["call", "words", "either"]
 
@@ -121,7 +121,7 @@ _TOLD = "Now answer my question with this result, in one short sentence."
 
 def plain(request: Request, tools: Iterable[ToolSpec]) -> Request:
     """The same request, its tools and their calls and results written out. A broken history is refused, as always."""
-    encoded(request.messages, "plain_bytes", lambda message: b"")
+    encode_messages(request.messages, "plain_bytes", lambda message: b"")
     shown = [f"\n{_line(tool)}" for tool in tools]
     system = request.system or _PERSON
     if shown:
@@ -141,7 +141,7 @@ def _line(tool: ToolSpec) -> str:
 def _in_words(message: Message) -> Message:
     match message.role:
         case "tool":
-            results = [f"The result is: {spoken(result)}\n" for result in message.tool_results]
+            results = [f"The result is: {render_result_text(result)}\n" for result in message.tool_results]
             return Message("user", (Text("".join([*results, _TOLD])),))
         case "assistant":
             calls = [

@@ -26,7 +26,7 @@ from atlas_agents.core.messages import (
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import Joiner, clean, wire_name
 from atlas_agents.providers.base import (
-    LEFT_OUT,
+    OMITTED_NOTE,
     Capabilities,
     Chunk,
     DoneChunk,
@@ -36,12 +36,12 @@ from atlas_agents.providers.base import (
     TextChunk,
     ThinkingChunk,
     ToolCallChunk,
-    as_written,
-    encoded,
-    fault_of_event,
-    finished_call,
-    may_be_fetched,
-    seen,
+    build_tool_call,
+    classify_error_event,
+    dump_arguments,
+    encode_messages,
+    is_fetchable,
+    render_result,
 )
 from atlas_agents.providers.http import (
     EventSplitter,
@@ -104,7 +104,7 @@ class _MessageResponse(msgspec.Struct):
     usage: _Usage | None = None
 
 
-_KNOWN = frozenset(
+_HANDLED_EVENTS = frozenset(
     (
         b"message_start",
         b"content_block_start",
@@ -116,7 +116,7 @@ _KNOWN = frozenset(
 )
 """Events that are decoded; all others, such as pings, are skipped."""
 _decoder = msgspec.json.Decoder(_Event)
-_answer_decoder = msgspec.json.Decoder(_MessageResponse)
+_response_decoder = msgspec.json.Decoder(_MessageResponse)
 
 
 class _Block:
@@ -135,7 +135,7 @@ class AnthropicReader:
     """Decoder of one Messages API response."""
 
     def __init__(self) -> None:
-        self.heard = 0
+        self.event_count = 0
         self.complete = False
         self.closed = False
         self._events = EventSplitter()
@@ -144,8 +144,8 @@ class AnthropicReader:
         self._calls: list[ToolCall] = []
         self._stop = ""
         self._model = ""
-        self._said = 0
-        self._input = self._output = self._cached = self._written = 0
+        self._text_length = 0
+        self._input = self._output = self._cached = self._cache_written = 0
         self._counted = False
 
     def feed(self, piece: bytes) -> list[Chunk]:
@@ -153,26 +153,26 @@ class AnthropicReader:
         for name, data in self._events.feed(piece):
             if self.closed:
                 break
-            if name in _KNOWN:
-                self._take(read_event(_decoder, data), chunks)
+            if name in _HANDLED_EVENTS:
+                self._handle_event(read_event(_decoder, data), chunks)
             elif name == b"error":
-                raise fault_of_event(read_plain(data))
+                raise classify_error_event(read_plain(data))
         return chunks
 
-    def whole(self, body: bytes) -> list[Chunk]:
-        answer = read_event(_answer_decoder, body)
-        if answer.error is not None:
-            raise fault_of_event({"error": answer.error})
+    def decode_body(self, body: bytes) -> list[Chunk]:
+        response = read_event(_response_decoder, body)
+        if response.error is not None:
+            raise classify_error_event({"error": response.error})
         chunks: list[Chunk] = []
-        self._begin(_Event(message=_Start(answer.model, answer.usage)))
-        for index, block in enumerate(answer.content):
+        self._start_message(_Event(message=_Start(response.model, response.usage)))
+        for index, block in enumerate(response.content):
             self._open_block(_Event(index=index, content_block=block), chunks)
             self._close_block(_Event(index=index), chunks)
-        self._end(_Event(delta=_Delta(stop_reason=answer.stop_reason), usage=answer.usage))
+        self._end_message(_Event(delta=_Delta(stop_reason=response.stop_reason), usage=response.usage))
         return chunks + self.finish()
 
     def finish(self) -> list[Chunk]:
-        if self.heard == 0:
+        if self.event_count == 0:
             raise ProviderError("empty response: the stream contained no message events", "empty_response")
         if not self.complete:
             raise ProviderError("the stream ended before its stop_reason", "incomplete")
@@ -180,38 +180,38 @@ class AnthropicReader:
             raise ProviderError("the stream ended inside a content block", "incomplete")
         stop = _STOP.get(self._stop, "other")
         calls = self._calls if stop in ("stop", "tool_calls", "length") else []
-        if not calls and not self._said and stop in ("stop", "tool_calls"):
+        if not calls and not self._text_length and stop in ("stop", "tool_calls"):
             raise ProviderError("empty response: neither text nor a tool call", "empty_response")
         if stop == "length":  # truncated: there is no telling which call is complete
-            calls = [finished_call(call.id, call.name, _written(call), cut=True) for call in calls]
-        output = self._output if self._counted else round(self._said / 3.6)
-        read = self._input + self._cached + self._written  # Anthropic counts cached tokens separately from input tokens
-        usage = Usage(read, output, self._cached, estimated=not self._counted)
+            calls = [build_tool_call(call.id, call.name, _raw_arguments(call), truncated=True) for call in calls]
+        output = self._output if self._counted else round(self._text_length / 3.6)
+        total = self._input + self._cached + self._cache_written  # `input_tokens` excludes cached tokens
+        usage = Usage(total, output, self._cached, estimated=not self._counted)
         return [*(ToolCallChunk(call) for call in calls), DoneChunk(usage, stop, self._model)]
 
-    def _take(self, event: _Event, chunks: list[Chunk]) -> None:
+    def _handle_event(self, event: _Event, chunks: list[Chunk]) -> None:
         match event.type:
             case "content_block_delta":
-                self._add(event, chunks)
+                self._add_delta(event, chunks)
             case "message_start":
-                self._begin(event)
+                self._start_message(event)
             case "content_block_start":
                 self._open_block(event, chunks)
             case "content_block_stop":
                 self._close_block(event, chunks)
             case "message_delta":
-                self._end(event)
+                self._end_message(event)
             case "message_stop":
                 self._require(self._started, "message_stop before message_start")
                 self.closed = self.complete
             case _:
                 return
-        self.heard += 1
+        self.event_count += 1
 
-    def _begin(self, event: _Event) -> None:
+    def _start_message(self, event: _Event) -> None:
         self._require(not self._started, "repeated message_start")
         self._started = True
-        self.heard += 1
+        self.event_count += 1
         if event.message:
             self._model = clean(event.message.model)
             self._count(event.message.usage, final=False)
@@ -223,16 +223,16 @@ class AnthropicReader:
         block = self._open[event.index] = _Block(event.content_block or {})
         text, thought = block.content.get("text"), block.content.get("thinking")
         if block.kind == "text" and text:
-            self._say(block, str(text), chunks)
+            self._add_text(block, str(text), chunks)
         elif block.kind == "thinking" and thought:
             chunks.append(ThinkingChunk(block.joiner.add(str(thought))))
 
-    def _add(self, event: _Event, chunks: list[Chunk]) -> None:
+    def _add_delta(self, event: _Event, chunks: list[Chunk]) -> None:
         block, delta = self._open.get(event.index), event.delta
         if block is None or delta is None:
             raise ProviderError(f"out of order: delta for block {event.index}, which is not open", "protocol")
         if delta.text:
-            self._say(block, delta.text, chunks)
+            self._add_text(block, delta.text, chunks)
         elif delta.thinking:
             chunks.append(ThinkingChunk(block.joiner.add(delta.thinking)))
         elif delta.signature:
@@ -240,8 +240,8 @@ class AnthropicReader:
         elif delta.partial_json:
             block.pieces.append(delta.partial_json)
 
-    def _say(self, block: _Block, text: str, chunks: list[Chunk]) -> None:
-        self._said += len(text)
+    def _add_text(self, block: _Block, text: str, chunks: list[Chunk]) -> None:
+        self._text_length += len(text)
         if text := block.joiner.add(text):
             chunks.append(TextChunk(text))
 
@@ -252,20 +252,20 @@ class AnthropicReader:
         content = block.content
         match block.kind:
             case "text":
-                if rest := block.joiner.rest():
-                    chunks.append(TextChunk(rest))
+                if remainder := block.joiner.flush():
+                    chunks.append(TextChunk(remainder))
             case "thinking":
-                chunks.append(ThinkingChunk(block.joiner.rest(), clean(str(content.get("signature") or ""))))
+                chunks.append(ThinkingChunk(block.joiner.flush(), clean(str(content.get("signature") or ""))))
             case "tool_use":
-                written = "".join(block.pieces) or as_written(content.get("input") or {})
+                raw = "".join(block.pieces) or dump_arguments(content.get("input") or {})
                 name, id = clean(str(content.get("name") or "")), clean(str(content.get("id") or ""))
-                self._calls.append(finished_call(id, name, written, cut=False))
+                self._calls.append(build_tool_call(id, name, raw, truncated=False))
             case _:
                 if block.pieces:
                     content = {**content, "input": read_plain(clean("".join(block.pieces)).encode())}
-                chunks.append(OpaqueChunk("anthropic", _keepable(content)))
+                chunks.append(OpaqueChunk("anthropic", _make_encodable(content)))
 
-    def _end(self, event: _Event) -> None:
+    def _end_message(self, event: _Event) -> None:
         self._require(self._started, "message_delta before message_start")
         self._count(event.usage, final=True)
         if event.delta and event.delta.stop_reason and not self.complete:
@@ -277,28 +277,28 @@ class AnthropicReader:
             return
         self._input = usage.input_tokens if usage.input_tokens is not None else self._input
         self._cached = usage.cache_read_input_tokens or self._cached
-        self._written = usage.cache_creation_input_tokens or self._written
+        self._cache_written = usage.cache_creation_input_tokens or self._cache_written
         if final and usage.output_tokens is not None:
             self._output, self._counted = usage.output_tokens, True
 
-    def _require(self, holds: bool, otherwise: str) -> None:
-        if not holds:
-            raise ProviderError(f"stream events out of order: {otherwise}", "protocol")
+    def _require(self, condition: bool, problem: str) -> None:
+        if not condition:
+            raise ProviderError(f"stream events out of order: {problem}", "protocol")
 
 
-def _keepable(block: dict[str, Any]) -> dict[str, Any]:
+def _make_encodable(block: dict[str, Any]) -> dict[str, Any]:
     """Make a block safe to send again: lone surrogates are replaced, numbers that JSON cannot express are errors."""
     try:
-        written = encode(block)
+        raw = encode(block)
     except UnicodeEncodeError:
         block = json.loads(clean(json.dumps(block, ensure_ascii=False)))
-        written = encode(block)
-    if json.loads(written) != block:
+        raw = encode(block)
+    if json.loads(raw) != block:
         raise ProviderError("a block of the response is not valid JSON and could not be sent again", "protocol")
     return block
 
 
-def _written(call: ToolCall) -> str:
+def _raw_arguments(call: ToolCall) -> str:
     return call.malformed if call.malformed is not None else encode(call.arguments).decode()
 
 
@@ -308,7 +308,7 @@ _MAX_TOKENS = 8192
 
 def encode_request(request: Request, model: str) -> bytes:
     """Encode the request body. Raises BrokenHistory if a tool call and its result are separated."""
-    messages = encoded(request.messages, _CACHE, _encode)
+    messages = encode_messages(request.messages, _CACHE, _encode_message)
     parts = [
         b'{"model":',
         encode(model),
@@ -318,27 +318,27 @@ def encode_request(request: Request, model: str) -> bytes:
         encode(_settings(request))[1:-1],
     ]
     if request.tools:
-        parts += [b',"tools":[', b",".join([_cached_tool(tool) for tool in request.tools]), b"]"]
+        parts += [b',"tools":[', b",".join([_encode_tool(tool) for tool in request.tools]), b"]"]
     parts.append(b"}")
     return b"".join(parts)
 
 
 def _settings(request: Request) -> dict[str, Any]:
-    found: dict[str, Any] = {"max_tokens": request.max_tokens or _MAX_TOKENS}
+    fields: dict[str, Any] = {"max_tokens": request.max_tokens or _MAX_TOKENS}
     if request.system:
-        found["system"] = request.system
+        fields["system"] = request.system
     if request.temperature is not None:
-        found["temperature"] = request.temperature
+        fields["temperature"] = request.temperature
     if request.stop:
-        found["stop_sequences"] = list(request.stop)
+        fields["stop_sequences"] = list(request.stop)
     if request.tools and request.tool_choice != "auto":
-        found["tool_choice"] = _choice(request.tool_choice)
+        fields["tool_choice"] = _encode_choice(request.tool_choice)
     if request.output:
-        found["output_config"] = {"format": {"type": "json_schema", "schema": request.output.schema}}
-    return found
+        fields["output_config"] = {"format": {"type": "json_schema", "schema": request.output.schema}}
+    return fields
 
 
-def _choice(choice: str) -> dict[str, str]:
+def _encode_choice(choice: str) -> dict[str, str]:
     match choice:
         case "none":
             return {"type": "none"}
@@ -348,37 +348,37 @@ def _choice(choice: str) -> dict[str, str]:
             return {"type": "tool", "name": wire_name(name)}
 
 
-def _cached_tool(tool: ToolSpec) -> bytes:
-    found: bytes | None = getattr(tool, _CACHE, None)
-    if found is None:
-        shape = {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
-        found = memo(tool)[_CACHE] = encode(shape)
-    return found
+def _encode_tool(tool: ToolSpec) -> bytes:
+    encoded: bytes | None = getattr(tool, _CACHE, None)
+    if encoded is None:
+        tool_fields = {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+        encoded = memo(tool)[_CACHE] = encode(tool_fields)
+    return encoded
 
 
-def _encode(message: Message) -> bytes:
-    blocks = [block for part in message.parts if (block := _block(part)) is not None]
+def _encode_message(message: Message) -> bytes:
+    blocks = [block for part in message.parts if (block := _encode_part(part)) is not None]
     if message.role == "system":  # the API accepts no system message inside a conversation
         blocks = [{"type": "text", "text": f"<system>\n{message.text}\n</system>"}]
     role = "assistant" if message.role == "assistant" else "user"
     return encode({"role": role, "content": blocks}) if blocks else b""
 
 
-def _block(part: Part) -> dict[str, Any] | None:
+def _encode_part(part: Part) -> dict[str, Any] | None:
     """Encode one part as a content block; None for parts this vendor must not receive."""
     match part:
         case Text(text):
             return {"type": "text", "text": text} if text.strip() else None
         case ToolCall(id, name, arguments, malformed):
-            written = arguments if malformed is None else {"malformed": malformed}
-            return {"type": "tool_use", "id": wire_name(id), "name": wire_name(name), "input": written}
+            raw = arguments if malformed is None else {"malformed": malformed}
+            return {"type": "tool_use", "id": wire_name(id), "name": wire_name(name), "input": raw}
         case ToolResult(call_id, status, _):
-            block: dict[str, Any] = {"type": "tool_result", "tool_use_id": wire_name(call_id), "content": _told(part)}
+            block = {"type": "tool_result", "tool_use_id": wire_name(call_id), "content": _encode_result(part)}
             return block if status == "ok" else {**block, "is_error": True}
         case Thinking(text, signature):  # the API rejects thinking without a signature
             return {"type": "thinking", "thinking": text, "signature": signature} if signature else None
-        case Image(url=url) | File(url=url) if url and not may_be_fetched(url):
-            return {"type": "text", "text": LEFT_OUT}
+        case Image(url=url) | File(url=url) if url and not is_fetchable(url):
+            return {"type": "text", "text": OMITTED_NOTE}
         case Image(media_type, data, url):
             source = {"type": "url", "url": url} if url else _base64(media_type, data)
             return {"type": "image", "source": source}
@@ -389,13 +389,13 @@ def _block(part: Part) -> dict[str, Any] | None:
             return block if vendor == "anthropic" else None
 
 
-def _told(result: ToolResult) -> str | list[dict[str, Any]]:
+def _encode_result(result: ToolResult) -> str | list[dict[str, Any]]:
     """Encode a tool result: text, followed by its images."""
-    words, pictures = seen(result)
-    if not pictures:
-        return words
-    looks = [{"type": "image", "source": _base64(picture.media_type, picture.data)} for picture in pictures]
-    return [{"type": "text", "text": words}, *looks]
+    text, images = render_result(result)
+    if not images:
+        return text
+    image_blocks = [{"type": "image", "source": _base64(image.media_type, image.data)} for image in images]
+    return [{"type": "text", "text": text}, *image_blocks]
 
 
 def _base64(media_type: str, data: str) -> dict[str, str]:
@@ -415,7 +415,7 @@ class AnthropicProvider:
         model: Name of the model; required unless each request names one.
         base_url: Address of the API; `ANTHROPIC_BASE_URL` or Anthropic's own by default.
         api_key: Key; `ANTHROPIC_API_KEY` by default.
-        clocks: Timeouts of a request.
+        timeouts: Timeouts of a request.
         clock: Source of time.
         environment: Settings to read instead of the process environment and `.env`.
         id: Name of the provider in references, errors and usage.
@@ -427,22 +427,22 @@ class AnthropicProvider:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        clocks: Timeouts | None = None,
+        timeouts: Timeouts | None = None,
         clock: Clock = SYSTEM_CLOCK,
         environment: Environment | None = None,
         id: str = "anthropic",
     ) -> None:
-        where = environment or Environment()
+        settings = environment or Environment()
         self.id = id
         self.model = model
-        self.base_url = (base_url or where.get("ANTHROPIC_BASE_URL") or OFFICIAL).rstrip("/").removesuffix("/v1")
-        key = api_key or where.secret("ANTHROPIC_API_KEY")
+        self.base_url = (base_url or settings.get("ANTHROPIC_BASE_URL") or OFFICIAL).rstrip("/").removesuffix("/v1")
+        key = api_key or settings.secret("ANTHROPIC_API_KEY")
         if not key and self.base_url == OFFICIAL:
             raise MissingKey(
                 "Anthropic API key missing: set ANTHROPIC_API_KEY (in the environment or in .env) or pass api_key="
             )
         self.key = Secret(key) if key else None
-        self._http = HttpClient(clocks, clock)
+        self._http = HttpClient(timeouts, clock)
         self._headers = {
             "Content-Type": "application/json",
             "Accept": "text/event-stream",

@@ -13,12 +13,12 @@ from atlas_agents.core.addresses import is_public_url
 from atlas_agents.core.errors import BrokenHistory, ProviderError, ProviderFault
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode, parse_object
-from atlas_agents.core.messages import Ids, Image, Message, ToolCall, ToolResult, ToolSpec, memo, parted
+from atlas_agents.core.messages import Ids, Image, Message, ToolCall, ToolResult, ToolSpec, extract_images, memo
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.text import clean
 
-_SEEN = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
 
 
@@ -111,7 +111,7 @@ class Provider(Protocol):
         ...
 
 
-def keys_of(provider: Provider) -> tuple[Secret, ...]:
+def collect_keys(provider: Provider) -> tuple[Secret, ...]:
     """Return a provider's secret keys, for redaction."""
     found: Any = getattr(provider, "keys", None) or (getattr(provider, "key", None),)
     return tuple(key for key in found if isinstance(key, Secret))
@@ -128,64 +128,64 @@ async def complete(provider: Provider, request: Request) -> list[Chunk]:
     return chunks
 
 
-def encoded(messages: Sequence[Message], wire: str, make: Callable[[Message], bytes]) -> list[bytes]:
-    """Encode each message for a vendor, cached per message across requests.
+def encode_messages(messages: Sequence[Message], key: str, encode_one: Callable[[Message], bytes]) -> list[bytes]:
+    """Encode each message for a vendor, cached on the message under `key` across requests.
 
     Raises BrokenHistory if a tool call has no result, or a result no call.
     """
     pieces: list[bytes] = []
-    awaited: Ids = ()
-    for place, message in enumerate(messages):
-        asks, answers = message.pairing
-        if answers != awaited:
-            raise _broken(messages, place, awaited)
-        awaited = asks
-        piece: bytes | None = getattr(message, wire, None)
+    expected_ids: Ids = ()
+    for index, message in enumerate(messages):
+        call_ids, answered_ids = message.pairing
+        if answered_ids != expected_ids:
+            raise _broken_history(messages, index, expected_ids)
+        expected_ids = call_ids
+        piece: bytes | None = getattr(message, key, None)
         if piece is None:
-            piece = memo(message)[wire] = make(message)
+            piece = memo(message)[key] = encode_one(message)
         if piece:
             pieces.append(piece)
-    if awaited:
-        raise _broken(messages, len(messages), awaited)
+    if expected_ids:
+        raise _broken_history(messages, len(messages), expected_ids)
     return pieces
 
 
-def _broken(messages: Sequence[Message], place: int, awaited: Ids) -> BrokenHistory:
-    expected = f"a result of {', '.join(awaited)}" if awaited else "no result"
-    found = f"message {messages[place].id!r} ({messages[place].role})" if place < len(messages) else "the end"
+def _broken_history(messages: Sequence[Message], index: int, expected_ids: Ids) -> BrokenHistory:
+    expected = f"a result of {', '.join(expected_ids)}" if expected_ids else "no result"
+    found = f"message {messages[index].id!r} ({messages[index].role})" if index < len(messages) else "the end"
     return BrokenHistory(f"broken history: expected {expected}, found {found}; the request was not sent")
 
 
-def spoken(result: ToolResult) -> str:
+def render_result_text(result: ToolResult) -> str:
     """Render a tool result as text for a model, with a note in place of each image."""
-    return seen(result)[0]
+    return render_result(result)[0]
 
 
-def seen(result: ToolResult) -> tuple[str, list[Image]]:
+def render_result(result: ToolResult) -> tuple[str, list[Image]]:
     """Render a tool result as text and a list of images, for models with vision."""
     if isinstance(result.result, str):
         return (result.result if result.status == "ok" else f"Error ({result.error}): {result.result}"), []
-    written = encode(result.result)
-    if b'"image"' not in written:
-        return written.decode(), []
-    rest, pictures = parted(result.result)
-    return encode(rest).decode(), [picture for picture in pictures if picture.media_type in _SEEN]
+    raw = encode(result.result)
+    if b'"image"' not in raw:
+        return raw.decode(), []
+    without_images, images = extract_images(result.result)
+    return encode(without_images).decode(), [image for image in images if image.media_type in _IMAGE_TYPES]
 
 
-def as_written(value: object) -> str:
+def dump_arguments(value: object) -> str:
     """Convert arguments that arrived as a value to the text they would have been; invalid JSON stays visible."""
     return json.dumps(value)
 
 
-def finished_call(id: str, name: str, written: str, *, cut: bool) -> ToolCall:
+def build_tool_call(id: str, name: str, raw: str, *, truncated: bool) -> ToolCall:
     """Build a tool call with strictly parsed arguments; invalid or truncated arguments are kept as raw text."""
-    written = clean(written)
-    if cut:
-        return ToolCall(id, name, {}, malformed=written)
+    raw = clean(raw)
+    if truncated:
+        return ToolCall(id, name, {}, malformed=raw)
     try:
-        return ToolCall(id, name, parse_object(written) if written.strip() else {})
+        return ToolCall(id, name, parse_object(raw) if raw.strip() else {})
     except ValueError:
-        return ToolCall(id, name, {}, malformed=written)
+        return ToolCall(id, name, {}, malformed=raw)
 
 
 _BY_STATUS: dict[int, ProviderFault] = {
@@ -220,41 +220,41 @@ _BY_NAME: dict[str, ProviderFault] = {
     "model_not_found": "bad_request",
 }
 _STATUS = re.compile("[1-5][0-9]{2}")
-_GARBLED = "does not match the expected"  # llama.cpp's message when its model violates the format of a call
-_TOO_LONG = ("context length", "context window", "prompt is too long", "maximum context", "too many tokens")
+_INVALID_CALL_FORMAT = "does not match the expected"  # llama.cpp's message when its model violates the format of a call
+_LENGTH_PHRASES = ("context length", "context window", "prompt is too long", "maximum context", "too many tokens")
 
 
-def fault_of_status(status: int, body: object, headers: Mapping[str, str]) -> ProviderError:
+def classify_response(status: int, body: object, headers: Mapping[str, str]) -> ProviderError:
     """Classify a response with a status other than 200."""
-    names, message = _words(body)
+    names, message = _read_error(body)
     kind: ProviderFault = _BY_STATUS.get(status) or ("server" if status >= 500 else "bad_request")
-    named = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
-    if named in ("quota", "context_length") or (kind == "bad_request" and _too_long(message)):
-        kind = "quota" if named == "quota" else "context_length"
-    if status == 500 and _GARBLED in message:
+    fault = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
+    if fault in ("quota", "context_length") or (kind == "bad_request" and _exceeds_context(message)):
+        kind = "quota" if fault == "quota" else "context_length"
+    if status == 500 and _INVALID_CALL_FORMAT in message:
         kind = "protocol"
     text = f"HTTP {status}: {message}" if message else f"HTTP {status}"
     return ProviderError(text, kind, status=status, retry_after=retry_after(headers))
 
 
-def fault_of_event(body: object) -> ProviderError:
+def classify_error_event(body: object) -> ProviderError:
     """Classify an error event in a stream that began with status 200."""
-    names, message = _words(body)
+    names, message = _read_error(body)
     kind: ProviderFault | None = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
     if kind is None:
         status = next((int(name) for name in names if _STATUS.fullmatch(name)), 0)
         kind = _BY_STATUS.get(status) or ("bad_request" if 400 <= status < 500 else "unknown")
-    if kind == "bad_request" and _too_long(message):
+    if kind == "bad_request" and _exceeds_context(message):
         kind = "context_length"
     return ProviderError(message or "the provider reported an unspecified error", kind)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds to wait from a Retry-After header; None if it is missing or invalid."""
-    if (milliseconds := _seconds(headers.get("retry-after-ms"))) is not None:
+    if (milliseconds := _parse_seconds(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1000
     value = headers.get("retry-after")
-    if (seconds := _seconds(value)) is not None or value is None:
+    if (seconds := _parse_seconds(value)) is not None or value is None:
         return seconds
     import email.utils  # rarely needed and slow to import
 
@@ -265,7 +265,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     return wait if wait > 0 else None
 
 
-def _seconds(value: str | None) -> float | None:
+def _parse_seconds(value: str | None) -> float | None:
     try:
         seconds = float(value) if value is not None else math.nan
     except ValueError:
@@ -273,7 +273,7 @@ def _seconds(value: str | None) -> float | None:
     return seconds if seconds >= 0 else None
 
 
-def _words(body: object) -> tuple[list[str], str]:
+def _read_error(body: object) -> tuple[list[str], str]:
     """Extract (identifiers that may classify the error, its message) from the formats vendors use."""
     if not isinstance(body, dict):
         return [], clean(str(body))[:500].strip() if body else ""
@@ -286,14 +286,14 @@ def _words(body: object) -> tuple[list[str], str]:
     return names, clean(str(fields.get("message") or ""))[:500]
 
 
-def _too_long(message: str) -> bool:
+def _exceeds_context(message: str) -> bool:
     lower = message.lower()
-    return any(phrase in lower for phrase in _TOO_LONG)
+    return any(phrase in lower for phrase in _LENGTH_PHRASES)
 
 
-LEFT_OUT = "[omitted: content at a non-public address]"
+OMITTED_NOTE = "[omitted: content at a non-public address]"
 
 
-def may_be_fetched(url: str) -> bool:
+def is_fetchable(url: str) -> bool:
     """Return whether a URL may be passed on to a vendor."""
     return url.startswith("data:") or is_public_url(url)

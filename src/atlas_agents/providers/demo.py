@@ -12,8 +12,8 @@ from atlas_agents.core.messages import Message, ToolCall, ToolResult
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ThinkingChunk, ToolCallChunk
 
 QUESTION = "What time is it?"
-_HONEST = "(This is a scripted demo, not a model.)\n\n"
-_ABOUT = """\
+_DISCLAIMER = "(This is a scripted demo, not a model.)\n\n"
+_HELP = """\
 I can show you a few things:
 
 - `What time is it?` and `Add 2 and 40`: a tool call
@@ -27,7 +27,7 @@ Ollama `http://localhost:11434/v1`), and start `atlas chat` again.
 """
 _WORDS = re.compile(r"\s*\S+\s*|\s+")
 _NUMBER = r"-?\d+(?:\.\d+)?"
-_ALSO = {"now": ("current_time",)}
+_ALIASES = {"now": ("current_time",)}
 """Alternative names of a tool."""
 _NUMBER_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5}
 
@@ -35,11 +35,11 @@ Answer: TypeAlias = Callable[[re.Match[str]], list[Chunk]]
 
 
 class Demo:
-    """Streams and calls tools like a real provider, with scripted replies. `pause` is the delay between words."""
+    """Streams and calls tools like a real provider, with scripted replies. `delay` is the delay between words."""
 
-    def __init__(self, *, pause: float) -> None:
+    def __init__(self, *, delay: float) -> None:
         self.id = "demo"
-        self._pause = pause
+        self._delay = delay
         self._stumbled: set[str] = set()
 
     @property
@@ -48,18 +48,18 @@ class Demo:
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         last = request.messages[-1]
-        answer = _tell_results(request.messages) if last.role == "tool" else _answer(last.text)
+        answer = _describe_results(request.messages) if last.role == "tool" else _answer(last.text)
         chunks = _with_tools(answer, {tool.name for tool in request.tools})
         calls = any(isinstance(chunk, ToolCallChunk) for chunk in chunks)
         if not calls and not any(message.role == "assistant" and message.text for message in request.messages):
-            chunks = [*_say(_HONEST), *chunks]
-        if breaks := "stumble" in last.text.lower() and last.id not in self._stumbled:
+            chunks = [*_text_chunks(_DISCLAIMER), *chunks]
+        if interrupted := "stumble" in last.text.lower() and last.id not in self._stumbled:
             self._stumbled.add(last.id)
-            chunks = _say("This text will be withdrawn, because the connection is about to br")
+            chunks = _text_chunks("This text will be withdrawn, because the connection is about to br")
         for chunk in chunks:
-            await asyncio.sleep(self._pause)
+            await asyncio.sleep(self._delay)
             yield chunk
-        if breaks:
+        if interrupted:
             raise ProviderError("the demo dropped its connection", "incomplete")
         yield DoneChunk(stop_reason="tool_calls" if calls else "stop")
 
@@ -68,7 +68,7 @@ def _answer(text: str) -> list[Chunk]:
     for pattern, answer in _RULES:
         if found := re.search(pattern, text, re.IGNORECASE):
             return answer(found)
-    return _say(_ABOUT)
+    return _text_chunks(_HELP)
 
 
 def _with_tools(chunks: Sequence[Chunk], offered: set[str]) -> list[Chunk]:
@@ -78,15 +78,15 @@ def _with_tools(chunks: Sequence[Chunk], offered: set[str]) -> list[Chunk]:
         if not isinstance(chunk, ToolCallChunk):
             found.append(chunk)
             continue
-        names = [name for name in (chunk.call.name, *_ALSO.get(chunk.call.name, ())) if name in offered]
+        names = [name for name in (chunk.call.name, *_ALIASES.get(chunk.call.name, ())) if name in offered]
         if names:
             found.append(ToolCallChunk(msgspec.structs.replace(chunk.call, name=names[0])))
         else:
-            found += _say(f"I would call `{chunk.call.name}` now, but this agent does not have that tool.")
+            found += _text_chunks(f"I would call `{chunk.call.name}` now, but this agent does not have that tool.")
     return found
 
 
-def _say(text: str) -> list[Chunk]:
+def _text_chunks(text: str) -> list[Chunk]:
     return [TextChunk(word) for word in _WORDS.findall(text)]
 
 
@@ -94,11 +94,11 @@ def _call(name: str, **arguments: object) -> Chunk:
     return ToolCallChunk(ToolCall("", name, arguments))
 
 
-def _add(found: re.Match[str]) -> list[Chunk]:
+def _call_add(found: re.Match[str]) -> list[Chunk]:
     return [_call("add", a=float(found["a"]), b=float(found["b"]))]
 
 
-def _roll(found: re.Match[str]) -> list[Chunk]:
+def _call_roll(found: re.Match[str]) -> list[Chunk]:
     text = found.string.lower()
     sides = re.search(r"\bd(\d+)|(\d+)[ -]?sid", text)
     number = re.search(rf"\b(\d|{'|'.join(_NUMBER_WORDS)})\s+(?:dice|d\d)", text)
@@ -106,38 +106,39 @@ def _roll(found: re.Match[str]) -> list[Chunk]:
     return [_call("roll_dice", sides=int(sides[1] or sides[2]) if sides else 6)] * max(1, min(times, 5))
 
 
-def _count(found: re.Match[str]) -> list[Chunk]:
+def _count_up(found: re.Match[str]) -> list[Chunk]:
     numbers = [str(number) for number in range(1, min(int(found["end"] or 200), 10_000) + 1)]
     lines = [" ".join(numbers[start : start + 20]) for start in range(0, len(numbers), 20)]
-    return _say("\n\n".join(lines))
+    return _text_chunks("\n\n".join(lines))
 
 
 def _think(_: re.Match[str]) -> list[Chunk]:
     thought = "The user wants to see reasoning. I have none, but this is what it would look like."
-    return [ThinkingChunk(word) for word in _WORDS.findall(thought)] + _say("I thought about it, in a way.")
+    return [ThinkingChunk(word) for word in _WORDS.findall(thought)] + _text_chunks("I thought about it, in a way.")
 
 
 def _recover(_: re.Match[str]) -> list[Chunk]:
-    return _say("The connection broke, the text so far was withdrawn, and this is the second attempt.")
+    return _text_chunks("The connection broke, the text so far was withdrawn, and this is the second attempt.")
 
 
 _RULES: tuple[tuple[str, Answer], ...] = (
     (r"\bstumble", _recover),
-    (r"\bcount\b(?:.*?(?P<end>\d+))?", _count),
+    (r"\bcount\b(?:.*?(?P<end>\d+))?", _count_up),
     (r"\bthink", _think),
-    (r"\b(?:roll|dice|die|d\d+)\b", _roll),
-    (rf"(?P<a>{_NUMBER})\s*(?:\+|plus|and|to)\s*(?P<b>{_NUMBER})", _add),
+    (r"\b(?:roll|dice|die|d\d+)\b", _call_roll),
+    (rf"(?P<a>{_NUMBER})\s*(?:\+|plus|and|to)\s*(?P<b>{_NUMBER})", _call_add),
     (r"\b(?:time|clock|date|day|today|now)\b", lambda _: [_call("now")]),
 )
 
 
-def _tell_results(messages: Sequence[Message]) -> list[Chunk]:
+def _describe_results(messages: Sequence[Message]) -> list[Chunk]:
     """Describe the tool results."""
-    asked = {call.id: call for message in messages for call in message.tool_calls}
-    return _say("\n\n".join(_in_words(asked[result.call_id], result) for result in messages[-1].tool_results))
+    calls = {call.id: call for message in messages for call in message.tool_calls}
+    lines = [_describe_result(calls[result.call_id], result) for result in messages[-1].tool_results]
+    return _text_chunks("\n\n".join(lines))
 
 
-def _in_words(call: ToolCall, result: ToolResult) -> str:
+def _describe_result(call: ToolCall, result: ToolResult) -> str:
     if result.status != "ok":
         return f"`{call.name}` failed: {result.result}"
     match call.name:

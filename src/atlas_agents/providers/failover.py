@@ -16,7 +16,7 @@ from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.http import backoff
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk
 
-_LONG = frozenset(("auth", "quota"))
+_PERMANENT_KINDS = frozenset(("auth", "quota"))
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     on_refusal: Literal["final", "failover"] = "final"
 
 
-class _Unwilling(ProviderError):
+class _ModelRefused(ProviderError):
     """The model refused to answer; another model may be tried, and this one needs no cool-down."""
 
 
@@ -70,29 +70,30 @@ class Failover:
         self.routes = tuple(routes)
         self.policy = policy or RetryPolicy()
         self.rng = rng or random.Random()
-        self._back: dict[int, float] = {}
-        self._strikes: dict[int, int] = {}
+        self._cooldown_ends: dict[int, float] = {}
+        self._failure_counts: dict[int, int] = {}
 
     def pick(self, tried: set[int], now: float) -> int | None:
         """Pick the next route: a healthy one, else the one whose cool-down ends first, else none."""
-        left = [place for place in range(len(self.routes)) if place not in tried]
-        if not left:
+        untried = [index for index in range(len(self.routes)) if index not in tried]
+        if not untried:
             return None
-        healthy = [place for place in left if self._back.get(place, 0) <= now]
+        healthy = [index for index in untried if self._cooldown_ends.get(index, 0) <= now]
         if not healthy:
-            return min(left, key=lambda place: self._back[place])
+            return min(untried, key=lambda index: self._cooldown_ends[index])
         return self.rng.choice(healthy) if self.policy.order == "random" and len(healthy) > 1 else healthy[0]
 
-    def failed(self, place: int, error: ProviderError, now: float) -> None:
+    def record_failure(self, index: int, error: ProviderError, now: float) -> None:
         """Put a provider into cool-down, longer after each repeated failure."""
-        strikes = self._strikes[place] = self._strikes.get(place, 0) + 1
-        pause = self.policy.long_cooldown if error.kind in _LONG else self.policy.cooldown * 2 ** min(strikes - 1, 4)
-        self._back[place] = now + min(max(pause, error.retry_after or 0), 3600)
+        count = self._failure_counts[index] = self._failure_counts.get(index, 0) + 1
+        policy, permanent = self.policy, error.kind in _PERMANENT_KINDS
+        seconds = policy.long_cooldown if permanent else policy.cooldown * 2 ** min(count - 1, 4)
+        self._cooldown_ends[index] = now + min(max(seconds, error.retry_after or 0), 3600)
 
-    def succeeded(self, place: int) -> None:
-        if place in self._strikes:
-            del self._strikes[place]
-            self._back.pop(place, None)
+    def record_success(self, index: int) -> None:
+        if index in self._failure_counts:
+            del self._failure_counts[index]
+            self._cooldown_ends.pop(index, None)
 
     def for_turn(self, clock: Clock = SYSTEM_CLOCK) -> "TurnProvider":
         """Return these providers as one, with the budget of one turn."""
@@ -116,75 +117,75 @@ class TurnProvider:
     @property
     def capabilities(self) -> Capabilities:
         """The capabilities common to all providers, since any of them may answer."""
-        all_of_them = [route.provider.capabilities for route in self._pool.routes]
+        supported = [route.provider.capabilities for route in self._pool.routes]
         return Capabilities(
-            streaming=all(each.streaming for each in all_of_them),
-            tools=all(each.tools for each in all_of_them),
-            structured=all(each.structured for each in all_of_them),
+            streaming=all(each.streaming for each in supported),
+            tools=all(each.tools for each in supported),
+            structured=all(each.structured for each in supported),
         )
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         tried: set[int] = set()
         failures: list[str] = []
         attempt = 0
-        while (place := self._pool.pick(tried, self._clock.monotonic())) is not None:
+        while (index := self._pool.pick(tried, self._clock.monotonic())) is not None:
             for retry in range(self._pool.policy.retries + 1):
                 attempt += 1
                 others = len(tried) + 1 < len(self._pool.routes)
-                async with aclosing(self._attempt(place, request, attempt, others)) as chunks:
+                async with aclosing(self._attempt(index, request, attempt, others)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 if self._failure is None:
                     return
                 error = self._failure
                 failures.append(f"{self._last.label}: {error}")
-                if not await self._worth_another(place, error, retry):
+                if not await self._should_retry(index, error, retry):
                     break
-            tried.add(place)
+            tried.add(index)
         kind = self._failure.kind if self._failure else "unknown"
         raise ProviderError("no provider answered: " + "; ".join(failures), kind)
 
-    async def _attempt(self, place: int, request: Request, attempt: int, others: bool) -> AsyncGenerator[Chunk, None]:
+    async def _attempt(self, index: int, request: Request, attempt: int, others: bool) -> AsyncGenerator[Chunk, None]:
         """Make one attempt. If it fails, withdraw its output and set `_failure`."""
-        self._last = route = self._pool.routes[place]
+        self._last = route = self._pool.routes[index]
         self._failure = None
         if route.model:
             request = msgspec.structs.replace(request, model=route.model)
-        spoke = done = False
+        streamed = done = False
         try:
             async with aclosing(route.provider.stream(request)) as chunks:
                 async for chunk in chunks:
                     if type(chunk) is DoneChunk:
                         if others and chunk.stop_reason == "refusal" and self._pool.policy.on_refusal == "failover":
-                            raise _Unwilling("the model refused to answer", "quota")
+                            raise _ModelRefused("the model refused to answer", "quota")
                         done = True
-                    spoke = True
+                    streamed = True
                     yield chunk
             if not done:
                 raise ProviderError("the stream ended without completing the message", "incomplete")
-            self._pool.succeeded(place)
+            self._pool.record_success(index)
         except ProviderError as error:
             self._failure = error
-            if spoke:
+            if streamed:
                 yield ResetChunk(attempt)
 
-    async def _worth_another(self, place: int, error: ProviderError, retry: int) -> bool:
+    async def _should_retry(self, index: int, error: ProviderError, retry: int) -> bool:
         """Wait and return True to retry the same provider, False to move on; raise if neither helps."""
         policy = self._pool.policy
         if not error.failover:
             raise error
         self._failures_left -= 1
-        last_one = len(self._pool.routes) == 1
+        is_only = len(self._pool.routes) == 1
         if self._failures_left <= 0:
-            self._pool.failed(place, error, self._clock.monotonic())
-            raise error if last_one else ProviderError(f"the turn's retry budget is used up: {error}", error.kind)
+            self._pool.record_failure(index, error, self._clock.monotonic())
+            raise error if is_only else ProviderError(f"the turn's retry budget is used up: {error}", error.kind)
         wait = error.retry_after if error.retry_after is not None else self._backoff(retry)
         if error.retryable and retry < policy.retries and wait <= policy.longest_wait:
             await self._clock.sleep(wait)
             return True
-        if type(error) is not _Unwilling:
-            self._pool.failed(place, error, self._clock.monotonic())
-        if last_one:
+        if type(error) is not _ModelRefused:
+            self._pool.record_failure(index, error, self._clock.monotonic())
+        if is_only:
             raise error
         return False
 

@@ -18,7 +18,7 @@ from atlas_agents.core.errors import MissingKey, ProviderError
 from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.text import clean
-from atlas_agents.providers.base import Chunk, fault_of_status
+from atlas_agents.providers.base import Chunk, classify_response
 
 T = TypeVar("T")
 MAX_EVENT = 4 * 1024 * 1024
@@ -30,61 +30,61 @@ class EventSplitter:
     """Server-sent event parser: feed it bytes, get complete events as (name, data)."""
 
     def __init__(self) -> None:
-        self._rest: list[bytes] = []
-        self._waiting = 0
+        self._buffer: list[bytes] = []
+        self._buffered_bytes = 0
         self._total = 0
-        self._begun = False
-        self._half = False
+        self._started = False
+        self._ends_with_cr = False
 
     def feed(self, piece: bytes) -> list[tuple[bytes, bytes]]:
         self._total += len(piece)
         if self._total > MAX_RESPONSE:
             raise ProviderError(f"the response exceeds {MAX_RESPONSE >> 20} MB", "protocol")
-        if self._half or b"\r" in piece:
-            piece = self._unify(piece)
-        if self._rest or not self._begun:
+        if self._ends_with_cr or b"\r" in piece:
+            piece = self._normalize_newlines(piece)
+        if self._buffer or not self._started:
             piece = self._join(piece)
-        *blocks, last = piece.split(b"\n\n")
-        if last:
-            self._rest.append(last)
-            self._waiting = len(last)
-        if len(last) > MAX_EVENT or any([len(block) > MAX_EVENT for block in blocks]):
-            raise _too_long()
-        return [_read(block) for block in blocks if block]
+        *blocks, tail = piece.split(b"\n\n")
+        if tail:
+            self._buffer.append(tail)
+            self._buffered_bytes = len(tail)
+        if len(tail) > MAX_EVENT or any([len(block) > MAX_EVENT for block in blocks]):
+            raise _event_too_long()
+        return [_parse_block(block) for block in blocks if block]
 
     def _join(self, piece: bytes) -> bytes:
         """Return the buffered bytes with this piece, or nothing until an event may be complete: long events join
         once."""
-        rest = self._rest
-        ended = b"\n\n" in (rest[-1][-1:] + piece if rest else piece)
+        buffer = self._buffer
+        has_event_end = b"\n\n" in (buffer[-1][-1:] + piece if buffer else piece)
         if piece:
-            rest.append(piece)
-        if self._begun and not ended:
-            self._waiting += len(piece)
-            if self._waiting > MAX_EVENT:
-                raise _too_long()
+            buffer.append(piece)
+        if self._started and not has_event_end:
+            self._buffered_bytes += len(piece)
+            if self._buffered_bytes > MAX_EVENT:
+                raise _event_too_long()
             return b""
-        piece = b"".join(rest)
-        if not self._begun:
+        piece = b"".join(buffer)
+        if not self._started:
             if len(piece) < 3 and _BOM.startswith(piece):
                 return b""
-            self._begun, piece = True, piece.removeprefix(_BOM)
-        self._rest = []
+            self._started, piece = True, piece.removeprefix(_BOM)
+        self._buffer = []
         return piece
 
-    def _unify(self, piece: bytes) -> bytes:
+    def _normalize_newlines(self, piece: bytes) -> bytes:
         """Normalise line ends to LF, also for a CRLF split between two pieces."""
-        if self._half:
+        if self._ends_with_cr:
             piece = piece.removeprefix(b"\n")
-        self._half = piece.endswith(b"\r")
+        self._ends_with_cr = piece.endswith(b"\r")
         return piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-def _too_long() -> ProviderError:
+def _event_too_long() -> ProviderError:
     return ProviderError(f"an event exceeds {MAX_EVENT >> 20} MB", "protocol")
 
 
-def _read(block: bytes) -> tuple[bytes, bytes]:
+def _parse_block(block: bytes) -> tuple[bytes, bytes]:
     if block.startswith(b"data: ") and b"\n" not in block:
         return b"", block[6:]
     name, data = b"", list[bytes]()
@@ -136,20 +136,20 @@ class Timeouts(msgspec.Struct, frozen=True):
 class IdleWatchdog:
     """Idle and total timeout of one response, with a single timer that checks the time of the last activity."""
 
-    def __init__(self, clock: Clock, clocks: Timeouts) -> None:
+    def __init__(self, clock: Clock, timeouts: Timeouts) -> None:
         self._clock = clock
-        self._clocks = clocks
+        self._timeouts = timeouts
         self._start = self._last = clock.monotonic()
-        self._limit = clocks.first_byte
+        self._limit = timeouts.first_byte
         self._task: asyncio.Task[Any] | None = None
         self.expired: str | None = None
-        self._alarm = clock.call_later(min(self._limit, clocks.total), self._look)
+        self._alarm = clock.call_later(min(self._limit, timeouts.total), self._check)
 
     def touch(self) -> None:
         """Record activity: restart the idle timeout."""
         self._last = self._clock.monotonic()
-        if self._limit != self._clocks.idle:
-            self.allow(self._clocks.idle)
+        if self._limit != self._timeouts.idle:
+            self.allow(self._timeouts.idle)
 
     def allow(self, seconds: float) -> None:
         """Change the idle limit from now on; calling it again does not restart the timeout."""
@@ -158,16 +158,16 @@ class IdleWatchdog:
         self._limit = seconds
         self._last = self._clock.monotonic()
         self._alarm.cancel()
-        self._alarm = self._clock.call_later(max(0, min(self._limit, self._left())), self._look)
+        self._alarm = self._clock.call_later(max(0, min(self._limit, self._total_left())), self._check)
 
-    async def over(self, waiting: Awaitable[T]) -> T:
+    async def guard(self, awaitable: Awaitable[T]) -> T:
         """Await something within the timeouts."""
         task = self._task = asyncio.current_task()
-        asked = task.cancelling() if task else 0
+        cancels_before = task.cancelling() if task else 0
         try:
-            return await waiting
+            return await awaitable
         except asyncio.CancelledError:
-            if self.expired and task and task.uncancel() <= asked:
+            if self.expired and task and task.uncancel() <= cancels_before:
                 raise ProviderError(self.expired, "timeout") from None
             raise
         finally:
@@ -176,19 +176,19 @@ class IdleWatchdog:
     def stop(self) -> None:
         self._alarm.cancel()
 
-    def _left(self) -> float:
-        return self._start + self._clocks.total - self._clock.monotonic()
+    def _total_left(self) -> float:
+        return self._start + self._timeouts.total - self._clock.monotonic()
 
-    def _look(self) -> None:
-        silent = self._last + self._limit - self._clock.monotonic()
-        left = self._left()
-        if silent > 0 and left > 0:
-            self._alarm = self._clock.call_later(min(silent, left), self._look)
+    def _check(self) -> None:
+        idle_left = self._last + self._limit - self._clock.monotonic()
+        left = self._total_left()
+        if idle_left > 0 and left > 0:
+            self._alarm = self._clock.call_later(min(idle_left, left), self._check)
             return
         self.expired = (
             f"no data received for {self._limit:g} s"
-            if silent <= 0
-            else f"not finished within {self._clocks.total:g} s"
+            if idle_left <= 0
+            else f"not finished within {self._timeouts.total:g} s"
         )
         if self._task:
             self._task.cancel()
@@ -197,21 +197,21 @@ class IdleWatchdog:
 class HttpResponse:
     """An HTTP response whose body is being read."""
 
-    def __init__(self, response: Any, watch: IdleWatchdog, trouble: tuple[type[BaseException], ...]) -> None:
+    def __init__(self, response: Any, watch: IdleWatchdog, network_errors: tuple[type[BaseException], ...]) -> None:
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
         self.watch = watch
         self._response = response
-        self._trouble = trouble
+        self._network_errors = network_errors
 
     async def read(self) -> bytes:
         """Read the next bytes; empty at the end."""
         if self.watch.expired:
             raise ProviderError(self.watch.expired, "timeout")
         try:
-            return await self.watch.over(self._response.content.readany())
-        except self._trouble as error:
-            raise _network(error) from error
+            return await self.watch.guard(self._response.content.readany())
+        except self._network_errors as error:
+            raise _network_error(error) from error
 
     async def read_all(self, limit: int) -> bytes:
         """Read the remaining body up to a limit."""
@@ -232,13 +232,13 @@ class HttpClient:
     A pool closes with its loop; `close` closes it at once, but never under a request in flight.
     """
 
-    def __init__(self, clocks: Timeouts | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, timeouts: Timeouts | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         import aiohttp
         import yarl
 
         self._aiohttp, self._yarl = aiohttp, yarl
-        self._trouble = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
-        self._clocks = clocks or Timeouts()
+        self._network_errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
+        self._timeouts = timeouts or Timeouts()
         self._clock = clock
         self._pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _SessionPool] = weakref.WeakKeyDictionary()
         self._addresses: dict[str, tuple[Any, str | None]] = {}
@@ -250,12 +250,12 @@ class HttpClient:
         """Send a request and yield the response; leaving the block early closes the connection."""
         pool = await self._pool()
         address, proxy = self._address(url)
-        watch = IdleWatchdog(self._clock, self._clocks)
+        watch = IdleWatchdog(self._clock, self._timeouts)
         pool.busy += 1
         response: Any = None
         try:
-            response = await watch.over(self._send(pool.session, method, address, headers, body, proxy))
-            yield HttpResponse(response, watch, self._trouble)
+            response = await watch.guard(self._send(pool.session, method, address, headers, body, proxy))
+            yield HttpResponse(response, watch, self._network_errors)
         finally:
             watch.stop()
             pool.busy -= 1
@@ -265,7 +265,7 @@ class HttpClient:
                 else:
                     response.close()
             if pool.closing and not pool.busy:
-                await pool.keeper.aclose()
+                await pool.closer.aclose()
 
     async def close(self) -> None:
         """Close this loop's connections once none is in use; the client can be used again."""
@@ -274,7 +274,7 @@ class HttpClient:
             return
         pool.closing = True
         if not pool.busy:
-            await pool.keeper.aclose()
+            await pool.closer.aclose()
 
     async def _send(
         self, session: Any, method: str, address: Any, headers: Mapping[str, str], body: bytes, proxy: str | None
@@ -283,8 +283,8 @@ class HttpClient:
             return await session.request(
                 method, address, data=body or None, headers=headers, proxy=proxy, allow_redirects=False
             )
-        except self._trouble as error:
-            raise _network(error) from error
+        except self._network_errors as error:
+            raise _network_error(error) from error
         except ValueError as error:
             raise ProviderError(f"cannot send a request to {address}: {error}", "bad_request") from error
 
@@ -293,13 +293,13 @@ class HttpClient:
         pool = self._pools.get(loop)
         if pool is None:
             session = open_session(
-                connect_timeout=self._clocks.connect,
+                connect_timeout=self._timeouts.connect,
                 connector=self._aiohttp.TCPConnector(limit=0),
                 read_bufsize=1 << 18,
                 headers={"Accept-Encoding": "identity"},
             )
             pool = self._pools[loop] = _SessionPool(session)
-            await pool.keeper.__anext__()
+            await pool.closer.__anext__()
         return pool
 
     def _address(self, url: str) -> tuple[Any, str | None]:
@@ -322,40 +322,40 @@ class _SessionPool:
         self.session = session
         self.busy = 0
         self.closing = False
-        self.keeper = self._keep()
+        self.closer = self._close_at_end()
 
-    async def _keep(self) -> AsyncGenerator[None]:
+    async def _close_at_end(self) -> AsyncGenerator[None]:
         try:
             yield
         finally:
             await self.session.close()
 
 
-def _network(error: BaseException) -> ProviderError:
+def _network_error(error: BaseException) -> ProviderError:
     if isinstance(error, asyncio.TimeoutError):
         return ProviderError("connection timed out", "timeout")
-    words = str(error) or type(error).__name__
-    return ProviderError(f"connection failed: {words}", "network")
+    reason = str(error) or type(error).__name__
+    return ProviderError(f"connection failed: {reason}", "network")
 
 
-async def read_error(answer: HttpResponse) -> object:
+async def read_error(response: HttpResponse) -> object:
     """Read the body of a failed request, decoded if it is JSON."""
     try:
-        body = await answer.read_all(_ERROR_BODY)
+        body = await response.read_all(_ERROR_BODY)
     except ProviderError:
         return ""
     return read_plain(body)
 
 
 _SLICE = 16 * 1024
-_AFTER_FINISH = 2.0
-_AFTER_DONE = 0.1
+_USAGE_TIMEOUT = 2.0
+_EOF_TIMEOUT = 0.1
 
 
 class StreamReader(Protocol):
     """Stream decoder of one vendor. It knows no socket, so it can be tested at every split."""
 
-    heard: int
+    event_count: int
     """Number of significant events so far; pings and comments do not count."""
     complete: bool
     """The message has ended; only its usage may follow."""
@@ -364,7 +364,7 @@ class StreamReader(Protocol):
 
     def feed(self, piece: bytes) -> list[Chunk]: ...
 
-    def whole(self, body: bytes) -> list[Chunk]:
+    def decode_body(self, body: bytes) -> list[Chunk]:
         """Decode a complete response from a server that does not stream."""
         ...
 
@@ -378,15 +378,15 @@ async def exchange(
 ) -> AsyncGenerator[Chunk, None]:
     """Make one request. Raises ProviderError, with the key redacted from the server's message."""
     try:
-        async with http.request("POST", url, headers, body) as answer:
-            if answer.status != 200:
-                raise await _refusal(answer)
-            if answer.headers.get("content-type", "").startswith("application/json"):
-                whole = await answer.read_all(MAX_RESPONSE)
-                for chunk in reader.whole(whole) if whole.strip() else reader.finish():
+        async with http.request("POST", url, headers, body) as response:
+            if response.status != 200:
+                raise await _response_error(response)
+            if response.headers.get("content-type", "").startswith("application/json"):
+                whole = await response.read_all(MAX_RESPONSE)
+                for chunk in reader.decode_body(whole) if whole.strip() else reader.finish():
                     yield chunk
                 return
-            async for piece in _pieces(answer, reader):
+            async for piece in _read_pieces(response, reader):
                 for chunk in reader.feed(piece):
                     yield chunk
             for chunk in reader.finish():
@@ -397,40 +397,40 @@ async def exchange(
         raise
 
 
-async def _pieces(answer: HttpResponse, reader: StreamReader) -> AsyncGenerator[bytes, None]:
+async def _read_pieces(response: HttpResponse, reader: StreamReader) -> AsyncGenerator[bytes, None]:
     """Yield the response's bytes until the message is complete; pings alone do not restart the idle timeout."""
-    while piece := await _next(answer, reader):
-        heard = reader.heard
+    while piece := await _read_next(response, reader):
+        event_count = reader.event_count
         for start in range(0, len(piece), _SLICE):
             if start:
                 await asyncio.sleep(0)  # yield to other tasks during a burst
             yield piece[start : start + _SLICE]
-        if reader.heard != heard:
-            answer.watch.touch()
+        if reader.event_count != event_count:
+            response.watch.touch()
 
 
-async def _next(answer: HttpResponse, reader: StreamReader) -> bytes:
+async def _read_next(response: HttpResponse, reader: StreamReader) -> bytes:
     """Read the next bytes, or none once the message is complete; a later connection error then does not matter."""
     if not reader.complete:
-        return await answer.read()
-    if reader.closed and answer.ended:
+        return await response.read()
+    if reader.closed and response.ended:
         return b""
-    answer.watch.allow(_AFTER_DONE if reader.closed else _AFTER_FINISH)
+    response.watch.allow(_EOF_TIMEOUT if reader.closed else _USAGE_TIMEOUT)
     try:
-        return await answer.read()
+        return await response.read()
     except ProviderError:
         return b""
 
 
-async def _refusal(answer: HttpResponse) -> ProviderError:
-    if 300 <= answer.status < 400:
-        target = clean(answer.headers.get("location", "another address"))
+async def _response_error(response: HttpResponse) -> ProviderError:
+    if 300 <= response.status < 400:
+        target = clean(response.headers.get("location", "another address"))
         return ProviderError(
-            f"HTTP {answer.status}: redirected to {target}; set that address as base_url", "bad_request"
+            f"HTTP {response.status}: redirected to {target}; set that address as base_url", "bad_request"
         )
-    if answer.status < 300:
-        return ProviderError(f"expected HTTP 200, got HTTP {answer.status}", "protocol")
-    return fault_of_status(answer.status, await read_error(answer), answer.headers)
+    if response.status < 300:
+        return ProviderError(f"expected HTTP 200, got HTTP {response.status}", "protocol")
+    return classify_response(response.status, await read_error(response), response.headers)
 
 
 def header_value(key: Secret, vendor: str) -> str:

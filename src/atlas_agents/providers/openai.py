@@ -14,7 +14,7 @@ from atlas_agents.core.messages import File, Image, Message, Text, ToolCall, Too
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import Joiner, clean, wire_name
 from atlas_agents.providers.base import (
-    LEFT_OUT,
+    OMITTED_NOTE,
     Capabilities,
     Chunk,
     DoneChunk,
@@ -23,13 +23,13 @@ from atlas_agents.providers.base import (
     TextChunk,
     ThinkingChunk,
     ToolCallChunk,
-    as_written,
-    encoded,
-    fault_of_event,
-    fault_of_status,
-    finished_call,
-    may_be_fetched,
-    spoken,
+    build_tool_call,
+    classify_error_event,
+    classify_response,
+    dump_arguments,
+    encode_messages,
+    is_fetchable,
+    render_result_text,
 )
 from atlas_agents.providers.http import (
     EventSplitter,
@@ -97,7 +97,7 @@ class _CompletionEvent(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_CompletionEvent)
 
 
-class _Open:
+class _OpenCall:
     """A tool call that is still streaming."""
 
     __slots__ = ("id", "index", "name", "pieces")
@@ -113,7 +113,7 @@ class OpenAIReader:
     """Decoder of one chat completion. Reads choice 0 only, and after its finish_reason only the usage."""
 
     def __init__(self) -> None:
-        self.heard = 0
+        self.event_count = 0
         self.complete = False
         self.closed = False
         self._events = EventSplitter()
@@ -121,10 +121,10 @@ class OpenAIReader:
         self._thoughts = Joiner()
         self._stop = ""
         self._refused = False
-        self._calls: list[_Open] = []
+        self._calls: list[_OpenCall] = []
         self._usage: _CompletionUsage | None = None
         self._model = ""
-        self._said = 0
+        self._text_length = 0
 
     def feed(self, piece: bytes) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -132,36 +132,36 @@ class OpenAIReader:
             if data == b"[DONE]":
                 self.closed = self.complete
             elif data and not self.closed:
-                self._take(name, data, chunks)
+                self._handle_event(name, data, chunks)
         return chunks
 
-    def whole(self, body: bytes) -> list[Chunk]:
+    def decode_body(self, body: bytes) -> list[Chunk]:
         chunks: list[Chunk] = []
-        self._take(b"", body, chunks)
+        self._handle_event(b"", body, chunks)
         return chunks + self.finish()
 
     def finish(self) -> list[Chunk]:
         if not self.complete:
-            if self.heard == 0:
+            if self.event_count == 0:
                 raise ProviderError("empty response: the stream contained no chat completion events", "empty_response")
             raise ProviderError("the stream ended before its finish_reason", "incomplete")
         stop = "refusal" if self._refused else _STOP.get(self._stop, "other")
         chunks: list[Chunk] = []
-        if rest := self._joiner.rest():
-            chunks.append(TextChunk(rest))
-        calls = self._finished_calls(cut=stop == "length") if stop in ("stop", "tool_calls", "length") else []
+        if remainder := self._joiner.flush():
+            chunks.append(TextChunk(remainder))
+        calls = self._build_calls(truncated=stop == "length") if stop in ("stop", "tool_calls", "length") else []
         chunks += [ToolCallChunk(call) for call in calls]
-        if not calls and not self._said and stop in ("stop", "tool_calls"):
+        if not calls and not self._text_length and stop in ("stop", "tool_calls"):
             raise ProviderError("empty response: neither text nor a tool call", "empty_response")
-        chunks.append(DoneChunk(_count(self._usage, self._said), stop, self._model))
+        chunks.append(DoneChunk(_count_usage(self._usage, self._text_length), stop, self._model))
         return chunks
 
-    def _take(self, name: bytes, data: bytes, chunks: list[Chunk]) -> None:
+    def _handle_event(self, name: bytes, data: bytes, chunks: list[Chunk]) -> None:
         if name == b"error":
-            raise fault_of_event(read_plain(data))
+            raise classify_error_event(read_plain(data))
         event = read_event(_decoder, data)
         if event.error is not None:
-            raise fault_of_event({"error": event.error})
+            raise classify_error_event({"error": event.error})
         if event.usage is not None:
             self._usage = event.usage
         if event.model and not self._model:
@@ -170,34 +170,34 @@ class OpenAIReader:
             return
         for choice in event.choices:
             if choice.index == 0:
-                self._choose(choice, chunks)
+                self._read_choice(choice, chunks)
 
-    def _choose(self, choice: _Choice, chunks: list[Chunk]) -> None:
+    def _read_choice(self, choice: _Choice, chunks: list[Chunk]) -> None:
         delta = choice.delta or choice.message
         if delta is not None:
-            self.heard += 1
-            self._say(delta, chunks)
-            for place, part in enumerate(delta.tool_calls or ()):
+            self.event_count += 1
+            self._add_text(delta, chunks)
+            for index, part in enumerate(delta.tool_calls or ()):
                 if choice.message is not None:  # in a complete response each entry is a call, whatever its id
-                    part.index = place
-                self._write(part)
+                    part.index = index
+                self._add_call_delta(part)
         if choice.finish_reason:
-            self.heard += 1
+            self.event_count += 1
             self.complete, self._stop = True, choice.finish_reason
 
-    def _say(self, delta: _ChoiceDelta, chunks: list[Chunk]) -> None:
+    def _add_text(self, delta: _ChoiceDelta, chunks: list[Chunk]) -> None:
         if delta.refusal:
             self._refused = True
         if content := delta.content or delta.refusal:
-            self._said += len(content)
+            self._text_length += len(content)
             if text := self._joiner.add(content):
                 chunks.append(TextChunk(text))
-        if (thought := delta.reasoning_content or delta.reasoning) and (text := self._thoughts.add(thought)):
+        if (thinking := delta.reasoning_content or delta.reasoning) and (text := self._thoughts.add(thinking)):
             chunks.append(ThinkingChunk(text))
 
-    def _write(self, part: _CallDelta) -> None:
+    def _add_call_delta(self, part: _CallDelta) -> None:
         """Append to the call that this delta belongs to; a new id starts a new call, whatever the index."""
-        call = self._call_of(part)
+        call = self._find_call(part)
         call.id = call.id or clean(part.id or "")
         if part.function is None:
             return
@@ -206,33 +206,33 @@ class OpenAIReader:
         if isinstance(arguments, str):
             call.pieces.append(arguments)
         elif arguments is not None:
-            call.pieces.append(as_written(arguments))
+            call.pieces.append(dump_arguments(arguments))
 
-    def _call_of(self, part: _CallDelta) -> _Open:
+    def _find_call(self, part: _CallDelta) -> _OpenCall:
         for call in reversed(self._calls):
-            same_place = part.index is None or part.index == call.index
-            if same_place and (not part.id or not call.id or clean(part.id) == call.id):
+            same_index = part.index is None or part.index == call.index
+            if same_index and (not part.id or not call.id or clean(part.id) == call.id):
                 if part.index is None and part.function and part.function.name and call.name and not part.id:
                     break  # neither index nor id, but a name of its own: a new call
                 return call
-        self._calls.append(_Open(part.index))
+        self._calls.append(_OpenCall(part.index))
         return self._calls[-1]
 
-    def _finished_calls(self, *, cut: bool) -> list[ToolCall]:
-        return [finished_call(call.id, call.name, "".join(call.pieces), cut=cut) for call in self._calls]
+    def _build_calls(self, *, truncated: bool) -> list[ToolCall]:
+        return [build_tool_call(call.id, call.name, "".join(call.pieces), truncated=truncated) for call in self._calls]
 
 
-def _count(usage: _CompletionUsage | None, said: int) -> Usage:
+def _count_usage(usage: _CompletionUsage | None, text_length: int) -> Usage:
     if usage is None or usage.completion_tokens is None:
-        return Usage(output_tokens=round(said / 3.6), estimated=True)
+        return Usage(output_tokens=round(text_length / 3.6), estimated=True)
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
     return Usage(usage.prompt_tokens or 0, usage.completion_tokens, cached or 0)
 
 
-def first_model(body: object) -> str | None:
+def find_first_model(body: object) -> str | None:
     """Return the id of the first model in a `/models` response."""
-    listed = cast(dict[str, Any], body).get("data") if isinstance(body, dict) else None
-    for entry in cast(list[Any], listed) if isinstance(listed, list) else []:
+    models = cast(dict[str, Any], body).get("data") if isinstance(body, dict) else None
+    for entry in cast(list[Any], models) if isinstance(models, list) else []:
         if isinstance(entry, dict) and isinstance(name := cast(dict[str, Any], entry).get("id"), str):
             return name
     return None
@@ -246,7 +246,7 @@ def encode_request(request: Request, model: str, *, official: bool, extra: Mappi
 
     `extra` are fields that a server accepts beyond OpenAI's; the request's own fields take precedence.
     """
-    messages = encoded(request.messages, _CACHE, _encode)
+    messages = encode_messages(request.messages, _CACHE, _encode_message)
     if request.system:
         messages.insert(0, encode({"role": "system", "content": request.system}))
     parts = [
@@ -257,7 +257,7 @@ def encode_request(request: Request, model: str, *, official: bool, extra: Mappi
         b"]",
     ]
     if request.tools:
-        parts += [b',"tools":[', b",".join([_cached_tool(tool) for tool in request.tools]), b"]"]
+        parts += [b',"tools":[', b",".join([_encode_tool(tool) for tool in request.tools]), b"]"]
     if settings := {**(extra or {}), **_settings(request, official)}:
         parts += [b",", encode(settings)[1:-1]]
     parts.append(b"}")
@@ -265,75 +265,75 @@ def encode_request(request: Request, model: str, *, official: bool, extra: Mappi
 
 
 def _settings(request: Request, official: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if request.temperature is not None:
-        found["temperature"] = request.temperature
+        fields["temperature"] = request.temperature
     if request.max_tokens is not None:
-        found["max_completion_tokens" if official else "max_tokens"] = request.max_tokens
+        fields["max_completion_tokens" if official else "max_tokens"] = request.max_tokens
     if request.stop:
-        found["stop"] = list(request.stop)
+        fields["stop"] = list(request.stop)
     if request.tools and request.tool_choice != "auto":
-        named = {"type": "function", "function": {"name": wire_name(request.tool_choice)}}
-        found["tool_choice"] = request.tool_choice if request.tool_choice in ("none", "required") else named
+        named_tool = {"type": "function", "function": {"name": wire_name(request.tool_choice)}}
+        fields["tool_choice"] = request.tool_choice if request.tool_choice in ("none", "required") else named_tool
     if request.output:
         schema = {"name": request.output.name, "schema": request.output.schema}
-        found["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return found
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
 
 
-def _cached_tool(tool: ToolSpec) -> bytes:
-    found: bytes | None = getattr(tool, _CACHE, None)
-    if found is None:
+def _encode_tool(tool: ToolSpec) -> bytes:
+    encoded: bytes | None = getattr(tool, _CACHE, None)
+    if encoded is None:
         function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-        found = memo(tool)[_CACHE] = encode({"type": "function", "function": function})
-    return found
+        encoded = memo(tool)[_CACHE] = encode({"type": "function", "function": function})
+    return encoded
 
 
-def _encode(message: Message) -> bytes:
-    return b",".join([encode(shape) for shape in _shapes(message)])
+def _encode_message(message: Message) -> bytes:
+    return b",".join([encode(each) for each in _wire_messages(message)])
 
 
-def _shapes(message: Message) -> list[dict[str, Any]]:
+def _wire_messages(message: Message) -> list[dict[str, Any]]:
     """Encode one message as zero, one or (tool results) several messages of the API."""
     match message.role:
         case "tool":
             return [
-                {"role": "tool", "tool_call_id": wire_name(result.call_id), "content": spoken(result)}
+                {"role": "tool", "tool_call_id": wire_name(result.call_id), "content": render_result_text(result)}
                 for result in message.tool_results
             ]
         case "assistant":
-            shape: dict[str, Any] = {"role": "assistant", "content": message.text or None}
+            assistant_message: dict[str, Any] = {"role": "assistant", "content": message.text or None}
             if message.tool_calls:
-                shape["tool_calls"] = [_call(call) for call in message.tool_calls]
-            return [shape] if message.text or message.tool_calls else []
+                assistant_message["tool_calls"] = [_wire_call(call) for call in message.tool_calls]
+            return [assistant_message] if message.text or message.tool_calls else []
         case role:
-            return [{"role": role, "content": _content(message)}]
+            return [{"role": role, "content": _wire_content(message)}]
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    written = {"malformed": call.malformed} if call.malformed is not None else call.arguments
-    function = {"name": wire_name(call.name), "arguments": encode(written).decode()}
+def _wire_call(call: ToolCall) -> dict[str, Any]:
+    arguments = {"malformed": call.malformed} if call.malformed is not None else call.arguments
+    function = {"name": wire_name(call.name), "arguments": encode(arguments).decode()}
     return {"id": wire_name(call.id), "type": "function", "function": function}
 
 
-def _content(message: Message) -> str | list[dict[str, Any]]:
+def _wire_content(message: Message) -> str | list[dict[str, Any]]:
     if all(isinstance(part, Text) for part in message.parts):
         return message.text
-    found: list[dict[str, Any]] = []
+    content: list[dict[str, Any]] = []
     for part in message.parts:
         match part:
             case Text(text):
-                found.append({"type": "text", "text": text})
-            case Image(url=url) if url and not may_be_fetched(url):
-                found.append({"type": "text", "text": LEFT_OUT})
+                content.append({"type": "text", "text": text})
+            case Image(url=url) if url and not is_fetchable(url):
+                content.append({"type": "text", "text": OMITTED_NOTE})
             case Image(media_type, data, url):
-                found.append({"type": "image_url", "image_url": {"url": url or f"data:{media_type};base64,{data}"}})
+                content.append({"type": "image_url", "image_url": {"url": url or f"data:{media_type};base64,{data}"}})
             case File(name, media_type, data, _):
                 file = {"filename": name, "file_data": f"data:{media_type};base64,{data}"}
-                found.append({"type": "file", "file": file})
+                content.append({"type": "file", "file": file})
             case _:
                 pass
-    return found
+    return content
 
 
 OFFICIAL = "https://api.openai.com/v1"
@@ -349,7 +349,7 @@ class OpenAIProvider:
         model: Name of the model; the first one that the server lists if None.
         base_url: Address of the API; `OPENAI_BASE_URL` or OpenAI's own by default.
         api_key: Key; `OPENAI_API_KEY` by default.
-        clocks: Timeouts of a request.
+        timeouts: Timeouts of a request.
         clock: Source of time.
         environment: Settings to read instead of the process environment and `.env`.
         id: Name of the provider in references, errors and usage.
@@ -361,22 +361,22 @@ class OpenAIProvider:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        clocks: Timeouts | None = None,
+        timeouts: Timeouts | None = None,
         clock: Clock = SYSTEM_CLOCK,
         environment: Environment | None = None,
         id: str = "openai",
     ) -> None:
-        where = environment or Environment()
+        settings = environment or Environment()
         self.id = id
         self.model = model
-        self.base_url = (base_url or where.get("OPENAI_BASE_URL") or OFFICIAL).rstrip("/")
-        key = api_key or where.secret("OPENAI_API_KEY")
+        self.base_url = (base_url or settings.get("OPENAI_BASE_URL") or OFFICIAL).rstrip("/")
+        key = api_key or settings.secret("OPENAI_API_KEY")
         if not key and self.base_url == OFFICIAL:
             raise MissingKey(
                 "OpenAI API key missing: set OPENAI_API_KEY (in the environment or in .env) or pass api_key="
             )
         self.key = Secret(key) if key else None
-        self._http = HttpClient(clocks, clock)
+        self._http = HttpClient(timeouts, clock)
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if self.key:
             self._headers["Authorization"] = f"Bearer {header_value(self.key, 'OpenAI')}"
@@ -388,7 +388,7 @@ class OpenAIProvider:
     def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Send a request to the chat completions API and yield its chunks."""
         model = request.model or self.model
-        return self._ask(request, model) if model else self._ask_first(request)
+        return self._stream_model(request, model) if model else self._stream_first_model(request)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -397,24 +397,24 @@ class OpenAIProvider:
     def __repr__(self) -> str:
         return f"OpenAIProvider({self.model!r}, base_url={self.base_url!r})"
 
-    def _ask(self, request: Request, model: str) -> AsyncGenerator[Chunk, None]:
+    def _stream_model(self, request: Request, model: str) -> AsyncGenerator[Chunk, None]:
         body = encode_request(request, model, official=self.base_url == OFFICIAL)
         url = f"{self.base_url}/chat/completions"
         return exchange(self._http, url, self._headers, body, OpenAIReader(), self.key)
 
-    async def _ask_first(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        async with aclosing(self._ask(request, await self._first_model())) as chunks:
+    async def _stream_first_model(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(self._stream_model(request, await self._find_first_model())) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def _first_model(self) -> str:
+    async def _find_first_model(self) -> str:
         if self.base_url == OFFICIAL:
             raise ProviderError("no model given: expected a name, for example OpenAIProvider('gpt-…')", "bad_request")
-        async with self._http.request("GET", f"{self.base_url}/models", self._headers, b"") as answer:
-            body = await read_error(answer)
-            if answer.status != 200:
-                raise fault_of_status(answer.status, body, answer.headers)
-        self.model = first_model(body)
+        async with self._http.request("GET", f"{self.base_url}/models", self._headers, b"") as response:
+            body = await read_error(response)
+            if response.status != 200:
+                raise classify_response(response.status, body, response.headers)
+        self.model = find_first_model(body)
         if self.model is None:
             raise ProviderError(f"{self.base_url}/models lists no model; set one with model=", "bad_request")
         return self.model

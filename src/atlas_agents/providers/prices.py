@@ -17,15 +17,15 @@ class Price(msgspec.Struct, frozen=True):
     output: float
     cached: float | None = None
 
-    def of(self, usage: Usage) -> float:
+    def cost(self, usage: Usage) -> float:
         """Return the cost of a usage in dollars."""
         cached = self.input if self.cached is None else self.cached
-        fresh = usage.input_tokens - usage.cached_tokens
-        spent = fresh * self.input + usage.cached_tokens * cached + usage.output_tokens * self.output
-        return spent / _MILLION
+        uncached = usage.input_tokens - usage.cached_tokens
+        dollars = uncached * self.input + usage.cached_tokens * cached + usage.output_tokens * self.output
+        return dollars / _MILLION
 
 
-LISTED: Mapping[str, Price] = {
+LIST_PRICES: Mapping[str, Price] = {
     "claude-opus-4-5": Price(5, 25, 0.5),
     "claude-opus-4-6": Price(5, 25, 0.5),
     "claude-sonnet-4": Price(3, 15, 0.3),
@@ -52,20 +52,20 @@ class Prices:
         for name, price in (prices or {}).items():
             if min(price.input, price.output, price.cached or 0) < 0:
                 raise ConfigError(f"invalid price of {name!r}: must not be negative")
-        self._listed = {**LISTED, **(prices or {})}
-        self._found: dict[str, Price | None] = {}
+        self._prices = {**LIST_PRICES, **(prices or {})}
+        self._cache: dict[str, Price | None] = {}
 
-    def of(self, model: str) -> Price | None:
+    def find(self, model: str) -> Price | None:
         """Return the price of a model; None if it is unknown."""
-        if model not in self._found:
-            if len(self._found) > 1000:
-                self._found.clear()
-            fitting = [name for name in self._listed if _begins(model, name)]
-            self._found[model] = self._listed[max(fitting, key=len)] if fitting else None
-        return self._found[model]
+        if model not in self._cache:
+            if len(self._cache) > 1000:
+                self._cache.clear()
+            matching = [name for name in self._prices if _matches_version(model, name)]
+            self._cache[model] = self._prices[max(matching, key=len)] if matching else None
+        return self._cache[model]
 
 
-def _begins(model: str, name: str) -> bool:
+def _matches_version(model: str, name: str) -> bool:
     """Match a name and its dated versions: `gpt-4.1-2025-04-14` matches `gpt-4.1`; `gpt-4.1-turbo` does not."""
     rest = model.removeprefix(name)
     return model.startswith(name) and (not rest or (rest[0] in "-@:" and not rest[1:2].isalpha()))

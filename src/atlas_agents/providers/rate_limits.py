@@ -39,48 +39,48 @@ class RateLimit(msgspec.Struct, frozen=True):
 NO_LIMIT = RateLimit()
 
 
-class Due(msgspec.Struct, frozen=True):
+class BucketState(msgspec.Struct, frozen=True):
     """Token bucket state of a key: the Unix time at which its requests and tokens so far are paid off at the limit's
     rate.
 
-    `rest` is the end of its cool-down.
+    `cooldown_end` is the end of its cool-down.
     """
 
     requests: float = 0.0
     tokens: float = 0.0
-    rest: float = 0.0
+    cooldown_end: float = msgspec.field(default=0.0, name="rest")
 
     def wait(self, now: float) -> float:
         """Return the seconds until the key may be used; 0 means now."""
-        return max(self.rest - now, self.requests - now - BURST, self.tokens - now - BURST, 0.0)
+        return max(self.cooldown_end - now, self.requests - now - BURST, self.tokens - now - BURST, 0.0)
 
-    def charged(self, pace: RateLimit, now: float, requests: int, tokens: int) -> "Due":
-        return Due(
-            _later(self.requests, now, requests, pace.requests),
-            _later(self.tokens, now, tokens, pace.tokens),
-            self.rest,
+    def charge(self, limit: RateLimit, now: float, requests: int, tokens: int) -> "BucketState":
+        return BucketState(
+            _advance(self.requests, now, requests, limit.requests),
+            _advance(self.tokens, now, tokens, limit.tokens),
+            self.cooldown_end,
         )
 
-    def rested(self, until: float) -> "Due":
-        return msgspec.structs.replace(self, rest=max(self.rest, until))
+    def with_cooldown(self, until: float) -> "BucketState":
+        return msgspec.structs.replace(self, cooldown_end=max(self.cooldown_end, until))
 
 
-def _later(due: float, now: float, count: int, a_minute: int | None) -> float:
-    return due if a_minute is None else max(due, now) + count * 60 / a_minute
+def _advance(due: float, now: float, count: int, per_minute: int | None) -> float:
+    return due if per_minute is None else max(due, now) + count * 60 / per_minute
 
 
 class RateLimiter(Protocol):
     """Rate limiter port. Keys are identified by a hash, never by the secret itself."""
 
-    async def take(self, key: str, pace: RateLimit, tokens: int) -> float:
+    async def acquire(self, key: str, limit: RateLimit, tokens: int) -> float:
         """Reserve capacity and return 0, or return the seconds to wait and reserve nothing."""
         ...
 
-    def spent(self, key: str, pace: RateLimit, tokens: int) -> None:
+    def settle(self, key: str, limit: RateLimit, tokens: int) -> None:
         """Correct the reservation by the difference between real and estimated tokens."""
         ...
 
-    async def rest(self, key: str, seconds: float) -> None:
+    async def cool_down(self, key: str, seconds: float) -> None:
         """Put a key into cool-down."""
         ...
 
@@ -90,23 +90,23 @@ class LocalRateLimiter:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._due: dict[str, Due] = {}
+        self._states: dict[str, BucketState] = {}
 
-    async def take(self, key: str, pace: RateLimit, tokens: int) -> float:
-        due, now = self._due.get(key, Due()), self._clock.time()
-        wait = due.wait(now)
+    async def acquire(self, key: str, limit: RateLimit, tokens: int) -> float:
+        state, now = self._states.get(key, BucketState()), self._clock.time()
+        wait = state.wait(now)
         if not wait:
-            self._due[key] = due.charged(pace, now, 1, tokens)
+            self._states[key] = state.charge(limit, now, 1, tokens)
         return wait
 
-    def spent(self, key: str, pace: RateLimit, tokens: int) -> None:
-        self._due[key] = self._due.get(key, Due()).charged(pace, self._clock.time(), 0, tokens)
+    def settle(self, key: str, limit: RateLimit, tokens: int) -> None:
+        self._states[key] = self._states.get(key, BucketState()).charge(limit, self._clock.time(), 0, tokens)
 
-    async def rest(self, key: str, seconds: float) -> None:
-        self._due[key] = self._due.get(key, Due()).rested(self._clock.time() + seconds)
+    async def cool_down(self, key: str, seconds: float) -> None:
+        self._states[key] = self._states.get(key, BucketState()).with_cooldown(self._clock.time() + seconds)
 
 
-def read_paces(lines: tuple[str, ...]) -> dict[str, RateLimit]:
+def parse_rate_limits(lines: tuple[str, ...]) -> dict[str, RateLimit]:
     """Parse `openai requests=500 tokens=200000 at_once=8`, one line per provider; ConfigError names an invalid line."""
     found: dict[str, RateLimit] = {}
     for line in lines:
@@ -123,13 +123,13 @@ def read_paces(lines: tuple[str, ...]) -> dict[str, RateLimit]:
 
 
 logger = logging.getLogger(__name__)
-_LASTS = 2.0
+_LEASE_SECONDS = 2.0
 """Seconds after which reserved capacity expires and a cool-down is checked again."""
-_TRIES = 20
-Change: TypeAlias = Callable[[Due], Due | None]
+_MAX_ATTEMPTS = 20
+Update: TypeAlias = Callable[[BucketState], BucketState | None]
 
 
-class _Share:
+class _Lease:
     """Capacity that a process has reserved and not spent; tokens may be negative."""
 
     __slots__ = ("requests", "tokens", "until")
@@ -140,73 +140,73 @@ class _Share:
         self.until = 0.0
 
 
-class SharedLedger:
+class SharedRateLimiter:
     """Rate limiter shared through a store; keys belong to the deployment, whichever tenant uses them."""
 
     def __init__(self, store: Store, *, tenant: str = "default", clock: Clock = SYSTEM_CLOCK) -> None:
         self._store = store
         self._tenant = tenant
         self._clock = clock
-        self._shares: dict[str, _Share] = {}
-        self._alone = LocalRateLimiter(clock)
+        self._leases: dict[str, _Lease] = {}
+        self._local = LocalRateLimiter(clock)
 
-    async def take(self, key: str, pace: RateLimit, tokens: int) -> float:
-        share, now = self._shares.setdefault(key, _Share()), self._clock.time()
-        if now >= share.until:
-            share.requests, share.tokens = 0, min(share.tokens, 0)
-        if now >= share.until or share.requests < 1 or (pace.tokens is not None and share.tokens < tokens):
+    async def acquire(self, key: str, limit: RateLimit, tokens: int) -> float:
+        lease, now = self._leases.setdefault(key, _Lease()), self._clock.time()
+        if now >= lease.until:
+            lease.requests, lease.tokens = 0, min(lease.tokens, 0)
+        if now >= lease.until or lease.requests < 1 or (limit.tokens is not None and lease.tokens < tokens):
             try:
-                if wait := await self._fetch(key, pace, share, tokens):
+                if wait := await self._renew_lease(key, limit, lease, tokens):
                     return wait
             except StoreError as error:
                 logger.warning("rate limit not shared: error=%s", error)
-                return await self._alone.take(key, pace, tokens)
-        share.requests -= 1
-        share.tokens -= tokens
+                return await self._local.acquire(key, limit, tokens)
+        lease.requests -= 1
+        lease.tokens -= tokens
         return 0.0
 
-    def spent(self, key: str, pace: RateLimit, tokens: int) -> None:
-        self._shares.setdefault(key, _Share()).tokens -= tokens
+    def settle(self, key: str, limit: RateLimit, tokens: int) -> None:
+        self._leases.setdefault(key, _Lease()).tokens -= tokens
 
-    async def rest(self, key: str, seconds: float) -> None:
-        await self._alone.rest(key, seconds)
-        self._shares.setdefault(key, _Share()).until = 0.0
+    async def cool_down(self, key: str, seconds: float) -> None:
+        await self._local.cool_down(key, seconds)
+        self._leases.setdefault(key, _Lease()).until = 0.0
         until = self._clock.time() + seconds
         try:
-            await self._change(key, lambda due: due.rested(until))
+            await self._update(key, lambda state: state.with_cooldown(until))
         except StoreError as error:
             logger.warning("cool-down not shared: error=%s", error)
 
-    async def _fetch(self, key: str, pace: RateLimit, share: _Share, tokens: int) -> float:
+    async def _renew_lease(self, key: str, limit: RateLimit, lease: _Lease, tokens: int) -> float:
         """Reserve capacity for one second, or more if needed, and settle what was overspent before."""
-        requests = math.ceil((pace.requests or 3600) / 60)
-        wanted = max(tokens - share.tokens, math.ceil((pace.tokens or 0) / 60))
+        requests = math.ceil((limit.requests or 3600) / 60)
+        tokens_wanted = max(tokens - lease.tokens, math.ceil((limit.tokens or 0) / 60))
         now = self._clock.time()
 
-        def charged(due: Due) -> Due | None:
-            return None if due.wait(now) else due.charged(pace, now, requests, wanted)
+        def charge(state: BucketState) -> BucketState | None:
+            return None if state.wait(now) else state.charge(limit, now, requests, tokens_wanted)
 
-        due = await self._change(key, charged)
-        if due is not None:
-            return due.wait(now)
-        share.requests += requests
-        share.tokens += wanted
-        share.until = now + _LASTS
+        state = await self._update(key, charge)
+        if state is not None:
+            return state.wait(now)
+        lease.requests += requests
+        lease.tokens += tokens_wanted
+        lease.until = now + _LEASE_SECONDS
         return 0.0
 
-    async def _change(self, key: str, change: Change) -> Due | None:
+    async def _update(self, key: str, change: Update) -> BucketState | None:
         """Apply a change with optimistic locking; return the current state if it cannot be applied."""
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             record = await self._store.record(self._tenant, "pace", key)
-            due = msgspec.json.decode(record.body, type=Due) if record else Due()
-            changed = change(due)
-            if changed is None:
-                return due
-            if changed == due:
+            state = msgspec.json.decode(record.body, type=BucketState) if record else BucketState()
+            updated = change(state)
+            if updated is None:
+                return state
+            if updated == state:
                 return None
             try:
                 version = record.version if record else 0
-                await self._store.commit(self._tenant, [PutRecord("pace", key, encode(changed), version)])
+                await self._store.commit(self._tenant, [PutRecord("pace", key, encode(updated), version)])
             except Conflict:
                 continue
             return None

@@ -14,19 +14,19 @@ from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.providers.anthropic import AnthropicProvider
 from atlas_agents.providers.balancing import Balanced
-from atlas_agents.providers.base import Capabilities, Chunk, Provider, Request, fault_of_status, keys_of
+from atlas_agents.providers.base import Capabilities, Chunk, Provider, Request, classify_response, collect_keys
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.http import Timeouts
 from atlas_agents.providers.openai import OpenAIProvider, OpenAIReader
 from atlas_agents.providers.rate_limits import NO_LIMIT, RateLimit, RateLimiter
 
-_OWN = {"http": "OPENAI"}
+_PREFIXES = {"http": "OPENAI"}
 
 
-def each_by_itself(id: str, environment: Environment) -> list[Environment]:
+def split_environment(id: str, environment: Environment) -> list[Environment]:
     """Split `OPENAI_API_KEY=one,two` into two environments. Addresses are paired with keys; a single one applies to
     all."""
-    prefix = _OWN.get(id, id.upper())
+    prefix = _PREFIXES.get(id, id.upper())
     key, url = f"{prefix}_API_KEY", f"{prefix}_BASE_URL"
     keys, urls = _split(environment.secret(key)), _split(environment.get(url))
     count = max(len(keys), len(urls))
@@ -36,15 +36,15 @@ def each_by_itself(id: str, environment: Environment) -> list[Environment]:
         raise ConfigError(
             f"{key} has {len(keys)} keys but {url} has {len(urls)} addresses; set one of either, or equally many"
         )
-    pairs = zip(_filled(key, keys, count), _filled(url, urls, count), strict=True)
-    return [environment.replaced(one | other) for one, other in pairs]
+    pairs = zip(_fill(key, keys, count), _fill(url, urls, count), strict=True)
+    return [environment.with_values(key_values | url_values) for key_values, url_values in pairs]
 
 
 def _split(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def _filled(name: str, values: list[str], count: int) -> list[dict[str, str]]:
+def _fill(name: str, values: list[str], count: int) -> list[dict[str, str]]:
     return [{name: value} for value in values * (count if len(values) == 1 else 1)] or [{} for _ in range(count)]
 
 
@@ -65,8 +65,8 @@ class FunctionProvider:
         except AtlasError:
             raise
         except Exception as error:  # user code may raise anything; it counts as a failure of this provider
-            raise _fault(error) from error
-        for chunk in OpenAIReader().whole(_as_json(completion, self.id)):
+            raise _classify_exception(error) from error
+        for chunk in OpenAIReader().decode_body(_as_json(completion, self.id)):
             yield chunk
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ def _as_json(completion: Any, name: str) -> bytes:
     if callable(dump := getattr(completion, "model_dump", None)):
         completion = dump(mode="json")
     try:
-        data = encode(_plain(completion))
+        data = encode(_to_builtins(completion))
     except (TypeError, ValueError, RecursionError) as error:
         raise ProviderError(f"{name} did not return a chat completion: {error}", "protocol") from error
     if not data.startswith(b"{"):
@@ -86,27 +86,27 @@ def _as_json(completion: Any, name: str) -> bytes:
     return data
 
 
-def _plain(value: Any) -> Any:
+def _to_builtins(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in cast(dict[Any, Any], value).items()}
+        return {str(key): _to_builtins(item) for key, item in cast(dict[Any, Any], value).items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in cast(list[Any], value)]
+        return [_to_builtins(item) for item in cast(list[Any], value)]
     if isinstance(value, msgspec.Struct) or not hasattr(value, "__dict__"):
         return value
     fields = cast(dict[str, Any], vars(value))
-    return {key: _plain(item) for key, item in fields.items() if not key.startswith("_")}
+    return {key: _to_builtins(item) for key, item in fields.items() if not key.startswith("_")}
 
 
-def _fault(error: Exception) -> ProviderError:
+def _classify_exception(error: Exception) -> ProviderError:
     """Classify an exception: SDK errors carry their HTTP status; others may be worth a retry."""
     status = getattr(error, "status_code", None)
     if isinstance(status, int) and status >= 400:
         headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", None) or {}
-        return fault_of_status(status, getattr(error, "body", None) or str(error), headers)
+        return classify_response(status, getattr(error, "body", None) or str(error), headers)
     return ProviderError(f"{type(error).__name__}: {error}", "unknown")
 
 
-_PATIENT = Timeouts(first_byte=180, idle=60, total=900)  # a self-hosted server may load its model first
+_SLOW_START_TIMEOUTS = Timeouts(first_byte=180, idle=60, total=900)  # a self-hosted server may load its model first
 
 
 class SelfHosted(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ class SelfHosted(msgspec.Struct, frozen=True):
         return f"{self.id.upper()}_BASE_URL"
 
 
-NEARBY = {
+SELF_HOSTED = {
     each.id: each
     for each in (
         SelfHosted("ollama", "Ollama", "http://localhost:11434/v1", "`ollama serve`"),
@@ -145,7 +145,7 @@ class SelfHostedProvider:
         self._provider = OpenAIProvider(
             base_url=address.strip(),
             api_key=environment.secret(f"{server.id.upper()}_API_KEY"),
-            clocks=_PATIENT,
+            timeouts=_SLOW_START_TIMEOUTS,
             environment=Environment({}, dotenv=None),  # never send OpenAI's key to another server
             id=server.id,
         )
@@ -186,7 +186,7 @@ class SelfHostedProvider:
 Model: TypeAlias = str | Provider | Route | Callable[[Request], Any]
 """What an agent accepts as its model: a reference, a provider (with a model), or a callable."""
 
-Maker: TypeAlias = Callable[[Environment], Provider]
+ProviderFactory: TypeAlias = Callable[[Environment], Provider]
 """Makes a provider from the environment; raises MissingKey if a setting is missing."""
 
 
@@ -217,33 +217,33 @@ class Registry:
         self,
         environment: Environment | None = None,
         *,
-        paces: Mapping[str, RateLimit] | None = None,
-        ledger: RateLimiter | None = None,
+        rate_limits: Mapping[str, RateLimit] | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
-        """`paces` are rate limits of a key by provider id; a shared `ledger` enforces them across all processes."""
+        """`rate_limits` apply to each key of a provider; a shared `limiter` enforces them across all processes."""
         self._environment = environment or Environment()
-        self._paces = paces or {}
-        self._ledger = ledger
-        self._makers = dict(_MAKERS)
-        self._made: dict[str, Provider] = {}
+        self._rate_limits = rate_limits or {}
+        self._limiter = limiter
+        self._factories = dict(_BUILT_IN_FACTORIES)
+        self._providers: dict[str, Provider] = {}
 
-    def register(self, id: str, maker: Maker) -> None:
+    def register(self, id: str, factory: ProviderFactory) -> None:
         """Register a provider id, so that references `id/…` resolve to it; an existing one is replaced."""
         if not id.strip() or "/" in id:
             raise ConfigError(f"invalid provider id {id!r}: it must be the part before the / of a model reference")
-        self._makers[id] = maker
-        self._made.pop(id, None)
+        self._factories[id] = factory
+        self._providers.pop(id, None)
 
     def load_plugins(self, plugins: Plugins | None = None) -> None:
         """Register the providers of installed plugins; a built-in one is never replaced."""
-        (plugins or Plugins()).load("providers", self._take)
+        (plugins or Plugins()).load("providers", self._register_plugin)
 
-    def _take(self, name: str, thing: Any) -> None:
-        if name in self._makers:
+    def _register_plugin(self, name: str, factory: Any) -> None:
+        if name in self._factories:
             raise ConfigError(f"provider {name!r} already exists")
-        if not callable(thing):
-            raise ConfigError(f"expected a function that makes a provider from the environment, got {thing!r}")
-        self.register(name, cast(Maker, thing))
+        if not callable(factory):
+            raise ConfigError(f"expected a function that makes a provider from the environment, got {factory!r}")
+        self.register(name, cast(ProviderFactory, factory))
 
     def route(self, model: Model) -> Route:
         """Resolve a reference, a provider or a callable to a route."""
@@ -262,24 +262,25 @@ class Registry:
 
     def provider(self, id: str) -> Provider:
         """Return the provider with this id; raises MissingKey or BadModelRef."""
-        if id not in self._made:
-            if id not in self._makers:
-                raise BadModelRef(f"unknown provider {id!r}; known providers: {', '.join(sorted(self._makers))}")
-            self._made[id] = self._make(id)
-        return self._made[id]
+        if id not in self._providers:
+            if id not in self._factories:
+                raise BadModelRef(f"unknown provider {id!r}; known providers: {', '.join(sorted(self._factories))}")
+            self._providers[id] = self._create(id)
+        return self._providers[id]
 
-    def _make(self, id: str) -> Provider:
+    def _create(self, id: str) -> Provider:
         """Make one provider per configured key or address, balanced if there are several."""
-        made = [self._makers[id](each) for each in each_by_itself(id, self._environment)]
-        if len(made) == 1 and id not in self._paces and (self._ledger is None or not keys_of(made[0])):
-            return made[0]
-        return Balanced(made, self._paces.get(id, NO_LIMIT), ledger=self._ledger)
+        providers = [self._factories[id](each) for each in split_environment(id, self._environment)]
+        limited = id in self._rate_limits or (self._limiter is not None and collect_keys(providers[0]))
+        if len(providers) == 1 and not limited:
+            return providers[0]
+        return Balanced(providers, self._rate_limits.get(id, NO_LIMIT), limiter=self._limiter)
 
     def available(self) -> list[str]:
         """Return the ids of providers whose key, or address for a self-hosted one, is set."""
         found: list[str] = []
-        for id in self._makers:
-            if id in NEARBY and not self._environment.get(NEARBY[id].variable):
+        for id in self._factories:
+            if id in SELF_HOSTED and not self._environment.get(SELF_HOSTED[id].variable):
                 continue
             try:
                 self.provider(id)
@@ -294,20 +295,20 @@ class Registry:
         return self._environment.get("ATLAS_MODEL")
 
 
-def built_in(id: str, maker: Maker) -> None:
+def register_built_in(id: str, factory: ProviderFactory) -> None:
     """Add a provider to every registry created from now on; used by higher layers."""
-    _MAKERS[id] = maker
+    _BUILT_IN_FACTORIES[id] = factory
 
 
-def _http(environment: Environment) -> Provider:
+def _create_http_provider(environment: Environment) -> Provider:
     if not (url := environment.get("OPENAI_BASE_URL")):
         raise MissingKey("http/… needs OPENAI_BASE_URL: the address of an OpenAI-compatible server")
     return OpenAIProvider(base_url=url, environment=environment, id="http")
 
 
-_MAKERS: dict[str, Maker] = {
+_BUILT_IN_FACTORIES: dict[str, ProviderFactory] = {
     "openai": lambda environment: OpenAIProvider(environment=environment),
     "anthropic": lambda environment: AnthropicProvider(environment=environment),
-    "http": _http,
-    **{id: partial(SelfHostedProvider, server) for id, server in NEARBY.items()},
+    "http": _create_http_provider,
+    **{id: partial(SelfHostedProvider, server) for id, server in SELF_HOSTED.items()},
 }

@@ -80,26 +80,26 @@ class Scripted:
                 f"the scripted model has {len(self._replies)} replies and was asked {len(self.requests)} times"
             )
         reply = self._replies[len(self.requests) - 1]
-        called = spoken = 0
+        call_count = text_count = 0
         for item in reply.items:
             await asyncio.sleep(0)  # yield to other tasks as a network would, so that tests expose races
             if isinstance(item, Exception):
                 raise item
-            called += type(item) is ToolCallChunk
-            spoken += type(item) is TextChunk
+            call_count += type(item) is ToolCallChunk
+            text_count += type(item) is TextChunk
             yield item
-        ending: StopReason = "tool_calls" if called else "stop"
-        yield DoneChunk(Usage(len(request.messages), spoken), reply.stop if reply.stop else ending)
+        default_stop: StopReason = "tool_calls" if call_count else "stop"
+        yield DoneChunk(Usage(len(request.messages), text_count), reply.stop if reply.stop else default_stop)
 
 
-class _Take(msgspec.Struct, frozen=True):
+class _Recording(msgspec.Struct, frozen=True):
     """One recorded request, without volatile fields, and the chunks of its response."""
 
-    asked: dict[str, Any]
-    heard: list[Chunk]
+    request_fields: dict[str, Any] = msgspec.field(name="asked")
+    recorded_chunks: list[Chunk] = msgspec.field(name="heard")
 
 
-_decoder = msgspec.json.Decoder(_Take)
+_decoder = msgspec.json.Decoder(_Recording)
 
 
 class Cassette:
@@ -111,10 +111,10 @@ class Cassette:
     def __init__(self, path: Path | str, provider: Provider | None = None) -> None:
         self._path = Path(path)
         self._provider = provider
-        self._takes = self._load()
+        self._recordings = self._load()
         self._next = 0
         self.id = "cassette"
-        if self._takes is None and provider is None:
+        if self._recordings is None and provider is None:
             raise ConfigError(f"no recording at {self._path}, and no provider to record")
 
     @property
@@ -123,38 +123,38 @@ class Cassette:
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Replay the recorded answer to this request, or record one."""
-        asked = _fingerprint(request)
-        if self._takes is not None:
-            for chunk in self._play(asked):
+        request_fields = _fingerprint(request)
+        if self._recordings is not None:
+            for chunk in self._replay(request_fields):
                 yield chunk
             return
-        heard: list[Chunk] = []
+        recorded_chunks: list[Chunk] = []
         async with aclosing(cast(Provider, self._provider).stream(request)) as chunks:
             async for chunk in chunks:
-                heard.append(chunk)
+                recorded_chunks.append(chunk)
                 yield chunk
         with self._path.open("ab") as file:
-            file.write(encode(_Take(asked, heard)) + b"\n")
+            file.write(encode(_Recording(request_fields, recorded_chunks)) + b"\n")
 
-    def _load(self) -> list[_Take] | None:
+    def _load(self) -> list[_Recording] | None:
         if not self._path.exists():
             return None
         return [_decoder.decode(line) for line in self._path.read_bytes().splitlines()]
 
-    def _play(self, asked: dict[str, Any]) -> list[Chunk]:
-        takes = self._takes or []
-        if self._next >= len(takes):
-            raise ConfigError(f"the recording {self._path} has only {len(takes)} answers; delete it to record again")
-        take = takes[self._next]
-        for field in asked:
-            if take.asked.get(field) != asked[field]:
-                was, now = encode(take.asked.get(field)).decode(), encode(asked[field]).decode()
+    def _replay(self, request_fields: dict[str, Any]) -> list[Chunk]:
+        recordings = self._recordings or []
+        if self._next >= len(recordings):
+            raise ConfigError(f"recording {self._path} has only {len(recordings)} answers; delete it to record again")
+        recording = recordings[self._next]
+        for field, value in request_fields.items():
+            if (expected := recording.request_fields.get(field)) != value:
+                recorded, current = encode(expected).decode(), encode(value).decode()
                 raise ConfigError(
                     f"request {self._next + 1} differs from the recording {self._path} in {field!r}: "
-                    f"it was {was[-200:]}, now it is {now[-200:]}; delete the file to record again"
+                    f"it was {recorded[-200:]}, now it is {current[-200:]}; delete the file to record again"
                 )
         self._next += 1
-        return take.heard
+        return recording.recorded_chunks
 
 
 def _fingerprint(request: Request) -> dict[str, Any]:
@@ -168,5 +168,5 @@ def _fingerprint(request: Request) -> dict[str, Any]:
                 if field in part:
                     part[field] = numbers.setdefault(part[field], f"call {len(numbers) + 1}")
         messages.append({"role": message.role, "parts": parts})
-    shape = {"system": request.system, "messages": messages, "tools": [tool.name for tool in request.tools]}
-    return msgspec.json.decode(encode(shape))
+    fields = {"system": request.system, "messages": messages, "tools": [tool.name for tool in request.tools]}
+    return msgspec.json.decode(encode(fields))

@@ -24,7 +24,7 @@ def journal_row(
     return JournalRow(run_id, seq, kind, key, payload, at, previous, digest)
 
 
-def broken_audit(rows: Iterable[AuditRow]) -> int | None:
+def find_audit_break(rows: Iterable[AuditRow]) -> int | None:
     """The number of the first row that does not follow from the one before it; `rows` start at the first row."""
     previous = START
     for seq, row in enumerate(rows, 1):
@@ -34,7 +34,7 @@ def broken_audit(rows: Iterable[AuditRow]) -> int | None:
     return None
 
 
-def broken_journal(rows: Iterable[JournalRow]) -> int | None:
+def find_journal_break(rows: Iterable[JournalRow]) -> int | None:
     """The same for the journal of one run."""
     previous = START
     for seq, row in enumerate(rows, 1):

@@ -11,9 +11,9 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.store import Hit, Where, Write
 from atlas_agents.storage.sql.query import Query, Row, WriteContext
 from atlas_agents.storage.sql.reads import SqlReads
-from atlas_agents.storage.sql.text_search import sqlite_matching
+from atlas_agents.storage.sql.text_search import search_sqlite
 from atlas_agents.storage.sql.writes import apply_writes
-from atlas_agents.storage.sqlite import drive, roll_back
+from atlas_agents.storage.sqlite import roll_back, run_steps
 from atlas_agents.storage.sqlite_files import open_memory, translate_error
 
 _NAME = Path(":memory:")
@@ -43,7 +43,7 @@ class MemoryStore(SqlReads):
             connection = self._connected()
             try:
                 connection.execute("BEGIN")
-                results = drive(connection, apply_writes(context, writes))
+                results = run_steps(connection, apply_writes(context, writes))
                 connection.execute("COMMIT")
             except BaseException as error:
                 roll_back(connection)
@@ -60,7 +60,7 @@ class MemoryStore(SqlReads):
                 raise translate_error(error, _NAME) from error
 
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
-        return await sqlite_matching(self.search, tenant, where, words, limit)
+        return await search_sqlite(self.search, tenant, where, words, limit)
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:

@@ -32,7 +32,7 @@ from atlas_agents.storage.postgres_writer import Pool, TransactionHook, Writer, 
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql.query import Query, Row, Vector, bind
 from atlas_agents.storage.sql.reads import SqlReads
-from atlas_agents.storage.sql.text_search import postgres_matching, scope_values
+from atlas_agents.storage.sql.text_search import scope_values, search_postgres
 
 _PAUSE = 0.1
 
@@ -177,7 +177,7 @@ class PostgresStore(SqlReads):
         return self._vectors_in is not None
 
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
-        return await postgres_matching(self.search, tenant, where, words, limit)
+        return await search_postgres(self.search, tenant, where, words, limit)
 
     async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
         dimensions = len(vector) // 2

@@ -214,7 +214,7 @@ class Writer:
 
     def _with_token(self, statement: str, tenant: str, token: int) -> bytes:
         id = hashlib.blake2b(tenant.encode(errors="replace"), key=self._id, digest_size=16).hexdigest()
-        return statement.format(id=id, token=token, lock=lock_of(self._schema, tenant)).encode()
+        return statement.format(id=id, token=token, lock=tenant_lock_id(self._schema, tenant)).encode()
 
 
 async def prune_tokens(connection: Connection) -> None:
@@ -250,7 +250,7 @@ def _fail(group: Sequence[Commit], error: Exception) -> None:
         job.error = error
 
 
-def lock_of(schema: str, tenant: str) -> int:
+def tenant_lock_id(schema: str, tenant: str) -> int:
     """The advisory lock of a tenant. If two tenants share one by chance, they only wait for each other."""
     digest = hashlib.sha256(f"{schema}\0{tenant}".encode(errors="replace")).digest()
     return int.from_bytes(digest[:8], signed=True)

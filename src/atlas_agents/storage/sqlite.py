@@ -16,7 +16,7 @@ from atlas_agents.core.store import Hit, Where, Write
 from atlas_agents.storage.batch_thread import BatchThread, Job
 from atlas_agents.storage.sql.query import Query, Row, Steps, WriteContext
 from atlas_agents.storage.sql.reads import SqlReads
-from atlas_agents.storage.sql.text_search import sqlite_matching
+from atlas_agents.storage.sql.text_search import search_sqlite
 from atlas_agents.storage.sql.writes import apply_writes
 from atlas_agents.storage.sqlite_files import OpenOptions, file_identity, open_reader, open_writer, translate_error
 
@@ -85,7 +85,7 @@ class SqliteStore(SqlReads):
         return await searcher.thread.run(query)
 
     async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
-        return await sqlite_matching(self.search, tenant, where, words, limit)
+        return await search_sqlite(self.search, tenant, where, words, limit)
 
     def _open_threads(self) -> "tuple[_WriteThread, _ReadThread, _ReadThread]":
         if self._threads is None:
@@ -172,7 +172,7 @@ class _WriteThread:
         connection.execute("SAVEPOINT one")
         try:
             context = WriteContext(commit.tenant, int(self._clock.time() * 1000))
-            job.result = drive(connection, apply_writes(context, commit.writes))
+            job.result = run_steps(connection, apply_writes(context, commit.writes))
         except Exception as error:
             if not connection.in_transaction:
                 raise
@@ -216,7 +216,7 @@ class _ReadThread:
         return self._connection.execute(request.sql, request.values).fetchall()
 
 
-def drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
+def run_steps(connection: sqlite3.Connection, steps: Steps[T]) -> T:
     """Execute the queries that a generator of steps yields, and return its result."""
     try:
         query = next(steps)

@@ -20,7 +20,7 @@ import msgspec
 
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AuditRow
-from atlas_agents.storage.hash_chain import broken_audit
+from atlas_agents.storage.hash_chain import find_audit_break
 from atlas_agents.storage.migrations import SQLITE, pending
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.statements import AUDIT_BYTES
@@ -226,7 +226,7 @@ _WITH_JOBS = 4
 
 
 class DatabaseSummary(msgspec.Struct, frozen=True):
-    """DatabaseSummarys of an intact database. `broken` describes the first break of an audit chain, if any."""
+    """Summary of an intact database. `broken` describes the first break of an audit chain, if any."""
 
     schema: int
     size: int
@@ -307,7 +307,7 @@ def inspect(path: Path, *, shown_as: Path | None = None) -> DatabaseSummary:
 
 def _broken_chain(connection: sqlite3.Connection) -> str | None:
     for (tenant,) in connection.execute("SELECT DISTINCT tenant FROM audit ORDER BY tenant").fetchall():
-        entry = broken_audit(_audit_rows(connection, tenant))
+        entry = find_audit_break(_audit_rows(connection, tenant))
         if entry is not None:
             return f"the audit log of tenant {tenant!r} is broken at entry {entry}"
     return None

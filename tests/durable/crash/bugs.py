@@ -52,14 +52,14 @@ def run_then_record() -> None:
 
 def record_then_run() -> None:
     """What a call should come to is written down, and then it acts."""
-    tries: Any = vars(Attempt)["_tries"]
+    tries: Any = vars(Attempt)["_run_with_retries"]
 
     async def first(self: Any, context: ToolContext) -> Any:
         await self._settle(f"did {self._approved.call.arguments['n']}", None)
         self._settle = _nothing
         return await tries(self, context)
 
-    _set(Attempt, _tries=first)
+    _set(Attempt, _run_with_retries=first)
 
 
 def acknowledge_before_commit() -> None:
@@ -117,10 +117,10 @@ def accept_a_stale_approval() -> None:
         if row is None:
             raise NotFound(id)
         await store.commit(tenant, [AnswerApproval(id, encode(answer))])
-        approvals.give(id, answer)
+        approvals.deliver(id, answer)
         return msgspec.json.decode(row.question, type=Question)
 
-    _set(runtime, answer_kept=answer)
+    _set(runtime, answer_stored_question=answer)
 
 
 def emit_the_end_before_it_is_stored() -> None:
@@ -187,12 +187,12 @@ def count_apart() -> None:
 
 def ask_again() -> None:
     """An answer that was given in an earlier life is forgotten."""
-    ask = JournaledApprovals.ask
+    ask = JournaledApprovals.save_question
 
     async def anew(self: JournaledApprovals, question: Question) -> tuple[Question, Answer | None]:
         return (await ask(self, question))[0], None
 
-    _set(JournaledApprovals, ask=anew)
+    _set(JournaledApprovals, save_question=anew)
 
 
 def fence_no_one() -> None:

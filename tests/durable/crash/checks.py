@@ -8,7 +8,7 @@ import msgspec
 
 from atlas_agents import Message
 from atlas_agents.core.store import OPEN
-from atlas_agents.storage.hash_chain import broken_audit, broken_journal
+from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from crash.evidence import Evidence, Trace, ends
 from crash.plays import CANARY, EFFECTS
 from crash.stores import ApprovalLine
@@ -113,12 +113,12 @@ def every_run_ends(evidence: Evidence) -> Iterator[str]:
 def chains_hold(evidence: Evidence) -> Iterator[str]:
     """I5: no journal has a gap or a repeat, and every chain of hashes holds."""
     for trace in evidence.traces.values():
-        if (place := broken_journal(trace.steps)) is not None:
+        if (place := find_journal_break(trace.steps)) is not None:
             yield f"the journal of run {trace.row.id} is broken at {place}"
         for (kind, key), count in Counter((step.kind, step.key) for step in trace.steps).items():
             if count > 1:
                 yield f"the journal of run {trace.row.id} has {kind} {key} {count} times"
-    if (place := broken_audit(evidence.tables.audit)) is not None:
+    if (place := find_audit_break(evidence.tables.audit)) is not None:
         yield f"the audit log is broken at {place}"
 
 

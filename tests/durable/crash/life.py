@@ -126,7 +126,7 @@ def build(script: Script, store: Store) -> Atlas:
         store=store,
         history=History(max_messages=script.memory or None),
         limits=Limits(per_day=script.per_day or None, tick=0.03),
-        delegation=Delegation(pauses=(0.0,)),
+        delegation=Delegation(retry_delays=(0.0,)),
         approve=Approvals(_say if script.asks == "function" else None, wait=True, deadline=script.deadline),
         retries=(0.1, 0.1),
         registry=_REGISTRY,

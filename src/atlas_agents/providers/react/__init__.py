@@ -25,13 +25,13 @@ from atlas_agents.providers.base import (
     TextChunk,
     ThinkingChunk,
     ToolCallChunk,
-    encoded,
-    keys_of,
-    spoken,
+    collect_keys,
+    encode_messages,
+    render_result_text,
 )
 
 Section: TypeAlias = Literal["bare", "thought", "action", "input", "observation", "final"]
-Voice: TypeAlias = Literal["thought", "words", "misread"]
+PieceKind: TypeAlias = Literal["reasoning", "answer", "misread"]
 
 _LABELS: dict[str, Section] = {
     "thought": "thought",
@@ -43,16 +43,16 @@ _LABELS: dict[str, Section] = {
 _DECORATION = " \t>*_#`-"
 _NAMES = r"(thought|action[ _]?input|action|observation|final[ _]?answer)"
 _LABEL = re.compile(rf"[ \t>*_#`-]*{_NAMES}[ \t]*\d*[ \t]*[*_`]*[ \t]*:[*_`]*[ \t]?", re.IGNORECASE)
-_ANYWHERE = re.compile(rf"\b{_NAMES}[ \t]*\d*:[ \t]*", re.IGNORECASE)
+_INLINE_LABEL = re.compile(rf"\b{_NAMES}[ \t]*\d*:[ \t]*", re.IGNORECASE)
 _FENCE = "```"
-NONE = frozenset(("", "none", "n/a", "na", "no action", "nothing", "no tool", "null"))
-_LONGEST_LABEL = 40
+NO_TOOL_NAMES = frozenset(("", "none", "n/a", "na", "no action", "nothing", "no tool", "null"))
+_MAX_LABEL = 40
 
 
 class Piece(msgspec.Struct, frozen=True):
     """A piece of text and its kind: reasoning or answer. `misread` if text emitted as answer so far was reasoning."""
 
-    voice: Voice
+    kind: PieceKind
     text: str = ""
 
 
@@ -65,7 +65,7 @@ class Action(msgspec.Struct):
     @property
     def is_none(self) -> bool:
         """Whether the model states that it needs no tool."""
-        return self.name.strip(" \t\r\n`'\"*.").lower() in NONE
+        return self.name.strip(" \t\r\n`'\"*.").lower() in NO_TOOL_NAMES
 
 
 class ReactParser:
@@ -78,68 +78,68 @@ class ReactParser:
         self.stopped = False
         """The model started to invent an observation; everything after that is ignored."""
         self.answered = False
-        self._held = ""
-        self._gap = ""
-        self._fresh = True
-        self._opening = ""  # a leading code fence: around the whole reply, or part of the answer
+        self._buffer = ""
+        self._blank = ""
+        self._at_line_start = True
+        self._opening_fence = ""  # a leading code fence: around the whole reply, or part of the answer
         self._fenced = False
-        self._begun = False
+        self._has_text = False
 
     def feed(self, text: str) -> list[Piece]:
         """Parse more text and return the new pieces."""
         self.raw += text
-        self._held += text
+        self._buffer += text
         pieces: list[Piece] = []
-        while self._held and not self.stopped:
-            if self._fresh and self._undecided():
+        while self._buffer and not self.stopped:
+            if self._at_line_start and self._may_become_label():
                 break
-            if self._fresh and (match := self._label()):
-                pieces += self._begin(match)
+            if self._at_line_start and (match := self._match_label()):
+                pieces += self._start_section(match)
                 continue
-            line, newline, rest = self._held.partition("\n")
-            self._held, self._fresh = rest, bool(newline)
-            pieces += self._take(line + newline)
+            line, newline, rest = self._buffer.partition("\n")
+            self._buffer, self._at_line_start = rest, bool(newline)
+            pieces += self._add(line + newline)
         return pieces
 
     def end(self) -> list[Piece]:
         """Finish the reply and return the buffered pieces."""
         if self.stopped:
             return []
-        match = self._label() if self._fresh else None
-        pieces = self._begin(match) if match else []
-        pieces += self._take(self._held)
-        if not self.actions and not self.answered and _ANYWHERE.search(self.raw):
-            pieces += self._read_anywhere()
+        match = self._match_label() if self._at_line_start else None
+        pieces = self._start_section(match) if match else []
+        pieces += self._add(self._buffer)
+        if not self.actions and not self.answered and _INLINE_LABEL.search(self.raw):
+            pieces += self._parse_inline_labels()
         return pieces
 
     @property
-    def said_something(self) -> bool:
+    def has_content(self) -> bool:
         """Whether there is an answer or an action."""
-        return bool(self.actions) or self.answered or (self.section == "bare" and self._begun)
+        return bool(self.actions) or self.answered or (self.section == "bare" and self._has_text)
 
-    def _undecided(self) -> bool:
+    def _may_become_label(self) -> bool:
         """Return whether the current line may still become a label, or a fence around everything."""
         if self.section == "final":
-            return self._fenced and "\n" not in self._held and _FENCE.startswith(self._held.strip()[: len(_FENCE)])
-        start = self._held
-        if "\n" in start or len(start) > _LONGEST_LABEL:
+            return self._fenced and "\n" not in self._buffer and _FENCE.startswith(self._buffer.strip()[: len(_FENCE)])
+        start = self._buffer
+        if "\n" in start or len(start) > _MAX_LABEL:
             return False
         match = _LABEL.match(start)
         if match:
             return match.end() == len(start)  # more decoration may follow
-        bare = start.strip(_DECORATION).lower().replace("_", " ")
-        return any(label.startswith(bare) or _only_decorated(bare, label) for label in (*_LABELS, _FENCE))
+        plain = start.strip(_DECORATION).lower().replace("_", " ")
+        return any(label.startswith(plain) or _is_partial_label(plain, label) for label in (*_LABELS, _FENCE))
 
-    def _label(self) -> re.Match[str] | None:
-        return None if self.section == "final" else _LABEL.match(self._held)
+    def _match_label(self) -> re.Match[str] | None:
+        return None if self.section == "final" else _LABEL.match(self._buffer)
 
-    def _begin(self, label: re.Match[str]) -> list[Piece]:
+    def _start_section(self, label: re.Match[str]) -> list[Piece]:
         """Start the section of this label."""
-        misread = self.section == "bare" and self._begun
-        section = _section(label[1])
-        self._held, self._fresh = self._held[label.end() :], False
-        self._fenced = self._fenced or bool(self._opening)
-        self.section, self._gap, self._begun, self._opening = section, "", False, ""
+        misread = self.section == "bare" and self._has_text
+        section = _parse_section(label[1])
+        self._buffer, self._at_line_start = self._buffer[label.end() :], False
+        self._fenced = self._fenced or bool(self._opening_fence)
+        self.section, self._blank, self._has_text, self._opening_fence = section, "", False, ""
         if section != "input":
             self.actions = [action for action in self.actions if not action.is_none]
         if section == "observation":
@@ -148,52 +148,52 @@ class ReactParser:
             self.actions.append(Action())
         return [Piece("misread")] if misread else []
 
-    def _take(self, text: str) -> list[Piece]:
+    def _add(self, text: str) -> list[Piece]:
         match self.section:
             case "action":
                 self.actions[-1].name += text
             case "input":
                 self.actions[-1].input += text
             case "thought":
-                return self._say("thought", text)
+                return self._emit("reasoning", text)
             case "bare":
-                if not self._begun and not self._opening and _is_fence(text):
-                    self._opening = text
+                if not self._has_text and not self._opening_fence and _is_fence(text):
+                    self._opening_fence = text
                     return []
-                text, self._opening = self._opening + text, ""
-                return self._say("words", text)
+                text, self._opening_fence = self._opening_fence + text, ""
+                return self._emit("answer", text)
             case "final" if not self.actions:
                 if self._fenced and _is_fence(text):
-                    self._gap += text  # counts only if more text follows
+                    self._blank += text  # counts only if more text follows
                     return []
                 self.answered = self.answered or bool(text.strip())
-                return self._say("words", text)
+                return self._emit("answer", text)
             case _:
                 pass  # an answer beside an action is ignored: its observation is still missing
         return []
 
-    def _say(self, voice: Voice, text: str) -> list[Piece]:
+    def _emit(self, kind: PieceKind, text: str) -> list[Piece]:
         """Emit text without the blank space at the ends of its section."""
-        if not self._begun:
+        if not self._has_text:
             text = text.lstrip()
-        words = text.rstrip()
-        if not words:
-            self._gap += text if self._begun else ""
+        stripped = text.rstrip()
+        if not stripped:
+            self._blank += text if self._has_text else ""
             return []
-        said, self._gap, self._begun = self._gap + words, text[len(words) :], True
-        return [Piece(voice, said)]
+        piece, self._blank, self._has_text = Piece(kind, self._blank + stripped), text[len(stripped) :], True
+        return [piece]
 
-    def _read_anywhere(self) -> list[Piece]:
+    def _parse_inline_labels(self) -> list[Piece]:
         """Accept labels in the middle of lines if there are no others."""
-        found = [match for match in _ANYWHERE.finditer(self.raw) if _section(match[1]) != "thought"]
+        found = [match for match in _INLINE_LABEL.finditer(self.raw) if _parse_section(match[1]) != "thought"]
         pieces = [Piece("misread")] if self.section == "bare" and found else []
-        for place, match in enumerate(found):
-            end = found[place + 1].start() if place + 1 < len(found) else len(self.raw)
+        for index, match in enumerate(found):
+            end = found[index + 1].start() if index + 1 < len(found) else len(self.raw)
             text = self.raw[match.end() : end].strip()
-            match _section(match[1]):
+            match _parse_section(match[1]):
                 case "final" if not self.actions:
                     self.answered = bool(text)
-                    return [*pieces, Piece("words", text)] if text else pieces
+                    return [*pieces, Piece("answer", text)] if text else pieces
                 case "action":
                     self.actions.append(Action(text))
                 case "input" if self.actions:
@@ -208,26 +208,26 @@ def _is_fence(text: str) -> bool:
     return line.startswith(_FENCE) and "\n" not in line and " " not in line
 
 
-def _section(label: str) -> Section:
+def _parse_section(label: str) -> Section:
     name = label.lower().replace("_", " ")
     return _LABELS[{"actioninput": "action input", "finalanswer": "final answer"}.get(name, name)]
 
 
-def _only_decorated(bare: str, label: str) -> bool:
+def _is_partial_label(plain: str, label: str) -> bool:
     """Return whether the text may still become a label, for example `thought 2 **`."""
-    return bare.startswith(label) and not bare[len(label) :].strip(" \t*_`0123456789")
+    return plain.startswith(label) and not plain[len(label) :].strip(" \t*_`0123456789")
 
 
 _TYPE_EXAMPLES = {"string": '"…"', "integer": "0", "number": "0.0", "boolean": "true or false"}
 
 
-def shape(schema: dict[str, Any]) -> str:
+def describe_schema(schema: dict[str, Any]) -> str:
     """Describe a schema by example: `{"city": "…" (which one), "days": 0 (optional)}`; other schemas stay JSON."""
     properties: dict[str, dict[str, Any]] = schema.get("properties") or {}
     if not all(map(_is_plain, properties.values())) or (not properties and schema.get("additionalProperties", True)):
         return json.dumps(schema, ensure_ascii=False)
     required = schema.get("required") or ()
-    return "{" + ", ".join(_field(name, each, name in required) for name, each in properties.items()) + "}"
+    return "{" + ", ".join(_describe_property(name, each, name in required) for name, each in properties.items()) + "}"
 
 
 def _is_plain(each: dict[str, Any]) -> bool:
@@ -235,14 +235,14 @@ def _is_plain(each: dict[str, Any]) -> bool:
     return "enum" in each or (isinstance(kind, str) and kind in _TYPE_EXAMPLES)
 
 
-def _field(name: str, each: dict[str, Any], required: bool) -> str:
+def _describe_property(name: str, each: dict[str, Any], required: bool) -> str:
     one_of = each.get("enum")
     value = (
         " or ".join(json.dumps(one, ensure_ascii=False) for one in one_of) if one_of else _TYPE_EXAMPLES[each["type"]]
     )
     limits = [f"{word} {each[key]}" for key, word in _LIMITS.items() if key in each]
-    said = [each.get("description", "").strip().rstrip("."), *limits, "" if required else "optional"]
-    note = "; ".join(filter(None, said))
+    notes = [each.get("description", "").strip().rstrip("."), *limits, "" if required else "optional"]
+    note = "; ".join(filter(None, notes))
     return f"{json.dumps(name, ensure_ascii=False)}: {value}" + (f" ({note})" if note else "")
 
 
@@ -259,7 +259,7 @@ _LIMITS = {
 }
 
 
-_FORM = """\
+_INSTRUCTIONS = """\
 You can use tools. Work in steps, and write each step in exactly this form:
 
 Thought: what you think should be done next
@@ -274,61 +274,62 @@ Final Answer: your answer to the user
 
 Tools:
 {tools}"""
-_ONE = "\n\nIn your next step you must use the tool {name}."
-_ANY = "\n\nIn your next step you must use a tool."
+_ONE_TOOL = "\n\nIn your next step you must use the tool {name}."
+_ANY_TOOL = "\n\nIn your next step you must use a tool."
 _REPAIR = (
     "You wrote neither an Action nor a Final Answer. Go on with a line `Action:` and a line `Action Input:`, or with a "
     "line `Final Answer:` and your answer."
 )
 _STOP = "\nObservation:"
-_MOST_STOPS = 4
+_MAX_STOPS = 4
 
 
-def offered(request: Request) -> tuple[ToolSpec, ...]:
+def offered_tools(request: Request) -> tuple[ToolSpec, ...]:
     """Return the tools that may be called in this reply."""
     if request.tool_choice in ("auto", "required"):
         return request.tools
     return tuple(tool for tool in request.tools if request.tool_choice in (tool.name, wire_name(tool.name)))
 
 
-def as_text(request: Request) -> Request:
+def render_request(request: Request) -> Request:
     """Convert a request with tools to text: tools into instructions, calls and results into messages."""
-    encoded(request.messages, "react_checked", lambda message: b"")
-    tools = offered(request)
+    encode_messages(request.messages, "react_checked", lambda message: b"")
+    tools = offered_tools(request)
     system, stop = request.system, request.stop
     if tools:
-        form = _FORM.format(tools="\n".join(map(_described, tools)))
+        instructions = _INSTRUCTIONS.format(tools="\n".join(map(_describe_tool, tools)))
         if request.tool_choice != "auto":
-            form += _ANY if request.tool_choice == "required" else _ONE.format(name=tools[0].name)
-        system = f"{system}\n\n{form}" if system else form
-        stop = (*stop[: _MOST_STOPS - 1], _STOP)
-    messages = [_in_words(message) for message in request.messages]
+            required = request.tool_choice == "required"
+            instructions += _ANY_TOOL if required else _ONE_TOOL.format(name=tools[0].name)
+        system = f"{system}\n\n{instructions}" if system else instructions
+        stop = (*stop[: _MAX_STOPS - 1], _STOP)
+    messages = [_message_as_text(message) for message in request.messages]
     return msgspec.structs.replace(
         request, messages=messages, system=system, tools=(), tool_choice="auto", stop=stop, output=None
     )
 
 
-def mended(request: Request, written: str) -> Request:
+def repair_request(request: Request, raw: str) -> Request:
     """Repeat the request after a reply that was neither an action nor an answer, with a correction."""
-    said = Message("assistant", (Text(written.strip() or "Thought:"),))
+    reply = Message("assistant", (Text(raw.strip() or "Thought:"),))
     return msgspec.structs.replace(
-        request, messages=[*request.messages, said, Message("user", (Text(_REPAIR),))], stop=request.stop
+        request, messages=[*request.messages, reply, Message("user", (Text(_REPAIR),))], stop=request.stop
     )
 
 
-def _described(tool: ToolSpec) -> str:
-    return f"- {tool.name}: {tool.description.strip()}\n  Action Input: {shape(tool.parameters)}"
+def _describe_tool(tool: ToolSpec) -> str:
+    return f"- {tool.name}: {tool.description.strip()}\n  Action Input: {describe_schema(tool.parameters)}"
 
 
-def _in_words(message: Message) -> Message:
+def _message_as_text(message: Message) -> Message:
     """Convert a message to text, cached per message."""
     if message.role in ("user", "system"):
         return message
-    known: Message | None = memo(message).get("react_words")
-    if known is None:
+    cached: Message | None = memo(message).get("react_text")
+    if cached is None:
         role = "user" if message.role == "tool" else "assistant"
-        known = memo(message)["react_words"] = msgspec.structs.replace(message, role=role, parts=_parts(message))
-    return known
+        cached = memo(message)["react_text"] = msgspec.structs.replace(message, role=role, parts=_parts(message))
+    return cached
 
 
 def _parts(message: Message) -> tuple[Part, ...]:
@@ -345,7 +346,7 @@ def _parts(message: Message) -> tuple[Part, ...]:
             case ToolCall():
                 lines.append(f"Action: {part.name}\nAction Input: {_input(part)}")
             case ToolResult():
-                lines.append(f"Observation: {spoken(part)}")
+                lines.append(f"Observation: {render_result_text(part)}")
             case Image() | File():
                 shown.append(part)
             case _:
@@ -357,7 +358,7 @@ def _input(call: ToolCall) -> str:
     return json.dumps(call.arguments, ensure_ascii=False) if call.malformed is None else call.malformed
 
 
-_MOST = 200_000
+_MAX_INPUT = 200_000
 _TOKEN = re.compile(
     r"""
       (?P<space>\s+|//[^\n]*|/\*.*?\*/|\#[^\n]*)
@@ -373,10 +374,10 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN_ESCAPES = frozenset('"\\/bfnrtu')
 
 
-def read_object(text: str) -> dict[str, Any]:
+def parse_lenient_object(text: str) -> dict[str, Any]:
     """Parse the first object in a text leniently; ValueError if it is ambiguous. Valid JSON is parsed as JSON."""
     start = text.find("{")
-    if start < 0 or len(text) > _MOST:
+    if start < 0 or len(text) > _MAX_INPUT:
         raise ValueError("no object found")
     text = text[start:]
     try:
@@ -388,32 +389,32 @@ def read_object(text: str) -> dict[str, Any]:
 
 def _as_json(text: str) -> str:
     """Convert the object at the start of the text to JSON, token by token."""
-    made: list[str] = []
-    place = depth = 0
-    while place < len(text):
-        token = _TOKEN.match(text, place)
+    pieces: list[str] = []
+    position = depth = 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
         if token is None:
-            raise ValueError(f"unexpected {text[place]!r}")
-        place = token.end()
+            raise ValueError(f"unexpected {text[position]!r}")
+        position = token.end()
         if token.lastgroup == "space":
             continue
         mark = token[0] if token.lastgroup == "mark" else ""
-        if mark in ("}", "]") and made and made[-1] == ",":
-            made.pop()  # a trailing comma
-        made.append(_written(token, text, place))
+        if mark in ("}", "]") and pieces and pieces[-1] == ",":
+            pieces.pop()  # a trailing comma
+        pieces.append(_token_as_json(token, text, position))
         depth += (mark in ("{", "[")) - (mark in ("}", "]"))
         if mark and depth == 0:
-            return "".join(made)
+            return "".join(pieces)
     raise ValueError("unterminated object")
 
 
-def _written(token: re.Match[str], text: str, end: int) -> str:
+def _token_as_json(token: re.Match[str], text: str, end: int) -> str:
     found = token[0]
     match token.lastgroup:
         case "string":
-            return _string(found)
+            return _string_as_json(found)
         case "number":
-            return _number(found)
+            return _number_as_json(found)
         case "word":
             is_key = text[end:].lstrip()[:1] == ":"
             if not is_key and found not in _LITERALS:
@@ -423,7 +424,7 @@ def _written(token: re.Match[str], text: str, end: int) -> str:
             return found
 
 
-def _string(found: str) -> str:
+def _string_as_json(found: str) -> str:
     inner = found[1:-1]
     if found[0] == "'":
         inner = inner.replace("\\'", "'")
@@ -433,7 +434,7 @@ def _string(found: str) -> str:
     return f'"{inner}"'
 
 
-def _number(found: str) -> str:
+def _number_as_json(found: str) -> str:
     sign, digits = ("-", found[1:]) if found[0] == "-" else ("", found.lstrip("+"))
     if digits[:2] in ("0x", "0X"):
         return f"{sign}{int(digits, 16)}"
@@ -441,62 +442,62 @@ def _number(found: str) -> str:
     return f"{sign}{digits}0" if digits.endswith(".") else f"{sign}{digits}"
 
 
-_FINISH = frozenset(("final answer", "finish", "answer", "final", "respond", "done"))
+_FINISH_NAMES = frozenset(("final answer", "finish", "answer", "final", "respond", "done"))
 _INLINE = re.compile(r"([\w./-]+)\s*(?:\((.*)\)|\[(.*)\]|(\{.*\}))\s*\Z", re.DOTALL)
 _FENCED = re.compile(r"\A\s*```[\w-]*\s*\n?(.*?)\n?\s*```.*\Z", re.DOTALL)
-_OF_A_SCHEMA = frozenset(("type", "properties", "required", "additionalProperties", "title", "description", "$schema"))
+_SCHEMA_KEYS = frozenset(("type", "properties", "required", "additionalProperties", "title", "description", "$schema"))
 _QUOTES = " \t\r\n`'\"*.:,<>"
 
 
-def as_calls(actions: Sequence[Action], tools: Sequence[ToolSpec]) -> tuple[list[ToolCall], str | None]:
+def parse_calls(actions: Sequence[Action], tools: Sequence[ToolSpec]) -> tuple[list[ToolCall], str | None]:
     """Return the requested calls, and the answer if an action is named `Final Answer`."""
     calls: list[ToolCall] = []
     for action in actions:
-        name, written = _taken_apart(action, tools)
-        known = name if any(tool.name == name for tool in tools) else ""
-        if not known and action.is_none:
+        name, raw = _split_action(action, tools)
+        is_tool = any(tool.name == name for tool in tools)
+        if not is_tool and action.is_none:
             continue
-        if not known and name.lower().replace("_", " ") in _FINISH:
-            return calls, None if calls else written.strip()
-        calls.append(_call(name, written, tools))
+        if not is_tool and name.lower().replace("_", " ") in _FINISH_NAMES:
+            return calls, None if calls else raw.strip()
+        calls.append(_call(name, raw, tools))
     return calls, None
 
 
-def _taken_apart(action: Action, tools: Sequence[ToolSpec]) -> tuple[str, str]:
+def _split_action(action: Action, tools: Sequence[ToolSpec]) -> tuple[str, str]:
     """Split an action into name and input; `search("cats")` and `search[cats]` contain both."""
     line, _, below = action.name.strip().partition("\n")
-    written = action.input if action.input.strip() else below
-    if not written.strip() and (inline := _INLINE.match(line.strip("`* "))):
-        line, written = inline[1], next(part for part in inline.groups()[1:] if part is not None)
+    raw = action.input if action.input.strip() else below
+    if not raw.strip() and (inline := _INLINE.match(line.strip("`* "))):
+        line, raw = inline[1], next(part for part in inline.groups()[1:] if part is not None)
     name = line.strip(_QUOTES).removeprefix("functions.")
-    return _known_as(name, tools), _FENCED.sub(r"\1", written).strip()
+    return _match_tool_name(name, tools), _FENCED.sub(r"\1", raw).strip()
 
 
-def _known_as(name: str, tools: Sequence[ToolSpec]) -> str:
+def _match_tool_name(name: str, tools: Sequence[ToolSpec]) -> str:
     """Return the tool whose name differs only in case, spaces and hyphens."""
     folded = {re.sub(r"[\s_-]+", "_", tool.name).lower(): tool.name for tool in tools}
     return folded.get(re.sub(r"[\s_-]+", "_", name).lower(), clean(name[:64]))
 
 
-def _call(name: str, written: str, tools: Sequence[ToolSpec]) -> ToolCall:
-    written = clean(written)
-    if not written or written.lower() in NONE:
+def _call(name: str, raw: str, tools: Sequence[ToolSpec]) -> ToolCall:
+    raw = clean(raw)
+    if not raw or raw.lower() in NO_TOOL_NAMES:
         return ToolCall("", name, {})
     tool = next((tool for tool in tools if tool.name == name), None)
     try:
-        return ToolCall("", name, _unwrapped(read_object(written), tool))
+        return ToolCall("", name, _unwrap_schema(parse_lenient_object(raw), tool))
     except ValueError:
         pass
-    only = tool and _only_text(tool)
-    if only and not written.lstrip().startswith(("{", "[")):
-        return ToolCall("", name, {only: _unquoted(written)})
-    return ToolCall("", name, {}, malformed=written)
+    only = tool and _single_text_parameter(tool)
+    if only and not raw.lstrip().startswith(("{", "[")):
+        return ToolCall("", name, {only: _unquote(raw)})
+    return ToolCall("", name, {}, malformed=raw)
 
 
-def _unwrapped(given: dict[str, Any], tool: ToolSpec | None) -> dict[str, Any]:
+def _unwrap_schema(given: dict[str, Any], tool: ToolSpec | None) -> dict[str, Any]:
     """Extract the values from an input written like a schema, `{"type": "object", "properties": {…}}`."""
     inner = given.get("properties")
-    if tool is None or not isinstance(inner, dict) or not given.keys() <= _OF_A_SCHEMA:
+    if tool is None or not isinstance(inner, dict) or not given.keys() <= _SCHEMA_KEYS:
         return given
     if given.keys() & (tool.parameters.get("properties") or {}).keys():
         return given
@@ -504,7 +505,7 @@ def _unwrapped(given: dict[str, Any], tool: ToolSpec | None) -> dict[str, Any]:
     return given if any(isinstance(value, dict) for value in values.values()) else values
 
 
-def _only_text(tool: ToolSpec) -> str | None:
+def _single_text_parameter(tool: ToolSpec) -> str | None:
     """Return the only parameter that plain text can be meant for."""
     properties: dict[str, Any] = tool.parameters.get("properties") or {}
     wanted: list[str] = list(tool.parameters.get("required") or ()) or list(properties)
@@ -513,7 +514,7 @@ def _only_text(tool: ToolSpec) -> str | None:
     return wanted[0] if cast(dict[str, Any], properties[wanted[0]]).get("type") == "string" else None
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         return text[1:-1]
@@ -542,7 +543,7 @@ class React:
 
     @property
     def keys(self) -> tuple[Secret, ...]:
-        return keys_of(self.inner)
+        return collect_keys(self.inner)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -553,99 +554,99 @@ class React:
             await close()
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        asked, tools = as_text(request), offered(request)
+        text_request, tools = render_request(request), offered_tools(request)
         if not tools:
-            async with aclosing(self.inner.stream(asked)) as chunks:
+            async with aclosing(self.inner.stream(text_request)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             return
-        spent = Usage()
+        usage = Usage()
         for attempt in range(_REPAIRS + 1):
-            hearing = _Hearing(tools, attempt, spent)
-            async with aclosing(hearing.out(self.inner, asked)) as chunks:
+            decoder = _ReplyDecoder(tools, attempt, usage)
+            async with aclosing(decoder.stream(self.inner, text_request)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-            if hearing.complete or not hearing.ended:
+            if decoder.complete or not decoder.ended:
                 return
-            spent = hearing.spent
+            usage = decoder.usage
             yield ResetChunk(attempt + 1)
-            asked = mended(asked, hearing.reader.raw)
+            text_request = repair_request(text_request, decoder.parser.raw)
         raise ProviderError("the model wrote neither an action nor an answer, even after two corrections", "protocol")
 
     def __repr__(self) -> str:
         return f"React({self.inner!r})"
 
 
-class _Hearing:
+class _ReplyDecoder:
     """Decoder of one reply, from its first chunk to the resulting calls."""
 
-    def __init__(self, tools: Sequence[ToolSpec], attempt: int, spent: Usage) -> None:
-        self.reader = ReactParser()
+    def __init__(self, tools: Sequence[ToolSpec], attempt: int, usage: Usage) -> None:
+        self.parser = ReactParser()
         self.complete = self.ended = False
-        self.spent = spent
+        self.usage = usage
         """Usage, including earlier replies."""
         self._tools = tools
         self._attempt = attempt
-        self._kept: list[Chunk] = []  # chunks that remain valid after a withdrawal
+        self._emitted: list[Chunk] = []  # chunks that remain valid after a withdrawal
         self._done: DoneChunk | None = None
 
-    async def out(self, inner: Provider, asked: Request) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, inner: Provider, text_request: Request) -> AsyncGenerator[Chunk, None]:
         """Yield chunks as a provider with tool calling would."""
-        async with aclosing(inner.stream(asked)) as chunks:
+        async with aclosing(inner.stream(text_request)) as chunks:
             async for chunk in chunks:
-                for made in self._take(chunk):
-                    yield made
-                if self.reader.stopped:
+                for decoded in self._add(chunk):
+                    yield decoded
+                if self.parser.stopped:
                     break
-        self.ended = self._done is not None or self.reader.stopped
+        self.ended = self._done is not None or self.parser.stopped
         if not self.ended:
             return  # the caller detects the missing end
-        for made in self._last():
-            yield made
+        for chunk in self._finish():
+            yield chunk
 
-    def _take(self, chunk: Chunk) -> list[Chunk]:
+    def _add(self, chunk: Chunk) -> list[Chunk]:
         match chunk:
             case TextChunk(text):
-                return self._told(self.reader.feed(text))
+                return self._to_chunks(self.parser.feed(text))
             case DoneChunk():
                 self._done = chunk
                 return []
             case ResetChunk():
-                self.reader = ReactParser()
-                self._kept.clear()
+                self.parser = ReactParser()
+                self._emitted.clear()
                 return [chunk]
             case _:
-                self._kept.append(chunk)
+                self._emitted.append(chunk)
                 return [chunk]
 
-    def _told(self, pieces: list[Piece]) -> list[Chunk]:
+    def _to_chunks(self, pieces: list[Piece]) -> list[Chunk]:
         found: list[Chunk] = []
         for piece in pieces:
-            if piece.voice == "misread":
-                self._kept = [*map(_as_thought, self._kept), ThinkingChunk("\n")]
-                found += [ResetChunk(self._attempt + 1), *self._kept]
+            if piece.kind == "misread":
+                self._emitted = [*map(_as_thought, self._emitted), ThinkingChunk("\n")]
+                found += [ResetChunk(self._attempt + 1), *self._emitted]
                 continue
-            made = TextChunk(piece.text) if piece.voice == "words" else ThinkingChunk(piece.text)
-            self._kept.append(made)
-            found.append(made)
+            chunk = TextChunk(piece.text) if piece.kind == "answer" else ThinkingChunk(piece.text)
+            self._emitted.append(chunk)
+            found.append(chunk)
         return found
 
-    def _last(self) -> list[Chunk]:
+    def _finish(self) -> list[Chunk]:
         """Return the buffered text, the calls and the end; nothing if the reply must be requested again."""
-        found = self._told(self.reader.end())
-        done = self._done or DoneChunk(Usage(0, len(self.reader.raw) // 4, estimated=True))
-        self.spent += done.usage
-        calls, answer = as_calls(self.reader.actions, self._tools)
+        found = self._to_chunks(self.parser.end())
+        done = self._done or DoneChunk(Usage(0, len(self.parser.raw) // 4, estimated=True))
+        self.usage += done.usage
+        calls, answer = parse_calls(self.parser.actions, self._tools)
         if done.stop_reason == "length":
             calls, answer = [], ""  # truncated output is never executed, nor anything beside it
-        said = not self.reader.actions and self.reader.said_something
-        self.complete = bool(calls or answer or said) or done.stop_reason in ("length", "refusal")
+        has_answer = not self.parser.actions and self.parser.has_content
+        self.complete = bool(calls or answer or has_answer) or done.stop_reason in ("length", "refusal")
         if not self.complete:
             return []
         found += [TextChunk(answer)] if answer else []
         found += [ToolCallChunk(call) for call in calls]
         reason = "tool_calls" if calls else "stop" if done.stop_reason == "tool_calls" else done.stop_reason
-        return [*found, msgspec.structs.replace(done, stop_reason=reason, usage=self.spent)]
+        return [*found, msgspec.structs.replace(done, stop_reason=reason, usage=self.usage)]
 
 
 def _as_thought(chunk: Chunk) -> Chunk:

@@ -31,7 +31,7 @@ _POSTGRES = _Bounds(500, 2_000)
 """Lower, because Postgres reads the whole row of each passage: 6,000 passages took 60 ms with the bounds of SQLite."""
 
 
-async def sqlite_matching(search: Fetch, tenant: str, where: Where, words: Sequence[str], limit: int) -> list[Hit]:
+async def search_sqlite(search: Fetch, tenant: str, where: Where, words: Sequence[str], limit: int) -> list[Hit]:
     """Search with FTS5, best matches first."""
     wanted = [f'"{word}"' for word in plain_words(words)[:_MAX_WORDS]]
     owner = _owner_word(tenant, where.kind, *([] if where.collection is None else [where.collection]))
@@ -48,7 +48,7 @@ async def sqlite_matching(search: Fetch, tenant: str, where: Where, words: Seque
     return [Hit(id, score) for id, score in await search(bind(tenant, sql.SQLITE_MATCHING, **values))]
 
 
-async def postgres_matching(search: Fetch, tenant: str, where: Where, words: Sequence[str], limit: int) -> list[Hit]:
+async def search_postgres(search: Fetch, tenant: str, where: Where, words: Sequence[str], limit: int) -> list[Hit]:
     """The same with the full-text search of Postgres."""
     wanted = [f"'{word}'" for word in plain_words(words)[:_MAX_WORDS]]
     if not wanted:
@@ -83,7 +83,7 @@ def scope_values(where: Where) -> dict[str, Any]:
     return {"kind": where.kind, "any": where.collection is None, "collection": where.collection or ""}
 
 
-def owners_of(tenant: str, kind: str, collection: str) -> str:
+def owner_words(tenant: str, kind: str, collection: str) -> str:
     """The words in the `owners` column of a passage: one for the tenant and kind, one for the collection too."""
     return f"{_owner_word(tenant, kind)} {_owner_word(tenant, kind, collection)}"
 

@@ -57,7 +57,7 @@ from atlas_agents.storage.hash_chain import START, audit_row, journal_row
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.query import Steps, Vector, WriteContext, clean_text
-from atlas_agents.storage.sql.text_search import owners_of
+from atlas_agents.storage.sql.text_search import owner_words
 
 T = TypeVar("T")
 _MAX_RESERVED = 1 << 31
@@ -289,10 +289,10 @@ def _add_job(context: WriteContext, write: AddJob) -> Steps[JobRow]:
     known = tables.JOBS.first((yield context.bind(sql.JOB, id=job.id)))
     if known is not None:
         return known
-    if write.most is not None:
+    if write.limit is not None:
         ((count,),) = yield context.bind(sql.COUNT_JOBS, root=job.root)
-        if count >= write.most:
-            raise DailyLimitExceeded(f"limit of {write.most} jobs per message reached: do the rest without delegating")
+        if count >= write.limit:
+            raise DailyLimitExceeded(f"limit of {write.limit} jobs per message reached: do the rest without delegating")
     new = msgspec.structs.replace(
         job,
         task=clean_text(job.task),
@@ -415,7 +415,7 @@ def _insert_passages(context: WriteContext, document: Document, first: int, pass
         "kind": document.kind,
         "document": document.id,
         "collection": document.collection,
-        "owners": owners_of(context.tenant, document.kind, document.collection),
+        "owners": owner_words(context.tenant, document.kind, document.collection),
         "model": document.model,
     }
     for batch in _batches(list(enumerate(passages, first)), _PASSAGE_BATCHES):

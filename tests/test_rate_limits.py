@@ -12,7 +12,7 @@ from atlas_agents.core.events import Usage
 from atlas_agents.core.paths import Environment
 from atlas_agents.providers.balancing import Balanced
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, complete
-from atlas_agents.providers.rate_limits import BURST, LocalRateLimiter, RateLimit, read_paces
+from atlas_agents.providers.rate_limits import BURST, LocalRateLimiter, RateLimit, parse_rate_limits
 from atlas_agents.providers.registry import Registry
 from atlas_agents.testing import Scripted, VirtualClock, fails, says
 from checks import rounds
@@ -58,14 +58,14 @@ async def asked(provider: Balanced, times: int, clock: VirtualClock, seconds: fl
     return done
 
 
-async def test_requests_keep_to_their_pace() -> None:
+async def test_requests_stay_within_their_rate_limit() -> None:
     clock = VirtualClock()
     provider = Balanced([Key("a")], RateLimit(requests=60), clock=clock)
     assert await asked(provider, 100, clock, 0) == BURST + 1
     assert await asked(provider, 100, clock, 10) == 10
 
 
-async def test_tokens_keep_to_their_pace_by_what_was_really_used() -> None:
+async def test_token_limit_counts_real_usage() -> None:
     clock = VirtualClock()
     provider = Balanced([Key("a")], RateLimit(tokens=60_000), clock=clock)
     answered = 0
@@ -98,7 +98,7 @@ async def test_the_least_busy_is_asked() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_a_tired_key_rests_and_another_answers_at_once() -> None:
+async def test_failed_key_cools_down_while_another_answers() -> None:
     clock = VirtualClock()
     tired = Key("tired", ProviderError("slow down", "rate_limit", retry_after=20))
     well = Key("well")
@@ -112,7 +112,7 @@ async def test_a_tired_key_rests_and_another_answers_at_once() -> None:
     assert tired.asked > 1
 
 
-async def test_two_that_look_the_same_rest_by_themselves() -> None:
+async def test_identical_keys_cool_down_separately() -> None:
     tired = Scripted(fails(ProviderError("slow down", "rate_limit")), id="vendor")
     well = Scripted(*[says("Well.") for _ in range(9)], id="vendor")
     provider = Balanced([tired, well])
@@ -120,7 +120,7 @@ async def test_two_that_look_the_same_rest_by_themselves() -> None:
         assert (await complete(provider, ASK))[0] == TextChunk("Well.")
 
 
-async def test_when_all_rest_for_long_it_says_so_at_once() -> None:
+async def test_request_fails_at_once_if_all_keys_cool_down_for_long() -> None:
     spent = [Key(name, ProviderError("no money", "quota")) for name in "ab"]
     provider = Balanced(spent, clock=VirtualClock())
     with pytest.raises(ProviderError, match="no money"):
@@ -185,22 +185,22 @@ def test_keys_and_addresses_that_do_not_match_are_refused() -> None:
 
 
 def test_limits_are_written_in_a_line_each() -> None:
-    found = read_paces(("openai requests=500 tokens=200_000 at_once=8", "anthropic at_once=2"))
+    found = parse_rate_limits(("openai requests=500 tokens=200_000 at_once=8", "anthropic at_once=2"))
     assert found == {"openai": RateLimit(500, 200_000, 8), "anthropic": RateLimit(at_once=2)}
 
 
 @pytest.mark.parametrize("line", ["openai", "openai requests=many", "openai 5", "openai requests=5 requests=6"])
 def test_a_limit_that_is_none_is_refused_with_an_example(line: str) -> None:
     with pytest.raises(ConfigError, match="for example 'openai requests=500"):
-        read_paces((line,))
+        parse_rate_limits((line,))
     with pytest.raises(ConfigError, match="at least 1"):
-        read_paces(("openai requests=0",))
+        parse_rate_limits(("openai requests=0",))
 
 
-async def test_a_ledger_gives_back_what_was_not_used() -> None:
+async def test_rate_limiter_returns_unused_tokens() -> None:
     clock = VirtualClock()
-    ledger, pace = LocalRateLimiter(clock), RateLimit(tokens=60)
-    assert await ledger.take("k", pace, 100) == 0
-    assert await ledger.take("k", pace, 1) == pytest.approx(90)
-    ledger.spent("k", pace, -95)
-    assert await ledger.take("k", pace, 1) == 0
+    limiter, limit = LocalRateLimiter(clock), RateLimit(tokens=60)
+    assert await limiter.acquire("k", limit, 100) == 0
+    assert await limiter.acquire("k", limit, 1) == pytest.approx(90)
+    limiter.settle("k", limit, -95)
+    assert await limiter.acquire("k", limit, 1) == 0
