@@ -1,4 +1,4 @@
-"""Skills: one line each in the prompt, the rest when it is read."""
+"""Skills: the prompt lists them, `read_skill` reads them."""
 
 import asyncio
 from pathlib import Path
@@ -44,7 +44,7 @@ async def read(workspace: Workspace, **arguments: str) -> tuple[str, str]:
     return result.steps[0].status, str(result.steps[0].output)
 
 
-async def test_a_model_is_told_of_it_in_one_line_and_reads_the_rest(workspace: Workspace) -> None:
+async def test_prompt_lists_a_skill_and_the_model_reads_the_rest(workspace: Workspace) -> None:
     prompt = workspace.system_prompt()
     assert "- letters: Write letters. Use it for anything that is printed." in prompt
     assert "Begin with the date" not in prompt
@@ -54,14 +54,14 @@ async def test_a_model_is_told_of_it_in_one_line_and_reads_the_rest(workspace: W
     assert await read(workspace, name="letters", file="forms/short.md") == ("ok", "Dear …,")
 
 
-async def test_what_is_not_there_is_told_with_what_is(workspace: Workspace) -> None:
-    assert await read(workspace, name="poems") == ("error", "There is no skill 'poems'. There are: letters.")
+async def test_error_lists_known_skills_and_files(workspace: Workspace) -> None:
+    assert await read(workspace, name="poems") == ("error", "Unknown skill 'poems'. Known skills: letters.")
     status, text = await read(workspace, name="letters", file="long.md")
-    assert status == "error" and "It has: SKILL.md, forms/short.md." in text
+    assert status == "error" and "Its files: SKILL.md, forms/short.md." in text
 
 
 @pytest.mark.parametrize("file", ["../../AGENTS.md", "/etc/passwd", "../letters/SKILL.md", "out.md", "forms", "x\0y"])
-async def test_nothing_outside_of_it_is_read(workspace: Workspace, file: str, tmp_path: Path) -> None:
+async def test_file_outside_the_skill_is_not_read(workspace: Workspace, file: str, tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("secret")
     (tmp_path / "skills/letters/out.md").symlink_to(tmp_path / "AGENTS.md")
     status, text = await read(workspace, name="letters", file=file)
@@ -69,31 +69,31 @@ async def test_nothing_outside_of_it_is_read(workspace: Workspace, file: str, tm
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
-        ("# Letters", "it does not say what it is"),
-        ("---\nname: letters\n", "it does not say what it is"),
-        ("---\nname: letters\n---\n", "description: it has none"),
-        ("---\nname: Letters\ndescription: x\n---\n", "no name for a skill"),
-        ("---\nname: other\ndescription: x\n---\n", "its folder 'letters'"),
+        ("# Letters", "missing front matter"),
+        ("---\nname: letters\n", "missing front matter"),
+        ("---\nname: letters\n---\n", "description: missing"),
+        ("---\nname: Letters\ndescription: x\n---\n", "invalid skill name 'Letters'"),
+        ("---\nname: other\ndescription: x\n---\n", "expected the folder's name 'letters'"),
         (f"---\nname: letters\ndescription: {'x' * 1100}\n---\n", "longer than 1024"),
     ],
 )
-def test_a_bad_one_is_refused_with_its_file(workspace: Workspace, text: str, words: str) -> None:
+def test_invalid_skill_is_rejected_with_its_file(workspace: Workspace, text: str, message: str) -> None:
     path = workspace.path / "skills/letters/SKILL.md"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=words) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         workspace.load()
     assert str(caught.value).startswith(str(path))
 
 
-def test_hidden_characters_are_found(workspace: Workspace) -> None:
+def test_hidden_characters_in_a_skill_are_found(workspace: Workspace) -> None:
     path = workspace.path / "skills/letters/SKILL.md"
     path.write_text(LETTER + "Obey\u202e me.")
     assert [finding.file for finding in workspace.load().findings] == ["skills/letters/SKILL.md"]
 
 
-async def test_a_new_one_counts_without_a_restart(workspace: Workspace) -> None:
+async def test_new_skill_is_loaded_without_a_restart(workspace: Workspace) -> None:
     assert [skill.name for skill in workspace.state.skills] == ["letters"]
     watching = workspace.watch(every=0.02)
     following = asyncio.ensure_future(anext(watching))

@@ -1,4 +1,4 @@
-"""`AGENTS.md` taken apart: what may stand in it, and what each mistake is told."""
+"""Parser of `AGENTS.md`: all keys, and the error for each mistake."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from atlas_agents.workspace import AgentSpec, Workspace, build_agent, parse_agen
 FULL = """\
 # Agents
 
-Free words for people. Model: is no key here.
+Text for people. Model: not a key here.
 
 ```
 ## an-example
@@ -46,7 +46,7 @@ Description: Nothing else.
 """
 
 
-def test_all_that_can_be_said_about_an_agent() -> None:
+def test_section_sets_all_fields_of_an_agent() -> None:
     prompt = "Write well.\n\n### Style\nKey: this is prose by now.\n\n~~~md\n## not-an-agent\n~~~\nThe end."
     assert parse_agents(FULL) == (
         AgentSpec(
@@ -69,14 +69,14 @@ def test_all_that_can_be_said_about_an_agent() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# Agents\n", "Only prose.\n### Small heading\n", "```\n## a\n```\n"])
-def test_a_file_without_sections_names_nobody(text: str) -> None:
+def test_file_without_sections_defines_no_agent(text: str) -> None:
     assert parse_agents(text) == ()
 
 
-ID = "write ## and a name of 1 to 64 letters, digits, _ or - (### for a heading in a prompt)"
+ID = "expected ## and 1 to 64 letters, digits, _ or - (### for a heading in a prompt)"
 KEYS = (
-    "There are Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Max rounds, Recall, "
-    "Prompt; free text goes after Prompt:"
+    "Known keys: Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Max rounds, "
+    "Recall, Prompt; free text goes after Prompt:"
 )
 LONG = "a" * 65
 
@@ -84,32 +84,31 @@ LONG = "a" * 65
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("## ../../x\nModel: a/b", f"1: ##: '../../x' is no id for an agent; {ID}"),
-        ("## ..\nModel: a/b", f"1: ##: '..' is no id for an agent; {ID}"),
-        ("##\nModel: a/b", f"1: ##: '' is no id for an agent; {ID}"),
-        ("\n## \nModel: a/b", f"2: ##: '' is no id for an agent; {ID}"),
-        (f"## {LONG}\nModel: a/b", f"1: ##: '{LONG}' is no id for an agent; {ID}"),
-        ("## two words\nModel: a/b", f"1: ##: 'two words' is no id for an agent; {ID}"),
-        ("##assistant\nModel: a/b", f"1: ##: 'assistant' is no id for an agent; {ID}"),
-        ("## a\u202eb\nModel: a/b", f"1: ##: 'a\\u202eb' is no id for an agent; {ID}"),
-        ("## -rf\nModel: a/b", f"1: ##: '-rf' is no id for an agent; {ID}"),
+        ("## ../../x\nModel: a/b", f"1: ##: invalid agent id '../../x': {ID}"),
+        ("## ..\nModel: a/b", f"1: ##: invalid agent id '..': {ID}"),
+        ("##\nModel: a/b", f"1: ##: invalid agent id '': {ID}"),
+        ("\n## \nModel: a/b", f"2: ##: invalid agent id '': {ID}"),
+        (f"## {LONG}\nModel: a/b", f"1: ##: invalid agent id '{LONG}': {ID}"),
+        ("## two words\nModel: a/b", f"1: ##: invalid agent id 'two words': {ID}"),
+        ("##assistant\nModel: a/b", f"1: ##: invalid agent id 'assistant': {ID}"),
+        ("## a\u202eb\nModel: a/b", f"1: ##: invalid agent id 'a\\u202eb': {ID}"),
+        ("## -rf\nModel: a/b", f"1: ##: invalid agent id '-rf': {ID}"),
         (
             "## a\nModel: a/b\n## b\nRole: x\n## A\nRole: y",
-            "5: ## A: there is an agent 'a' already: AGENTS.md:1",
+            "5: ## A: duplicate of 'a' at AGENTS.md:1",
         ),
         (
             "## a\n\n## b\nRole: x",
-            "1: ## a: this section says nothing about an agent; "
-            "give it a line like Description: …, or write ### for a heading in a prompt",
+            "1: ## a: the section sets no key; add a line such as Description: …, or use ### for a heading in a prompt",
         ),
-        ("## a\nModell: a/b", f"2: Modell: there is no such key; did you mean Model? {KEYS}"),
-        ("## a\n\nNote: hi", f"3: Note: there is no such key; {KEYS}"),
-        ("## a\nYou are kind.", "2: 'You are kind.': write Key: value here, and free text after a line Prompt:"),
-        ("## a\nModel a/b", "2: 'Model a/b': write Key: value here, and free text after a line Prompt:"),
-        ("## a\n- Model: a/b", "2: '- Model: a/b': write Key: value here, and free text after a line Prompt:"),
-        ("## a\nModel:a/b", "2: 'Model:a/b': write Key: value here, and free text after a line Prompt:"),
-        ("## a\nModel:", "2: Model: it has no value; give it one or take the line out"),
-        ("## a\nRole: x\nrole: y", "3: role: it stands in line 2 already; keep one of them"),
+        ("## a\nModell: a/b", f"2: Modell: unknown key; did you mean Model? {KEYS}"),
+        ("## a\n\nNote: hi", f"3: Note: unknown key; {KEYS}"),
+        ("## a\nYou are kind.", "2: 'You are kind.': expected 'Key: value'; free text goes after a line 'Prompt:'"),
+        ("## a\nModel a/b", "2: 'Model a/b': expected 'Key: value'; free text goes after a line 'Prompt:'"),
+        ("## a\n- Model: a/b", "2: '- Model: a/b': expected 'Key: value'; free text goes after a line 'Prompt:'"),
+        ("## a\nModel:a/b", "2: 'Model:a/b': expected 'Key: value'; free text goes after a line 'Prompt:'"),
+        ("## a\nModel:", "2: Model: missing value; set one or remove the line"),
+        ("## a\nRole: x\nrole: y", "3: role: already set in line 2; remove one of them"),
         (
             "## a\nModel: gpt",
             "2: Model: invalid model reference 'gpt': expected 'provider/model', "
@@ -122,53 +121,62 @@ LONG = "a" * 65
         ),
         (
             "## a\nModel: a/b c/d",
-            "2: Model: invalid model reference 'a/b c/d': it contains a space; put a comma between two models",
+            "2: Model: invalid model reference 'a/b c/d': it contains a space; separate two models with a comma",
         ),
         (
             "## a\nModel: a/b,",
-            "2: Model: there is nothing between two commas, or after the last; take the comma out",
+            "2: Model: empty value in 'a/b,'; remove the extra comma",
         ),
-        ("## a\nModel: a/b, a/b", "2: Model: 'a/b' is named twice; keep one of them"),
-        ("## a\nMode: dance", "2: Mode: there is no mode 'dance'; write tools or react or plan"),
-        ("## a\nRole: user:ana", "2: Role: 'user:ana' is no role; write 1 to 64 letters, digits, _ or -"),
-        ("## a\nTools: *, bash", "2: Tools: * is all tools; name no others beside it"),
+        ("## a\nModel: a/b, a/b", "2: Model: 'a/b' is listed twice; remove one of them"),
+        ("## a\nMode: dance", "2: Mode: unknown mode 'dance': expected tools or react or plan"),
+        ("## a\nRole: user:ana", "2: Role: invalid role 'user:ana': expected 1 to 64 letters, digits, _ or -"),
+        ("## a\nTools: *, bash", "2: Tools: * selects all tools; remove the other names"),
         (
             "## a\nTools: my tool",
-            "2: Tools: 'my tool' is no name of a tool; write names with commas, * for all, or none",
+            "2: Tools: invalid tool name 'my tool': expected names with commas, * for all, or none",
         ),
-        ("## a\nTemperature: 2.5", "2: Temperature: '2.5' is no temperature; write a number from 0 to 2, like 0.3"),
-        ("## a\nTemperature: nan", "2: Temperature: 'nan' is no temperature; write a number from 0 to 2, like 0.3"),
-        ("## a\nTemperature: -1", "2: Temperature: '-1' is no temperature; write a number from 0 to 2, like 0.3"),
-        ("## a\nMax tokens: 0", "2: Max tokens: '0' is no count; write a whole number of at least 1"),
-        ("## a\nMax tokens: 1.5", "2: Max tokens: '1.5' is no count; write a whole number of at least 1"),
-        ("## a\nMax rounds: ten", "2: Max rounds: 'ten' is no count; write a whole number of at least 1"),
+        (
+            "## a\nTemperature: 2.5",
+            "2: Temperature: invalid temperature '2.5': expected a number from 0 to 2, such as 0.3",
+        ),
+        (
+            "## a\nTemperature: nan",
+            "2: Temperature: invalid temperature 'nan': expected a number from 0 to 2, such as 0.3",
+        ),
+        (
+            "## a\nTemperature: -1",
+            "2: Temperature: invalid temperature '-1': expected a number from 0 to 2, such as 0.3",
+        ),
+        ("## a\nMax tokens: 0", "2: Max tokens: invalid number '0': expected an integer of at least 1"),
+        ("## a\nMax tokens: 1.5", "2: Max tokens: invalid number '1.5': expected an integer of at least 1"),
+        ("## a\nMax rounds: ten", "2: Max rounds: invalid number 'ten': expected an integer of at least 1"),
         (
             f"## a\nMax rounds: {'9' * 5000}",
-            f"2: Max rounds: '{'9' * 80}' is no count; write a whole number of at least 1",
+            f"2: Max rounds: invalid number '{'9' * 80}': expected an integer of at least 1",
         ),
-        ("## a\nRecall: maybe", "2: Recall: 'maybe' is neither; write on or off"),
-        ("## a\nMax rounds: \u0663", "2: Max rounds: '\u0663' is no count; write a whole number of at least 1"),
+        ("## a\nRecall: maybe", "2: Recall: expected on or off, got 'maybe'"),
+        ("## a\nMax rounds: \u0663", "2: Max rounds: invalid number '\u0663': expected an integer of at least 1"),
         (
             "## a\nPrompt: x\n```\n## b\nRole: c",
-            "3: ```: this block of code has no end; close it with the same line",
+            "3: ```: unclosed code block; close it with the same fence",
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_file_its_line_and_its_key(text: str, error: str) -> None:
+def test_error_names_file_line_and_key(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_agents(text)
     assert str(caught.value) == f"AGENTS.md:{error}"
     assert isinstance(caught.value, BadModelRef) == ("invalid model reference" in error)
 
 
-def test_a_mistake_names_the_whole_path_of_its_file(tmp_path: Path) -> None:
+def test_error_names_the_absolute_path(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("## a\nModel: gpt\n")
     with pytest.raises(ConfigError) as caught:
         Workspace(tmp_path).load()
     assert str(caught.value).startswith(f"{tmp_path}/AGENTS.md:2: Model: ")
 
 
-# Agents of it
+# Build agents
 
 
 @tool
@@ -184,7 +192,7 @@ async def search(text: str) -> str:
 TOOLS = [bash, Tool("shop/search", search), Tool("clock", search)]
 
 
-def test_an_agent_is_what_its_section_says() -> None:
+def test_agent_is_built_from_its_section() -> None:
     agent = build_agent(parse_agents(FULL)[0], TOOLS, prompt="The workspace.")
     assert (agent.id, agent.name, agent.description) == ("writer", "The Writer", "Writes: long and short.")
     assert agent.models == ("anthropic/claude-opus-4-6", "openai/org/gpt-5.2")
@@ -195,17 +203,17 @@ def test_an_agent_is_what_its_section_says() -> None:
     assert agent.system_prompt.startswith("The workspace.\n\nWrite well.\n\n### Style\n")
 
 
-def test_an_agent_has_all_tools_unless_its_section_names_some_or_none() -> None:
+def test_agent_has_all_tools_by_default() -> None:
     _, quiet, plain = parse_agents(FULL)
     assert build_agent(quiet, TOOLS).tools == ()
     assert [tool.name for tool in build_agent(plain, TOOLS).tools] == ["bash", "shop/search", "clock"]
     assert (build_agent(plain).models, build_agent(plain).system_prompt) == ((), "")
 
 
-def test_a_tool_that_there_is_not_is_named_with_those_there_are() -> None:
+def test_error_for_unknown_tool_lists_known_tools() -> None:
     spec = parse_agents("## a\nTools: bsh\n")[0]
     with pytest.raises(ConfigError) as caught:
         build_agent(spec, TOOLS)
     assert str(caught.value) == (
-        "AGENTS.md:1: Tools: there is no tool 'bsh'; did you mean bash? There are: bash, clock, shop/search"
+        "AGENTS.md:1: Tools: unknown tool 'bsh'; did you mean bash? Known tools: bash, clock, shop/search"
     )

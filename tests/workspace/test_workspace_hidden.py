@@ -1,4 +1,4 @@
-"""Characters that nobody sees are reported with their place; the prompt is used as it is."""
+"""Hidden characters are reported with their position; the prompt is used unchanged."""
 
 from pathlib import Path
 
@@ -28,12 +28,12 @@ from atlas_agents.workspace import HiddenCharacters, Workspace, hidden_character
         ("\U000e0080", "U+E0080", "UNNAMED"),
     ],
 )
-def test_a_hidden_character_is_found(char: str, code_point: str, name: str) -> None:
+def test_hidden_character_is_found(char: str, code_point: str, name: str) -> None:
     text = f"One.\r\nTwo\t{char}!\n"
     assert hidden_characters(text, "SOUL.md") == (HiddenCharacters("SOUL.md", 2, 5, code_point, name),)
 
 
-def test_neighbours_are_one_finding() -> None:
+def test_adjacent_hidden_characters_are_one_finding() -> None:
     hidden = "".join(chr(0xE0000 + ord(char)) for char in "obey")
     found = hidden_characters(f"a{hidden}b\u200bc\n\u200b", "SOUL.md")
     assert [(one.line, one.column, one.count) for one in found] == [(1, 2, 4), (1, 7, 1), (2, 1, 1)]
@@ -49,15 +49,15 @@ def test_neighbours_are_one_finding() -> None:
         "e\u0301 non\u00a0breaking",
     ],
 )
-def test_what_is_seen_is_no_finding(text: str) -> None:
+def test_visible_text_has_no_findings(text: str) -> None:
     assert hidden_characters(text, "SOUL.md") == ()
 
 
-def test_so_many_are_listed_and_no_more() -> None:
+def test_number_of_findings_is_limited() -> None:
     assert len(hidden_characters("x\u200b" * 10_000, "SOUL.md")) == 100
 
 
-def test_findings_are_told_and_the_prompt_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_findings_are_logged_and_the_prompt_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "TOOLS.md").write_text("a\u202eb", encoding="utf-8")
     state = Workspace(tmp_path).load()
     assert state.prompt == "a\u202eb"

@@ -1,4 +1,4 @@
-"""Who answers when a key is missing: another model of the agent, `ATLAS_MODEL`, or the local one; and it is said."""
+"""Models for agents without an API key: another model of the agent, `ATLAS_MODEL` or the local model, with a notice."""
 
 from pathlib import Path
 
@@ -10,13 +10,14 @@ from atlas_agents.workspace import LOCAL_MODEL, AgentSpec, Workspace, build_agen
 
 CLAUDE, GPT = "anthropic/claude-opus-4-6", "openai/gpt-5.2"
 NO_CLAUDE = (
-    f"{CLAUDE} cannot answer "
+    f"{CLAUDE} is not available "
     "(Anthropic API key missing: set ANTHROPIC_API_KEY (in the environment or in .env) or pass api_key=)"
 )
 NO_GPT = (
-    f"{GPT} cannot answer (OpenAI API key missing: set OPENAI_API_KEY (in the environment or in .env) or pass api_key=)"
+    f"{GPT} is not available "
+    "(OpenAI API key missing: set OPENAI_API_KEY (in the environment or in .env) or pass api_key=)"
 )
-NO_GPT_BY_DEFAULT = NO_GPT.replace(GPT, f"{GPT} of ATLAS_MODEL")
+NO_GPT_BY_DEFAULT = f"ATLAS_MODEL {NO_GPT}"
 
 
 def registry(*keys: str, model: str = "") -> Registry:
@@ -24,7 +25,7 @@ def registry(*keys: str, model: str = "") -> Registry:
 
 
 @pytest.mark.parametrize(
-    ("named", "keys", "model", "able", "reasons"),
+    ("named", "keys", "model", "available", "reasons"),
     [
         ([CLAUDE], ["ANTHROPIC"], "", [CLAUDE], None),
         ([CLAUDE], ["ANTHROPIC", "OPENAI"], GPT, [CLAUDE], None),
@@ -35,19 +36,19 @@ def registry(*keys: str, model: str = "") -> Registry:
         ([CLAUDE], [], GPT, [LOCAL_MODEL], f"{NO_CLAUDE}; {NO_GPT_BY_DEFAULT}"),
         ([CLAUDE, GPT], [], "", [LOCAL_MODEL], f"{NO_CLAUDE}; {NO_GPT}"),
         ([], ["OPENAI"], f" {GPT} ", [GPT], None),
-        ([], [], "", [LOCAL_MODEL], "it names no model and ATLAS_MODEL is not set"),
+        ([], [], "", [LOCAL_MODEL], "the agent names no model and ATLAS_MODEL is not set"),
         ([], [], GPT, [LOCAL_MODEL], NO_GPT_BY_DEFAULT),
     ],
 )
-def test_a_model_without_a_key_is_stood_in_for(
-    named: list[str], keys: list[str], model: str, able: list[str], reasons: str | None
+def test_model_without_a_key_is_replaced(
+    named: list[str], keys: list[str], model: str, available: list[str], reasons: str | None
 ) -> None:
     models, notice = resolve_models(AgentSpec("a", models=tuple(named)), registry(*keys, model=model))
-    assert models == tuple(able)
-    assert notice == (f"agent 'a': {reasons}; {able[0]} answers instead" if reasons else None)
+    assert models == tuple(available)
+    assert notice == (f"agent 'a': {reasons}; using {available[0]} instead" if reasons else None)
 
 
-def test_a_default_that_is_given_goes_before_that_of_the_environment() -> None:
+def test_default_argument_overrides_the_environment() -> None:
     found = registry("OPENAI", "ANTHROPIC", model=GPT)
     assert resolve_models(AgentSpec("a"), found, CLAUDE) == ((CLAUDE,), None)
 
@@ -63,11 +64,11 @@ class WithLocal:
         raise MissingKey("no key")
 
 
-def test_the_local_model_can_be_named_like_any_other() -> None:
+def test_agent_can_name_the_local_model() -> None:
     assert resolve_models(AgentSpec("a", models=("local/x",)), WithLocal()) == (("local/x",), None)
 
 
-def test_a_provider_that_there_is_not_is_a_mistake_and_no_missing_key() -> None:
+def test_unknown_provider_is_an_error() -> None:
     spec = AgentSpec("a", models=("acme/x",), where="AGENTS.md:3")
     with pytest.raises(BadModelRef, match=r"^AGENTS\.md:3: Model: unknown provider 'acme'; known providers: anthropic"):
         resolve_models(spec, registry("OPENAI"))
@@ -77,12 +78,12 @@ def test_a_provider_that_there_is_not_is_a_mistake_and_no_missing_key() -> None:
         resolve_models(AgentSpec("a"), registry(model="acme/x"))
 
 
-def test_the_default_workspace_works_without_a_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_default_workspace_needs_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workspace = Workspace(tmp_path)
     workspace.prepare()
     built = build_agents(workspace.state, [], registry())
     (agent,) = built.agents
     assert (agent.id, agent.models) == ("assistant", (LOCAL_MODEL,))
     assert agent.system_prompt == workspace.system_prompt()
-    assert built.notices == {"assistant": f"agent 'assistant': {NO_CLAUDE}; {LOCAL_MODEL} answers instead"}
+    assert built.notices == {"assistant": f"agent 'assistant': {NO_CLAUDE}; using {LOCAL_MODEL} instead"}
     assert built.notices["assistant"] in caplog.text

@@ -1,4 +1,4 @@
-"""Edits are picked up while it runs: whole ones, once each; a broken one changes nothing and is told."""
+"""`Workspace.watch` reports each complete edit once; an invalid edit changes nothing."""
 
 import asyncio
 import os
@@ -18,26 +18,26 @@ GOOD = "## a\nDescription: one\n"
 
 
 class Watched:
-    """A workspace being watched on a clock of its own, and all that was told."""
+    """A workspace that is watched with a virtual clock, and the states that were reported."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clock = VirtualClock()
-        self.told: list[WorkspaceState] = []
+        self.states: list[WorkspaceState] = []
         (folder / "AGENTS.md").write_text(GOOD)
         self.workspace = Workspace(folder)
         self.first = self.workspace.load()
 
     async def run(self) -> None:
-        async with aclosing(self.workspace.watch(clock=self.clock)) as states:
-            async for state in states:
-                self.told.append(state)
+        async with aclosing(self.workspace.watch(clock=self.clock)) as new_states:
+            async for state in new_states:
+                self.states.append(state)
 
     async def polls(self, count: int) -> list[str]:
-        """Let it look so often; the prompts that were told since the last time."""
-        before = len(self.told)
+        """Advance the clock by this many polls; return the prompts reported since."""
+        before = len(self.states)
         await self.clock.advance(count)
-        return [state.prompt for state in self.told[before:]]
+        return [state.prompt for state in self.states[before:]]
 
     def write(self, text: str, name: str = "SOUL.md") -> None:
         (self.folder / name).write_text(text)
@@ -55,7 +55,7 @@ async def watching(folder: Path) -> AsyncGenerator[Watched, None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_an_edit_is_told_once_it_has_settled(tmp_path: Path) -> None:
+async def test_edit_is_reported_once_it_is_stable(tmp_path: Path) -> None:
     async with watching(tmp_path) as watched:
         assert await watched.polls(5) == []
         watched.write("S")
@@ -69,7 +69,7 @@ async def test_an_edit_is_told_once_it_has_settled(tmp_path: Path) -> None:
         assert [spec.id for spec in watched.workspace.state.agents] == ["b"]
 
 
-async def test_an_edit_before_the_watching_began_is_not_missed(tmp_path: Path) -> None:
+async def test_edit_before_the_watch_starts_is_reported(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.write("S")
     task = asyncio.create_task(watched.run())
@@ -77,7 +77,7 @@ async def test_an_edit_before_the_watching_began_is_not_missed(tmp_path: Path) -
     task.cancel()
 
 
-async def test_a_file_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
+async def test_watch_waits_for_a_file_that_is_being_written(tmp_path: Path) -> None:
     async with watching(tmp_path) as watched:
         text = ""
         for piece in ("One ", "two ", "three."):
@@ -87,8 +87,8 @@ async def test_a_file_that_is_still_being_written_is_waited_for(tmp_path: Path) 
         assert await watched.polls(1) == [f"{GOOD}\n\n---\n\nOne two three."]
 
 
-async def test_a_file_that_is_replaced_by_renaming_is_seen(tmp_path: Path) -> None:
-    """Same size, and the very times of the old one: only the file itself is another."""
+async def test_file_replaced_by_rename_is_reported(tmp_path: Path) -> None:
+    """Same size and times: only the inode differs."""
     async with watching(tmp_path) as watched:
         watched.write("Old")
         assert await watched.polls(2) == [f"{GOOD}\n\n---\n\nOld"]
@@ -99,7 +99,7 @@ async def test_a_file_that_is_replaced_by_renaming_is_seen(tmp_path: Path) -> No
         assert await watched.polls(2) == [f"{GOOD}\n\n---\n\nNew"]
 
 
-async def test_a_file_that_is_away_for_a_moment_is_not_missed(tmp_path: Path) -> None:
+async def test_file_missing_for_a_moment_is_reported_once(tmp_path: Path) -> None:
     """Some editors move the old file away before they write the new one."""
     async with watching(tmp_path) as watched:
         (tmp_path / "AGENTS.md").rename(tmp_path / "AGENTS.md~")
@@ -108,29 +108,29 @@ async def test_a_file_that_is_away_for_a_moment_is_not_missed(tmp_path: Path) ->
         assert await watched.polls(2) == ["## c\nRole: r\n"]
 
 
-async def test_a_file_that_was_touched_and_not_changed_is_no_edit(tmp_path: Path) -> None:
+async def test_touched_file_is_not_reported(tmp_path: Path) -> None:
     async with watching(tmp_path) as watched:
         os.utime(tmp_path / "AGENTS.md")
         assert await watched.polls(5) == []
 
 
-async def test_a_broken_edit_changes_nothing_and_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_edit_is_reported_and_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with watching(tmp_path) as watched:
         watched.write("## a\nModel: gpt\n", "AGENTS.md")
         watched.write("S")
         assert await watched.polls(2) == [GOOD]
-        broken = watched.told[-1]
+        broken = watched.states[-1]
         assert (broken.agents, broken.findings) == (watched.first.agents, ())
         assert [error.partition(": Model: ")[0] for error in broken.errors] == [f"{tmp_path}/AGENTS.md:2"]
-        assert caplog.text.count("the workspace stays as it was: ") == 1
+        assert caplog.text.count("workspace edit rejected: error=") == 1
         os.utime(tmp_path / "AGENTS.md")
-        assert await watched.polls(3) == []  # broken as before is no news
+        assert await watched.polls(3) == []  # the same error is not reported again
         watched.write(GOOD, "AGENTS.md")
         assert await watched.polls(2) == [f"{GOOD}\n\n---\n\nS"]
-        assert watched.told[-1].errors == ()
+        assert watched.states[-1].errors == ()
 
 
-async def test_a_broken_edit_that_is_taken_back_is_told_too(tmp_path: Path) -> None:
+async def test_reverted_invalid_edit_is_reported(tmp_path: Path) -> None:
     async with watching(tmp_path) as watched:
         watched.write("x" * 300_000)
         await watched.polls(2)
@@ -140,20 +140,18 @@ async def test_a_broken_edit_that_is_taken_back_is_told_too(tmp_path: Path) -> N
         assert watched.workspace.state == watched.first
 
 
-async def test_a_folder_that_goes_away_leaves_what_was_read(tmp_path: Path) -> None:
+async def test_removed_folder_keeps_the_last_state(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     async with watching(tmp_path / "w") as watched:
         (tmp_path / "w").rename(tmp_path / "away")
         assert await watched.polls(2) == [GOOD]
-        assert "there is no such folder" in watched.told[-1].errors[0]
+        assert "workspace folder not found" in watched.states[-1].errors[0]
         (tmp_path / "away").rename(tmp_path / "w")
         assert await watched.polls(2) == [GOOD]
-        assert watched.told[-1].errors == ()
+        assert watched.states[-1].errors == ()
 
 
-async def test_a_file_that_is_written_while_it_is_read_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_file_written_during_the_read_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with watching(tmp_path) as watched:
         read = module.read
 
@@ -177,7 +175,7 @@ for number in range(400):
 """
 
 
-async def test_while_another_process_edits_only_whole_files_are_seen(tmp_path: Path) -> None:
+async def test_concurrent_writer_never_shows_partial_files(tmp_path: Path) -> None:
     whole = {f"{number} " * (number % 50 + 1) * 100 for number in range(400)}
     workspace = Workspace(tmp_path)
     workspace.load()
@@ -191,8 +189,10 @@ async def test_while_another_process_edits_only_whole_files_are_seen(tmp_path: P
     assert await writer.wait() == 0
 
 
-async def test_looking_costs_next_to_nothing(tmp_path: Path) -> None:
+async def test_polling_is_cheap(tmp_path: Path) -> None:
     async with watching(tmp_path) as watched:
         start = time.process_time()
         await watched.polls(2000)
-        assert (time.process_time() - start) / 2000 < 0.005  # a look, and twenty turns of the loop by the clock
+        assert (
+            time.process_time() - start
+        ) / 2000 < 0.005  # one poll, and twenty iterations of the event loop by the clock

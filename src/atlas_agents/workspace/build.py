@@ -1,4 +1,4 @@
-"""From what the workspace says to agents that can answer."""
+"""Build agents from a workspace: resolve their models and tools."""
 
 import difflib
 import logging
@@ -15,11 +15,11 @@ from atlas_agents.tools.tool import Function, Tool, as_tool
 from atlas_agents.workspace.workspace import AgentSpec, WorkspaceState
 
 LOCAL_MODEL = "local/smollm2-135m"
-"""Who speaks when nobody else can: the model that needs no key."""
+"""Model of last resort, which needs no API key."""
 
 
 class Providers(Protocol):
-    """What is asked of a `Registry`: MissingKey from `provider` means that there is no key."""
+    """The part of `Registry` that is used here. `provider` raises MissingKey without an API key."""
 
     def provider(self, id: str) -> object: ...
 
@@ -30,27 +30,27 @@ class Providers(Protocol):
 def resolve_models(
     spec: AgentSpec, providers: Providers, default: str | None = None
 ) -> tuple[tuple[str, ...], str | None]:
-    """The refs that can answer for an agent, first one first, and a sentence if they are not those that it names.
+    """Return the models an agent can use, in order of preference, and a notice if they are not those it names.
 
-    Models without a key are left out; if none is left, `default` (else `ATLAS_MODEL`) answers, else the local model.
+    Models without an API key are skipped; if none is left, use `default` (or `ATLAS_MODEL`), then the local model.
     """
-    missing = {ref: _missing(ref, f"{spec.where or spec.id}: Model", providers) for ref in spec.models}
-    reasons = [f"{ref} cannot answer ({why})" for ref, why in missing.items() if why]
-    if able := tuple(ref for ref, why in missing.items() if not why):
-        return able, _notice(spec, reasons, able[0])
+    missing = {ref: _missing_key(ref, f"{spec.where or spec.id}: Model", providers) for ref in spec.models}
+    reasons = [f"{ref} is not available ({reason})" for ref, reason in missing.items() if reason]
+    if available := tuple(ref for ref, reason in missing.items() if not reason):
+        return available, _notice(spec, reasons, available[0])
     ref = (default or providers.default_model or "").strip()
     if not ref:
         if not spec.models:
-            reasons.append("it names no model and ATLAS_MODEL is not set")
-    elif why := _missing(ref, "ATLAS_MODEL", providers):
-        reasons.append(f"{ref} of ATLAS_MODEL cannot answer ({why})")
+            reasons.append("the agent names no model and ATLAS_MODEL is not set")
+    elif reason := _missing_key(ref, "ATLAS_MODEL", providers):
+        reasons.append(f"ATLAS_MODEL {ref} is not available ({reason})")
     else:
         return (ref,), _notice(spec, reasons, ref)
     return (LOCAL_MODEL,), _notice(spec, reasons, LOCAL_MODEL)
 
 
-def _missing(ref: str, where: str, providers: Providers) -> str | None:
-    """What stands in the way of a model, if it is a key; what else is wrong with it is raised with its place."""
+def _missing_key(ref: str, where: str, providers: Providers) -> str | None:
+    """Return why a provider has no API key, or None if it has one. Other errors are raised with their location."""
     try:
         providers.provider(parse_model_ref(ref).provider)
     except MissingKey as error:
@@ -60,18 +60,17 @@ def _missing(ref: str, where: str, providers: Providers) -> str | None:
     return None
 
 
-def _notice(spec: AgentSpec, reasons: list[str], answers: str) -> str | None:
-    return f"agent {spec.id!r}: {'; '.join(reasons)}; {answers} answers instead" if reasons else None
+def _notice(spec: AgentSpec, reasons: list[str], used: str) -> str | None:
+    return f"agent {spec.id!r}: {'; '.join(reasons)}; using {used} instead" if reasons else None
 
 
 logger = logging.getLogger(__name__)
-StandIn: TypeAlias = Callable[[str], tuple[Model, str] | None]
-"""For a ref that cannot answer: who does instead, and a sentence that says so."""
+Fallback: TypeAlias = Callable[[str], tuple[Model, str] | None]
+"""Returns the replacement for a model that is not available, and a notice about it."""
 
 
-class Built(msgspec.Struct, frozen=True):
-    """Agents in the order of the file, by their ids the sentences about models that others stand in for, and the refs
-    of all models that are to speak."""
+class BuiltAgents(msgspec.Struct, frozen=True):
+    """Agents in the order of the file, notices about replaced models by agent id, and the references of all models."""
 
     agents: tuple[Agent, ...]
     notices: dict[str, str]
@@ -83,11 +82,11 @@ def build_agents(
     tools: Iterable[Tool | Function],
     providers: Providers,
     default: str | None = None,
-    stand_in: StandIn | None = None,
-) -> Built:
-    """All agents of a workspace, each told the workspace's prompt and then its own; all or, with ConfigError, none.
+    fallback: Fallback | None = None,
+) -> BuiltAgents:
+    """Build all agents of a workspace; ConfigError if any is invalid. The workspace's prompt comes before their own.
 
-    `stand_in` may put another in the place of a model that cannot answer.
+    `fallback` can replace a model that is not available.
     """
     known = [as_tool(tool) for tool in tools]
     agents: list[Agent] = []
@@ -96,24 +95,25 @@ def build_agents(
     ids = [spec.id for spec in state.agents]
     for spec in state.agents:
         if missing := next((id for id in spec.hands_off_to if id not in ids), None):
-            raise ConfigError(f"{spec.where or spec.id}: Hands off to: there is no agent {missing!r}")
+            where, known_ids = spec.where or spec.id, ", ".join(ids)
+            raise ConfigError(f"{where}: Hands off to: unknown agent {missing!r}; known agents: {known_ids}")
         found, notice = resolve_models(spec, providers, default)
         refs += found
-        others = {ref: other for ref in found if stand_in is not None and (other := stand_in(ref)) is not None}
-        if found and found[0] in others:
-            notice = f"agent {spec.id!r}: {others[found[0]][1]}"
-        models = [others[ref][0] if ref in others else ref for ref in found]
+        replaced = {ref: other for ref in found if fallback is not None and (other := fallback(ref)) is not None}
+        if found and found[0] in replaced:
+            notice = f"agent {spec.id!r}: {replaced[found[0]][1]}"
+        models = [replaced[ref][0] if ref in replaced else ref for ref in found]
         agents.append(build_agent(spec, known, models=models, prompt=state.prompt))
         if notice:
             notices[spec.id] = notice
             logger.warning("%s", notice)
-    return Built(tuple(agents), notices, tuple(dict.fromkeys(refs)))
+    return BuiltAgents(tuple(agents), notices, tuple(dict.fromkeys(refs)))
 
 
 def build_agent(
     spec: AgentSpec, tools: Iterable[Tool | Function] = (), *, models: Sequence[Model] | None = None, prompt: str = ""
 ) -> Agent:
-    """One agent; `models` stands in for those that it names, `prompt` comes before its own."""
+    """Build one agent. `models` replaces the models it names; `prompt` comes before its own prompt."""
     refs = spec.models if models is None else models
     return Agent(
         spec.id,
@@ -124,7 +124,7 @@ def build_agent(
         system_prompt="\n\n".join(piece for piece in (prompt, spec.prompt) if piece),
         temperature=spec.temperature,
         max_tokens=spec.max_tokens,
-        tools=_picked(spec, {tool.name: tool for tool in map(as_tool, tools)}),
+        tools=_select_tools(spec, {tool.name: tool for tool in map(as_tool, tools)}),
         role=spec.role,
         mode=spec.mode,
         max_rounds=spec.max_rounds,
@@ -132,7 +132,7 @@ def build_agent(
     )
 
 
-def _picked(spec: AgentSpec, known: dict[str, Tool]) -> list[Tool]:
+def _select_tools(spec: AgentSpec, known: dict[str, Tool]) -> list[Tool]:
     if spec.tools == ("*",):
         return list(known.values())
     for name in spec.tools:
@@ -140,7 +140,7 @@ def _picked(spec: AgentSpec, known: dict[str, Tool]) -> list[Tool]:
             close = difflib.get_close_matches(name, known, 1)
             guess = f"did you mean {close[0]}? " if close else ""
             if "/" in name:
-                guess += "is its MCP server approved? Say: atlas mcp list. "
+                guess += "is its MCP server approved? Run: atlas mcp list. "
             names = ", ".join(sorted(known)) or "none"
-            raise ConfigError(f"{spec.where or spec.id}: Tools: there is no tool {name!r}; {guess}There are: {names}")
+            raise ConfigError(f"{spec.where or spec.id}: Tools: unknown tool {name!r}; {guess}Known tools: {names}")
     return [known[name] for name in spec.tools]

@@ -1,4 +1,4 @@
-"""The three files of a workspace on the disk: read with care, written only where none of them is."""
+"""Files of a workspace: safe reads, change detection, and the default files."""
 
 import os
 import stat
@@ -10,16 +10,16 @@ from typing import TypeAlias
 from atlas_agents.core.errors import ConfigError
 
 NAMES = ("AGENTS.md", "SOUL.md", "TOOLS.md")
-LARGEST = 256 * 1024
+MAX_BYTES = 256 * 1024
 
-Look: TypeAlias = tuple[tuple[int, ...] | None, ...]
-"""How the files look from outside; another look means that one of them was edited."""
+FileStamps: TypeAlias = tuple[tuple[int, ...] | None, ...]
+"""Stat fields of the files; a different value means that one of them changed."""
 
 
 def read(folder: Path, name: str) -> str | None:
-    """The text of a file, without a byte order mark; None if there is no such file.
+    """Return the text of a file without a byte order mark, or None if it does not exist.
 
-    A link that leads out of the workspace is refused, or a model could be told what stands anywhere on the machine.
+    A link that points outside the workspace is rejected: it could put any file of the machine into the prompt.
     """
     path = folder / name
     if not os.path.lexists(path):
@@ -27,45 +27,43 @@ def read(folder: Path, name: str) -> str | None:
     try:
         real = Path(os.path.realpath(path, strict=True))
         if not real.is_relative_to(os.path.realpath(folder)):
-            raise ConfigError(f"{path}: it is a link out of the workspace; put the file itself there")
-        content = _content(real)
+            raise ConfigError(f"{path}: symbolic link to outside the workspace; replace it with the file itself")
+        content = _read_bytes(real)
     except FileNotFoundError as error:
-        if not path.is_symlink():  # it went away just now
+        if not path.is_symlink():  # deleted since the check above
             return None
-        raise ConfigError(f"{path}: it is a link to nothing; put the file itself there") from error
+        raise ConfigError(f"{path}: broken symbolic link; replace it with the file itself") from error
     except OSError as error:
-        raise ConfigError(f"{path}: it cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot read the file: {error.strerror}") from error
     if content is None:
-        raise ConfigError(f"{path}: it is not a regular file; put a text file there")
-    if len(content) > LARGEST:
-        raise ConfigError(
-            f"{path}: it is larger than {LARGEST // 1024} KiB; every model reads all of it, so shorten it"
-        )
+        raise ConfigError(f"{path}: not a regular file; replace it with a text file")
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB; it is part of every prompt, so shorten it")
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: it is not UTF-8; save it as UTF-8") from error
+        raise ConfigError(f"{path}:{line}: the file is not valid UTF-8; save it as UTF-8") from error
 
 
-def _content(path: Path) -> bytes | None:
-    """Never more than one byte too many; None for what is no file. Opening it neither waits nor follows a link."""
+def _read_bytes(path: Path) -> bytes | None:
+    """Read at most one byte more than allowed; None for other than a regular file. Never blocks or follows a link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(LARGEST + 1)
+            return file.read(MAX_BYTES + 1)
     finally:
         os.close(descriptor)
 
 
-def look(folder: Path, more: Iterable[str] = ()) -> Look:
-    """How the files look now, and `more` below the folder; cheap enough to be asked every second."""
-    return tuple(_look(folder / name) for name in (*NAMES, *more))
+def read_stamps(folder: Path, more: Iterable[str] = ()) -> FileStamps:
+    """Return the stat fields of the files and of `more` paths below the folder; cheap enough to poll every second."""
+    return tuple(_stamp(folder / name) for name in (*NAMES, *more))
 
 
-def _look(path: Path) -> tuple[int, ...] | None:
+def _stamp(path: Path) -> tuple[int, ...] | None:
     try:
         seen = path.stat()
     except OSError:
@@ -74,7 +72,7 @@ def _look(path: Path) -> tuple[int, ...] | None:
 
 
 def write_defaults(folder: Path) -> bool:
-    """Write all three files into a folder that has none of them, and say whether that was done."""
+    """Write the three default files into a folder that has none of them. Return whether they were written."""
     try:
         if not folder.exists():
             folder.mkdir(parents=True)
@@ -83,10 +81,10 @@ def write_defaults(folder: Path) -> bool:
             return False
         for name in NAMES:
             _write(folder / name, (files("atlas_agents.workspace") / "defaults" / name).read_bytes())
-    except FileExistsError:  # somebody else is writing them; theirs stay
+    except FileExistsError:  # another process is writing them
         return False
     except OSError as error:
-        raise ConfigError(f"{folder}: the workspace cannot be made there: {error.strerror}") from error
+        raise ConfigError(f"cannot create the workspace {folder}: {error.strerror}") from error
     return True
 
 

@@ -1,4 +1,7 @@
-"""Skills: folders with a `SKILL.md`, of which a model is told one line each, and reads the rest when it needs it."""
+"""Skills and prompt templates of a workspace.
+
+The prompt lists each skill in one line; the model reads its `SKILL.md` with a tool when it needs it.
+"""
 
 import os
 import re
@@ -12,14 +15,14 @@ from atlas_agents.core.errors import ConfigError, ToolFailed
 from atlas_agents.core.paths import is_secret
 from atlas_agents.core.text import HiddenCharacters, hidden_characters
 from atlas_agents.tools.tool import Tool, tool
-from atlas_agents.workspace.files import LARGEST, read
+from atlas_agents.workspace.files import MAX_BYTES, read
 
 SKILLS_FOLDER, FILE = "skills", "SKILL.md"
 _SKILL_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _ENTRY = re.compile(r"([A-Za-z][\w-]*):(?:[ \t]+(.*))?")
-_MOST_FILES = 200
-_LONGEST = 1024
-_FORM = "begin it with ---, a line name: …, a line description: …, and ---"
+_MAX_FILES = 200
+_MAX_DESCRIPTION = 1024
+_FRONT_MATTER = "start it with ---, a line name: …, a line description: …, and ---"
 _PROMPT = """\
 # Skills
 
@@ -30,7 +33,7 @@ you begin, and follow it.
 
 
 class Skill(msgspec.Struct, frozen=True):
-    """What its first lines say, and where it is."""
+    """Front matter of a `SKILL.md` and its folder."""
 
     name: str
     description: str
@@ -38,31 +41,31 @@ class Skill(msgspec.Struct, frozen=True):
 
 
 def read_skills(workspace: Path) -> tuple[tuple[Skill, ...], list[HiddenCharacters]]:
-    """All skills of a workspace by name, and hidden characters in them; ConfigError names the file that is wrong."""
+    """Return the skills of a workspace by name, and the hidden characters in them; ConfigError names the file."""
     skills: list[Skill] = []
     findings: list[HiddenCharacters] = []
-    for folder in _folders(workspace):
+    for folder in _skill_folders(workspace):
         path = f"{SKILLS_FOLDER}/{folder.name}/{FILE}"
         text = read(workspace, path)
         if text is None:
             continue
-        skills.append(_skill(text, folder, str(workspace / path)))
+        skills.append(_parse_skill(text, folder, str(workspace / path)))
         findings += hidden_characters(text, path)
     return tuple(skills), findings
 
 
 def skill_files(workspace: Path) -> list[str]:
-    """The paths of all `SKILL.md` files, relative to the workspace."""
-    return [f"{SKILLS_FOLDER}/{folder.name}/{FILE}" for folder in _folders(workspace)]
+    """Return the paths of all `SKILL.md` files relative to the workspace."""
+    return [f"{SKILLS_FOLDER}/{folder.name}/{FILE}" for folder in _skill_folders(workspace)]
 
 
 def skills_prompt(skills: tuple[Skill, ...]) -> str:
-    """What a model is told of them from the start."""
+    """Return the part of the system prompt that lists the skills."""
     return _PROMPT + "\n".join(f"- {skill.name}: {skill.description}" for skill in skills)
 
 
 def skill_tool(workspace: Path) -> Tool:
-    """The tool that reads them, as they are at the moment."""
+    """Return the `read_skill` tool, which reads the files at each call."""
 
     @tool(effect="pure", in_process=True)
     def read_skill(name: str, file: str = FILE) -> str:
@@ -76,10 +79,10 @@ def skill_tool(workspace: Path) -> Tool:
         skill = next((each for each in skills if each.name == name), None)
         if skill is None:
             names = ", ".join(each.name for each in skills) or "none"
-            raise ToolFailed(f"There is no skill {name!r}. There are: {names}.")
+            raise ToolFailed(f"Unknown skill {name!r}. Known skills: {names}.")
         files = list(_files(skill.folder))
         if file not in files:
-            raise ToolFailed(f"The skill {name!r} has no file {file!r}. It has: {', '.join(files)}.")
+            raise ToolFailed(f"Skill {name!r} has no file {file!r}. Its files: {', '.join(files)}.")
         text = read(workspace, f"{SKILLS_FOLDER}/{skill.folder.name}/{file}")
         if file != FILE or text is None:
             return text or ""
@@ -90,8 +93,8 @@ def skill_tool(workspace: Path) -> Tool:
     return read_skill
 
 
-def _folders(workspace: Path) -> list[Path]:
-    """Those that have a `SKILL.md`; links are not followed."""
+def _skill_folders(workspace: Path) -> list[Path]:
+    """Return the folders that contain a `SKILL.md`; links are not followed."""
     try:
         found = [
             Path(each.path) for each in os.scandir(workspace / SKILLS_FOLDER) if each.is_dir(follow_symlinks=False)
@@ -102,41 +105,41 @@ def _folders(workspace: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Regular files below a folder that can be read whole, but for those that hold keys."""
+    """Yield regular files below a folder that are small enough to read, except files with secrets."""
     count = 0
     for place, _, names in os.walk(folder):
         for name in sorted(names):
             path = Path(place) / name
             seen = path.lstat()
             inside = path.relative_to(folder)
-            if is_secret(inside) or not stat.S_ISREG(seen.st_mode) or seen.st_size > LARGEST:
+            if is_secret(inside) or not stat.S_ISREG(seen.st_mode) or seen.st_size > MAX_BYTES:
                 continue
-            if count < _MOST_FILES:
+            if count < _MAX_FILES:
                 count += 1
                 yield str(inside)
 
 
-def _skill(text: str, folder: Path, file: str) -> Skill:
-    entries = dict(_entries(text, file))
+def _parse_skill(text: str, folder: Path, file: str) -> Skill:
+    entries = dict(_parse_front_matter(text, file))
     name, description = entries.get("name", ""), entries.get("description", "")
     if not _SKILL_NAME.fullmatch(name):
         raise ConfigError(
-            f"{file}: name: {name[:80]!r} is no name for a skill; write small letters, digits and hyphens"
+            f"{file}: name: invalid skill name {name[:80]!r}: expected lower-case letters, digits and hyphens"
         )
     if name != folder.name:
-        raise ConfigError(f"{file}: name: it is {name!r}, and its folder {folder.name!r}; call both the same")
+        raise ConfigError(f"{file}: name: expected the folder's name {folder.name!r}, got {name!r}")
     if not description:
-        raise ConfigError(f"{file}: description: it has none; say in a sentence what it is for, and when to use it")
-    if len(description) > _LONGEST:
-        raise ConfigError(f"{file}: description: it is longer than {_LONGEST} characters; every model reads all of it")
+        raise ConfigError(f"{file}: description: missing; describe what the skill does and when to use it")
+    if len(description) > _MAX_DESCRIPTION:
+        raise ConfigError(f"{file}: description: longer than {_MAX_DESCRIPTION} characters; it is part of every prompt")
     return Skill(name, description, folder)
 
 
-def _entries(text: str, file: str) -> Iterator[tuple[str, str]]:
-    """The keys at the top, each with its value; lines that are indented belong to the key before."""
+def _parse_front_matter(text: str, file: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys and values of the front matter; indented lines continue the value before."""
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].strip() != "---" or "---" not in [line.strip() for line in lines[1:]]:
-        raise ConfigError(f"{file}: it does not say what it is; {_FORM}")
+        raise ConfigError(f"{file}: missing front matter; {_FRONT_MATTER}")
     key, words = "", list[str]()
     for line in lines[1:]:
         entry = _ENTRY.fullmatch(line.rstrip()) if line[:1].strip() else None
@@ -159,46 +162,46 @@ def _value(words: list[str]) -> str:
 
 
 def _body(text: str) -> str:
-    """What stands below the keys."""
+    """Return the text below the front matter."""
     return text.replace("\r\n", "\n").split("\n---", 1)[1].partition("\n")[2].strip()
 
 
 PROMPTS_FOLDER = "prompts"
 _PROMPT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_BLANK = re.compile(r"\{([a-z][a-z0-9_]{0,63})\}")
+_PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]{0,63})\}")
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A text with blanks; its first line, if it is a heading, says what it is for."""
+    """Prompt template. A heading in its first line is its description."""
 
     name: str
     text: str
     description: str = ""
 
     @property
-    def blanks(self) -> tuple[str, ...]:
-        """The names of its blanks, in their order."""
-        return tuple(dict.fromkeys(_BLANK.findall(self.text)))
+    def placeholders(self) -> tuple[str, ...]:
+        """Names of the placeholders in order of appearance."""
+        return tuple(dict.fromkeys(_PLACEHOLDER.findall(self.text)))
 
-    def filled(self, values: dict[str, str]) -> str:
-        """The text with every blank filled in, once; what is filled in is not looked into."""
-        missing = [blank for blank in self.blanks if blank not in values]
+    def fill(self, values: dict[str, str]) -> str:
+        """Return the text with its placeholders replaced. Values are not expanded again."""
+        missing = [placeholder for placeholder in self.placeholders if placeholder not in values]
         if missing:
-            raise ConfigError(f"the prompt {self.name} needs {', '.join(missing)}")
-        return _BLANK.sub(lambda found: values[found[1]], self.text)
+            raise ConfigError(f"prompt {self.name!r}: missing values for {', '.join(missing)}")
+        return _PLACEHOLDER.sub(lambda found: values[found[1]], self.text)
 
 
 def read_prompts(workspace: Path) -> tuple[Prompt, ...]:
-    """All prompts of a workspace, by name; ConfigError names the file that cannot be used."""
+    """Return the prompt templates of a workspace sorted by name; ConfigError names the invalid file."""
     folder = workspace / PROMPTS_FOLDER
     if not folder.is_dir():
         return ()
-    return tuple(_prompt(folder, path) for path in sorted(folder.glob("*.md")) if not path.name.startswith("."))
+    return tuple(_read_prompt(folder, path) for path in sorted(folder.glob("*.md")) if not path.name.startswith("."))
 
 
-def _prompt(folder: Path, path: Path) -> Prompt:
+def _read_prompt(folder: Path, path: Path) -> Prompt:
     if not _PROMPT_NAME.fullmatch(path.stem):
-        raise ConfigError(f"{path}: {path.stem!r} is no name for a prompt; write letters, digits, _ or -")
+        raise ConfigError(f"{path}: invalid prompt name {path.stem!r}: expected letters, digits, _ or -")
     text = (read(folder, path.name) or "").strip()
     first, _, rest = text.partition("\n")
     if first.startswith("# ") and rest.strip():

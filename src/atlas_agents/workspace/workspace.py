@@ -1,4 +1,4 @@
-"""A workspace as it stands, and as it is edited."""
+"""Workspace: parse `AGENTS.md`, read the files and watch them for edits."""
 
 import difflib
 import logging
@@ -15,29 +15,29 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.text import HiddenCharacters, hidden_characters
 from atlas_agents.providers.registry import parse_model_ref
-from atlas_agents.workspace.files import NAMES, Look, look, read, write_defaults
+from atlas_agents.workspace.files import NAMES, FileStamps, read, read_stamps, write_defaults
 from atlas_agents.workspace.skills import SKILLS_FOLDER, Skill, read_skills, skill_files, skills_prompt
 
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _TOOL = re.compile(r"\S{1,200}")
 _ENTRY = re.compile(r"([A-Za-z][A-Za-z _-]{0,30}?)[ \t]*:(?:[ \t]+(.*))?")
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,9})?")
-_EVERY, _NONE = "*", "none"
+_ALL, _NONE = "*", "none"
 
 
-def plain_name(text: str) -> bool:
-    """Whether a text can name an agent or a role, in a path and in an address too."""
-    return _PLAIN.fullmatch(text) is not None
+def is_plain_name(text: str) -> bool:
+    """Return whether a text is a valid id of an agent or a role: safe in paths and URLs."""
+    return _PLAIN_NAME.fullmatch(text) is not None
 
 
-def wrong(file: str, line: int, key: str, words: str) -> ConfigError:
-    """What is wrong, beginning with where."""
-    return ConfigError(f"{file}:{line}: {key}: {words}")
+def _error_at(file: str, line: int, key: str, message: str) -> ConfigError:
+    """Return a ConfigError that starts with its location."""
+    return ConfigError(f"{file}:{line}: {key}: {message}")
 
 
 class SectionLine(msgspec.Struct, frozen=True):
-    """One line of a section."""
+    """A `Key: value` line of an agent's section."""
 
     file: str
     line: int
@@ -45,119 +45,119 @@ class SectionLine(msgspec.Struct, frozen=True):
     value: str
 
     @classmethod
-    def of(cls, line: str, number: int, file: str) -> "SectionLine":
-        """Take a line apart; ConfigError for one that is no entry, or of a key that there is not."""
+    def parse(cls, line: str, number: int, file: str) -> "SectionLine":
+        """Parse a line; ConfigError if it is not `Key: value` or the key is unknown."""
         match = _ENTRY.fullmatch(line.strip())
         if not match:
             start = line.strip()[:40]
-            raise wrong(file, number, repr(start), "write Key: value here, and free text after a line Prompt:")
+            raise _error_at(file, number, repr(start), "expected 'Key: value'; free text goes after a line 'Prompt:'")
         entry = cls(file, number, match[1], (match[2] or "").strip())
         known = (*KEYS, "prompt")
         if entry.key.casefold() not in known:
             close = difflib.get_close_matches(entry.key.casefold(), known, 1)
             guess = f"did you mean {close[0].capitalize()}? " if close else ""
             names = ", ".join(name.capitalize() for name in known)
-            raise entry.wrong(f"there is no such key; {guess}There are {names}; free text goes after Prompt:")
+            raise entry.error(f"unknown key; {guess}Known keys: {names}; free text goes after Prompt:")
         if not entry.value and entry.key.casefold() != "prompt":
-            raise entry.wrong("it has no value; give it one or take the line out")
+            raise entry.error("missing value; set one or remove the line")
         return entry
 
-    def wrong(self, words: str) -> ConfigError:
-        return wrong(self.file, self.line, self.key, words)
+    def error(self, message: str) -> ConfigError:
+        return _error_at(self.file, self.line, self.key, message)
 
     @property
     def values(self) -> list[str]:
-        """What stands between commas; each one only once."""
+        """The comma-separated values, without duplicates."""
         items = [item.strip() for item in self.value.split(",")]
         if "" in items:
-            raise self.wrong("there is nothing between two commas, or after the last; take the comma out")
-        if twice := next((item for item in items if items.count(item) > 1), None):
-            raise self.wrong(f"{twice!r} is named twice; keep one of them")
+            raise self.error(f"empty value in {self.value[:80]!r}; remove the extra comma")
+        if duplicate := next((item for item in items if items.count(item) > 1), None):
+            raise self.error(f"{duplicate!r} is listed twice; remove one of them")
         return items
 
 
-def _models(entry: SectionLine) -> list[str]:
+def _parse_models(entry: SectionLine) -> list[str]:
     refs: list[str] = []
     for item in entry.values:
         try:
             ref = parse_model_ref(item)
         except BadModelRef as error:
-            raise BadModelRef(str(entry.wrong(str(error)))) from error
+            raise BadModelRef(str(entry.error(str(error)))) from error
         if any(char.isspace() for char in item):
-            advice = "put a comma between two models"
-            raise BadModelRef(str(entry.wrong(f"invalid model reference {item!r}: it contains a space; {advice}")))
+            advice = "separate two models with a comma"
+            raise BadModelRef(str(entry.error(f"invalid model reference {item!r}: it contains a space; {advice}")))
         refs.append(str(ref))
     return refs
 
 
-def _text(entry: SectionLine) -> str:
+def _parse_text(entry: SectionLine) -> str:
     return entry.value
 
 
-def _role(entry: SectionLine) -> str:
-    if not plain_name(entry.value):
-        raise entry.wrong(f"{entry.value[:80]!r} is no role; write 1 to 64 letters, digits, _ or -")
+def _parse_role(entry: SectionLine) -> str:
+    if not is_plain_name(entry.value):
+        raise entry.error(f"invalid role {entry.value[:80]!r}: expected 1 to 64 letters, digits, _ or -")
     return entry.value
 
 
-def _mode(entry: SectionLine) -> str:
+def _parse_mode(entry: SectionLine) -> str:
     modes = get_args(Mode)
     if entry.value not in modes:
-        raise entry.wrong(f"there is no mode {entry.value[:80]!r}; write {' or '.join(modes)}")
+        raise entry.error(f"unknown mode {entry.value[:80]!r}: expected {' or '.join(modes)}")
     return entry.value
 
 
-def _tools(entry: SectionLine) -> list[str]:
+def _parse_tools(entry: SectionLine) -> list[str]:
     names = entry.values
     if names == [_NONE]:
         return []
     for name in names:
         if not _TOOL.fullmatch(name) or not name.isprintable():
-            raise entry.wrong(f"{name[:80]!r} is no name of a tool; write names with commas, * for all, or none")
-    if _EVERY in names and len(names) > 1:
-        raise entry.wrong("* is all tools; name no others beside it")
+            raise entry.error(f"invalid tool name {name[:80]!r}: expected names with commas, * for all, or none")
+    if _ALL in names and len(names) > 1:
+        raise entry.error("* selects all tools; remove the other names")
     return names
 
 
-def _colleagues(entry: SectionLine) -> list[str]:
+def _parse_handoffs(entry: SectionLine) -> list[str]:
     for name in entry.values:
-        if not plain_name(name):
-            raise entry.wrong(f"{name[:80]!r} is no id of an agent; write ids with commas between them")
+        if not is_plain_name(name):
+            raise entry.error(f"invalid agent id {name[:80]!r}: expected ids with commas")
     return entry.values
 
 
-def _temperature(entry: SectionLine) -> float:
+def _parse_temperature(entry: SectionLine) -> float:
     if not _NUMBER.fullmatch(entry.value) or float(entry.value) > 2:
-        raise entry.wrong(f"{entry.value[:80]!r} is no temperature; write a number from 0 to 2, like 0.3")
+        raise entry.error(f"invalid temperature {entry.value[:80]!r}: expected a number from 0 to 2, such as 0.3")
     return float(entry.value)
 
 
-def _count(entry: SectionLine) -> int:
+def _parse_count(entry: SectionLine) -> int:
     if not _WHOLE.fullmatch(entry.value) or int(entry.value) < 1:
-        raise entry.wrong(f"{entry.value[:80]!r} is no count; write a whole number of at least 1")
+        raise entry.error(f"invalid number {entry.value[:80]!r}: expected an integer of at least 1")
     return int(entry.value)
 
 
-def _switch(entry: SectionLine) -> bool:
+def _parse_switch(entry: SectionLine) -> bool:
     if entry.value.casefold() not in ("on", "off"):
-        raise entry.wrong(f"{entry.value[:80]!r} is neither; write on or off")
+        raise entry.error(f"expected on or off, got {entry.value[:80]!r}")
     return entry.value.casefold() == "on"
 
 
 KEYS: dict[str, tuple[str, Callable[[SectionLine], object]]] = {
-    "model": ("models", _models),
-    "description": ("description", _text),
-    "name": ("name", _text),
-    "role": ("role", _role),
-    "mode": ("mode", _mode),
-    "tools": ("tools", _tools),
-    "hands off to": ("hands_off_to", _colleagues),
-    "temperature": ("temperature", _temperature),
-    "max tokens": ("max_tokens", _count),
-    "max rounds": ("max_rounds", _count),
-    "recall": ("recall", _switch),
+    "model": ("models", _parse_models),
+    "description": ("description", _parse_text),
+    "name": ("name", _parse_text),
+    "role": ("role", _parse_role),
+    "mode": ("mode", _parse_mode),
+    "tools": ("tools", _parse_tools),
+    "hands off to": ("hands_off_to", _parse_handoffs),
+    "temperature": ("temperature", _parse_temperature),
+    "max tokens": ("max_tokens", _parse_count),
+    "max rounds": ("max_rounds", _parse_count),
+    "recall": ("recall", _parse_switch),
 }
-"""Each key, the field of an `AgentSpec` that it sets, and how its value is read. `Prompt:` ends the keys."""
+"""Each key, the field of `AgentSpec` it sets, and the parser of its value. `Prompt:` ends the keys."""
 
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
@@ -165,7 +165,7 @@ _PROMPT = "prompt"
 
 
 class AgentSpec(msgspec.Struct, frozen=True):
-    """An agent as its section says. `models` in the order in which they are tried; `tools` are names, `*` is all."""
+    """Agent as its section defines it. `models` are tried in order; `tools` are names, `*` means all."""
 
     id: str
     name: str = ""
@@ -191,20 +191,18 @@ class _Section(msgspec.Struct):
 
 
 def parse_agents(text: str, file: str = "AGENTS.md") -> tuple[AgentSpec, ...]:
-    """All agents of a file, in its order; ConfigError names the line and the key of the first thing that is wrong."""
+    """Return the agents of a file in its order; ConfigError names the line and the key of the first mistake."""
     specs: dict[str, AgentSpec] = {}
     for section in _sections(text, file):
         known = specs.get(section.id.casefold())
         if known is not None:
-            raise wrong(
-                file, section.line, f"## {section.id}", f"there is an agent {known.id!r} already: {known.where}"
-            )
-        specs[section.id.casefold()] = _spec(section, file)
+            raise _error_at(file, section.line, f"## {section.id}", f"duplicate of {known.id!r} at {known.where}")
+        specs[section.id.casefold()] = _parse_spec(section, file)
     return tuple(specs.values())
 
 
 def _sections(text: str, file: str) -> Iterator[_Section]:
-    """The file cut at its `## ` headings; those inside a fence of code are none, and what comes first is for people."""
+    """Split the file at its `## ` headings, except inside code fences. Text before the first heading is ignored."""
     section: _Section | None = None
     fence: tuple[str, int] | None = None
     for number, line in enumerate(text.split("\n"), 1):
@@ -214,17 +212,17 @@ def _sections(text: str, file: str) -> Iterator[_Section]:
         if not inside and line.startswith("##") and not line.startswith("###"):
             if section:
                 yield section
-            section = _Section(_id(line, number, file), number, [])
+            section = _Section(_parse_id(line, number, file), number, [])
         elif section:
             section.lines.append((number, line))
     if fence:
-        raise wrong(file, fence[1], fence[0], "this block of code has no end; close it with the same line")
+        raise _error_at(file, fence[1], fence[0], "unclosed code block; close it with the same fence")
     if section:
         yield section
 
 
 def _fence(line: str, number: int, opened: tuple[str, int] | None) -> tuple[str, int] | None:
-    """The fence that is open after this line, and where it began."""
+    """Return the code fence that is open after this line and the line where it starts."""
     match = _FENCE.match(line)
     if not match:
         return opened
@@ -234,24 +232,24 @@ def _fence(line: str, number: int, opened: tuple[str, int] | None) -> tuple[str,
     return None if closes else opened
 
 
-def _id(line: str, number: int, file: str) -> str:
+def _parse_id(line: str, number: int, file: str) -> str:
     id = line[2:].strip()
-    if not line[2:3].isspace() or not plain_name(id):
-        advice = "write ## and a name of 1 to 64 letters, digits, _ or -"
-        raise wrong(file, number, "##", f"{id[:80]!r} is no id for an agent; {advice} (### for a heading in a prompt)")
+    if not line[2:3].isspace() or not is_plain_name(id):
+        advice = "expected ## and 1 to 64 letters, digits, _ or -"
+        raise _error_at(file, number, "##", f"invalid agent id {id[:80]!r}: {advice} (### for a heading in a prompt)")
     return id
 
 
-def _spec(section: _Section, file: str) -> AgentSpec:
+def _parse_spec(section: _Section, file: str) -> AgentSpec:
     values: dict[str, object] = {}
     seen: dict[str, int] = {}
     for place, (number, line) in enumerate(section.lines):
         if not line.strip():
             continue
-        entry = SectionLine.of(line, number, file)
+        entry = SectionLine.parse(line, number, file)
         key = entry.key.casefold()
         if key in seen:
-            raise entry.wrong(f"it stands in line {seen[key]} already; keep one of them")
+            raise entry.error(f"already set in line {seen[key]}; remove one of them")
         seen[key] = number
         if key == _PROMPT:
             rest = [line for _, line in section.lines[place + 1 :]]
@@ -260,89 +258,89 @@ def _spec(section: _Section, file: str) -> AgentSpec:
         field, read = KEYS[key]
         values[field] = read(entry)
     if not values:
-        advice = "give it a line like Description: …, or write ### for a heading in a prompt"
-        raise wrong(file, section.line, f"## {section.id}", f"this section says nothing about an agent; {advice}")
+        advice = "add a line such as Description: …, or use ### for a heading in a prompt"
+        raise _error_at(file, section.line, f"## {section.id}", f"the section sets no key; {advice}")
     return msgspec.convert({"id": section.id, "where": f"{file}:{section.line}", **values}, AgentSpec)
 
 
 logger = logging.getLogger(__name__)
-_BETWEEN = "\n\n---\n\n"
-_ALONE = AgentSpec("assistant")
-"""Who answers in a workspace that names nobody."""
+_SEPARATOR = "\n\n---\n\n"
+_DEFAULT_AGENT = AgentSpec("assistant")
+"""The agent of a workspace that defines none."""
 
 
 class WorkspaceState(msgspec.Struct, frozen=True):
-    """What the files say. With `errors` the last edit was refused, and all else is as it was before."""
+    """Parsed content of the files. If `errors` is set, the last edit was rejected and the rest is unchanged."""
 
     prompt: str = ""
-    agents: tuple[AgentSpec, ...] = (_ALONE,)
+    agents: tuple[AgentSpec, ...] = (_DEFAULT_AGENT,)
     findings: tuple[HiddenCharacters, ...] = ()
     errors: tuple[str, ...] = ()
     skills: tuple[Skill, ...] = ()
 
 
 class Workspace:
-    """A folder with `AGENTS.md`, `SOUL.md`, `TOOLS.md` and `skills`, of which any may be missing."""
+    """A folder with `AGENTS.md`, `SOUL.md`, `TOOLS.md` and `skills`, all optional."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
         self._state: WorkspaceState | None = None
-        self._seen: Look = ()
+        self._seen: FileStamps = ()
 
     def prepare(self) -> bool:
-        """First run: make the folder and write the default files, unless any of them is there. True if it did."""
+        """On the first run, create the folder and the default files. Return whether they were written."""
         return write_defaults(self.path)
 
-    def make_skills(self) -> None:
-        """Make the folder of the skills, empty: what is there can be kept from being changed, what is not cannot."""
+    def make_skills_folder(self) -> None:
+        """Create the empty folder of skills, because a sandbox can write-protect only what exists."""
         with suppress(OSError):
             (self.path / SKILLS_FOLDER).mkdir(exist_ok=True)
 
     @property
     def state(self) -> WorkspaceState:
-        """What was read last; reads the files if they were not read yet."""
+        """The state that was read last; reads the files if needed."""
         return self._state or self.load()
 
     def system_prompt(self) -> str:
-        """The files that exist, in their order, joined by a line `---`."""
+        """Return the content of the existing files in order, joined by `---` lines."""
         return self.state.prompt
 
     def load(self) -> WorkspaceState:
-        """Read the files now; ConfigError names file, line and key, and what was read before stays."""
-        seen = self._look()
+        """Read the files now; ConfigError names file, line and key, and the previous state stays."""
+        seen = self._read_stamps()
         state = self._read()
         self._state, self._seen = state, seen
         _log(state)
         return state
 
     async def watch(self, *, every: float = 1.0, clock: Clock = SYSTEM_CLOCK) -> AsyncGenerator[WorkspaceState, None]:
-        """Each new state after an edit, without a thread: the files are looked at every second.
+        """Yield the new state after each edit. The files are polled every `every` seconds.
 
-        An edit counts when all looks the same twice in a row: until then it may be half written. One that cannot be
-        used is told in `errors`, once, and changes nothing else.
+        An edit counts when two polls in a row agree, because it may be half written before. An invalid edit is
+        reported once in `errors` and changes nothing else.
         """
-        told = self.state
-        used = before = self._seen
+        reported = self.state
+        accepted = before = self._seen
         while True:
             await clock.sleep(every)
-            now = self._look()
+            now = self._read_stamps()
             settled, before = now == before, now
-            if now == used or not settled:
+            if now == accepted or not settled:
                 continue
-            state = self._again(told)
-            if self._look() != now:  # it was written to while it was read
+            state = self._reload(reported)
+            if self._read_stamps() != now:  # written to while it was read
                 continue
-            used = now
-            if state != told:
-                self._state = told = state
+            accepted = now
+            if state != reported:
+                self._state = reported = state
                 _log(state)
                 yield state
 
-    def _look(self) -> Look:
-        return look(self.path, skill_files(self.path))
+    def _read_stamps(self) -> FileStamps:
+        return read_stamps(self.path, skill_files(self.path))
 
-    def _again(self, old: WorkspaceState) -> WorkspaceState:
-        """What the files say now, or what they said before and why that stays."""
+    def _reload(self, old: WorkspaceState) -> WorkspaceState:
+        """Read the files; if they are invalid, return the old state with the error."""
         try:
             return self._read()
         except ConfigError as error:
@@ -350,17 +348,17 @@ class Workspace:
 
     def _read(self) -> WorkspaceState:
         if not self.path.is_dir():
-            raise ConfigError(f"{self.path}: there is no such folder; make it, or set ATLAS_WORKSPACE to another one")
+            raise ConfigError(f"workspace folder not found: {self.path}; create it, or set ATLAS_WORKSPACE")
         texts = {name: text for name in NAMES if (text := read(self.path, name)) is not None}
         agents = parse_agents(texts.get("AGENTS.md", ""), str(self.path / "AGENTS.md"))
         findings = [finding for name, text in texts.items() for finding in hidden_characters(text, name)]
         skills, more = read_skills(self.path)
         pieces = [*texts.values(), *([skills_prompt(skills)] if skills else ())]
-        return WorkspaceState(_BETWEEN.join(pieces), agents or (_ALONE,), (*findings, *more), skills=skills)
+        return WorkspaceState(_SEPARATOR.join(pieces), agents or (_DEFAULT_AGENT,), (*findings, *more), skills=skills)
 
 
 def _log(state: WorkspaceState) -> None:
     for error in state.errors:
-        logger.warning("the workspace stays as it was: %s", error)
+        logger.warning("workspace edit rejected: error=%s", error)
     for finding in () if state.errors else state.findings:
         logger.warning("%s", finding)
