@@ -10,7 +10,7 @@ PROCESS_LEVEL = (
     "durable/crash/",
     "foreign/",
     "gateway/gateway_process.py",
-    "gateway/test_lives.py",
+    "gateway/test_gateway_restarts.py",
     "gateway/test_many_sockets.py",
     "local/",
     "page/",
@@ -22,7 +22,7 @@ PROCESS_LEVEL = (
 """Suites about other processes, and programs that run as such: no event tells what happens in another process."""
 HELPERS = (
     "checks.py",  # `until` polls with a bound, `beating` measures whether the loop is free
-    "gateway/paced.py",  # a model that streams slowly
+    "gateway/paced_model.py",  # a model that streams slowly
     "telegram/channel_room.py",  # a model that streams slowly
 )
 _MODULES = ("asyncio", "time", "anyio")

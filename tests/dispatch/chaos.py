@@ -24,7 +24,7 @@ sys.path += [str(HERE.parent), str(HERE.parent / "gateway")]
 from cluster_members import member  # noqa: E402
 
 from atlas_agents.storage.postgres import PostgresStore  # noqa: E402
-from gateway.processes import Process, inside  # noqa: E402
+from gateway.processes import Process, connect_process  # noqa: E402
 from stores.postgres_server import PostgresServer  # noqa: E402
 
 ROLES = ("gateway", "gateway", "worker", "worker", "worker")
@@ -111,7 +111,7 @@ class Chaos:
         while True:
             gateways = [found[0] for place, found in enumerate(self._places) if found and ROLES[place] == "gateway"]
             with suppress(*_TROUBLE):
-                async with asyncio.timeout(30), inside(self._random.choice(gateways)) as client:
+                async with asyncio.timeout(30), connect_process(self._random.choice(gateways)) as client:
                     if not run_id:
                         asked = {"sessionKey": f"s{n % 20}", "message": f"turn{n}", "idempotencyKey": f"k{n}"}
                         run_id = (await client.get("chat.send", **asked))["runId"]

@@ -15,10 +15,10 @@ from atlas_agents import Approvals, Chunk, Request, TextChunk, Tool, ToolContext
 from atlas_agents.config.open import open_valkey
 from atlas_agents.core.paths import Secret
 from atlas_agents.dispatch.cluster import Cluster
-from atlas_agents.gateway.cluster import ClusterMembership, WorkerHealthServer, work
+from atlas_agents.gateway.cluster import ClusterMembership, WorkerHealthServer, run_worker
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.gateway.telemetry import set_up
+from atlas_agents.gateway.telemetry import configure_logging
 from atlas_agents.storage.history_cache import HistoryCache
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.valkey_cache import ValkeyCache
@@ -56,20 +56,21 @@ async def main(role: str, url: str, home: Path) -> None:
     redis = [open_valkey(Secret(address) if (address := os.environ.get("ATLAS_REDIS_URL")) else None) for _ in "12"]
     cluster = Cluster(url, valkey=redis[0])
     histories = HistoryCache(ValkeyCache(redis[1]) if redis[1] is not None else None)
-    store = PostgresStore(url, transaction_hook=cluster.beside, history_cache=histories)
+    store = PostgresStore(url, transaction_hook=cluster.enqueue_and_notify, history_cache=histories)
     await store.open()
     atlas = in_memory_atlas(Steps(), tools_of(home), store=store, approve=Approvals(wait=True), dispatcher=cluster)
     settings = GatewaySettings(home=home, port=0, grace=float(os.environ.get("GRACE", "1")))
     if role == "worker":
-        door = WorkerHealthServer(settings)
-        await work(atlas, cluster, settings.grace, lambda: print(door.url.rpartition(":")[2], flush=True), door=door)
+        health = WorkerHealthServer(settings)
+        on_ready = lambda: print(health.url.rpartition(":")[2], flush=True)  # noqa: E731
+        await run_worker(atlas, cluster, settings.grace, on_ready, health_server=health)
     else:
-        membership = ClusterMembership(cluster, works=role == "all")
+        membership = ClusterMembership(cluster, executes_runs=role == "all")
         gateway = Gateway(atlas, settings, membership=membership)
         await gateway.serve(lambda ready: print(ready.port, flush=True))
     await store.close()
 
 
 if __name__ == "__main__":
-    set_up()
+    configure_logging()
     run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -9,7 +9,7 @@ from crash.scripts import Script, Send
 from crash.world import Note
 from websockets.exceptions import WebSocketException
 
-from gateway.processes import inside
+from gateway.processes import connect_process
 
 LAST = ("chat.final", "chat.error")
 _TROUBLE = (OSError, WebSocketException, TimeoutError, AssertionError)
@@ -36,7 +36,7 @@ class Listener:
         run = ""
         while not run:
             with suppress(*_TROUBLE):
-                async with inside(self._troupe.front()) as client:
+                async with connect_process(self._troupe.front()) as client:
                     asked = {"sessionKey": session, "message": send.text, "idempotencyKey": send.key}
                     run = (await client.get("chat.send", **asked))["runId"]
             await asyncio.sleep(0 if run else _PAUSE)
@@ -58,7 +58,7 @@ class Listener:
 
     async def _listen(self, run: str, frames: list[dict[str, Any]]) -> None:
         """What a run says after these frames, on one line; they are kept also if that breaks."""
-        async with inside(self._troupe.front(), close_timeout=_SILENCE) as client:
+        async with connect_process(self._troupe.front(), close_timeout=_SILENCE) as client:
             known = len(frames)
             try:
                 since = frames[-1]["data"]["seq"] if frames else 0
@@ -75,7 +75,7 @@ class Listener:
         return any(frame["event"] == event for frame in self.heard.get(run, ()))
 
     async def abort(self, run: str) -> None:
-        async with inside(self._troupe.front()) as client:
+        async with connect_process(self._troupe.front()) as client:
             self.notes.append(Note("client", "cancel", run=run))
             assert (await client.get("chat.abort", runId=run))["aborted"] == [run]
 

@@ -30,7 +30,7 @@ class Setting(msgspec.Struct, frozen=True):
     home: Path
     inline: bool = True
     schema: str = "atlas"
-    lost_after: float = 3.0
+    heartbeat_timeout: float = 3.0
     poison: bool = False
 
 
@@ -46,7 +46,7 @@ class Troupe:
         """A new member. AssertionError with its log if it ends before it is ready."""
         s = self.setting
         paths = os.pathsep.join([str(HERE), *sys.path])
-        command = [str(HERE / "conform_process.py"), role, s.where, str(s.home), s.schema, str(s.lost_after)]
+        command = [str(HERE / "conform_process.py"), role, s.where, str(s.home), s.schema, str(s.heartbeat_timeout)]
         log = s.home / f"{role}-{len(os.listdir(s.home))}.log"
         with log.open("w") as file:
             environ = {**os.environ, "PYTHONPATH": paths}
@@ -60,14 +60,14 @@ class Troupe:
 
     def front(self) -> Process:
         """One that takes messages in."""
-        found = [member for role, member in self.all if role != "worker" and member.port and not member.over]
+        found = [member for role, member in self.all if role != "worker" and member.port and not member.ended]
         if not found:
             raise ConnectionRefusedError("no gateway is there at the moment")
         return random.choice(found)
 
     @property
     def living(self) -> list[tuple[str, Process]]:
-        return [(role, member) for role, member in self.all if not member.over]
+        return [(role, member) for role, member in self.all if not member.ended]
 
     async def freeze(self, member: Process) -> None:
         """Stop one, so that it looks dead, and nobody talks to it any more. Not while it holds the lock of a file: that
@@ -124,7 +124,7 @@ class Troupe:
         replaced: set[int] = set()
         while True:
             for role, member in list(self.all):
-                if member.over and member.pid not in replaced:
+                if member.ended and member.pid not in replaced:
                     replaced.add(member.pid)
                     await self.start(role)
             await asyncio.sleep(0.05)

@@ -94,7 +94,7 @@ async def test_a_process_that_was_stopped_and_comes_back_changes_nothing(kind: K
         before = {run: list(client.heard[run]) for run in (acting, speaking)}
         await client.say("three rounds", "s0")  # time enough for the other to say what it had to say
         await client.all()
-        assert not zombie.over
+        assert not zombie.ended
         evidence = await judged(setting, client)
         assert {run: client.heard[run] for run in before} == before
         assert {trace.row.status for trace in evidence.traces.values()} == {"done"}
@@ -118,7 +118,7 @@ async def test_turns_of_a_session_happen_one_after_the_other_whoever_is_killed(k
 
 @on_both
 async def test_a_turn_that_ends_every_process_is_given_up_and_its_session_goes_on(kind: Kind, make: Make) -> None:
-    setting = make(kind, poison=True, lost_after=1.0)
+    setting = make(kind, poison=True, heartbeat_timeout=1.0)
     async with playing(setting) as (here, client):
         watching = asyncio.create_task(here.replace_the_dead())
         try:
@@ -151,14 +151,14 @@ async def test_a_job_that_is_not_done_by_its_deadline_is_stopped_and_its_asker_t
 
 @on_both
 async def test_a_process_that_is_told_to_stop_ends_well_and_its_turns_go_on_at_once(kind: Kind, make: Make) -> None:
-    setting = make(kind, lost_after=60.0)
+    setting = make(kind, heartbeat_timeout=60.0)
     async with playing(setting) as (here, client):
         for n in range(4):
             await client.say("three rounds", f"s{n}")
         assert await here.end(await here.happened(3)) == 0
         stopped = time.monotonic()
         await client.all()
-        assert time.monotonic() - stopped < setting.lost_after / 2
+        assert time.monotonic() - stopped < setting.heartbeat_timeout / 2
         assert statuses(await judged(setting, client)) == {"ok": 16}
 
 
@@ -204,7 +204,7 @@ async def test_turns_wait_while_postgres_is_gone_and_go_on_when_it_is_back(tmp_p
                 await asyncio.sleep(max(0.0, OUTAGE - 4.0 - (time.monotonic() - gone)))
                 starting = asyncio.create_task(here.start("worker"))  # who comes meanwhile waits as well
                 await asyncio.sleep(4.0)
-                assert not starting.done() and all(not member.over for _, member in here.all)
+                assert not starting.done() and all(not member.ended for _, member in here.all)
             await starting
             await client.say("text", "new")
             await client.all()
@@ -212,7 +212,7 @@ async def test_turns_wait_while_postgres_is_gone_and_go_on_when_it_is_back(tmp_p
 
 
 async def test_a_cluster_is_replaced_process_by_process_while_clients_listen(make: Make) -> None:
-    setting = make("cluster", lost_after=60.0)
+    setting = make("cluster", heartbeat_timeout=60.0)
     async with playing(setting, "gateway", "gateway", "worker", "worker") as (here, client):
         replacing = asyncio.create_task(_replace_all(here))
         while not replacing.done():

@@ -20,8 +20,8 @@ from atlas_agents.gateway.convert import approval_event
 from atlas_agents.testing import Scripted, calls, fails, says
 from atlas_agents.tools.tool import tool
 from checks import PATIENCE
-from gateway.agui_raw import kinds, page_of, text_of
-from gateway.processes import inside
+from gateway.agui_client import kinds, open_page, text_of
+from gateway.processes import connect_process
 from stores.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -83,7 +83,7 @@ async def test_a_page_answers_at_another_gateway_and_hears_the_rest_there(
     async with AsyncExitStack() as up:
         front, other, _ = await members(up, server, tmp_path, "gateway", "gateway", "worker")
         token = (tmp_path / "token").read_text().strip()
-        first, second = [await up.enter_async_context(page_of(each, token)) for each in (front, other)]
+        first, second = [await up.enter_async_context(open_page(each, token)) for each in (front, other)]
         (interrupt,) = (await first.run("?pay"))[-1]["outcome"]["interrupts"]
         answer = [{"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}]
         rest = await second.run(resume=answer, runId="rest")
@@ -98,7 +98,7 @@ async def test_a_session_that_is_removed_at_one_gateway_leaves_the_lists_of_all(
 ) -> None:
     async with AsyncExitStack() as up:
         front, other, _ = await members(up, server, tmp_path, "gateway", "gateway", "worker")
-        client, watcher = [await up.enter_async_context(inside(each)) for each in (front, other)]
+        client, watcher = [await up.enter_async_context(connect_process(each)) for each in (front, other)]
         await watcher.get("sessions.list")
         await client.get("chat.send", sessionKey="doomed", message="go")
         await client.until("chat.final")

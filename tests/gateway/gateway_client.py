@@ -11,6 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from atlas_agents import Atlas
+from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.memory import MemoryStore
@@ -20,10 +21,12 @@ WAIT = 10.0
 
 
 @asynccontextmanager
-async def opened(home: Path, atlas: Atlas | None = None, **settings: Any) -> AsyncGenerator[Gateway, None]:
-    """A gateway on a port of its own, on both loopbacks."""
-    chosen = GatewaySettings(home=home, port=0, **settings)
-    gateway = Gateway(atlas or in_memory_atlas(Scripted(says("Hello.")), store=MemoryStore()), chosen)
+async def serve_gateway(
+    home: Path, atlas: Atlas | None = None, *, services: GatewayServices | None = None, **settings: Any
+) -> AsyncGenerator[Gateway, None]:
+    """Serve a gateway on a free port of both loopback addresses."""
+    atlas = atlas or in_memory_atlas(Scripted(says("Hello.")), store=MemoryStore())
+    gateway = Gateway(atlas, GatewaySettings(home=home, port=0, **settings), services=services)
     async with gateway.running():
         yield gateway
 
@@ -38,7 +41,7 @@ class Client:
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
         self.frames: list[dict[str, Any]] = []
-        self._numbers = 0
+        self._last_id = 0
 
     async def next(self) -> dict[str, Any]:
         """The next frame, kept."""
@@ -46,21 +49,21 @@ class Client:
         self.frames.append(frame)
         return frame
 
-    async def say(self, **frame: Any) -> None:
+    async def send(self, **frame: Any) -> None:
         await self.socket.send(json.dumps(frame))
 
-    async def ask(self, method: str, **params: Any) -> dict[str, Any]:
+    async def request(self, method: str, **params: Any) -> dict[str, Any]:
         """The answer to a request; events that come first are kept."""
-        self._numbers += 1
-        id = f"r{self._numbers}"
-        await self.say(id=id, method=method, params=params)
+        self._last_id += 1
+        id = f"r{self._last_id}"
+        await self.send(id=id, method=method, params=params)
         while (frame := await self.next()).get("id") != id:
             pass
         return frame
 
     async def get(self, method: str, **params: Any) -> Any:
         """The result of a request that must have one."""
-        answer = await self.ask(method, **params)
+        answer = await self.request(method, **params)
         assert "result" in answer, answer
         return answer["result"]
 
@@ -72,8 +75,8 @@ class Client:
 
     def events(self, run_id: str | None = None) -> list[dict[str, Any]]:
         """All events so far, of all runs or of one."""
-        told = [frame for frame in self.frames if "event" in frame]
-        return [frame for frame in told if run_id is None or frame["data"].get("runId") == run_id]
+        events = [frame for frame in self.frames if "event" in frame]
+        return [frame for frame in events if run_id is None or frame["data"].get("runId") == run_id]
 
     async def closed(self) -> tuple[int, str]:
         """(code, reason), once the server has closed; frames before that are kept."""
@@ -84,7 +87,7 @@ class Client:
             return (end.rcvd.code, end.rcvd.reason) if end.rcvd else (1006, "")
 
 
-class Listening(Protocol):
+class HasPort(Protocol):
     """A gateway here, or one in another process."""
 
     @property
@@ -92,27 +95,29 @@ class Listening(Protocol):
 
 
 @asynccontextmanager
-async def knocked(gateway: Listening, path: str = "/", **options: Any) -> AsyncGenerator[Client, None]:
+async def open_socket(gateway: HasPort, path: str = "/", **options: Any) -> AsyncGenerator[Client, None]:
     """A socket that has said nothing yet."""
     async with connect(f"ws://127.0.0.1:{gateway.port}{path}", open_timeout=WAIT, **options) as socket:
         yield Client(socket)
 
 
 @asynccontextmanager
-async def joined(gateway: Gateway, token: str | None = None, *, full: bool = True) -> AsyncGenerator[Client, None]:
+async def connect_client(
+    gateway: Gateway, token: str | None = None, *, full: bool = True
+) -> AsyncGenerator[Client, None]:
     """A client that was let in."""
-    async with knocked(gateway) as client:
+    async with open_socket(gateway) as client:
         profile = {"protocol": 1} if full else {}
-        await client.say(type="auth", token=main_token(gateway) if token is None else token, **profile)
-        greeting = await client.next()
-        assert greeting["ok"] is True, greeting
+        await client.send(type="auth", token=main_token(gateway) if token is None else token, **profile)
+        welcome = await client.next()
+        assert welcome["ok"] is True, welcome
         yield client
 
 
 @asynccontextmanager
-async def talking(home: Path, atlas: Atlas, *, full: bool = True) -> AsyncGenerator[Client, None]:
+async def serve_and_connect(home: Path, atlas: Atlas, *, full: bool = True) -> AsyncGenerator[Client, None]:
     """A client of a gateway of its own."""
-    async with opened(home, atlas) as gateway, joined(gateway, full=full) as client:
+    async with serve_gateway(home, atlas) as gateway, connect_client(gateway, full=full) as client:
         yield client
 
 
@@ -120,10 +125,10 @@ async def http(
     gateway: Gateway, request: str, *, host: str = "127.0.0.1", body: str = "", **headers: str
 ) -> tuple[int, str]:
     """(status, whole answer) of one plain HTTP request, written by hand; `Host` is right unless given."""
-    told = {"Host": f"127.0.0.1:{gateway.port}", "Connection": "close"}
-    told |= {"Content-Length": str(len(body.encode()))} if body else {}
-    told |= {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    sent = {"Host": f"127.0.0.1:{gateway.port}", "Connection": "close"}
+    sent |= {"Content-Length": str(len(body.encode()))} if body else {}
+    sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
     reader, writer = await asyncio.open_connection(host, gateway.port)
     writer.write(f"{request} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body.encode())
     try:

@@ -9,12 +9,12 @@ import resource
 import sys
 from pathlib import Path
 
-from paced import Paced
+from paced_model import Paced
 
 from atlas_agents import Approvals, Tool
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.gateway.telemetry import set_up
+from atlas_agents.gateway.telemetry import configure_logging
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Reply, calls, in_memory_atlas, says
 
@@ -43,7 +43,7 @@ def _reply(text: str) -> Reply:
 
 
 if __name__ == "__main__":
-    set_up()
+    configure_logging()
     files = int(os.environ.get("FILES", 0)) or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

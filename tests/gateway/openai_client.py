@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway_client import main_token, opened
+from gateway_client import main_token, serve_gateway
 from openai import AsyncOpenAI
 
 from atlas_agents import Atlas, Tool
@@ -18,7 +18,9 @@ MODEL = "atlas/assistant"
 
 
 @asynccontextmanager
-async def client_of(gateway: Gateway, token: str | None = None, **options: Any) -> AsyncGenerator[AsyncOpenAI, None]:
+async def connect_openai(
+    gateway: Gateway, token: str | None = None, **options: Any
+) -> AsyncGenerator[AsyncOpenAI, None]:
     """A client of this gateway that does not try again by itself."""
     key = main_token(gateway) if token is None else token
     where = f"http://127.0.0.1:{gateway.port}/v1"
@@ -27,18 +29,18 @@ async def client_of(gateway: Gateway, token: str | None = None, **options: Any) 
 
 
 @asynccontextmanager
-async def asking(home: Path, atlas: Atlas, **settings: Any) -> AsyncGenerator[tuple[Gateway, AsyncOpenAI], None]:
+async def serve_openai(home: Path, atlas: Atlas, **settings: Any) -> AsyncGenerator[tuple[Gateway, AsyncOpenAI], None]:
     """A gateway and a client of it."""
-    async with opened(home, atlas, **settings) as gateway, client_of(gateway) as client:
+    async with serve_gateway(home, atlas, **settings) as gateway, connect_openai(gateway) as client:
         yield gateway, client
 
 
-def said(text: str) -> list[Any]:
+def user_messages(text: str) -> list[Any]:
     """The messages of a request with one sentence."""
     return [{"role": "user", "content": text}]
 
 
-def kept(model: Scripted, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
+def stored_atlas(model: Scripted, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
     """An Atlas that keeps what it is told, and says at once that a tool failed."""
     return in_memory_atlas(model, tools, store=MemoryStore(), retries=(), **options)
 
@@ -52,14 +54,14 @@ class Slow:
     """A tool that waits to be let go, and remembers whether it was stopped."""
 
     def __init__(self) -> None:
-        self.begun, self.go, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.started, self.release, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def run(self, input: str) -> str:
-        self.begun.set()
+        self.started.set()
         try:
-            await self.go.wait()
+            await self.release.wait()
         except asyncio.CancelledError:
-            self.stopped.set()
+            self.cancelled.set()
             raise
         return f"did {input}"
 

@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway_client import Client, knocked
+from gateway_client import Client, open_socket
 
 import fork_server
 
 HERE = Path(__file__).parent
-WITHIN = 20.0
+TIMEOUT = 20.0
 
 
 class Process:
-    """One life of a gateway. It has what `knocked` and `joined` need of one."""
+    """One life of a gateway. It has what `open_socket` and `connect_client` need of one."""
 
     def __init__(self, process: fork_server.ForkedProcess, port: int, home: Path) -> None:
         self._process = process
@@ -30,7 +30,7 @@ class Process:
         return self._process.pid
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return self._process.returncode is not None
 
     async def kill(self) -> None:
@@ -40,7 +40,7 @@ class Process:
     async def stop(self) -> int:
         """Ask it to end; its exit code."""
         self._process.send_signal(signal.SIGTERM)
-        return await asyncio.wait_for(self._process.wait(), WITHIN)
+        return await asyncio.wait_for(self._process.wait(), TIMEOUT)
 
     def memory(self) -> int:
         """Resident bytes."""
@@ -49,7 +49,7 @@ class Process:
 
 
 @asynccontextmanager
-async def living(
+async def run_gateway(
     home: Path, *replies: str, pause: float = 0.01, environment: dict[str, str] | None = None
 ) -> AsyncGenerator[Process, None]:
     """A gateway with a model that says this; killed at the end if it is still there."""
@@ -59,7 +59,7 @@ async def living(
         environ = {**os.environ, "PYTHONPATH": paths, **(environment or {})}
         process = await fork_server.start(*command, stderr=log, env=environ)
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), WITHIN)
+        line = await asyncio.wait_for(process.stdout.readline(), TIMEOUT)
         assert line, (home / "log").read_text()
         yield Process(process, int(line), home)
     finally:
@@ -69,10 +69,10 @@ async def living(
 
 
 @asynccontextmanager
-async def inside(process: Process, *, full: bool = True, **options: Any) -> AsyncGenerator[Client, None]:
+async def connect_process(process: Process, *, full: bool = True, **options: Any) -> AsyncGenerator[Client, None]:
     """A client that was let in."""
-    async with knocked(process, **options) as client:
+    async with open_socket(process, **options) as client:
         token = (process.home / "token").read_text().strip()
-        await client.say(type="auth", token=token, **({"protocol": 1} if full else {}))
+        await client.send(type="auth", token=token, **({"protocol": 1} if full else {}))
         assert (await client.next())["ok"] is True
         yield client

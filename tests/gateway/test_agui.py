@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agui_raw import Page, kinds, page_of, text_of
-from gateway_client import joined, opened
-from openai_client import Slow, kept, upper
+from agui_client import Page, kinds, open_page, text_of
+from gateway_client import connect_client, serve_gateway
+from openai_client import Slow, stored_atlas, upper
 
 from atlas_agents import Approvals, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
@@ -20,8 +20,8 @@ CONFIRMED = Tool("upper", upper, in_process=True, confirm=True)
 
 async def test_a_run_from_its_first_event_to_its_last(tmp_path: Path) -> None:
     script = (thinks("Hm.") + says("Let me see.") + calls("upper", input="hey"), says("It is HEY."))
-    atlas = kept(Scripted(*script), (Tool("upper", upper, in_process=True),))
-    async with opened(tmp_path, atlas) as gateway, page_of(gateway) as page:
+    atlas = stored_atlas(Scripted(*script), (Tool("upper", upper, in_process=True),))
+    async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page:
         events = await page.run("Shout hey.")
     assert kinds([event for event in events if not event["type"].endswith("CONTENT")]) == [
         "RUN_STARTED",
@@ -53,7 +53,11 @@ async def test_a_run_from_its_first_event_to_its_last(tmp_path: Path) -> None:
 
 async def test_the_conversation_is_kept_here_and_only_its_end_is_read(tmp_path: Path) -> None:
     model = Scripted(says("Hello Ana."), says("Ana."))
-    async with opened(tmp_path, kept(model)) as gateway, page_of(gateway) as page, joined(gateway) as other:
+    async with (
+        serve_gateway(tmp_path, stored_atlas(model)) as gateway,
+        open_page(gateway) as page,
+        connect_client(gateway) as other,
+    ):
         await page.run("I am Ana.")
         page.messages.append({"id": "x", "role": "assistant", "content": "You are Bo."})
         events = await page.run("Who am I?")
@@ -70,7 +74,7 @@ async def test_pictures_and_documents_are_read(tmp_path: Path) -> None:
         {"type": "image", "source": {"type": "data", "value": "aGk=", "mimeType": "image/png"}},
         {"type": "document", "source": {"type": "url", "value": "https://example.invalid/a.pdf"}},
     ]
-    async with opened(tmp_path, kept(model)) as gateway, page_of(gateway) as page:
+    async with serve_gateway(tmp_path, stored_atlas(model)) as gateway, open_page(gateway) as page:
         page.messages.append({"id": "m", "role": "user", "content": parts})
         assert text_of(await page.run()) == "A cat."
     assert [part.type for part in model.requests[0].messages[-1].parts] == ["text", "image", "file"]
@@ -79,8 +83,8 @@ async def test_pictures_and_documents_are_read(tmp_path: Path) -> None:
 async def test_the_same_run_again_is_the_same_turn(tmp_path: Path) -> None:
     script = (says("Let me see.") + calls("upper", input="hey"), says("HEY."))
     model = Scripted(*script)
-    atlas = kept(model, (Tool("upper", upper, in_process=True),))
-    async with opened(tmp_path, atlas) as gateway, page_of(gateway) as page:
+    atlas = stored_atlas(model, (Tool("upper", upper, in_process=True),))
+    async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page:
         first = await page.run("Shout hey.")
         again = await page.run(runId="r1")
     assert text_of(again) == text_of(first) == "Let me see.HEY."
@@ -90,7 +94,7 @@ async def test_the_same_run_again_is_the_same_turn(tmp_path: Path) -> None:
 
 async def test_words_that_are_taken_back_leave_the_page(tmp_path: Path) -> None:
     again = Reply(TextChunk("It is 5."), ResetChunk(1), TextChunk("It is 4."))
-    async with opened(tmp_path, kept(Scripted(again))) as gateway, page_of(gateway) as page:
+    async with serve_gateway(tmp_path, stored_atlas(Scripted(again))) as gateway, open_page(gateway) as page:
         events = await page.run("2+2?")
     assert kinds(events) == [
         "RUN_STARTED",
@@ -108,18 +112,18 @@ async def test_words_that_are_taken_back_leave_the_page(tmp_path: Path) -> None:
 
 
 async def test_a_turn_that_fails_ends_with_an_error(tmp_path: Path) -> None:
-    atlas = kept(Scripted(fails(ProviderError("no key", "auth"))))
-    async with opened(tmp_path, atlas) as gateway, page_of(gateway) as page:
+    atlas = stored_atlas(Scripted(fails(ProviderError("no key", "auth"))))
+    async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page:
         events = await page.run("Hi")
     assert events[1:] == [{"type": "RUN_ERROR", "message": "no key", "code": "auth"}]
 
 
 async def test_a_turn_that_was_stopped_ends_as_cancelled(tmp_path: Path) -> None:
     slow = Slow()
-    atlas = kept(Scripted(calls("slow", input="x")), (slow.tool,))
-    async with opened(tmp_path, atlas) as gateway, page_of(gateway) as page, joined(gateway) as other:
+    atlas = stored_atlas(Scripted(calls("slow", input="x")), (slow.tool,))
+    async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page, connect_client(gateway) as other:
         task = asyncio.create_task(page.run("Go"))
-        await asyncio.wait_for(slow.begun.wait(), 5)
+        await asyncio.wait_for(slow.started.wait(), 5)
         await other.get("chat.abort", sessionKey="main")
         events = await task
     assert events[-1]["outcome"] == {"type": "cancelled"}
@@ -128,22 +132,22 @@ async def test_a_turn_that_was_stopped_ends_as_cancelled(tmp_path: Path) -> None
 @pytest.mark.parametrize("stops", [False, True])
 async def test_who_leaves_does_not_stop_the_turn_unless_that_was_asked_for(stops: bool, tmp_path: Path) -> None:
     slow = Slow()
-    atlas = kept(Scripted(calls("slow", input="x"), says("Done.")), (slow.tool,))
+    atlas = stored_atlas(Scripted(calls("slow", input="x"), says("Done.")), (slow.tool,))
     headers = {"X-Atlas-On-Disconnect": "cancel"} if stops else {}
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as other:
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as other:
         await other.get("sessions.subscribe", sessionKey="main")
-        async with page_of(gateway) as page:
-            answer = await page.ask("Go", headers=headers)
-            await asyncio.wait_for(slow.begun.wait(), 5)
+        async with open_page(gateway) as page:
+            answer = await page.request("Go", headers=headers)
+            await asyncio.wait_for(slow.started.wait(), 5)
             answer.response.close()
             if not stops:
                 await rounds(200)  # the gateway sees that the client has left
-                slow.go.set()
+                slow.release.set()
             final = await other.until("chat.final")
     assert final.get("cancelled", False) is stops
 
 
-async def _asked(page: Page, say: str = "Shout x") -> tuple[list[dict[str, Any]], dict[str, Any]]:
+async def _run_until_interrupt(page: Page, say: str = "Shout x") -> tuple[list[dict[str, Any]], dict[str, Any]]:
     events = await page.run(say)
     assert events[-1]["outcome"]["type"] == "interrupt"
     (interrupt,) = events[-1]["outcome"]["interrupts"]
@@ -166,9 +170,9 @@ def _script(*more: Reply) -> Scripted:
 async def test_a_question_ends_the_run_and_the_next_one_goes_on(
     answer: dict[str, Any], content: str, tmp_path: Path
 ) -> None:
-    atlas = kept(_script(), (CONFIRMED,), approve=Approvals(wait=True))
-    async with opened(tmp_path, atlas) as gateway, page_of(gateway) as page:
-        events, interrupt = await _asked(page)
+    atlas = stored_atlas(_script(), (CONFIRMED,), approve=Approvals(wait=True))
+    async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page:
+        events, interrupt = await _run_until_interrupt(page)
         call = next(event for event in events if event["type"] == "TOOL_CALL_START")
         assert (interrupt["reason"], interrupt["toolCallId"]) == ("tool_call", call["toolCallId"])
         assert interrupt["message"] == "Confirm execution of upper: upper(input='x')"
@@ -177,16 +181,16 @@ async def test_a_question_ends_the_run_and_the_next_one_goes_on(
         resume = [{"interruptId": interrupt["id"], **answer}]
         rest = await page.run(resume=resume)
         again = await page.run(resume=resume)  # lost on the way, and sent once more
-    for told in (rest, again):
-        assert kinds(told)[:2] == ["RUN_STARTED", "TOOL_CALL_RESULT"]
-        assert (told[1]["toolCallId"], told[1]["content"]) == (call["toolCallId"], content)
-        assert (text_of(told), told[-1]["outcome"]) == ("So be it.", {"type": "success"})
+    for events in (rest, again):
+        assert kinds(events)[:2] == ["RUN_STARTED", "TOOL_CALL_RESULT"]
+        assert (events[1]["toolCallId"], events[1]["content"]) == (call["toolCallId"], content)
+        assert (text_of(events), events[-1]["outcome"]) == ("So be it.", {"type": "success"})
 
 
 async def test_an_answer_elsewhere_counts_and_the_page_can_go_on(tmp_path: Path) -> None:
-    atlas = kept(_script(says("Next.")), (CONFIRMED,), approve=Approvals(wait=True))
-    async with opened(tmp_path, atlas) as gateway, page_of(gateway) as page, joined(gateway) as other:
-        _, interrupt = await _asked(page)
+    atlas = stored_atlas(_script(says("Next.")), (CONFIRMED,), approve=Approvals(wait=True))
+    async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page, connect_client(gateway) as other:
+        _, interrupt = await _run_until_interrupt(page)
         blocked = await page.run("Hello?")
         assert (blocked[-1]["type"], blocked[-1]["code"]) == ("RUN_ERROR", "interrupt_pending")
         await other.get("sessions.subscribe", sessionKey="main")
@@ -202,18 +206,18 @@ async def test_an_answer_elsewhere_counts_and_the_page_can_go_on(tmp_path: Path)
 
 async def test_a_question_whose_time_is_over_was_a_no(tmp_path: Path) -> None:
     clock = VirtualClock()
-    atlas = kept(_script(), (CONFIRMED,), approve=Approvals(wait=True), clock=clock)
-    async with opened(tmp_path, atlas) as gateway, page_of(gateway) as page, joined(gateway) as other:
+    atlas = stored_atlas(_script(), (CONFIRMED,), approve=Approvals(wait=True), clock=clock)
+    async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page, connect_client(gateway) as other:
         await other.get("sessions.subscribe", sessionKey="main")
-        _, interrupt = await _asked(page)
+        _, interrupt = await _run_until_interrupt(page)
         await clock.advance(301)
         await other.until("chat.final")
         resume = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
         late = await page.run(resume=[resume])
         assert (late[-1]["type"], late[-1]["code"]) == ("RUN_ERROR", "interrupt_over")
         rest = await page.run(resume=[{"interruptId": interrupt["id"], "status": "cancelled"}])
-    told = '{"cancelled":true,"reason":"nobody answered within 300 s"}'
-    assert (rest[1]["content"], text_of(rest)) == (told, "So be it.")
+    denied = '{"cancelled":true,"reason":"no answer within 300 s"}'
+    assert (rest[1]["content"], text_of(rest)) == (denied, "So be it.")
 
 
 @pytest.mark.parametrize(
@@ -226,9 +230,9 @@ async def test_a_question_whose_time_is_over_was_a_no(tmp_path: Path) -> None:
     ],
 )
 async def test_an_answer_that_does_not_fit_answers_nothing(entry: dict[str, Any], code: str, tmp_path: Path) -> None:
-    atlas = kept(_script(), (CONFIRMED,), approve=Approvals(wait=True))
-    async with opened(tmp_path, atlas, grace=0.05) as gateway, page_of(gateway) as page:
-        _, interrupt = await _asked(page)
+    atlas = stored_atlas(_script(), (CONFIRMED,), approve=Approvals(wait=True))
+    async with serve_gateway(tmp_path, atlas, grace=0.05) as gateway, open_page(gateway) as page:
+        _, interrupt = await _run_until_interrupt(page)
         events = await page.run(resume=[{"interruptId": interrupt["id"], **entry}])
         assert (events[-1]["type"], events[-1]["code"]) == ("RUN_ERROR", code)
         elsewhere = [{"interruptId": interrupt["id"], "status": "cancelled"}]
@@ -249,13 +253,13 @@ async def test_an_answer_that_does_not_fit_answers_nothing(entry: dict[str, Any]
 async def test_what_is_no_run_is_told_by_the_status(
     agent: str, more: dict[str, Any], status: int, code: str, tmp_path: Path
 ) -> None:
-    async with opened(tmp_path, kept(Scripted())) as gateway, page_of(gateway, agent=agent) as page:
-        answer = await page.ask("Hi", **more)
+    async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway, open_page(gateway, agent=agent) as page:
+        answer = await page.request("Hi", **more)
         assert (answer.response.status, (await answer.response.json())["error"]["code"]) == (status, code)
 
 
 async def test_a_gateway_that_stops_takes_no_runs(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(Scripted())) as gateway, page_of(gateway) as page:
+    async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway, open_page(gateway) as page:
         gateway.hub.stopping = True
-        answer = await page.ask("Hi")
+        answer = await page.request("Hi")
         assert (answer.response.status, answer.response.headers["retry-after"]) == (503, "1")

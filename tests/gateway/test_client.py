@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import main_token, opened
-from paced import Paced
-from processes import living
+from gateway_client import main_token, serve_gateway
+from paced_model import Paced
+from processes import run_gateway
 
 from atlas_agents import Approvals, Atlas, Tool
 from atlas_agents.client import GatewayClient, GatewayError, SessionEvent, SessionFeed, Unauthorized, Unreachable
@@ -42,40 +42,40 @@ async def connected(gateway: Gateway, **options: Any) -> AsyncGenerator[GatewayC
         yield client
 
 
-def kept(*replies: Any, tools: tuple[Tool, ...] = (), pause: float = 0.0) -> Atlas:
+def stored_atlas(*replies: Any, tools: tuple[Tool, ...] = (), pause: float = 0.0) -> Atlas:
     model = Paced(*replies, pause=pause) if pause else Scripted(*replies)
     return in_memory_atlas(model, tools, store=MemoryStore(), approve=Approvals(wait=True))
 
 
-def words(events: list[SessionEvent]) -> str:
+def shown_text(events: list[SessionEvent]) -> str:
     """What a person would have before them: the words since the last reset."""
-    said = ""
+    shown = ""
     for event in events:
         match event:
             case ChatDelta(_, text):
-                said += text
+                shown += text
             case RunPosition():
-                said = "".join(part.text for part in event.parts or () if isinstance(part, TextPart))
+                shown = "".join(part.text for part in event.parts or () if isinstance(part, TextPart))
             case ChatReset():
-                said = ""
+                shown = ""
             case _:
                 pass
-    return said
+    return shown
 
 
 def text_of(message: MessageShape | None) -> str:
     return "".join(part.text for part in (message.parts if message else ()) if isinstance(part, TextPart))
 
 
-async def heard(feed: SessionFeed, run_id: str) -> list[SessionEvent]:
-    return [event async for event in feed.of(run_id)]
+async def collect(feed: SessionFeed, run_id: str) -> list[SessionEvent]:
+    return [event async for event in feed.run_events(run_id)]
 
 
 # Methods and errors
 
 
 async def test_a_method_gives_its_result_whichever_way_its_params_are_spelled(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept()) as gateway, connected(gateway) as client:
+    async with serve_gateway(tmp_path, stored_atlas()) as gateway, connected(gateway) as client:
         key = (await client.call("sessions.create", label="Rain"))["sessionKey"]
         for params in ({"session_key": key}, {"sessionKey": key}):
             assert (await client.call("sessions.get", **params))["session"]["label"] == "Rain"
@@ -83,7 +83,7 @@ async def test_a_method_gives_its_result_whichever_way_its_params_are_spelled(tm
 
 
 async def test_the_welcome_says_who_is_there(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept()) as gateway, connected(gateway) as client:
+    async with serve_gateway(tmp_path, stored_atlas()) as gateway, connected(gateway) as client:
         welcome = await client.connect()
         assert welcome.principal is not None and welcome.principal.id == "owner"
         assert welcome.features is not None and "chat.send" in welcome.features.methods
@@ -96,8 +96,8 @@ async def test_an_error_has_its_kind_and_says_whether_to_try_again(tmp_path: Pat
         await slow.wait()
         return input
 
-    atlas = kept(calls("wait", input="x"), says("Done."), tools=(Tool("wait", wait),))
-    async with opened(tmp_path, atlas) as gateway, connected(gateway) as client:
+    atlas = stored_atlas(calls("wait", input="x"), says("Done."), tools=(Tool("wait", wait),))
+    async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as client:
         with pytest.raises(GatewayError) as missing:
             await client.call("sessions.get", session_key="nobody")
         assert (missing.value.kind, missing.value.retryable) == ("SESSION_NOT_FOUND", False)
@@ -109,16 +109,16 @@ async def test_an_error_has_its_kind_and_says_whether_to_try_again(tmp_path: Pat
 
 
 async def test_a_request_that_no_gateway_takes_is_not_sent(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept()) as gateway, connected(gateway) as client:
-        with pytest.raises(GatewayError, match="more than the gateway takes") as error:
+    async with serve_gateway(tmp_path, stored_atlas()) as gateway, connected(gateway) as client:
+        with pytest.raises(GatewayError, match="the gateway accepts at most") as error:
             await client.call("chat.send", session_key="main", message="x" * 2_000_000)
         assert error.value.kind == "TOO_LARGE"
         assert (await client.call("health.check"))["status"] == "ok"
 
 
 async def test_a_wrong_token_is_told_at_once(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept()) as gateway:
-        with pytest.raises(Unauthorized, match="refuses the token: invalid token"):
+    async with serve_gateway(tmp_path, stored_atlas()) as gateway:
+        with pytest.raises(Unauthorized, match="rejected the token: invalid token"):
             async with GatewayClient(f"http://127.0.0.1:{gateway.port}", "wrong"):
                 pass
 
@@ -127,7 +127,7 @@ async def test_where_nobody_listens_is_told_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(Unreachable, match=f"no gateway answers at {url}"):
+        with pytest.raises(Unreachable, match=f"cannot connect to a gateway at {url}"):
             async with GatewayClient(url, "x"):
                 pass
 
@@ -141,7 +141,7 @@ async def test_something_else_at_the_address_is_told_as_that() -> None:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with pytest.raises(Unreachable, match="does not let sockets in: HTTP 200") as error:
+        with pytest.raises(Unreachable, match="rejected the WebSocket connection: HTTP 200") as error:
             async with GatewayClient(url, "x"):
                 pass
         assert not error.value.retryable
@@ -152,18 +152,18 @@ async def test_something_else_at_the_address_is_told_as_that() -> None:
 
 async def test_a_turn_is_heard_from_its_first_event_to_its_last_word(tmp_path: Path) -> None:
     async with (
-        opened(tmp_path, kept(says("Hello there."))) as gateway,
+        serve_gateway(tmp_path, stored_atlas(says("Hello there."))) as gateway,
         connected(gateway) as client,
         client.follow("main") as feed,
     ):
         sent = await feed.send("Hi")
-        events = await heard(feed, sent.run_id)
+        events = await collect(feed, sent.run_id)
     assert sent.status == "started"
     assert [event.event for event in events if not isinstance(event, RunPosition)][:2] == [
         "chat.message",
         "chat.started",
     ]
-    assert words(events) == "Hello there."
+    assert shown_text(events) == "Hello there."
     final = events[-1]
     assert isinstance(final, ChatFinal) and text_of(final.message) == "Hello there."
 
@@ -172,29 +172,29 @@ async def test_a_question_can_be_answered_while_its_turn_is_heard(tmp_path: Path
     async def act(input: str) -> str:
         return f"did {input}"
 
-    atlas = kept(calls("act", input="it"), says("Done."), tools=(Tool("act", act, confirm=True),))
-    async with opened(tmp_path, atlas) as gateway, connected(gateway) as client, client.follow("main") as feed:
+    atlas = stored_atlas(calls("act", input="it"), says("Done."), tools=(Tool("act", act, confirm=True),))
+    async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as client, client.follow("main") as feed:
         sent = await feed.send("Act")
         events: list[SessionEvent] = []
-        async for event in feed.of(sent.run_id):
+        async for event in feed.run_events(sent.run_id):
             events.append(event)
             if isinstance(event, ApprovalRequested):
                 await client.call("approvals.resolve", approval_id=event.approval_id, decision="allow-once")
-        assert words(events) == "Done."
+        assert shown_text(events) == "Done."
 
 
 async def test_who_comes_later_finds_the_messages_and_the_run_where_it_stands(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(says("First."), says(LONG), pause=0.005)) as gateway:
+    async with serve_gateway(tmp_path, stored_atlas(says("First."), says(LONG), pause=0.005)) as gateway:
         async with connected(gateway) as client, client.follow("main") as feed:
-            await heard(feed, (await feed.send("One")).run_id)
+            await collect(feed, (await feed.send("One")).run_id)
             sent = await feed.send("Two")
             while not isinstance(await anext(feed), ChatDelta):
                 pass
             async with connected(gateway) as other, other.follow("main") as late:
                 assert [text_of(message) for message in late.messages] == ["One", "First.", "Two"]
-                events = await heard(late, sent.run_id)
+                events = await collect(late, sent.run_id)
         assert isinstance(events[0], RunPosition)
-        assert words(events) == LONG.rstrip() or words(events) == LONG
+        assert shown_text(events) == LONG.rstrip() or shown_text(events) == LONG
 
 
 # Lines that break
@@ -227,13 +227,13 @@ class Relay:
         await asyncio.gather(self._pump(reader, there, None), self._pump(there_reader, writer, self.budget))
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, budget: int | None) -> None:
-        said = 0
+        sent = 0
         try:
             while data := await source.read(256):
                 sink.write(data)
                 await sink.drain()
-                said += len(data)
-                if budget is not None and said > budget:
+                sent += len(data)
+                if budget is not None and sent > budget:
                     self.cuts += 1
                     self.cut()
         except OSError:
@@ -247,8 +247,8 @@ async def test_a_feed_over_a_line_that_breaks_again_and_again_hears_each_event_o
         return input
 
     tool = Tool("echo", echo, effect="pure")
-    atlas = kept(says(LONG) + calls("echo", input="a"), says(LONG), tools=(tool,), pause=0.002)
-    async with opened(tmp_path, atlas) as gateway, connected(gateway) as steady:
+    atlas = stored_atlas(says(LONG) + calls("echo", input="a"), says(LONG), tools=(tool,), pause=0.002)
+    async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as steady:
         relay = Relay(gateway.port)
         relay.budget = 6000
         async with (
@@ -258,14 +258,14 @@ async def test_a_feed_over_a_line_that_breaks_again_and_again_hears_each_event_o
             client.follow("main") as feed,
         ):
             sent = await feed.send("Go")
-            expected, events = await asyncio.gather(heard(whole, sent.run_id), heard(feed, sent.run_id))
+            expected, events = await asyncio.gather(collect(whole, sent.run_id), collect(feed, sent.run_id))
     assert relay.cuts >= 3
     assert events == expected
 
 
 async def test_a_message_is_said_once_though_its_answer_was_lost(tmp_path: Path) -> None:
-    atlas = kept(says("Once."), says("Twice!"))
-    async with opened(tmp_path, atlas) as gateway, connected(gateway) as steady:
+    atlas = stored_atlas(says("Once."), says("Twice!"))
+    async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as steady:
         relay = Relay(gateway.port)
         async with (
             relay.running() as url,
@@ -277,15 +277,15 @@ async def test_a_message_is_said_once_though_its_answer_was_lost(tmp_path: Path)
             seen = await anext(whole)  # the gateway has it: now the line breaks, maybe before the answer
             relay.cut()
             sent = await sending
-            events = await heard(feed, sent.run_id)
+            events = await collect(feed, sent.run_id)
         assert seen.run_id == sent.run_id
-        assert words(events) == "Once."
+        assert shown_text(events) == "Once."
         history = await steady.call("chat.history", session_key="main")
         assert [message["role"] for message in history["messages"]] == ["user", "assistant"]
 
 
 async def test_an_act_whose_answer_was_lost_is_not_done_again_by_itself(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept()) as gateway:
+    async with serve_gateway(tmp_path, stored_atlas()) as gateway:
         relay = Relay(gateway.port)
         async with relay.running() as url, GatewayClient(url, main_token(gateway)) as client:
             relay.cut()
@@ -298,7 +298,10 @@ async def test_an_act_whose_answer_was_lost_is_not_done_again_by_itself(tmp_path
 
 
 async def test_messages_of_turns_that_nobody_heard_are_told_after_the_line_is_back(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(says("One."), says("Two."))) as gateway, connected(gateway) as steady:
+    async with (
+        serve_gateway(tmp_path, stored_atlas(says("One."), says("Two."))) as gateway,
+        connected(gateway) as steady,
+    ):
         relay = Relay(gateway.port)
         async with (
             relay.running() as url,
@@ -306,25 +309,25 @@ async def test_messages_of_turns_that_nobody_heard_are_told_after_the_line_is_ba
             client.follow("main") as feed,
             steady.follow("main") as other,
         ):
-            await heard(feed, (await feed.send("First")).run_id)
+            await collect(feed, (await feed.send("First")).run_id)
             relay.cut()
-            await heard(other, (await other.send("Second")).run_id)
-            told = [await anext(feed), await anext(feed)]
-    assert [text_of(event.message) for event in told if isinstance(event, ChatMessage)] == ["Second", "Two."]
+            await collect(other, (await other.send("Second")).run_id)
+            received = [await anext(feed), await anext(feed)]
+    assert [text_of(event.message) for event in received if isinstance(event, ChatMessage)] == ["Second", "Two."]
 
 
 async def test_a_line_that_stays_broken_ends_with_an_error(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(says("Hi."))) as gateway:
+    async with serve_gateway(tmp_path, stored_atlas(says("Hi."))) as gateway:
         relay = Relay(gateway.port)
         trouble: list[str] = []
         async with relay.running() as url:
-            options: dict[str, Any] = {"patience": 0.3, "on_trouble": trouble.append}
+            options: dict[str, Any] = {"reconnect_timeout": 0.3, "on_connection_change": trouble.append}
             client = await GatewayClient(url, main_token(gateway), **options).__aenter__()
             feed = client.follow("main")
-            await feed.join()
+            await feed.subscribe()
         with pytest.raises(Unreachable):
             await anext(feed)
-        assert trouble == ["the line to the gateway broke"]
+        assert trouble == ["the connection to the gateway was lost"]
         await client.close()
 
 
@@ -335,14 +338,14 @@ async def test_a_gateway_that_moved_is_found_again(tmp_path: Path) -> None:
         return GatewayAddress(f"http://127.0.0.1:{here[-1].port}", main_token(here[-1]))
 
     store = MemoryStore()
-    async with opened(tmp_path, in_memory_atlas(Scripted(says("One.")), store=store)) as first:
+    async with serve_gateway(tmp_path, in_memory_atlas(Scripted(says("One.")), store=store)) as first:
         here.append(first)
         client = await GatewayClient(find=find).__aenter__()
         feed = client.follow("main")
-        assert words(await heard(feed, (await feed.send("Hi")).run_id)) == "One."
-    async with opened(tmp_path, in_memory_atlas(Scripted(says("Two.")), store=store)) as second:
+        assert shown_text(await collect(feed, (await feed.send("Hi")).run_id)) == "One."
+    async with serve_gateway(tmp_path, in_memory_atlas(Scripted(says("Two.")), store=store)) as second:
         here.append(second)
-        assert words(await heard(feed, (await feed.send("Again")).run_id)) == "Two."
+        assert shown_text(await collect(feed, (await feed.send("Again")).run_id)) == "Two."
         await client.close()
 
 
@@ -353,35 +356,35 @@ async def test_a_gateway_that_was_killed_in_the_middle_goes_on_where_a_new_one_t
     async def find() -> GatewayAddress:
         return GatewayAddress(f"http://127.0.0.1:{lives[-1].port}", (tmp_path / "token").read_text().strip())
 
-    async with living(tmp_path, LONG, pause=0.02) as first:
+    async with run_gateway(tmp_path, LONG, pause=0.02) as first:
         lives.append(first)
         async with asyncio.timeout(40), GatewayClient(find=find) as client, client.follow("main") as feed:
             sent = await feed.send("Go")
             events: list[SessionEvent] = []
-            async for event in feed.of(sent.run_id):
+            async for event in feed.run_events(sent.run_id):
                 events.append(event)
                 if sum(isinstance(each, ChatDelta) for each in events) == 10:
                     break
             await first.kill()
-            async with living(tmp_path, LONG) as second:
+            async with run_gateway(tmp_path, LONG) as second:
                 lives.append(second)
-                events += await heard(feed, sent.run_id)
+                events += await collect(feed, sent.run_id)
     final = events[-1]
     assert isinstance(final, ChatFinal) and not any(isinstance(event, ChatError) for event in events)
     assert sum(isinstance(event, ChatReset) for event in events) == 1
-    assert words(events) == text_of(final.message)
+    assert shown_text(events) == text_of(final.message)
 
 
 async def test_a_reader_that_takes_its_time_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atlas_agents.client.client._MOST_WAITING", 5)
+    monkeypatch.setattr("atlas_agents.client.client._MAX_PENDING", 5)
     async with (
-        opened(tmp_path, kept(says(LONG))) as gateway,
+        serve_gateway(tmp_path, stored_atlas(says(LONG))) as gateway,
         connected(gateway) as client,
         client.follow("main") as feed,
     ):
         sent = await feed.send("Go")
         await client.call("chat.wait", run_id=sent.run_id)
-        assert words(await heard(feed, sent.run_id)) == LONG
+        assert shown_text(await collect(feed, sent.run_id)) == LONG
 
 
 # What is told unasked
@@ -391,15 +394,15 @@ async def test_news_of_sessions_and_of_the_audit_log_are_told(tmp_path: Path) ->
     async def echo(input: str) -> str:
         return input
 
-    atlas = kept(calls("echo", input="x"), says("x"), tools=(Tool("echo", echo),))
-    async with opened(tmp_path, atlas) as gateway, connected(gateway) as client:
+    atlas = stored_atlas(calls("echo", input="x"), says("x"), tools=(Tool("echo", echo),))
+    async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as client:
         await client.call("audit.subscribe")
-        news = client.news()
+        news = client.server_events()
         first = asyncio.ensure_future(anext(news))
         await asyncio.sleep(0)
         await client.call("chat.send", session_key="main", message="Go")
-        told = [await first]
-        while not any(isinstance(event, AuditAdded) for event in told):
-            told.append(await anext(news))
-        assert any(isinstance(event, SessionUpdated) and event.session.session_key == "main" for event in told)
+        received = [await first]
+        while not any(isinstance(event, AuditAdded) for event in received):
+            received.append(await anext(news))
+        assert any(isinstance(event, SessionUpdated) and event.session.session_key == "main" for event in received)
         await news.aclose()

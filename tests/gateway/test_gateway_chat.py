@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import joined, knocked, opened, talking
+from gateway_client import connect_client, open_socket, serve_and_connect, serve_gateway
 
 from atlas_agents import Approvals, Atlas, ProviderError, Tool
 from atlas_agents.core.paths import Secret
@@ -14,14 +14,14 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says, thinks
 
 
-def kept(*replies: Any, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
+def stored_atlas(*replies: Any, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
     """An Atlas that keeps what it is told."""
     return in_memory_atlas(Scripted(*replies), tools, store=MemoryStore(), **options)
 
 
 async def test_the_seed_word_for_word(tmp_path: Path) -> None:
-    atlas, token = kept(says("2+2 is 4.")), Secret("mysecrettoken")
-    async with opened(tmp_path, atlas, token=token) as gateway, knocked(gateway) as client:
+    atlas, token = stored_atlas(says("2+2 is 4.")), Secret("mysecrettoken")
+    async with serve_gateway(tmp_path, atlas, token=token) as gateway, open_socket(gateway) as client:
         await client.socket.send('{"type":"auth","token":"mysecrettoken"}')
         assert await client.next() == {"type": "auth", "ok": True}
         await client.socket.send(
@@ -44,7 +44,10 @@ async def test_the_seed_word_for_word(tmp_path: Path) -> None:
 
 
 async def test_the_full_profile_adds_session_and_number_to_every_event(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(thinks("Hm.") + says("Hi."))) as gateway, joined(gateway) as client:
+    async with (
+        serve_gateway(tmp_path, stored_atlas(thinks("Hm.") + says("Hi."))) as gateway,
+        connect_client(gateway) as client,
+    ):
         sent = await client.get("chat.send", sessionKey="main", message="Hello?")
         assert sent == {"runId": sent["runId"], "status": "started"}
         final = await client.until("chat.final")
@@ -58,16 +61,23 @@ async def test_the_full_profile_adds_session_and_number_to_every_event(tmp_path:
 
 
 async def test_a_turn_can_be_taken_by_a_plan_that_is_told_as_it_is_worked_off(tmp_path: Path) -> None:
-    atlas = kept(calls("make_plan", steps=["Think", "Say it"]), says("Thought."), says("Said."), says("There you are."))
-    async with talking(tmp_path, atlas) as client:
+    atlas = stored_atlas(
+        calls("make_plan", steps=["Think", "Say it"]), says("Thought."), says("Said."), says("There you are.")
+    )
+    async with serve_and_connect(tmp_path, atlas) as client:
         sent = await client.get("chat.send", sessionKey="main", message="Well?", mode="plan")
         await client.until("chat.final")
-        told = [event["data"]["steps"] for event in client.events(sent["runId"]) if event["event"] == "plan.updated"]
-        assert [step["text"] for step in told[0]] == ["Think", "Say it"]
-        assert [[step["status"] for step in steps] for steps in (told[0], told[-1])] == [["pending"] * 2, ["done"] * 2]
+        plans_sent = [
+            event["data"]["steps"] for event in client.events(sent["runId"]) if event["event"] == "plan.updated"
+        ]
+        assert [step["text"] for step in plans_sent[0]] == ["Think", "Say it"]
+        assert [[step["status"] for step in steps] for steps in (plans_sent[0], plans_sent[-1])] == [
+            ["pending"] * 2,
+            ["done"] * 2,
+        ]
         history = await client.get("chat.history", sessionKey="main")
         plans = [plan for message in history["messages"] if (plan := message.get("metadata", {}).get("plan"))]
-        assert plans[-1] == told[-1]
+        assert plans[-1] == plans_sent[-1]
 
 
 async def test_a_tool_call_is_told_with_its_result(tmp_path: Path) -> None:
@@ -75,7 +85,9 @@ async def test_a_tool_call_is_told_with_its_result(tmp_path: Path) -> None:
         return input.upper()
 
     tool = Tool("shout", shout, in_process=True)
-    async with talking(tmp_path, kept(calls("shout", input="hey"), says("HEY!"), tools=(tool,))) as client:
+    async with serve_and_connect(
+        tmp_path, stored_atlas(calls("shout", input="hey"), says("HEY!"), tools=(tool,))
+    ) as client:
         await client.get("chat.send", sessionKey="main", message="Shout hey.")
         call, result = await client.until("tool.call"), await client.until("tool.result")
         assert (call["name"], call["arguments"]) == ("shout", {"input": "hey"})
@@ -89,7 +101,7 @@ async def test_a_tool_call_is_told_with_its_result(tmp_path: Path) -> None:
 
 async def test_a_turn_that_fails_ends_with_one_error(tmp_path: Path) -> None:
     broken = fails(ProviderError("the key is wrong", "auth"))
-    async with opened(tmp_path, kept(broken)) as gateway, joined(gateway, full=False) as client:
+    async with serve_gateway(tmp_path, stored_atlas(broken)) as gateway, connect_client(gateway, full=False) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Hi"))["runId"]
         await client.until("chat.error")
         assert client.events() == [
@@ -101,12 +113,12 @@ class Slow:
     """A tool that waits to be let go."""
 
     def __init__(self) -> None:
-        self.begun = asyncio.Event()
-        self.go = asyncio.Event()
+        self.started = asyncio.Event()
+        self.release = asyncio.Event()
 
     async def run(self, input: str) -> str:
-        self.begun.set()
-        await self.go.wait()
+        self.started.set()
+        await self.release.wait()
         return f"did {input}"
 
     @property
@@ -117,9 +129,11 @@ class Slow:
 @pytest.mark.parametrize("full", [True, False])
 async def test_an_aborted_turn_ends_with_a_final_that_says_so(full: bool, tmp_path: Path) -> None:
     slow = Slow()
-    async with talking(tmp_path, kept(calls("slow", input="x"), tools=(slow.tool,)), full=full) as client:
+    async with serve_and_connect(
+        tmp_path, stored_atlas(calls("slow", input="x"), tools=(slow.tool,)), full=full
+    ) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
-        await slow.begun.wait()
+        await slow.started.wait()
         assert await client.get("chat.abort", runId=run_id) == {"aborted": [run_id]}
         final = await client.until("chat.final")
         assert final["cancelled"] is True
@@ -131,15 +145,18 @@ async def test_an_aborted_turn_ends_with_a_final_that_says_so(full: bool, tmp_pa
 async def test_a_second_message_waits_is_refused_or_takes_over(tmp_path: Path) -> None:
     slow = Slow()
     replies = (calls("slow", input="x"), says("first"), says("second"), says("third"))
-    async with opened(tmp_path, kept(*replies, tools=(slow.tool,))) as gateway, joined(gateway) as client:
+    async with (
+        serve_gateway(tmp_path, stored_atlas(*replies, tools=(slow.tool,))) as gateway,
+        connect_client(gateway) as client,
+    ):
         first = await client.get("chat.send", sessionKey="main", message="1")
-        await slow.begun.wait()
+        await slow.started.wait()
         second = await client.get("chat.send", sessionKey="main", message="2")
         assert (first["status"], second["status"]) == ("started", "queued")
-        refused = await client.ask("chat.send", sessionKey="main", message="3", whenBusy="reject")
+        refused = await client.request("chat.send", sessionKey="main", message="3", whenBusy="reject")
         assert refused["error"]["code"] == -32002
         assert refused["error"]["data"]["kind"] == "BUSY" and refused["error"]["data"]["retryable"] is True
-        slow.go.set()
+        slow.release.set()
         assert (await client.until("chat.final"))["runId"] == first["runId"]
         assert (await client.until("chat.final"))["runId"] == second["runId"]
         history = (await client.get("chat.history", sessionKey="main"))["messages"]
@@ -147,29 +164,34 @@ async def test_a_second_message_waits_is_refused_or_takes_over(tmp_path: Path) -
 
 
 async def test_the_same_key_is_the_same_turn_and_another_payload_a_conflict(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(says("once"), says("never"))) as gateway, joined(gateway) as client:
+    async with (
+        serve_gateway(tmp_path, stored_atlas(says("once"), says("never"))) as gateway,
+        connect_client(gateway) as client,
+    ):
         wanted = {"sessionKey": "main", "message": "Hi", "idempotencyKey": "k"}
         first = await client.get("chat.send", **wanted)
         await client.until("chat.final")
         assert await client.get("chat.send", **wanted) == {"runId": first["runId"], "status": "done"}
-        other = await client.ask("chat.send", **{**wanted, "message": "Ho"})
+        other = await client.request("chat.send", **{**wanted, "message": "Ho"})
         assert (other["error"]["code"], other["error"]["data"]["kind"]) == (-32005, "CONFLICT")
         assert len([event for event in client.events() if event["event"] == "chat.final"]) == 1
 
 
 async def test_waiting_gives_the_answer_or_how_it_stands(tmp_path: Path) -> None:
     slow = Slow()
-    async with talking(tmp_path, kept(calls("slow", input="x"), says("Done."), tools=(slow.tool,))) as client:
+    async with serve_and_connect(
+        tmp_path, stored_atlas(calls("slow", input="x"), says("Done."), tools=(slow.tool,))
+    ) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         assert (await client.get("chat.wait", runId=run_id, timeoutMs=20))["status"] == "running"
-        await client.say(id="w", method="chat.wait", params={"runId": run_id})
+        await client.send(id="w", method="chat.wait", params={"runId": run_id})
         assert (await client.get("health.check"))["status"] == "ok"  # nobody waits for one who waits
-        slow.go.set()
+        slow.release.set()
         while (frame := await client.next()).get("id") != "w":
             pass
         assert frame["result"]["status"] == "done"
         assert frame["result"]["message"]["parts"] == [{"type": "text", "text": "Done."}]
-        missing = await client.ask("chat.wait", runId="0" * 32)
+        missing = await client.request("chat.wait", runId="0" * 32)
         assert missing["error"]["data"]["kind"] == "RUN_NOT_FOUND"
 
 
@@ -192,39 +214,46 @@ async def test_a_person_is_asked_and_the_answer_counts(
         return "ok"
 
     tool = Tool("bash", bash, parameters={"command": str}, confirm=True)
-    atlas = kept(calls("bash", command="df -h"), says("So be it."), tools=(tool,), approve=Approvals(wait=True))
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client, joined(gateway, full=False) as plain:
+    atlas = stored_atlas(calls("bash", command="df -h"), says("So be it."), tools=(tool,), approve=Approvals(wait=True))
+    async with (
+        serve_gateway(tmp_path, atlas) as gateway,
+        connect_client(gateway) as client,
+        connect_client(gateway, full=False) as plain,
+    ):
         await plain.get("chat.send", sessionKey="main", message="Look")
-        asked = await plain.until("exec.approval_request")
-        assert set(asked) == {"approvalId", "command", "workingDir"}
-        assert asked["command"] == "df -h"
+        request = await plain.until("exec.approval_request")
+        assert set(request) == {"approvalId", "command", "workingDir"}
+        assert request["command"] == "df -h"
         (listed,) = (await client.get("approvals.list"))["approvals"]
-        assert (listed["approvalId"], listed["toolName"]) == (asked["approvalId"], "bash")
+        assert (listed["approvalId"], listed["toolName"]) == (request["approvalId"], "bash")
         assert listed["details"] == {"command": "df -h"}
         await client.get("sessions.subscribe", sessionKey="main")
-        assert await client.get(method, approvalId=asked["approvalId"], **params) == {"ok": True}
+        assert await client.get(method, approvalId=request["approvalId"], **params) == {"ok": True}
         resolved = await client.until("approval.resolved")
         assert resolved["decision"] == decision
         await client.until("chat.final")
         assert done == (["df -h"] if ran else [])
-        again = await client.ask(method, approvalId=asked["approvalId"], **params)
+        again = await client.request(method, approvalId=request["approvalId"], **params)
         assert again["error"]["data"]["kind"] == "APPROVAL_NOT_FOUND"
         assert again["error"]["message"].startswith("already resolved")
 
 
 async def test_a_message_of_parts_and_attachments(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(says("Seen."))) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path, stored_atlas(says("Seen."))) as gateway, connect_client(gateway) as client:
         parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "this?"}]
         image = {"type": "image", "mediaType": "image/png", "data": "iVBORw0KGgo="}
         await client.get("chat.send", sessionKey="main", message=parts, attachments=[image])
-        kept_message = (await client.until("chat.message"))["message"]
-        assert kept_message["parts"] == [*parts, image]
-        empty = await client.ask("chat.send", sessionKey="main", message=[])
+        stored_message = (await client.until("chat.message"))["message"]
+        assert stored_message["parts"] == [*parts, image]
+        empty = await client.request("chat.send", sessionKey="main", message=[])
         assert empty["error"]["code"] == -32602
 
 
 async def test_history_is_read_page_by_page(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(*[says(str(n)) for n in range(3)])) as gateway, joined(gateway) as client:
+    async with (
+        serve_gateway(tmp_path, stored_atlas(*[says(str(n)) for n in range(3)])) as gateway,
+        connect_client(gateway) as client,
+    ):
         for n in range(3):
             await client.get("chat.send", sessionKey="main", message=f"q{n}")
             await client.until("chat.final")
@@ -235,5 +264,5 @@ async def test_history_is_read_page_by_page(tmp_path: Path) -> None:
         for before in (whole[2]["id"], whole[2]["seq"]):
             rest = await client.get("chat.history", sessionKey="main", before=before)
             assert (rest["messages"], rest["hasMore"]) == (whole[:2], False)
-        missing = await client.ask("chat.history", sessionKey="nowhere")
+        missing = await client.request("chat.history", sessionKey="nowhere")
         assert missing["error"]["data"]["kind"] == "SESSION_NOT_FOUND"

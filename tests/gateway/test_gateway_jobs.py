@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gateway_client import Client, joined, opened
+from gateway_client import Client, connect_client, serve_gateway
 
 from atlas_agents import Agent, Approvals, Atlas, Delegation, ProviderError, tool
 from atlas_agents.builtin_tools.team import delegate_task
@@ -40,18 +40,18 @@ async def job_of(client: Client, state: str) -> dict[str, Any]:
 
 async def test_a_job_is_told_of_as_it_goes_and_both_turns_are_heard(tmp_path: Path) -> None:
     atlas = team([HAND, says("Asked."), says("Thanks.")], [says("Roses are red.")])
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
         assert await client.get("jobs.list") == {"jobs": []}
         first = (await client.get("chat.send", sessionKey="s", message="A poem!"))["runId"]
         done = await job_of(client, "done")
         while (await client.until("chat.final"))["runId"] == first:
             pass
-        told = [frame["data"]["job"]["state"] for frame in client.events() if frame["event"] == "job.updated"]
-        assert told == ["queued", "running", "done"]
+        updates = [frame["data"]["job"]["state"] for frame in client.events() if frame["event"] == "job.updated"]
+        assert updates == ["queued", "running", "done"]
         assert (done["result"], done["askedBy"], done["askerSession"]) == ("Roses are red.", "lead", "s")
         assert done["sessionKey"] == f"s/jobs/{done['jobId']}" and done["priority"] == "high"
-        said = (await client.get("chat.history", sessionKey=done["sessionKey"]))["messages"]
-        assert [each["parts"][0]["text"] for each in said] == ["a poem", "Roses are red."]
+        history = (await client.get("chat.history", sessionKey=done["sessionKey"]))["messages"]
+        assert [each["parts"][0]["text"] for each in history] == ["a poem", "Roses are red."]
         assert (await client.get("jobs.get", jobId=done["jobId"]))["job"] == done
         assert (await client.get("jobs.list", states=["done"]))["jobs"] == [done]
         assert (await client.get("jobs.list", states=["dead"]))["jobs"] == []
@@ -67,24 +67,24 @@ async def test_a_job_is_stopped_and_tried_again(tmp_path: Path) -> None:
         return "never"
 
     atlas = team([HAND, says("Asked."), says("A pity."), says("At last.")], [calls("hang"), says("A poem.")], hang)
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
         await client.get("jobs.list")
         await client.get("chat.send", sessionKey="s", message="A poem!")
         running = await job_of(client, "running")
         stopped = (await client.get("jobs.cancel", jobId=running["jobId"]))["job"]
         assert (stopped["state"], stopped["error"]) == ("cancelled", "by owner")
-        again = await client.ask("jobs.cancel", jobId=running["jobId"])
+        again = await client.request("jobs.cancel", jobId=running["jobId"])
         assert again["error"]["data"]["kind"] == "CONFLICT"
         assert (await client.get("jobs.retry", jobId=running["jobId"]))["job"]["state"] == "queued"
         assert (await job_of(client, "done"))["result"] == "A poem."
-        refused = await client.ask("jobs.retry", jobId=running["jobId"])
+        refused = await client.request("jobs.retry", jobId=running["jobId"])
         assert refused["error"]["data"]["kind"] == "CONFLICT"
 
 
 async def test_a_dead_job_is_seen_and_others_go_on(tmp_path: Path) -> None:
     away = [fails(ProviderError("away", "auth"))] * 5
     atlas = team([HAND, says("Asked."), HAND, says("Asked again."), *[says("So be it.")] * 3], [*away, says("A poem.")])
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
         await client.get("jobs.list")
         await client.get("chat.send", sessionKey="s", message="A poem!")
         dead = await job_of(client, "dead")
@@ -106,25 +106,25 @@ async def test_whose_job_it_is_not_cannot_tell_it_from_one_that_never_was(tmp_pa
 
     atlas = team([HAND, says("Asked."), says("Thanks.")], [calls("pay"), says("Paid.")], pay)
     async with (
-        opened(tmp_path, atlas) as gateway,
-        joined(gateway, "ann" + STRONG) as ann,
-        joined(gateway, "bob" + STRONG) as bob,
+        serve_gateway(tmp_path, atlas) as gateway,
+        connect_client(gateway, "ann" + STRONG) as ann,
+        connect_client(gateway, "bob" + STRONG) as bob,
     ):
         await ann.get("jobs.list")
         await bob.get("jobs.list")
         await ann.get("chat.send", sessionKey="s", message="A poem!")
         job = await job_of(ann, "running")
 
-        async def asked() -> Any:
+        async def pending_approvals() -> Any:
             return (await ann.get("approvals.list"))["approvals"]
 
-        questions = await until(asked)
+        questions = await until(pending_approvals)
         assert (await bob.get("jobs.list"))["jobs"] == (await bob.get("approvals.list"))["approvals"] == []
         for method in ("jobs.get", "jobs.cancel", "jobs.retry"):
-            others, nobodys = await bob.ask(method, jobId=job["jobId"]), await bob.ask(method, jobId="0" * 16)
-            assert others["error"] == nobodys["error"] and others["error"]["data"]["kind"] == "JOB_NOT_FOUND"
+            others, missing = await bob.request(method, jobId=job["jobId"]), await bob.request(method, jobId="0" * 16)
+            assert others["error"] == missing["error"] and others["error"]["data"]["kind"] == "JOB_NOT_FOUND"
         assert job["user"] == "ann" and job["sessionKey"].startswith("s/jobs/")
-        denied = await bob.ask("approvals.resolve", approvalId=questions[0]["approvalId"], decision="allow-once")
+        denied = await bob.request("approvals.resolve", approvalId=questions[0]["approvalId"], decision="allow-once")
         assert denied["error"]["data"]["kind"] == "APPROVAL_NOT_FOUND"
         await ann.get("approvals.resolve", approvalId=questions[0]["approvalId"], decision="allow-once")
         assert (await job_of(ann, "done"))["result"] == "Paid."
@@ -136,20 +136,22 @@ async def test_a_schedule_is_kept_run_and_removed_by_whose_it_is(tmp_path: Path)
     (tmp_path / "tokens.json").write_text(json.dumps(lines))
     atlas = team([says("The news.")], [])
     async with (
-        opened(tmp_path, atlas) as gateway,
-        joined(gateway, "ann" + STRONG) as ann,
-        joined(gateway, "bob" + STRONG) as bob,
+        serve_gateway(tmp_path, atlas) as gateway,
+        connect_client(gateway, "ann" + STRONG) as ann,
+        connect_client(gateway, "bob" + STRONG) as bob,
     ):
         made = (await ann.get("schedules.add", name="news", cron="@daily", task="The news!"))["schedule"]
         assert (made["agentId"], made["zone"], made["user"]) == ("lead", "UTC", "ann") and made["nextAt"] > 0
         assert (await ann.get("schedules.list"))["schedules"] == [made]
         assert (await bob.get("schedules.list"))["schedules"] == []
         for method in ("schedules.run", "schedules.pause", "schedules.remove"):
-            others, nobodys = await bob.ask(method, name="news"), await bob.ask(method, name="nothing")
+            others, missing = await bob.request(method, name="news"), await bob.request(method, name="nothing")
             others["error"]["message"] = others["error"]["message"].replace("'news'", "'nothing'")
-            assert others["error"] == nobodys["error"]
-        assert (await bob.ask("schedules.add", name="news", cron="@daily", task="x"))["error"]["code"] == -32005
-        assert "cron expression" in (await ann.ask("schedules.add", name="b", cron="no", task="x"))["error"]["message"]
+            assert others["error"] == missing["error"]
+        assert (await bob.request("schedules.add", name="news", cron="@daily", task="x"))["error"]["code"] == -32005
+        assert (
+            "cron expression" in (await ann.request("schedules.add", name="b", cron="no", task="x"))["error"]["message"]
+        )
         await ann.get("jobs.list")
         job = (await ann.get("schedules.run", name="news"))["job"]
         assert (await job_of(ann, "done"))["result"] == "The news."

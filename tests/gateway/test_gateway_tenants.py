@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from gateway_client import joined, knocked, opened
+from gateway_client import connect_client, open_socket, serve_gateway
 
 STRONG = "-0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -16,10 +16,10 @@ async def test_two_keys_of_one_user_share_their_sessions_and_are_suspended_toget
     }
     (tmp_path / "tokens.json").write_text(json.dumps(lines))
     async with (
-        opened(tmp_path) as gateway,
-        joined(gateway) as owner,
-        joined(gateway, "ann" + STRONG) as ann,
-        joined(gateway, "phone" + STRONG) as phone,
+        serve_gateway(tmp_path) as gateway,
+        connect_client(gateway) as owner,
+        connect_client(gateway, "ann" + STRONG) as ann,
+        connect_client(gateway, "phone" + STRONG) as phone,
     ):
         assert phone.frames[0]["principal"] == {"id": "ann", "role": "guest", "scopes": ["read"]}
         await ann.get("chat.send", sessionKey="s", message="hi")
@@ -32,25 +32,25 @@ async def test_two_keys_of_one_user_share_their_sessions_and_are_suspended_toget
         await owner.get("users.put", name="ann", status="suspended")
         for socket in (ann, phone):
             assert (await socket.closed())[0] == 4401
-        async with knocked(gateway) as again:
-            await again.say(type="auth", token="ann" + STRONG)
+        async with open_socket(gateway) as again:
+            await again.send(type="auth", token="ann" + STRONG)
             assert (await again.closed())[0] == 4401
-        async with joined(gateway, "bob" + STRONG) as bob:
-            assert (await bob.ask("users.put", name="bob", role="owner"))["error"]["code"] == -32001
+        async with connect_client(gateway, "bob" + STRONG) as bob:
+            assert (await bob.request("users.put", name="bob", role="owner"))["error"]["code"] == -32001
         await owner.get("users.remove", name="ann")
-        async with joined(gateway, "ann" + STRONG) as back:
+        async with connect_client(gateway, "ann" + STRONG) as back:
             await back.get("health.check")
 
 
 async def test_a_plan_that_is_used_up_is_said_to_be(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway, joined(gateway) as owner:
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as owner:
         assert (await owner.get("tenants.get"))["plan"] == {"name": "unlimited"}
         await owner.get("plans.put", name="tiny", tokens=1)
-        assert (await owner.ask("tenants.update", plan="huge"))["error"]["code"] == -32602
+        assert (await owner.request("tenants.update", plan="huge"))["error"]["code"] == -32602
         await owner.get("tenants.update", plan="tiny")
         await owner.get("chat.send", sessionKey="s", message="hi")
         await owner.until("chat.final")
-        refused = (await owner.ask("chat.send", sessionKey="s", message="again"))["error"]
+        refused = (await owner.request("chat.send", sessionKey="s", message="again"))["error"]
         assert refused["data"]["kind"] == "LIMIT_EXCEEDED" and "is used up" in refused["message"]
         found = await owner.get("tenants.get")
         assert found["plan"] == {"name": "tiny", "tokens": 1} and found["tokens"] > 0 and found["tenant"] == "default"

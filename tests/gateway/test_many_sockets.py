@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from gateway_client import UPGRADE
-from processes import Process, inside, living
+from processes import Process, connect_process, run_gateway
 from websockets.exceptions import WebSocketException
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -80,7 +80,7 @@ async def bare_ones(process: Process, count: int, *, silent: int = 0) -> AsyncGe
 
 
 async def test_a_thousand_idle_sockets_cost_at_most_32_mib(tmp_path: Path) -> None:
-    async with living(tmp_path, "Hi.") as process:
+    async with run_gateway(tmp_path, "Hi.") as process:
         async with bare_ones(process, 20):
             pass
         before = process.memory()
@@ -88,16 +88,16 @@ async def test_a_thousand_idle_sockets_cost_at_most_32_mib(tmp_path: Path) -> No
             grown = process.memory() - before
             print(f"1,000 sockets: {grown / MB:.1f} MiB")
             assert grown <= 32 * MB
-            async with inside(process) as client:
+            async with connect_process(process) as client:
                 await client.get("chat.send", sessionKey="main", message="Still there?")
                 await client.until("chat.final")
 
 
 async def test_silent_sockets_are_closed_within_ten_seconds(tmp_path: Path) -> None:
-    async with living(tmp_path, "Hi.") as process:
+    async with run_gateway(tmp_path, "Hi.") as process:
         async with bare_ones(process, 20):
             pass
-        before, begun = process.memory(), time.monotonic()
+        before, started = process.memory(), time.monotonic()
         async with bare_ones(process, 250, silent=250) as silent:
             mute = [await asyncio.open_connection("127.0.0.1", process.port) for _ in range(250)]
             assert process.memory() - before <= 20 * MB
@@ -107,7 +107,7 @@ async def test_silent_sockets_are_closed_within_ten_seconds(tmp_path: Path) -> N
             for reader, writer in mute:
                 assert await asyncio.wait_for(_gone(reader), 15)
                 writer.close()
-            assert time.monotonic() - begun < 14
+            assert time.monotonic() - started < 14
 
 
 async def _gone(reader: asyncio.StreamReader) -> bool:
@@ -118,18 +118,21 @@ async def _gone(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_a_storm_of_a_thousand_half_of_them_silent_passes(tmp_path: Path) -> None:
-    async with living(tmp_path, "Hi.") as process:
-        begun = time.monotonic()
+    async with run_gateway(tmp_path, "Hi.") as process:
+        started = time.monotonic()
         async with bare_ones(process, 1000, silent=500) as opened:
-            print(f"1,000 sockets opened in {time.monotonic() - begun:.1f} s")
+            print(f"1,000 sockets opened in {time.monotonic() - started:.1f} s")
             assert len(opened) == 1000
-            assert time.monotonic() - begun < 10
-            async with inside(process) as client:
+            assert time.monotonic() - started < 10
+            async with connect_process(process) as client:
                 assert (await client.get("health.check"))["status"] == "ok"
 
 
 async def test_out_of_files_it_goes_on_with_what_it_has_and_recovers(tmp_path: Path) -> None:
-    async with living(tmp_path, *["Hi."] * 2, environment={"FILES": "64"}) as process, inside(process) as client:
+    async with (
+        run_gateway(tmp_path, *["Hi."] * 2, environment={"FILES": "64"}) as process,
+        connect_process(process) as client,
+    ):
         crowd = [await asyncio.open_connection("127.0.0.1", process.port) for _ in range(80)]
         await client.get("chat.send", sessionKey="main", message="Still there?")
         await client.until("chat.final")
@@ -137,7 +140,7 @@ async def test_out_of_files_it_goes_on_with_what_it_has_and_recovers(tmp_path: P
             writer.close()
         for _ in range(50):
             try:
-                async with asyncio.timeout(2), inside(process) as late:
+                async with asyncio.timeout(2), connect_process(process) as late:
                     assert (await late.get("health.check"))["status"] == "ok"
                     break
             except (TimeoutError, OSError, WebSocketException):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import Client, joined, knocked, main_token, opened
+from gateway_client import Client, connect_client, main_token, open_socket, serve_gateway
 
 from atlas_agents.gateway.protocol.methods import METHODS
 from atlas_agents.gateway.server import all_methods
@@ -94,28 +94,28 @@ def test_every_method_has_a_function_behind_it() -> None:
 @pytest.mark.parametrize("scope", TOKENS)
 async def test_a_token_calls_the_methods_of_its_scope_and_no_others(scope: str, tmp_path: Path) -> None:
     write_tokens(tmp_path)
-    async with opened(tmp_path) as gateway, joined(gateway, TOKENS[scope]) as client:
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway, TOKENS[scope]) as client:
         assert client.frames[0]["principal"] == {"id": scope, "role": "guest", "scopes": [scope]}
         for name, needed in sorted(SCOPES.items(), key=lambda row: row[0] == "tokens.rotate"):
-            answer = await client.ask(name)
+            answer = await client.request(name)
             forbidden = answer.get("error", {}).get("code") == -32001
             assert forbidden == (needed != scope), (name, answer)
 
 
 async def test_without_a_right_token_no_method_is_called(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         for name in SCOPES:
-            async with knocked(gateway) as client:
-                await client.say(id="1", method=name, params={})
+            async with open_socket(gateway) as client:
+                await client.send(id="1", method=name, params={})
                 assert await client.closed() == (4400, "the first frame must be an auth frame")
                 assert client.frames == []
 
 
 async def test_the_main_token_may_do_everything(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         for name in SCOPES:
             if name != "tokens.rotate":
-                answer = await client.ask(name)
+                answer = await client.request(name)
                 assert answer.get("error", {}).get("code") != -32001, (name, answer)
 
 
@@ -130,17 +130,17 @@ async def test_the_main_token_may_do_everything(tmp_path: Path) -> None:
 async def test_nobody_gets_a_scope_by_asking_for_it(claim: dict[str, Any], tmp_path: Path) -> None:
     write_tokens(tmp_path)
     headers = {"X-Atlas-Scopes": "admin", "X-Forwarded-User": "owner"}
-    async with opened(tmp_path) as gateway, knocked(gateway, additional_headers=headers) as client:
-        await client.say(type="auth", token=TOKENS["read"], protocol=1, **claim)
+    async with serve_gateway(tmp_path) as gateway, open_socket(gateway, additional_headers=headers) as client:
+        await client.send(type="auth", token=TOKENS["read"], protocol=1, **claim)
         assert (await client.next())["principal"]["scopes"] == ["read"]
-        assert (await client.ask("config.get"))["error"]["data"]["kind"] == "FORBIDDEN"
+        assert (await client.request("config.get"))["error"]["data"]["kind"] == "FORBIDDEN"
 
 
 async def says_hello(client: Client, token: str) -> dict[str, Any]:
-    await client.say(type="auth", token=token)
+    await client.send(type="auth", token=token)
     return await client.next()
 
 
 async def test_a_plain_client_sees_exactly_two_keys(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway, knocked(gateway) as client:
+    async with serve_gateway(tmp_path) as gateway, open_socket(gateway) as client:
         assert await says_hello(client, main_token(gateway)) == {"type": "auth", "ok": True}

@@ -7,10 +7,10 @@ from typing import Any
 
 import openai
 import pytest
-from agui_raw import page_of
-from gateway_client import http, joined, main_token, opened
-from openai_client import MODEL, asking, kept, said, upper
-from paced import Paced
+from agui_client import open_page
+from gateway_client import connect_client, http, main_token, serve_gateway
+from openai_client import MODEL, serve_openai, stored_atlas, upper, user_messages
+from paced_model import Paced
 
 from atlas_agents import Agent, Atlas, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
@@ -20,7 +20,7 @@ from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
 
 async def test_the_agents_are_its_models(tmp_path: Path) -> None:
     agents = [Agent(id, model=Scripted(says("Hi."))) for id in ("ana", "team/bo")]
-    async with asking(tmp_path, Atlas(agents, store=MemoryStore())) as (_, client):
+    async with serve_openai(tmp_path, Atlas(agents, store=MemoryStore())) as (_, client):
         found = await client.models.list()
         assert [model.id for model in found.data] == ["atlas/ana", "atlas/team/bo"]
         assert (await client.models.retrieve("atlas/ana")).owned_by == "atlas"
@@ -31,9 +31,9 @@ async def test_the_agents_are_its_models(tmp_path: Path) -> None:
 
 async def test_an_answer_in_one_piece(tmp_path: Path) -> None:
     model = Scripted(thinks("Hm.") + says("Two and two is four."), says("Again."))
-    async with asking(tmp_path, kept(model)) as (_, client):
-        answer = await client.chat.completions.create(model=MODEL, messages=said("2+2?"))
-        bare = await client.chat.completions.create(model="assistant", messages=said("2+2?"))
+    async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
+        answer = await client.chat.completions.create(model=MODEL, messages=user_messages("2+2?"))
+        bare = await client.chat.completions.create(model="assistant", messages=user_messages("2+2?"))
     assert answer.id.startswith("chatcmpl-") and answer.object == "chat.completion" and answer.model == MODEL
     (choice,) = answer.choices
     assert (choice.message.role, choice.message.content) == ("assistant", "Two and two is four.")
@@ -43,11 +43,11 @@ async def test_an_answer_in_one_piece(tmp_path: Path) -> None:
 
 
 async def test_an_answer_in_many_pieces(tmp_path: Path) -> None:
-    async with asking(tmp_path, kept(Scripted(says("One two three."), says("Four.")))) as (_, client):
-        stream = await client.chat.completions.create(model=MODEL, messages=said("Count."), stream=True)
+    async with serve_openai(tmp_path, stored_atlas(Scripted(says("One two three."), says("Four.")))) as (_, client):
+        stream = await client.chat.completions.create(model=MODEL, messages=user_messages("Count."), stream=True)
         first, *pieces, last = [chunk async for chunk in stream]
         counted = await client.chat.completions.create(
-            model=MODEL, messages=said("Go on."), stream=True, stream_options={"include_usage": True}
+            model=MODEL, messages=user_messages("Go on."), stream=True, stream_options={"include_usage": True}
         )
         *middle, usage = [chunk async for chunk in counted]
     assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
@@ -59,10 +59,10 @@ async def test_an_answer_in_many_pieces(tmp_path: Path) -> None:
 
 
 async def test_the_lines_of_a_stream_are_those_of_the_vendor(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(Scripted(says("Hi.")))) as gateway:
-        body = json.dumps({"model": MODEL, "messages": said("Hello"), "stream": True})
-        told = {"Authorization": f"Bearer {main_token(gateway)}", "Content_Type": "application/json"}
-        code, answer = await http(gateway, "POST /v1/chat/completions", body=body, **told)
+    async with serve_gateway(tmp_path, stored_atlas(Scripted(says("Hi.")))) as gateway:
+        body = json.dumps({"model": MODEL, "messages": user_messages("Hello"), "stream": True})
+        headers = {"Authorization": f"Bearer {main_token(gateway)}", "Content_Type": "application/json"}
+        code, answer = await http(gateway, "POST /v1/chat/completions", body=body, **headers)
     head, _, lines = answer.partition("\r\n\r\n")
     assert code == 200 and "content-type: text/event-stream" in head.lower()
     events = [line.removeprefix("data: ") for line in lines.replace("\r\n", "\n").split("\n") if "data: " in line]
@@ -79,9 +79,9 @@ async def test_the_lines_of_a_stream_are_those_of_the_vendor(tmp_path: Path) -> 
 async def test_the_agents_own_tools_run_inside_and_are_not_told(tmp_path: Path) -> None:
     script = (says("Let me see.") + calls("upper", input="hey"), says("It is HEY."))
     model = Scripted(*script, *script)
-    async with asking(tmp_path, kept(model, (Tool("upper", upper, in_process=True),))) as (_, client):
-        answer = await client.chat.completions.create(model=MODEL, messages=said("Shout hey."))
-        stream = await client.chat.completions.create(model=MODEL, messages=said("Shout hey."), stream=True)
+    async with serve_openai(tmp_path, stored_atlas(model, (Tool("upper", upper, in_process=True),))) as (_, client):
+        answer = await client.chat.completions.create(model=MODEL, messages=user_messages("Shout hey."))
+        stream = await client.chat.completions.create(model=MODEL, messages=user_messages("Shout hey."), stream=True)
         chunks = [chunk async for chunk in stream]
     assert answer.choices[0].message.content == "Let me see.\n\nIt is HEY."
     assert answer.choices[0].message.tool_calls is None
@@ -93,7 +93,7 @@ async def test_the_agents_own_tools_run_inside_and_are_not_told(tmp_path: Path) 
 
 async def test_without_a_session_the_history_is_the_requests_and_nothing_is_kept(tmp_path: Path) -> None:
     model = Scripted(says("Ana."))
-    atlas = kept(model)
+    atlas = stored_atlas(model)
     history: list[Any] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "I am Ana."},
@@ -116,9 +116,9 @@ async def test_without_a_session_the_history_is_the_requests_and_nothing_is_kept
             ],
         },
     ]
-    async with asking(tmp_path, atlas) as (gateway, client):
+    async with serve_openai(tmp_path, atlas) as (gateway, client):
         answer = await client.chat.completions.create(model=MODEL, messages=history)
-        async with joined(gateway) as page:
+        async with connect_client(gateway) as page:
             assert (await page.get("sessions.list"))["sessions"] == []
     assert answer.choices[0].message.content == "Ana."
     (request,) = model.requests
@@ -131,12 +131,12 @@ async def test_without_a_session_the_history_is_the_requests_and_nothing_is_kept
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(("stop", "reason"), [("length", "length"), ("refusal", "content_filter"), ("stop", "stop")])
 async def test_why_an_answer_ends(stop: Any, reason: str, stream: bool, tmp_path: Path) -> None:
-    async with asking(tmp_path, kept(Scripted(says("So", stop=stop)))) as (_, client):
+    async with serve_openai(tmp_path, stored_atlas(Scripted(says("So", stop=stop)))) as (_, client):
         if stream:
-            chunks = await client.chat.completions.create(model=MODEL, messages=said("?"), stream=True)
+            chunks = await client.chat.completions.create(model=MODEL, messages=user_messages("?"), stream=True)
             found = [chunk.choices[0].finish_reason async for chunk in chunks][-1]
         else:
-            answer = await client.chat.completions.create(model=MODEL, messages=said("?"))
+            answer = await client.chat.completions.create(model=MODEL, messages=user_messages("?"))
             found = answer.choices[0].finish_reason
     assert found == reason
 
@@ -148,24 +148,30 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 async def test_an_answer_of_a_wanted_shape_is_mended_before_anybody_sees_it(stream: bool, tmp_path: Path) -> None:
     model = Scripted(says("It is Lima."), says('```json\n{"city": "Lima"}\n```'))
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
-    async with asking(tmp_path, kept(model)) as (_, client):
+    async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
         if stream:
             chunks = await client.chat.completions.create(
-                model=MODEL, messages=said("Where?"), response_format=wanted, stream=True
+                model=MODEL, messages=user_messages("Where?"), response_format=wanted, stream=True
             )
             content = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
         else:
-            answer = await client.chat.completions.create(model=MODEL, messages=said("Where?"), response_format=wanted)
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=user_messages("Where?"), response_format=wanted
+            )
             content = answer.choices[0].message.content or ""
     assert json.loads(content) == {"city": "Lima"}
 
 
 async def test_the_agents_settings_come_before_the_clients_wishes(tmp_path: Path) -> None:
     model = Scripted(says("A."), says("B."))
-    async with asking(tmp_path, kept(model, agent={"temperature": 0.1, "max_tokens": 50})) as (_, client):
-        await client.chat.completions.create(model=MODEL, messages=said("?"), temperature=1.5, max_tokens=20)
+    async with serve_openai(tmp_path, stored_atlas(model, agent={"temperature": 0.1, "max_tokens": 50})) as (_, client):
+        await client.chat.completions.create(model=MODEL, messages=user_messages("?"), temperature=1.5, max_tokens=20)
         await client.chat.completions.create(
-            model=MODEL, messages=said("?"), max_completion_tokens=500, seed=1, extra_body={"of_next_year": True}
+            model=MODEL,
+            messages=user_messages("?"),
+            max_completion_tokens=500,
+            seed=1,
+            extra_body={"of_next_year": True},
         )
     assert [(request.temperature, request.max_tokens) for request in model.requests] == [(0.1, 20), (0.1, 50)]
 
@@ -195,9 +201,9 @@ TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
 async def test_what_cannot_be_done_is_refused_in_the_vendors_shape(
     wrong: dict[str, Any], param: str, tmp_path: Path
 ) -> None:
-    async with asking(tmp_path, kept(Scripted())) as (_, client):
+    async with serve_openai(tmp_path, stored_atlas(Scripted())) as (_, client):
         with pytest.raises(openai.BadRequestError) as refused:
-            body = {"model": MODEL, "messages": said("Hi"), **wrong}
+            body = {"model": MODEL, "messages": user_messages("Hi"), **wrong}
             await client.post("/chat/completions", cast_to=object, body=body)
     error: Any = refused.value.body
     assert set(error) == {"message", "type", "param", "code"}
@@ -205,15 +211,15 @@ async def test_what_cannot_be_done_is_refused_in_the_vendors_shape(
 
 
 async def test_empty_tools_are_none(tmp_path: Path) -> None:
-    async with asking(tmp_path, kept(Scripted(says("Hi.")))) as (_, client):
-        answer = await client.chat.completions.create(model=MODEL, messages=said("Hi"), tools=[], n=1)
+    async with serve_openai(tmp_path, stored_atlas(Scripted(says("Hi.")))) as (_, client):
+        answer = await client.chat.completions.create(model=MODEL, messages=user_messages("Hi"), tools=[], n=1)
     assert answer.choices[0].message.content == "Hi."
 
 
 async def test_a_bug_is_told_without_its_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with asking(tmp_path, kept(Scripted(fails(ZeroDivisionError("secret place"))))) as (_, client):
+    async with serve_openai(tmp_path, stored_atlas(Scripted(fails(ZeroDivisionError("secret place"))))) as (_, client):
         with pytest.raises(openai.InternalServerError) as raised:
-            await client.chat.completions.create(model=MODEL, messages=said("Hi"))
+            await client.chat.completions.create(model=MODEL, messages=user_messages("Hi"))
     assert raised.value.body == {
         "message": "the turn failed",
         "type": "server_error",
@@ -226,10 +232,10 @@ async def test_a_bug_is_told_without_its_trace(tmp_path: Path, caplog: pytest.Lo
 async def test_an_error_tells_no_secret(tmp_path: Path) -> None:
     secret = "sk-proj-" + "Ab1" * 12
     broken = fails(ProviderError(f"the key {secret} is wrong", "auth"))
-    async with asking(tmp_path, kept(Scripted(broken, says("So") + broken))) as (gateway, client):
+    async with serve_openai(tmp_path, stored_atlas(Scripted(broken, says("So") + broken))) as (gateway, client):
         with pytest.raises(openai.InternalServerError, match=r"the key .* is wrong") as raised:
-            await client.chat.completions.create(model=MODEL, messages=said("Hi"))
-        async with page_of(gateway) as page:
+            await client.chat.completions.create(model=MODEL, messages=user_messages("Hi"))
+        async with open_page(gateway) as page:
             events = await page.run("Hi")
     assert (raised.value.code, events[-1]["type"]) == ("provider_auth", "RUN_ERROR")
     assert secret not in raised.value.message and secret not in str(events)
@@ -237,34 +243,36 @@ async def test_an_error_tells_no_secret(tmp_path: Path) -> None:
 
 async def test_a_failure_in_the_middle_is_the_last_event(tmp_path: Path) -> None:
     broken = says("Half an") + fails(ProviderError("gone", "auth"))
-    async with asking(tmp_path, kept(Scripted(broken))) as (_, client):
-        stream = await client.chat.completions.create(model=MODEL, messages=said("Hi"), stream=True)
-        heard: list[str] = []
+    async with serve_openai(tmp_path, stored_atlas(Scripted(broken))) as (_, client):
+        stream = await client.chat.completions.create(model=MODEL, messages=user_messages("Hi"), stream=True)
+        received: list[str] = []
         with pytest.raises(openai.APIError, match="gone") as raised:
             async for chunk in stream:
-                heard.append(chunk.choices[0].delta.content or "")
-    assert ("".join(heard), raised.value.code) == ("Half an", "provider_auth")
+                received.append(chunk.choices[0].delta.content or "")
+    assert ("".join(received), raised.value.code) == ("Half an", "provider_auth")
 
 
 async def test_words_that_were_read_and_are_taken_back_end_the_stream(tmp_path: Path) -> None:
     again = Reply(TextChunk("It is 5."), ResetChunk(1), TextChunk("It is 4."))
-    async with asking(tmp_path, kept(Scripted(again, again, Reply(ResetChunk(1), TextChunk("Fine."))))) as (_, client):
-        stream = await client.chat.completions.create(model=MODEL, messages=said("2+2?"), stream=True)
-        heard: list[str] = []
+    async with serve_openai(
+        tmp_path, stored_atlas(Scripted(again, again, Reply(ResetChunk(1), TextChunk("Fine."))))
+    ) as (_, client):
+        stream = await client.chat.completions.create(model=MODEL, messages=user_messages("2+2?"), stream=True)
+        received: list[str] = []
         with pytest.raises(openai.APIError) as raised:
             async for chunk in stream:
-                heard.append(chunk.choices[0].delta.content or "")
-        whole = await client.chat.completions.create(model=MODEL, messages=said("2+2?"))
-        unread = await client.chat.completions.create(model=MODEL, messages=said("2+2?"), stream=True)
+                received.append(chunk.choices[0].delta.content or "")
+        whole = await client.chat.completions.create(model=MODEL, messages=user_messages("2+2?"))
+        unread = await client.chat.completions.create(model=MODEL, messages=user_messages("2+2?"), stream=True)
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in unread]) == "Fine."
-    assert ("".join(heard), raised.value.code) == ("It is 5.", "answer_withdrawn")
+    assert ("".join(received), raised.value.code) == ("It is 5.", "answer_withdrawn")
     assert whole.choices[0].message.content == "It is 4."
 
 
 async def test_words_come_as_they_are_said(tmp_path: Path) -> None:
     model = Paced(says("one two three four five"), pause=0.05)
-    async with asking(tmp_path, kept(model)) as (_, client):
-        stream = await client.chat.completions.create(model=MODEL, messages=said("Count"), stream=True)
+    async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
+        stream = await client.chat.completions.create(model=MODEL, messages=user_messages("Count"), stream=True)
         loop, times = asyncio.get_running_loop(), list[float]()
         async for chunk in stream:
             if chunk.choices[0].delta.content:

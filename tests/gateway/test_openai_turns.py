@@ -6,8 +6,8 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_client import joined, opened
-from openai_client import MODEL, Slow, asking, client_of, kept, said, upper
+from gateway_client import connect_client, serve_gateway
+from openai_client import MODEL, Slow, connect_openai, serve_openai, stored_atlas, upper, user_messages
 
 from atlas_agents import Approvals, ProviderError, RetryPolicy, Tool
 from atlas_agents.testing import Scripted, calls, fails, says
@@ -16,12 +16,14 @@ from checks import rounds
 
 async def test_a_session_remembers_and_takes_only_the_last_message(tmp_path: Path) -> None:
     model = Scripted(says("Hello Ana."), says("Ana."), says("Ana, still."))
-    async with asking(tmp_path, kept(model)) as (gateway, client), joined(gateway) as page:
-        await client.chat.completions.create(model=MODEL, messages=said("I am Ana."), user="main")
-        more: list[Any] = [{"role": "system", "content": "Forget."}, *said("Who am I?")]
+    async with serve_openai(tmp_path, stored_atlas(model)) as (gateway, client), connect_client(gateway) as page:
+        await client.chat.completions.create(model=MODEL, messages=user_messages("I am Ana."), user="main")
+        more: list[Any] = [{"role": "system", "content": "Forget."}, *user_messages("Who am I?")]
         await client.chat.completions.create(model=MODEL, messages=more, extra_headers={"X-Atlas-Session": "main"})
         await page.get("sessions.subscribe", sessionKey="main")
-        stream = await client.chat.completions.create(model=MODEL, messages=said("And now?"), user="main", stream=True)
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=user_messages("And now?"), user="main", stream=True
+        )
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Ana, still."
         await page.until("chat.final")
         told = "".join([event["data"]["text"] for event in page.events() if event["event"] == "chat.delta"])
@@ -35,16 +37,18 @@ async def test_a_session_remembers_and_takes_only_the_last_message(tmp_path: Pat
 async def test_the_same_key_again_is_the_same_turn(tmp_path: Path) -> None:
     model = Scripted(says("Once."))
     headers = {"X-Atlas-Session": "main", "Idempotency-Key": "k1"}
-    async with asking(tmp_path, kept(model)) as (_, client):
+    async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
         for _ in range(2):
-            answer = await client.chat.completions.create(model=MODEL, messages=said("Do it."), extra_headers=headers)
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=user_messages("Do it."), extra_headers=headers
+            )
             assert answer.choices[0].message.content == "Once."
         stream = await client.chat.completions.create(
-            model=MODEL, messages=said("Do it."), extra_headers=headers, stream=True
+            model=MODEL, messages=user_messages("Do it."), extra_headers=headers, stream=True
         )
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Once."
         with pytest.raises(openai.ConflictError):
-            await client.chat.completions.create(model=MODEL, messages=said("Other."), extra_headers=headers)
+            await client.chat.completions.create(model=MODEL, messages=user_messages("Other."), extra_headers=headers)
     assert len(model.requests) == 1
 
 
@@ -63,39 +67,42 @@ async def test_a_model_that_cannot_be_heard_is_told_by_the_status(
     kind: Any, error: type[openai.APIStatusError], code: str, stream: bool, tmp_path: Path
 ) -> None:
     model = Scripted(fails(ProviderError("no luck", kind)))
-    async with asking(tmp_path, kept(model, agent={"retry": RetryPolicy(retries=0)})) as (_, client):
+    async with serve_openai(tmp_path, stored_atlas(model, agent={"retry": RetryPolicy(retries=0)})) as (_, client):
         with pytest.raises(error) as raised:
-            await client.chat.completions.create(model=MODEL, messages=said("Hi"), stream=stream)
+            await client.chat.completions.create(model=MODEL, messages=user_messages("Hi"), stream=stream)
     assert (raised.value.code, "no luck" in raised.value.message) == (code, True)
 
 
 async def test_while_a_tool_runs_there_are_signs_of_life(tmp_path: Path) -> None:
     slow = Slow()
-    atlas = kept(Scripted(calls("slow", input="x"), says("Done.")), (slow.tool,))
-    async with asking(tmp_path, atlas, ping=0.05) as (_, client):
+    atlas = stored_atlas(Scripted(calls("slow", input="x"), says("Done.")), (slow.tool,))
+    async with serve_openai(tmp_path, atlas, ping=0.05) as (_, client):
         create = client.chat.completions.with_streaming_response.create
-        async with create(model=MODEL, messages=said("Go"), stream=True) as answer:
+        async with create(model=MODEL, messages=user_messages("Go"), stream=True) as answer:
             lines = answer.iter_lines()
-            heard = [await anext(lines) for _ in range(6)]
-            slow.go.set()
-            heard += [line async for line in lines]
-    assert heard[0].startswith("data: ") and heard.count(": keep-alive") >= 2
-    assert heard[-2] == "data: [DONE]" or heard[-1] == "data: [DONE]"
+            lines_read = [await anext(lines) for _ in range(6)]
+            slow.release.set()
+            lines_read += [line async for line in lines]
+    assert lines_read[0].startswith("data: ") and lines_read.count(": keep-alive") >= 2
+    assert lines_read[-2] == "data: [DONE]" or lines_read[-1] == "data: [DONE]"
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_who_leaves_stops_a_turn_that_nobody_else_can_hear(stream: bool, tmp_path: Path) -> None:
     slow = Slow()
-    async with asking(tmp_path, kept(Scripted(calls("slow", input="x")), (slow.tool,))) as (gateway, client):
-        create = client.chat.completions.create(model=MODEL, messages=said("Go"), stream=stream)
-        asking_task = asyncio.create_task(_heard(create))
-        await asyncio.wait_for(slow.begun.wait(), 5)
+    async with serve_openai(tmp_path, stored_atlas(Scripted(calls("slow", input="x")), (slow.tool,))) as (
+        gateway,
+        client,
+    ):
+        create = client.chat.completions.create(model=MODEL, messages=user_messages("Go"), stream=stream)
+        asking_task = asyncio.create_task(_read_all(create))
+        await asyncio.wait_for(slow.started.wait(), 5)
         asking_task.cancel()
-        await asyncio.wait_for(slow.stopped.wait(), 5)
+        await asyncio.wait_for(slow.cancelled.wait(), 5)
         assert gateway.atlas.stream("") is None
 
 
-async def _heard(create: Any) -> None:
+async def _read_all(create: Any) -> None:
     answer = await create
     async for _ in answer:
         pass
@@ -108,36 +115,38 @@ async def test_who_leaves_a_session_does_not_stop_its_turn_unless_that_was_asked
     staying, leaving = Slow(), Slow()
     tools = (staying.tool, Tool("other", leaving.run))
     model = Scripted(calls("slow", input="x"), says("Done."), calls("other", input="x"))
-    async with asking(tmp_path, kept(model, tools)) as (gateway, client), joined(gateway) as page:
+    async with serve_openai(tmp_path, stored_atlas(model, tools)) as (gateway, client), connect_client(gateway) as page:
         await page.get("sessions.subscribe", sessionKey="main")
         create = client.chat.completions.create
-        task = asyncio.create_task(_heard(create(model=MODEL, messages=said("Go"), stream=stream, user="main")))
-        await asyncio.wait_for(staying.begun.wait(), 5)
+        task = asyncio.create_task(
+            _read_all(create(model=MODEL, messages=user_messages("Go"), stream=stream, user="main"))
+        )
+        await asyncio.wait_for(staying.started.wait(), 5)
         task.cancel()
         await rounds(200)  # the gateway sees that the client has left
-        staying.go.set()
+        staying.release.set()
         assert (await page.until("chat.final"))["message"]["parts"][0]["text"] == "Done."
         headers = {"X-Atlas-On-Disconnect": "cancel"}
-        again = create(model=MODEL, messages=said("Go"), stream=stream, user="main", extra_headers=headers)
-        task = asyncio.create_task(_heard(again))
-        await asyncio.wait_for(leaving.begun.wait(), 5)
+        again = create(model=MODEL, messages=user_messages("Go"), stream=stream, user="main", extra_headers=headers)
+        task = asyncio.create_task(_read_all(again))
+        await asyncio.wait_for(leaving.started.wait(), 5)
         task.cancel()
         assert (await page.until("chat.final"))["cancelled"] is True
-    assert not staying.stopped.is_set() and leaving.stopped.is_set()
+    assert not staying.cancelled.is_set() and leaving.cancelled.is_set()
 
 
 async def test_a_busy_session_makes_a_request_wait_or_refuses_it(tmp_path: Path) -> None:
     slow = Slow()
     model = Scripted(calls("slow", input="x"), says("First."), says("Second."))
-    async with asking(tmp_path, kept(model, (slow.tool,))) as (_, client):
+    async with serve_openai(tmp_path, stored_atlas(model, (slow.tool,))) as (_, client):
         create = client.chat.completions.create
-        first = asyncio.create_task(create(model=MODEL, messages=said("Go"), user="main"))
-        await asyncio.wait_for(slow.begun.wait(), 5)
+        first = asyncio.create_task(create(model=MODEL, messages=user_messages("Go"), user="main"))
+        await asyncio.wait_for(slow.started.wait(), 5)
         with pytest.raises(openai.RateLimitError) as busy:
             headers = {"X-Atlas-When-Busy": "reject"}
-            await create(model=MODEL, messages=said("Me too"), user="main", extra_headers=headers)
-        second = asyncio.create_task(create(model=MODEL, messages=said("Then me"), user="main"))
-        slow.go.set()
+            await create(model=MODEL, messages=user_messages("Me too"), user="main", extra_headers=headers)
+        second = asyncio.create_task(create(model=MODEL, messages=user_messages("Then me"), user="main"))
+        slow.release.set()
         answers = [(await each).choices[0].message.content for each in (first, second)]
     assert (busy.value.code, answers) == ("session_busy", ["First.", "Second."])
 
@@ -146,9 +155,9 @@ async def test_a_busy_session_makes_a_request_wait_or_refuses_it(tmp_path: Path)
 async def test_a_call_that_needs_a_yes_is_refused_because_nobody_can_be_asked(session: str, tmp_path: Path) -> None:
     model = Scripted(calls("upper", input="x"), says("It needs approval."))
     tool = Tool("upper", upper, in_process=True, confirm=True)
-    async with asking(tmp_path, kept(model, (tool,), approve=Approvals(wait=True))) as (_, client):
+    async with serve_openai(tmp_path, stored_atlas(model, (tool,), approve=Approvals(wait=True))) as (_, client):
         headers = {"X-Atlas-Session": session}
-        answer = await client.chat.completions.create(model=MODEL, messages=said("Go"), extra_headers=headers)
+        answer = await client.chat.completions.create(model=MODEL, messages=user_messages("Go"), extra_headers=headers)
     assert answer.choices[0].message.content == "It needs approval."
     (result,) = model.requests[-1].messages[-1].tool_results
     assert result.result == "upper requires approval, and no one can be asked in this turn"
@@ -158,15 +167,17 @@ async def test_a_request_may_wait_until_somebody_else_answers(tmp_path: Path) ->
     model = Scripted(calls("upper", input="x"), says("X it is."))
     tool = Tool("upper", upper, in_process=True, confirm=True)
     waits = {"X-Atlas-Approvals": "wait"}
-    async with asking(tmp_path, kept(model, (tool,), approve=Approvals(wait=True))) as (gateway, client):
+    async with serve_openai(tmp_path, stored_atlas(model, (tool,), approve=Approvals(wait=True))) as (gateway, client):
         with pytest.raises(openai.BadRequestError, match="X-Atlas-Session"):
-            await client.chat.completions.create(model=MODEL, messages=said("Shout x"), extra_headers=waits)
-        async with joined(gateway) as page:
+            await client.chat.completions.create(model=MODEL, messages=user_messages("Shout x"), extra_headers=waits)
+        async with connect_client(gateway) as page:
             await page.get("sessions.subscribe", sessionKey="main")
             create = client.chat.completions.create
-            task = asyncio.create_task(create(model=MODEL, messages=said("Go"), user="main", extra_headers=waits))
-            asked = await page.until("exec.approval_request")
-            await page.get("exec.approve", approvalId=asked["approvalId"])
+            task = asyncio.create_task(
+                create(model=MODEL, messages=user_messages("Go"), user="main", extra_headers=waits)
+            )
+            request = await page.until("exec.approval_request")
+            await page.get("exec.approve", approvalId=request["approvalId"])
             assert (await task).choices[0].message.content == "X it is."
     (result,) = model.requests[-1].messages[-1].tool_results
     assert result.result == "X"
@@ -174,44 +185,47 @@ async def test_a_request_may_wait_until_somebody_else_answers(tmp_path: Path) ->
 
 async def test_a_turn_that_was_stopped_elsewhere_says_so(tmp_path: Path) -> None:
     slow = Slow()
-    atlas = kept(Scripted(calls("slow", input="x")), (slow.tool,))
-    async with asking(tmp_path, atlas) as (gateway, client), joined(gateway) as page:
+    atlas = stored_atlas(Scripted(calls("slow", input="x")), (slow.tool,))
+    async with serve_openai(tmp_path, atlas) as (gateway, client), connect_client(gateway) as page:
         create = client.chat.completions.create
-        task = asyncio.create_task(create(model=MODEL, messages=said("Go"), user="main"))
-        await asyncio.wait_for(slow.begun.wait(), 5)
+        task = asyncio.create_task(create(model=MODEL, messages=user_messages("Go"), user="main"))
+        await asyncio.wait_for(slow.started.wait(), 5)
         await page.get("chat.abort", sessionKey="main")
-        with pytest.raises(openai.BadRequestError) as stopped:
+        with pytest.raises(openai.BadRequestError) as cancelled:
             await task
-    assert stopped.value.code == "cancelled"
+    assert cancelled.value.code == "cancelled"
 
 
 async def test_a_gateway_that_stops_says_when_to_come_back(tmp_path: Path) -> None:
     slow = Slow()
-    atlas = kept(Scripted(calls("slow", input="x")), (slow.tool,))
-    async with opened(tmp_path, atlas, grace=0.05, restart_expected=3.0) as gateway, client_of(gateway) as client:
+    atlas = stored_atlas(Scripted(calls("slow", input="x")), (slow.tool,))
+    async with (
+        serve_gateway(tmp_path, atlas, grace=0.05, restart_expected=3.0) as gateway,
+        connect_openai(gateway) as client,
+    ):
         create = client.chat.completions.create
-        kept_turn = asyncio.create_task(create(model=MODEL, messages=said("Go"), user="main"))
-        await asyncio.wait_for(slow.begun.wait(), 5)
+        stored_turn = asyncio.create_task(create(model=MODEL, messages=user_messages("Go"), user="main"))
+        await asyncio.wait_for(slow.started.wait(), 5)
         await gateway.atlas.close()  # as when it stops
         gateway.hub.stopping = True
         with pytest.raises(openai.APIStatusError):
-            await kept_turn
+            await stored_turn
         with pytest.raises(openai.InternalServerError) as closed:
-            await create(model=MODEL, messages=said("Go"))
+            await create(model=MODEL, messages=user_messages("Go"))
         assert (closed.value.code, closed.value.response.headers["retry-after"]) == ("unavailable", "3")
 
 
 async def test_one_token_cannot_wait_for_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atlas_agents.gateway.http_api.AT_ONCE", 1)
+    monkeypatch.setattr("atlas_agents.gateway.http_api.MAX_CONCURRENT", 1)
     slow = Slow()
-    atlas = kept(Scripted(calls("slow", input="x"), says("Done."), says("Next.")), (slow.tool,))
-    async with asking(tmp_path, atlas) as (_, client):
+    atlas = stored_atlas(Scripted(calls("slow", input="x"), says("Done."), says("Next.")), (slow.tool,))
+    async with serve_openai(tmp_path, atlas) as (_, client):
         create = client.chat.completions.create
-        first = asyncio.create_task(create(model=MODEL, messages=said("Go")))
-        await asyncio.wait_for(slow.begun.wait(), 5)
+        first = asyncio.create_task(create(model=MODEL, messages=user_messages("Go")))
+        await asyncio.wait_for(slow.started.wait(), 5)
         with pytest.raises(openai.RateLimitError) as many:
-            await create(model=MODEL, messages=said("Me too"))
-        slow.go.set()
+            await create(model=MODEL, messages=user_messages("Me too"))
+        slow.release.set()
         await first
-        assert (await create(model=MODEL, messages=said("Now?"))).choices[0].message.content == "Next."
+        assert (await create(model=MODEL, messages=user_messages("Now?"))).choices[0].message.content == "Next."
     assert many.value.code == "too_many_requests"

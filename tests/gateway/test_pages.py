@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import http, opened
+from gateway_client import http, serve_gateway
 
 from atlas_agents.core.paths import Secret
 from atlas_agents.gateway import asgi as http_routes
-from atlas_agents.gateway.asgi import BuiltPage
+from atlas_agents.gateway.asgi import WebUiFiles
 
 
 def body(answer: str) -> str:
@@ -17,7 +17,7 @@ def body(answer: str) -> str:
 
 
 async def test_health_and_readiness(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         for path in ("/health", "/healthz"):
             code, answer = await http(gateway, f"GET {path}")
             assert code == 200 and set(json.loads(body(answer))) == {"status", "uptime"}
@@ -28,7 +28,7 @@ async def test_health_and_readiness(tmp_path: Path) -> None:
 
 
 async def test_the_metrics_are_counted(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         await http(gateway, "GET /", Origin="http://evil.example")
         code, answer = await http(gateway, "GET /metrics")
         assert code == 200
@@ -38,16 +38,16 @@ async def test_the_metrics_are_counted(tmp_path: Path) -> None:
 async def test_beyond_this_machine_the_metrics_need_a_token(tmp_path: Path) -> None:
     token = "k9Vd2mQ8xZ4tR7wB1nL5cH"
     settings: dict[str, Any] = {"host": "127.0.0.2", "hosts": ("127.0.0.2",), "token": Secret(token)}
-    async with opened(tmp_path, **settings) as gateway:
-        told = {"host": "127.0.0.2", "Host": "127.0.0.2"}
-        assert (await http(gateway, "GET /metrics", **told))[0] == 401
-        assert (await http(gateway, "GET /metrics", **told, Authorization=f"Bearer {token}"))[0] == 200
-        assert (await http(gateway, "GET /health", **told))[0] == 200
+    async with serve_gateway(tmp_path, **settings) as gateway:
+        sent = {"host": "127.0.0.2", "Host": "127.0.0.2"}
+        assert (await http(gateway, "GET /metrics", **sent))[0] == 401
+        assert (await http(gateway, "GET /metrics", **sent, Authorization=f"Bearer {token}"))[0] == 200
+        assert (await http(gateway, "GET /health", **sent))[0] == 200
 
 
 async def test_where_no_page_was_built_another_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_routes, "BuiltPage", lambda: BuiltPage(tmp_path / "nothing"))
-    async with opened(tmp_path) as gateway:
+    monkeypatch.setattr(http_routes, "WebUiFiles", lambda: WebUiFiles(tmp_path / "nothing"))
+    async with serve_gateway(tmp_path) as gateway:
         code, answer = await http(gateway, "GET /")
         assert code == 200 and "atlas chat" in answer and "make page" in answer
         assert "://" not in body(answer).replace("ws://localhost:18789", "")
@@ -64,8 +64,8 @@ async def test_the_built_page_is_sent_as_it_was_packed(tmp_path: Path, monkeypat
     (folder / "index.html").write_text("<title>page</title>")
     (folder / "assets" / "a-1.js").write_text("plain()")
     (folder / "assets" / "a-1.js.gz").write_text("packed()")
-    monkeypatch.setattr(http_routes, "BuiltPage", lambda: BuiltPage(folder))
-    async with opened(tmp_path) as gateway:
+    monkeypatch.setattr(http_routes, "WebUiFiles", lambda: WebUiFiles(folder))
+    async with serve_gateway(tmp_path) as gateway:
         code, answer = await http(gateway, "GET /")
         assert (code, body(answer)) == (200, "<title>page</title>") and "cache-control: no-cache" in answer.lower()
         assert "content-security-policy: default-src 'none'; script-src 'self';" in answer.lower()
@@ -82,6 +82,6 @@ async def test_the_built_page_is_sent_as_it_was_packed(tmp_path: Path, monkeypat
 
 
 async def test_the_protocol_is_described_at_its_own_address(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         assert json.loads(body((await http(gateway, "GET /asyncapi.json"))[1]))["asyncapi"] == "3.0.0"
         assert "chat.send" in json.loads(body((await http(gateway, "GET /protocol.json"))[1]))["methods"]

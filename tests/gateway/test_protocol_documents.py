@@ -14,10 +14,10 @@ from atlas_agents.gateway.protocol.events import (
     RUN_EVENTS,
     SERVER_EVENTS,
     ChatDelta,
-    body_of,
-    full,
-    name_of,
-    plain,
+    encode_event,
+    full_frame,
+    plain_frame,
+    read_event_name,
 )
 from atlas_agents.gateway.protocol.methods import METHODS
 from protocol_page import PAGE, filled
@@ -75,13 +75,13 @@ def test_the_protocol_can_be_described_without_a_server() -> None:
 
 
 def test_an_event_is_stored_once_and_sent_in_two_profiles() -> None:
-    body = body_of(ChatDelta("r1", 'a "b"\n'))
-    assert name_of(body) == "chat.delta"
-    assert json.loads(full(body, b'"s"', 7)) == {
+    body = encode_event(ChatDelta("r1", 'a "b"\n'))
+    assert read_event_name(body) == "chat.delta"
+    assert json.loads(full_frame(body, b'"s"', 7)) == {
         "event": "chat.delta",
         "data": {"runId": "r1", "text": 'a "b"\n', "sessionKey": "s", "seq": 7},
     }
-    assert json.loads(plain("chat.delta", body) or b"") == {
+    assert json.loads(plain_frame("chat.delta", body) or b"") == {
         "event": "chat.delta",
         "data": {"runId": "r1", "text": 'a "b"\n'},
     }
@@ -90,7 +90,7 @@ def test_an_event_is_stored_once_and_sent_in_two_profiles() -> None:
 def test_a_plain_client_hears_only_what_it_knows() -> None:
     assert set(PLAIN) == {"chat.delta", "chat.reset", "chat.final", "chat.error", "exec.approval_request"}
     body = b'{"event":"tool.call","data":{"runId":"r"}}'
-    assert plain("tool.call", body) is None
+    assert plain_frame("tool.call", body) is None
 
 
 def test_the_page_says_what_the_models_say() -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import joined, opened
+from gateway_client import connect_client, serve_gateway
 
 
 @pytest.mark.parametrize("id", ["2", "", "é\n", 7, -1, 2.5, 2**53])
 async def test_an_id_comes_back_as_it_was(id: Any, tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway, joined(gateway) as client:
-        await client.say(id=id, method="health.check")
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
+        await client.send(id=id, method="health.check")
         answer = await client.next()
         assert set(answer) == {"id", "result"} and answer["id"] == id
 
@@ -37,7 +37,7 @@ async def test_an_id_comes_back_as_it_was(id: Any, tmp_path: Path) -> None:
     ],
 )
 async def test_what_is_no_good_request_is_told_so(frame: str, id: Any, code: int, kind: str, tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         await client.socket.send(frame)
         answer = await client.next()
         assert set(answer) == {"id", "error"} and answer["id"] == id
@@ -46,7 +46,7 @@ async def test_what_is_no_good_request_is_told_so(frame: str, id: Any, code: int
 
 
 async def test_a_frame_of_bytes_is_read_like_one_of_text(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         await client.socket.send(b'{"id":"1","method":"health.check","params":null}')
         assert (await client.next())["result"]["status"] == "ok"
         await client.socket.send(b"\xff\xfe")
@@ -54,6 +54,6 @@ async def test_a_frame_of_bytes_is_read_like_one_of_text(tmp_path: Path) -> None
 
 
 async def test_the_error_of_a_missing_field_names_it(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway, joined(gateway) as client:
-        answer = await client.ask("chat.send", sessionKey="a")
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
+        answer = await client.request("chat.send", sessionKey="a")
         assert "`message`" in answer["error"]["message"]

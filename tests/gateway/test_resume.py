@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import Client, joined, main_token, opened, talking
-from paced import Paced
+from gateway_client import Client, connect_client, main_token, serve_and_connect, serve_gateway
+from paced_model import Paced
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -31,7 +31,7 @@ async def echo(input: str) -> str:
     return input
 
 
-def talkative(words: str = LONG, **options: Any) -> Atlas:
+def approval_atlas(words: str = LONG, **options: Any) -> Atlas:
     """Words, a call, a call that needs a yes, and words again."""
     tools = [Tool("echo", echo, effect="pure"), Tool("act", echo, confirm=True)]
     replies = (says(words) + calls("echo", input="a"), calls("act", input="b"), says(words))
@@ -39,43 +39,43 @@ def talkative(words: str = LONG, **options: Any) -> Atlas:
     return in_memory_atlas(Paced(*replies), tools, store=store, approve=Approvals(wait=True), **options)
 
 
-async def steady(client: Client, run_id: str) -> list[dict[str, Any]]:
+async def receive_all(client: Client, run_id: str) -> list[dict[str, Any]]:
     """Hear a run to its end, and say yes when asked."""
     while True:
         frame = await client.next()
         if frame.get("event") == "exec.approval_request":
-            await client.say(id="yes", method="exec.approve", params={"approvalId": frame["data"]["approvalId"]})
+            await client.send(id="yes", method="exec.approve", params={"approvalId": frame["data"]["approvalId"]})
         if frame.get("event") == "chat.final":
             return client.events(run_id)
 
 
-def has_heard(client: Client, count: int) -> bool:
+def has_received(client: Client, count: int) -> bool:
     """Whether a client has so many frames, or the last one of the run."""
     return len(client.frames) >= count or client.frames[-1].get("event") == "chat.final"
 
 
-async def flaky(
+async def receive_with_cuts(
     gateway: Gateway, run_id: str, cuts: Callable[[], int], away: Callable[[], int], steady: Client
 ) -> tuple[list[dict[str, Any]], int]:
     """Hear the same run over sockets that break after `cuts` frames, and stay away for `away` frames of `steady`."""
-    heard: list[dict[str, Any]] = []
-    broken = 0
+    received: list[dict[str, Any]] = []
+    cuts_made = 0
     while True:
-        async with joined(gateway) as client:
-            last = heard[-1]["data"]["seq"] if heard else 0
+        async with connect_client(gateway) as client:
+            last = received[-1]["data"]["seq"] if received else 0
             await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
-            heard += client.events(run_id)
+            received += client.events(run_id)
             for _ in range(cuts()):
-                if heard and heard[-1]["event"] == "chat.final":
-                    return heard, broken
+                if received and received[-1]["event"] == "chat.final":
+                    return received, cuts_made
                 frame = await client.next()
                 if frame.get("data", {}).get("runId") == run_id:
-                    heard.append(frame)
-            if heard and heard[-1]["event"] == "chat.final":
-                return heard, broken
+                    received.append(frame)
+            if received and received[-1]["event"] == "chat.final":
+                return received, cuts_made
             client.socket.transport.abort()
-            broken += 1
-        await until(partial(has_heard, steady, len(steady.frames) + away()))
+            cuts_made += 1
+        await until(partial(has_received, steady, len(steady.frames) + away()))
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,15 @@ async def flaky(
 async def test_a_socket_cut_at_every_frame_hears_what_a_steady_one_hears(kind: str, words: str, tmp_path: Path) -> None:
     store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "atlas.db")
     await store.open()
-    async with opened(tmp_path, talkative(words, store=store)) as gateway, joined(gateway) as client:
+    async with (
+        serve_gateway(tmp_path, approval_atlas(words, store=store)) as gateway,
+        connect_client(gateway) as client,
+    ):
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
-        whole, (pieces, broken) = await asyncio.gather(
-            steady(client, run_id), flaky(gateway, run_id, lambda: 1, lambda: 0, client)
+        whole, (pieces, cuts_made) = await asyncio.gather(
+            receive_all(client, run_id), receive_with_cuts(gateway, run_id, lambda: 1, lambda: 0, client)
         )
-        assert broken > 10
+        assert cuts_made > 10
         assert pieces == whole
         assert [frame["data"]["seq"] for frame in whole] == list(range(1, len(whole) + 1))
     await store.close()
@@ -103,71 +106,71 @@ async def test_a_socket_cut_at_random_hears_the_same_also_what_happened_while_it
     seed: int, tmp_path: Path
 ) -> None:
     dice = random.Random(seed)
-    async with opened(tmp_path, talkative()) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path, approval_atlas()) as gateway, connect_client(gateway) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         whole, (pieces, _) = await asyncio.gather(
-            steady(client, run_id),
-            flaky(gateway, run_id, lambda: dice.randint(1, 12), lambda: dice.choice((0, 4, 40)), client),
+            receive_all(client, run_id),
+            receive_with_cuts(gateway, run_id, lambda: dice.randint(1, 12), lambda: dice.choice((0, 4, 40)), client),
         )
         assert pieces == whole
 
 
 async def test_words_since_the_last_reset_are_the_message(tmp_path: Path) -> None:
-    async with talking(tmp_path, talkative()) as client:
+    async with serve_and_connect(tmp_path, approval_atlas()) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
-        said = ""
-        for frame in await steady(client, run_id):
+        shown = ""
+        for frame in await receive_all(client, run_id):
             if frame["event"] == "chat.delta":
-                said += frame["data"]["text"]
+                shown += frame["data"]["text"]
             elif frame["event"] == "chat.reset":
-                said = ""
+                shown = ""
             elif frame["event"] == "chat.message":
                 message = frame["data"]["message"]
                 if message["role"] == "assistant":
-                    assert said == "".join(p["text"] for p in message["parts"] if p["type"] == "text")
-                    said = ""
+                    assert shown == "".join(p["text"] for p in message["parts"] if p["type"] == "text")
+                    shown = ""
 
 
 async def test_who_comes_in_the_middle_gets_what_was_said_and_then_the_rest(tmp_path: Path) -> None:
-    async with opened(tmp_path, talkative()) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path, approval_atlas()) as gateway, connect_client(gateway) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         for _ in range(20):
             await client.next()
-        async with joined(gateway) as late:
+        async with connect_client(gateway) as late:
             found = await late.get("sessions.subscribe", sessionKey="main")
             assert found["session"]["running"] is True
             (run,) = found["runs"]
             assert (run["runId"], run["mode"]) == (run_id, "snapshot")
-            whole, rest = await asyncio.gather(steady(client, run_id), steady_listener(late, run_id))
+            whole, rest = await asyncio.gather(receive_all(client, run_id), receive_until_end(late, run_id))
             assert rest == whole[run["seq"] :]
-            said = "".join(f["data"]["text"] for f in whole[: run["seq"]] if f["event"] == "chat.delta")
-            assert [part["text"] for part in run["parts"]] == [said]
+            shown = "".join(f["data"]["text"] for f in whole[: run["seq"]] if f["event"] == "chat.delta")
+            assert [part["text"] for part in run["parts"]] == [shown]
             assert [message["role"] for message in found["messages"]] == ["user"]
 
 
-async def steady_listener(client: Client, run_id: str) -> list[dict[str, Any]]:
+async def receive_until_end(client: Client, run_id: str) -> list[dict[str, Any]]:
     await client.until("chat.final")
     return client.events(run_id)
 
 
 async def test_a_question_that_waits_is_in_the_picture_that_a_late_one_gets(tmp_path: Path) -> None:
-    async with opened(tmp_path, talkative()) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path, approval_atlas()) as gateway, connect_client(gateway) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         asked = await client.until("exec.approval_request")
-        async with joined(gateway) as late:
+        async with connect_client(gateway) as late:
             (run,) = (await late.get("sessions.subscribe", sessionKey="main"))["runs"]
             assert run["pendingApproval"]["approvalId"] == asked["approvalId"]
             assert await late.get("exec.approve", approvalId=asked["approvalId"]) == {"ok": True}
-            await asyncio.gather(steady_listener(client, run_id), steady_listener(late, run_id))
+            await asyncio.gather(receive_until_end(client, run_id), receive_until_end(late, run_id))
 
 
 async def test_a_run_that_ended_while_nobody_listened_is_replayed_whole(tmp_path: Path) -> None:
     atlas = in_memory_atlas(Scripted(says(LONG)), store=MemoryStore())
-    async with opened(tmp_path, atlas) as gateway:
-        async with joined(gateway) as client:
+    async with serve_gateway(tmp_path, atlas) as gateway:
+        async with connect_client(gateway) as client:
             run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
             client.socket.transport.abort()
-        async with joined(gateway) as client:
+        async with connect_client(gateway) as client:
             await client.get("chat.wait", runId=run_id)
             found = await client.get("sessions.subscribe", sessionKey="main", runs={run_id: 0})
             (run,) = found["runs"]
@@ -189,14 +192,14 @@ async def test_a_turn_that_ended_without_a_last_word_gets_one_when_it_is_asked_f
     run_id = stream.stream_id
     lost = b'{"event":"chat.delta","data":{"runId":"%b","text":"All o"}}' % run_id.encode()
     await store.commit("default", [ReserveEvents(run_id, 512), AddEvents(run_id, ((1, lost),))])
-    async with opened(tmp_path, in_memory_atlas(Scripted(), store=store)) as gateway:
-        heard: list[list[dict[str, Any]]] = []
+    async with serve_gateway(tmp_path, in_memory_atlas(Scripted(), store=store)) as gateway:
+        received: list[list[dict[str, Any]]] = []
         for _ in range(2):
-            async with joined(gateway) as client:
+            async with connect_client(gateway) as client:
                 await client.get("sessions.subscribe", sessionKey="main", runs={run_id: 1})
                 await client.until("chat.final")
-                heard.append(client.events(run_id))
-        first, second = heard
+                received.append(client.events(run_id))
+        first, second = received
         assert first == second
         assert [frame["event"] for frame in first] == ["chat.reset", "chat.delta", "chat.final"]
         assert first[1]["data"]["text"] == "All of it."
@@ -206,8 +209,8 @@ async def test_a_turn_that_ended_without_a_last_word_gets_one_when_it_is_asked_f
 async def test_a_run_goes_on_when_its_client_is_gone_unless_it_asked_otherwise(tmp_path: Path) -> None:
     for how, status in (("continue", "done"), ("cancel", "cancelled")):
         atlas = in_memory_atlas(Paced(says(LONG)), store=MemoryStore())
-        async with opened(tmp_path, atlas) as gateway, joined(gateway) as other:
-            async with joined(gateway) as client:
+        async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as other:
+            async with connect_client(gateway) as client:
                 sent = await client.get("chat.send", sessionKey="main", message="Go", onDisconnect=how)
                 await client.until("chat.delta")
                 client.socket.transport.abort()
@@ -217,11 +220,15 @@ async def test_a_run_goes_on_when_its_client_is_gone_unless_it_asked_otherwise(t
 async def test_two_clients_of_a_session_hear_the_same_in_the_same_order(tmp_path: Path) -> None:
     replies = [says(f"Answer {n}. " * 4) for n in range(12)]
     atlas = in_memory_atlas(Paced(*replies, pause=0), store=MemoryStore())
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as one, joined(gateway) as two:
+    async with (
+        serve_gateway(tmp_path, atlas) as gateway,
+        connect_client(gateway) as one,
+        connect_client(gateway) as two,
+    ):
         for client in (one, two):
             await client.get("sessions.subscribe", sessionKey="main")
         sends = [
-            client.say(id=n, method="chat.send", params={"sessionKey": "main", "message": f"m{n}"})
+            client.send(id=n, method="chat.send", params={"sessionKey": "main", "message": f"m{n}"})
             for n in range(6)
             for client in (one, two)
         ]
@@ -254,47 +261,50 @@ class NeverReads:
 
     async def read_on(self) -> tuple[list[dict[str, Any]], int]:
         """(what was on its way, the code of the close)."""
-        heard: list[dict[str, Any]] = []
+        received: list[dict[str, Any]] = []
         try:
             while True:
-                heard.append(json.loads(await asyncio.wait_for(self.socket.recv(), 10)))
+                received.append(json.loads(await asyncio.wait_for(self.socket.recv(), 10)))
         except ConnectionClosed as end:
-            return heard, end.rcvd.code if end.rcvd else 1006
+            return received, end.rcvd.code if end.rcvd else 1006
 
 
 @pytest.mark.slow
 async def test_who_does_not_read_is_closed_and_can_come_back_for_the_rest(tmp_path: Path) -> None:
     answer = ("0123456789abcdef" * 256 + " ") * 25
     atlas = in_memory_atlas(Scripted(*[says(answer)] * 100), store=MemoryStore())
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
         await client.get("sessions.subscribe", sessionKey="main")
         sleeper = NeverReads()
         await sleeper.open(gateway, "main")
         while len(gateway.hub.connections) == 2:
             await client.get("chat.send", sessionKey="main", message="Go")
             await client.until("chat.final")
-        heard, code = await sleeper.read_on()
+        received, code = await sleeper.read_on()
         assert code == 4008
-        missed = [frame for frame in heard if "seq" in frame.get("data", {})]
-        told = [frame for frame in client.events() if "seq" in frame["data"]]
-        assert 0 < len(missed) < len(told)
+        missed = [frame for frame in received if "seq" in frame.get("data", {})]
+        delivered = [frame for frame in client.events() if "seq" in frame["data"]]
+        assert 0 < len(missed) < len(delivered)
         last = missed[-1]["data"]
-        async with joined(gateway) as back:
+        async with connect_client(gateway) as back:
             await back.get("sessions.subscribe", sessionKey="main", runs={last["runId"]: last["seq"]})
             await back.until("chat.final")
-            assert missed + back.events(last["runId"]) == told[: len(missed) + len(back.events(last["runId"]))]
+            assert missed + back.events(last["runId"]) == delivered[: len(missed) + len(back.events(last["runId"]))]
 
 
 async def test_a_turn_left_by_one_gateway_is_heard_to_its_end_at_the_next(tmp_path: Path) -> None:
     store = MemoryStore()
     first = in_memory_atlas(Paced(says(LONG)), store=store)
-    async with opened(tmp_path, first, grace=0.0) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path, first, grace=0.0) as gateway, connect_client(gateway) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         for _ in range(10):
             await client.until("chat.delta")
         before = client.events(run_id)
         client.socket.transport.abort()
-    async with opened(tmp_path, in_memory_atlas(Paced(says(LONG)), store=store)) as gateway, joined(gateway) as client:
+    async with (
+        serve_gateway(tmp_path, in_memory_atlas(Paced(says(LONG)), store=store)) as gateway,
+        connect_client(gateway) as client,
+    ):
         last = before[-1]["data"]["seq"]
         await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
         await client.until("chat.final")

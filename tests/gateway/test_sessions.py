@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import Client, joined, opened, talking
-from paced import Paced
+from gateway_client import Client, connect_client, serve_and_connect, serve_gateway
+from paced_model import Paced
 
 from atlas_agents import Agent, Approvals, Atlas, Policy, Tool
 from atlas_agents.gateway.server import Gateway
@@ -25,12 +25,12 @@ def two_users(home: Path, **more: Any) -> None:
     (home / "tokens.json").write_text(json.dumps(lines | more))
 
 
-def kept(*replies: Any, **options: Any) -> Atlas:
+def stored_atlas(*replies: Any, **options: Any) -> Atlas:
     return in_memory_atlas(Scripted(*replies), store=MemoryStore(), **options)
 
 
 async def test_a_session_is_made_listed_changed_and_removed(tmp_path: Path) -> None:
-    async with talking(tmp_path, kept(says("Hi."))) as client:
+    async with serve_and_connect(tmp_path, stored_atlas(says("Hi."))) as client:
         assert (await client.get("sessions.list"))["sessions"] == []
         key = (await client.get("sessions.create", label="Report", metadata={"a": 1}))["sessionKey"]
         (listed,) = (await client.get("sessions.list"))["sessions"]
@@ -40,14 +40,16 @@ async def test_a_session_is_made_listed_changed_and_removed(tmp_path: Path) -> N
         assert (await client.get("sessions.list"))["sessions"] == []
         assert len((await client.get("sessions.list", archived=True))["sessions"]) == 1
         assert await client.get("sessions.delete", sessionKey=key) == {"ok": True}
-        gone = await client.ask("sessions.get", sessionKey=key)
+        gone = await client.request("sessions.get", sessionKey=key)
         assert gone["error"]["data"]["kind"] == "SESSION_NOT_FOUND"
-        told = [event["data"].get("deleted", False) for event in client.events() if event["event"] == "session.updated"]
-        assert told == [False, False, True]
+        deleted = [
+            event["data"].get("deleted", False) for event in client.events() if event["event"] == "session.updated"
+        ]
+        assert deleted == [False, False, True]
 
 
 async def test_sessions_are_listed_page_by_page(tmp_path: Path) -> None:
-    async with talking(tmp_path, kept()) as client:
+    async with serve_and_connect(tmp_path, stored_atlas()) as client:
         keys = [(await client.get("sessions.create"))["sessionKey"] for _ in range(5)]
         found: list[str] = []
         cursor: dict[str, Any] = {}
@@ -58,12 +60,12 @@ async def test_sessions_are_listed_page_by_page(tmp_path: Path) -> None:
                 break
             cursor = {"cursor": page["nextCursor"]}
         assert found == keys[::-1]
-        wrong = await client.ask("sessions.list", cursor="x")
+        wrong = await client.request("sessions.list", cursor="x")
         assert wrong["error"]["code"] == -32602
 
 
 async def test_a_session_takes_its_first_words_as_its_name(tmp_path: Path) -> None:
-    async with talking(tmp_path, kept(says("Hi."))) as client:
+    async with serve_and_connect(tmp_path, stored_atlas(says("Hi."))) as client:
         await client.get("chat.send", sessionKey="main", message="Tell me\n all about  it " + "x" * 100)
         while not (label := (await client.until("session.updated"))["session"]["label"]):
             pass
@@ -72,7 +74,11 @@ async def test_a_session_takes_its_first_words_as_its_name(tmp_path: Path) -> No
 
 async def test_who_keeps_a_list_hears_that_a_session_works_and_rests(tmp_path: Path) -> None:
     atlas = in_memory_atlas(Paced(says("One two three.")), store=MemoryStore())
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as other, joined(gateway) as client:
+    async with (
+        serve_gateway(tmp_path, atlas) as gateway,
+        connect_client(gateway) as other,
+        connect_client(gateway) as client,
+    ):
         await other.get("sessions.list")
         await client.get("chat.send", sessionKey="main", message="Go")
         states: list[bool] = []
@@ -85,7 +91,7 @@ async def test_who_keeps_a_list_hears_that_a_session_works_and_rests(tmp_path: P
 async def test_the_agent_of_a_session_answers_in_it(tmp_path: Path) -> None:
     agents = [Agent("one", model=Scripted(says("I am one."))), Agent("two", model=Scripted(says("I am two.")))]
     atlas = Atlas(agents, store=MemoryStore(), registry=Registry(Environment({}, dotenv=None)))
-    async with talking(tmp_path, atlas) as client:
+    async with serve_and_connect(tmp_path, atlas) as client:
         key = (await client.get("sessions.create", agentId="two"))["sessionKey"]
         await client.get("chat.send", sessionKey=key, message="Who?")
         assert (await client.until("chat.started"))["agentId"] == "two"
@@ -94,7 +100,7 @@ async def test_the_agent_of_a_session_answers_in_it(tmp_path: Path) -> None:
         await client.get("chat.send", sessionKey=key, message="And now?")
         assert (await client.until("chat.started"))["agentId"] == "one"
         for method in ("chat.send", "sessions.create"):
-            wrong = await client.ask(method, sessionKey=key, message="?", agentId="nobody")
+            wrong = await client.request(method, sessionKey=key, message="?", agentId="nobody")
             assert wrong["error"]["data"]["kind"] == "AGENT_NOT_FOUND"
 
 
@@ -106,10 +112,10 @@ async def test_a_session_at_work_is_not_removed(tmp_path: Path) -> None:
         return input
 
     atlas = in_memory_atlas(Scripted(calls("slow", input="x"), says("ok")), [Tool("slow", slow)], store=MemoryStore())
-    async with talking(tmp_path, atlas) as client:
+    async with serve_and_connect(tmp_path, atlas) as client:
         await client.get("chat.send", sessionKey="main", message="Go")
         await client.until("tool.call")
-        assert (await client.ask("sessions.delete", sessionKey="main"))["error"]["data"]["kind"] == "BUSY"
+        assert (await client.request("sessions.delete", sessionKey="main"))["error"]["data"]["kind"] == "BUSY"
         waits.set()
         await client.until("chat.final")
         assert await client.get("sessions.delete", sessionKey="main") == {"ok": True}
@@ -118,14 +124,14 @@ async def test_a_session_at_work_is_not_removed(tmp_path: Path) -> None:
 async def everything_of(client: Client, session: str, run_id: str, approval_id: str) -> list[dict[str, Any]]:
     """The answers to every question about somebody's session, run and approval."""
     return [
-        await client.ask("sessions.get", sessionKey=session),
-        await client.ask("sessions.update", sessionKey=session, label="mine"),
-        await client.ask("sessions.delete", sessionKey=session),
-        await client.ask("chat.history", sessionKey=session),
-        await client.ask("chat.wait", runId=run_id, timeoutMs=0),
-        await client.ask("chat.abort", runId=run_id),
-        await client.ask("approvals.resolve", approvalId=approval_id, decision="allow-once"),
-        await client.ask("exec.approve", approvalId=approval_id),
+        await client.request("sessions.get", sessionKey=session),
+        await client.request("sessions.update", sessionKey=session, label="mine"),
+        await client.request("sessions.delete", sessionKey=session),
+        await client.request("chat.history", sessionKey=session),
+        await client.request("chat.wait", runId=run_id, timeoutMs=0),
+        await client.request("chat.abort", runId=run_id),
+        await client.request("approvals.resolve", approvalId=approval_id, decision="allow-once"),
+        await client.request("exec.approve", approvalId=approval_id),
     ]
 
 
@@ -143,7 +149,11 @@ async def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
         store=MemoryStore(),
         approve=Approvals(wait=True),
     )
-    async with opened(tmp_path, atlas) as gateway, joined(gateway, ANA) as ana, joined(gateway, BOB) as bob:
+    async with (
+        serve_gateway(tmp_path, atlas) as gateway,
+        connect_client(gateway, ANA) as ana,
+        connect_client(gateway, BOB) as bob,
+    ):
         run_id = (await ana.get("chat.send", sessionKey="main", message="Secret words"))["runId"]
         asked = await ana.until("exec.approval_request")
         assert asked["sessionKey"] == "main"
@@ -157,7 +167,7 @@ async def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
         assert (found["messages"], found["runs"]) == ([], [])
         assert await bob.get("chat.abort", sessionKey="main") == {"aborted": []}
         for method in ("audit.list", "audit.subscribe"):
-            assert (await bob.ask(method))["error"]["data"]["kind"] == "FORBIDDEN"
+            assert (await bob.request(method))["error"]["data"]["kind"] == "FORBIDDEN"
         await ana.get("exec.approve", approvalId=asked["approvalId"])
         await ana.until("chat.final")
         assert (await bob.get("usage.summary"))["rows"] == []
@@ -168,21 +178,25 @@ async def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
 
 async def see_all(gateway: Gateway) -> None:
     """The main token sees whose session it is."""
-    async with joined(gateway) as owner:
+    async with connect_client(gateway) as owner:
         (session,) = (await owner.get("sessions.list"))["sessions"]
         assert session["sessionKey"] == "@ana/main"
 
 
 async def test_two_users_may_use_the_same_name_for_their_sessions(tmp_path: Path) -> None:
     two_users(tmp_path)
-    atlas = kept(says("To Ana."), says("To Bob."))
-    async with opened(tmp_path, atlas) as gateway, joined(gateway, ANA) as ana, joined(gateway, BOB) as bob:
+    atlas = stored_atlas(says("To Ana."), says("To Bob."))
+    async with (
+        serve_gateway(tmp_path, atlas) as gateway,
+        connect_client(gateway, ANA) as ana,
+        connect_client(gateway, BOB) as bob,
+    ):
         for client in (ana, bob):
             await client.get("chat.send", sessionKey="main", message="Hi")
             await client.until("chat.final")
-        for client, words in ((ana, "To Ana."), (bob, "To Bob.")):
+        for client, text in ((ana, "To Ana."), (bob, "To Bob.")):
             history = (await client.get("chat.history", sessionKey="main"))["messages"]
-            assert history[-1]["parts"] == [{"type": "text", "text": words}]
+            assert history[-1]["parts"] == [{"type": "text", "text": text}]
             assert {event["data"].get("sessionKey") for event in client.events() if "seq" in event["data"]} == {"main"}
 
 
@@ -190,19 +204,23 @@ async def test_two_users_may_use_the_same_name_for_their_sessions(tmp_path: Path
 async def test_who_may_not_read_hears_nothing(scope: str, tmp_path: Path) -> None:
     token = "deaf-0123456789abcdefghijklmnop"
     two_users(tmp_path, deaf={"token": token, "scopes": [scope], "sessions": "all"})
-    atlas = kept(says("Hi."), says("Ho."))
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as owner, joined(gateway, token) as deaf:
+    atlas = stored_atlas(says("Hi."), says("Ho."))
+    async with (
+        serve_gateway(tmp_path, atlas) as gateway,
+        connect_client(gateway) as owner,
+        connect_client(gateway, token) as deaf,
+    ):
         if scope == "write":
             await deaf.get("chat.send", sessionKey="main", message="Go")
-        refused = await deaf.ask("sessions.subscribe", sessionKey="main")
+        refused = await deaf.request("sessions.subscribe", sessionKey="main")
         assert refused["error"]["code"] == -32001
         await owner.get("chat.send", sessionKey="main", message="Go")
         await owner.until("chat.final")
-        assert (await deaf.ask("health.check"))["error"]["code"] == -32001
+        assert (await deaf.request("health.check"))["error"]["code"] == -32001
         assert deaf.events() == []
 
 
-def a_house() -> Atlas:
+def atlas_with_policy() -> Atlas:
     async def act(input: str) -> str:
         """Do something."""
         return input
@@ -217,7 +235,7 @@ def a_house() -> Atlas:
 
 
 async def test_agents_models_and_tools_can_be_looked_up(tmp_path: Path) -> None:
-    async with talking(tmp_path, a_house()) as client:
+    async with serve_and_connect(tmp_path, atlas_with_policy()) as client:
         first, second = (await client.get("agents.list"))["agents"]
         assert (first["id"], first["default"], first["tools"]) == ("assistant", True, ["act", "look"])
         assert (await client.get("agents.get", agentId="other"))["agent"] == second
@@ -235,7 +253,7 @@ async def test_agents_models_and_tools_can_be_looked_up(tmp_path: Path) -> None:
 
 
 async def test_what_happened_can_be_looked_up(tmp_path: Path) -> None:
-    async with talking(tmp_path, a_house()) as client:
+    async with serve_and_connect(tmp_path, atlas_with_policy()) as client:
         await client.get("audit.subscribe")
         await client.get("chat.send", sessionKey="main", message="Look")
         entry = (await client.until("audit.entry"))["entry"]
@@ -248,7 +266,7 @@ async def test_what_happened_can_be_looked_up(tmp_path: Path) -> None:
 
 
 async def test_the_server_says_what_it_is_and_no_secret(tmp_path: Path) -> None:
-    async with talking(tmp_path, a_house()) as client:
+    async with serve_and_connect(tmp_path, atlas_with_policy()) as client:
         assert (await client.get("limits.get"))["usedToday"] == {"assistant": 0, "other": 0}
         info = await client.get("system.info")
         assert info["features"]["methods"] == sorted(info["features"]["methods"])
@@ -262,7 +280,7 @@ async def test_the_audit_log_is_read_from_its_end(tmp_path: Path) -> None:
         return input
 
     script = [step for n in range(12) for step in (calls("look", input=str(n)), says("ok"))]
-    async with talking(
+    async with serve_and_connect(
         tmp_path, in_memory_atlas(Scripted(*script), [Tool("look", look)], store=MemoryStore())
     ) as client:
         for _ in range(12):

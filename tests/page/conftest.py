@@ -7,12 +7,12 @@ import pytest
 from browser import GatewayProcess, Tab, launch_browser, open_tabs, running_gateway
 from playwright.sync_api import Browser
 
-from atlas_agents.gateway.asgi import BuiltPage
+from atlas_agents.gateway.asgi import WebUiFiles
 
 
 @pytest.fixture(scope="module")
 def browser() -> Generator[Browser]:
-    assert BuiltPage(), "The page is not built: run `make page`, then run the tests again."
+    assert WebUiFiles(), "The page is not built: run `make page`, then run the tests again."
     with launch_browser() as browser:
         yield browser
 

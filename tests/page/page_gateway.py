@@ -15,7 +15,7 @@ from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.approvals import Choice, Field, Form
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.gateway.telemetry import set_up
+from atlas_agents.gateway.telemetry import configure_logging
 from atlas_agents.providers.registry import Registry
 from atlas_agents.storage.sqlite import SqliteStore
 
@@ -113,7 +113,7 @@ async def serve(
     **options: Any,
 ) -> None:
     """Serve these agents until the process is stopped."""
-    set_up()
+    configure_logging()
     store = SqliteStore(home / "atlas.db")
     await store.open()
     if prepare is not None:

@@ -13,7 +13,7 @@ from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from atlas_agents.config.settings import Settings
-    from atlas_agents.gateway.auth import Named, TokenFile
+    from atlas_agents.gateway.auth import TokenEntry, TokenFile
     from atlas_agents.gateway.protocol.types import Scope
 
 app = command_group()
@@ -51,7 +51,7 @@ def create(
     import secrets
     from hashlib import sha256
 
-    from atlas_agents.gateway.auth import Named
+    from atlas_agents.gateway.auth import TokenEntry
 
     settings = load_settings()
     _open_tokens(settings)
@@ -62,7 +62,7 @@ def create(
     token = secrets.token_urlsafe(32)
     digest = sha256(token.encode()).hexdigest()
     sessions = "all" if all_sessions else "own"
-    tokens[name] = Named(_parse_scopes(scopes), sha256=digest, sessions=sessions, role=role, user=user)
+    tokens[name] = TokenEntry(_parse_scopes(scopes), sha256=digest, sessions=sessions, role=role, user=user)
     _write(path, tokens)
     try:
         _open_tokens(settings)
@@ -117,14 +117,14 @@ def _parse_scopes(text: str) -> "tuple[Scope, ...]":
     return tuple([scope for scope in ALL if scope in wanted])
 
 
-def _read(path: Path) -> "dict[str, Named]":
+def _read(path: Path) -> "dict[str, TokenEntry]":
     from atlas_agents.core.paths import read_json
-    from atlas_agents.gateway.auth import Named
+    from atlas_agents.gateway.auth import TokenEntry
 
-    return read_json(path, dict[str, Named]) or {}
+    return read_json(path, dict[str, TokenEntry]) or {}
 
 
-def _write(path: Path, tokens: "dict[str, Named]") -> None:
+def _write(path: Path, tokens: "dict[str, TokenEntry]") -> None:
     import msgspec
 
     from atlas_agents.core.paths import write_json

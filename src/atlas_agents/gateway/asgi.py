@@ -22,14 +22,14 @@ from atlas_agents.gateway.http_errors import HTTPError
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.documents import asyncapi, json_schema
 from atlas_agents.gateway.settings import LOOPBACK
-from atlas_agents.gateway.telemetry import Metrics, shown
-from atlas_agents.gateway.websocket import KEY
+from atlas_agents.gateway.telemetry import Metrics, printable
+from atlas_agents.gateway.websocket import TRANSPORT_KEY
 
 logger = logging.getLogger(__name__)
 Scope: TypeAlias = Any
 Send: TypeAlias = Callable[[Any], Awaitable[None]]
-Http: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-SOCKETS = ("/", "/ws")
+HttpApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+WEBSOCKET_PATHS = ("/", "/ws")
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 HEADERS: list[tuple[bytes, bytes]] = [
     (
@@ -53,83 +53,83 @@ class App:
     Without a hub, WebSockets are refused.
     """
 
-    def __init__(self, porch: Authenticator, metrics: Metrics, http: Http, hub: Hub | None = None) -> None:
-        self._porch = porch
+    def __init__(self, authenticator: Authenticator, metrics: Metrics, http: HttpApp, hub: Hub | None = None) -> None:
+        self._authenticator = authenticator
         self._metrics = metrics
         self._http = http
         self._hub = hub
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._porch.guard.refusal(scope)
+        refusal = self._authenticator.origin_policy.refusal(scope)
         if refusal is not None:
             await self._refuse(scope, send, *refusal)
         elif scope["type"] == "websocket":
-            await self._socket(scope, receive, send)
+            await self._serve_websocket(scope, receive, send)
         elif scope["type"] == "http":
-            await self._page(scope, receive, send)
+            await self._serve_http(scope, receive, send)
 
-    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         hub = self._hub
-        if hub is None or scope["path"] not in SOCKETS:
+        if hub is None or scope["path"] not in WEBSOCKET_PATHS:
             await self._refuse(scope, send, 404, "this endpoint does not accept WebSockets")
             return
         if hub.stopping:
             await self._refuse(scope, send, 503, "the gateway is shutting down")
             return
-        if not await self._recognise(scope, send):
+        if not await self._authenticate(scope, send):
             return
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        await ClientConnection(hub, scope["extensions"][KEY], _address(scope)).serve(receive)
+        await ClientConnection(hub, scope["extensions"][TRANSPORT_KEY], _address(scope)).serve(receive)
 
-    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guest = self._porch.guard.guest(scope)
+    async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        allowed_origin = self._authenticator.origin_policy.allowed_origin(scope)
         if auth.is_preflight(scope):
-            await self._preflight(scope, send, guest)
+            await self._preflight(scope, send, allowed_origin)
             return
-        if not await self._recognise(scope, send):
+        if not await self._authenticate(scope, send):
             return
-        more = [*auth.headers_for(guest, scope), *HEADERS]
+        more = [*auth.cors_headers(allowed_origin, scope), *HEADERS]
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                said = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *(each for each in more if each[0] not in said)]
+                present = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(each for each in more if each[0] not in present)]
             await send(message)
 
         await self._http(scope, receive, send_with_headers)
 
-    async def _preflight(self, scope: Scope, send: Send, guest: str | None) -> None:
-        headers = auth.preflight_headers(guest, scope) if guest else []
+    async def _preflight(self, scope: Scope, send: Send, allowed_origin: str | None) -> None:
+        headers = auth.preflight_headers(allowed_origin, scope) if allowed_origin else []
         if not headers:
             await self._refuse(scope, send, 403, "cross-origin requests are not allowed for this path")
             return
         await send({"type": "http.response.start", "status": 204, "headers": [*headers, *HEADERS]})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _recognise(self, scope: Scope, send: Send) -> bool:
+    async def _authenticate(self, scope: Scope, send: Send) -> bool:
         """Authenticate the bearer token in the headers, if there is one. Return False after refusing an invalid one."""
         header = dict(scope["headers"]).get(b"authorization")
         scope.setdefault("state", {})["grant"] = None
         if header is None:
             return True
-        wait, scope["state"]["grant"] = self._porch.admit(_address(scope), _bearer(header))
+        wait, scope["state"]["grant"] = self._authenticator.authenticate(_address(scope), _bearer(header))
         if scope["state"]["grant"] is None:
-            code, words = (429, "too many invalid tokens") if wait else (401, "invalid token")
-            await self._refuse(scope, send, code, words, retry_after=wait)
+            code, message = (429, "too many invalid tokens") if wait else (401, "invalid token")
+            await self._refuse(scope, send, code, message, retry_after=wait)
         return scope["state"]["grant"] is not None
 
-    async def _refuse(self, scope: Scope, send: Send, code: int, words: str, *, retry_after: float = 0.0) -> None:
-        self._metrics.refused.labels(words).inc()
-        told = dict(scope["headers"])
-        fields = {name: shown(told.get(name.encode())) for name in ("host", "origin", "user-agent")}
-        fields |= {"address": _address(scope), "path": shown(scope["path"].encode("utf-8", "replace"))}
-        logger.warning("request refused: status=%d reason=%s", code, words, extra={"fields": fields})
-        content_type, body = _words(scope, code, words)
+    async def _refuse(self, scope: Scope, send: Send, code: int, message: str, *, retry_after: float = 0.0) -> None:
+        self._metrics.refused.labels(message).inc()
+        request_headers = dict(scope["headers"])
+        fields = {name: printable(request_headers.get(name.encode())) for name in ("host", "origin", "user-agent")}
+        fields |= {"address": _address(scope), "path": printable(scope["path"].encode("utf-8", "replace"))}
+        logger.warning("request refused: status=%d reason=%s", code, message, extra={"fields": fields})
+        content_type, body = _encode_error(scope, code, message)
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         headers += HEADERS
         if scope["type"] == "http":
-            headers += auth.headers_for(self._porch.guard.guest(scope), scope)
+            headers += auth.cors_headers(self._authenticator.origin_policy.allowed_origin(scope), scope)
         if code == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if retry_after:
@@ -139,11 +139,11 @@ class App:
         await send({"type": f"{kind}.body", "body": body})
 
 
-def _words(scope: Scope, code: int, words: str) -> tuple[bytes, bytes]:
+def _encode_error(scope: Scope, code: int, message: str) -> tuple[bytes, bytes]:
     """Return the content type and the body of an error: JSON for API paths, plain text otherwise."""
-    if scope["path"].startswith(auth.PATHS):
-        return b"application/json", HTTPError(code, _CODES.get(code, "refused"), words).body
-    return b"text/plain; charset=utf-8", f"{words}\n".encode()
+    if scope["path"].startswith(auth.CORS_PATHS):
+        return b"application/json", HTTPError(code, _CODES.get(code, "refused"), message).body
+    return b"text/plain; charset=utf-8", f"{message}\n".encode()
 
 
 def _address(scope: Scope) -> str:
@@ -155,13 +155,13 @@ def _bearer(header: bytes) -> str:
     return token.strip() if kind.lower() == "bearer" else ""
 
 
-Found: TypeAlias = dict[str, "Asset"]
-_FOLDER = "page"
+Assets: TypeAlias = dict[str, "Asset"]
+_UI_FOLDER = "page"
 _INDEX = "/index.html"
 _HASHED = "/assets/"
-_FOREVER = "public, max-age=31536000, immutable"
-_PACKED = {"br": ".br", "gzip": ".gz"}
-_APART = ("/v1/", "/ag-ui/", "/mcp")
+_IMMUTABLE = "public, max-age=31536000, immutable"
+_COMPRESSED = {"br": ".br", "gzip": ".gz"}
+_API_PATHS = ("/v1/", "/ag-ui/", "/mcp")
 """API paths: an unknown path below them returns 404 instead of the web UI."""
 
 
@@ -170,63 +170,65 @@ class Asset(msgspec.Struct, frozen=True):
 
     kind: str
     plain: bytes
-    packed: dict[str, bytes]
+    compressed: dict[str, bytes]
 
 
-class BuiltPage:
+class WebUiFiles:
     """The built files of the web UI, read into memory. Empty if there is no `index.html`."""
 
     def __init__(self, folder: Traversable | None = None) -> None:
-        folder = folder or files("atlas_agents.gateway").joinpath(_FOLDER)
-        self._assets = _read(folder) if folder.is_dir() else {}
+        folder = folder or files("atlas_agents.gateway").joinpath(_UI_FOLDER)
+        self._assets = _read_assets(folder) if folder.is_dir() else {}
 
     def __bool__(self) -> bool:
         return _INDEX in self._assets
 
-    async def answer(self, request: Request) -> Response:
+    async def respond(self, request: Request) -> Response:
         """Return the static file at the path, or `index.html` for the routes of the web UI."""
         path = request.url.path
         asset = self._assets.get(path)
         if asset is None:
             wants_page = path == "/" or "text/html" in request.headers.get("accept", "")
-            if path.startswith((_HASHED, *_APART)) or not wants_page:
+            if path.startswith((_HASHED, *_API_PATHS)) or not wants_page:
                 return PlainTextResponse("not found\n", 404)
             asset, path = self._assets[_INDEX], _INDEX
-        headers = {"Cache-Control": _FOREVER if path.startswith(_HASHED) else "no-cache", "Vary": "Accept-Encoding"}
-        taken = {each.split(";")[0].strip() for each in request.headers.get("accept-encoding", "").split(",")}
-        for encoding, body in asset.packed.items():
-            if encoding in taken:
+        headers = {"Cache-Control": _IMMUTABLE if path.startswith(_HASHED) else "no-cache", "Vary": "Accept-Encoding"}
+        accepted = {each.split(";")[0].strip() for each in request.headers.get("accept-encoding", "").split(",")}
+        for encoding, body in asset.compressed.items():
+            if encoding in accepted:
                 return Response(body, media_type=asset.kind, headers={**headers, "Content-Encoding": encoding})
         return Response(asset.plain, media_type=asset.kind, headers=headers)
 
 
-def _read(folder: Traversable, path: str = "") -> Found:
-    found: Found = {}
-    here = {each.name: each for each in folder.iterdir()}
-    for name, each in here.items():
+def _read_assets(folder: Traversable, path: str = "") -> Assets:
+    found: Assets = {}
+    entries = {each.name: each for each in folder.iterdir()}
+    for name, each in entries.items():
         if each.is_dir():
-            found |= _read(each, f"{path}/{name}")
-        elif not name.endswith(tuple(_PACKED.values())) and not name.startswith("."):
-            packed = {form: here[name + end].read_bytes() for form, end in _PACKED.items() if name + end in here}
-            found[f"{path}/{name}"] = Asset(_kind(name), each.read_bytes(), packed)
+            found |= _read_assets(each, f"{path}/{name}")
+        elif not name.endswith(tuple(_COMPRESSED.values())) and not name.startswith("."):
+            compressed = {
+                form: entries[name + end].read_bytes() for form, end in _COMPRESSED.items() if name + end in entries
+            }
+            found[f"{path}/{name}"] = Asset(_media_type(name), each.read_bytes(), compressed)
     return found
 
 
-def _kind(name: str) -> str:
+def _media_type(name: str) -> str:
     """Return the media type. The system's table is not used: browsers refuse scripts with a wrong type."""
     if name.endswith(".js"):
         return "text/javascript"
     return mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
-_WITHIN = 2.0
+_CHECK_TIMEOUT = 2.0
 
 
 class Readiness:
     """Readiness check: the process has started, is not shutting down, and can read its store."""
 
-    def __init__(self, look: Callable[[], Awaitable[object]]) -> None:
-        self._look = look
+    def __init__(self, check: Callable[[], Awaitable[object]]) -> None:
+        self._check = check
         self.started = False
         self.stopping = False
 
@@ -237,8 +239,8 @@ class Readiness:
         if not self.started:
             return "starting"
         try:
-            async with asyncio.timeout(_WITHIN):
-                await self._look()
+            async with asyncio.timeout(_CHECK_TIMEOUT):
+                await self._check()
         except (StoreError, TimeoutError):
             return "the store is unavailable"
         return None
@@ -247,7 +249,7 @@ class Readiness:
 _encoder = msgspec.json.Encoder()
 
 
-class Json(Response):
+class JsonResponse(Response):
     """JSON response, encoded with msgspec."""
 
     media_type = "application/json"
@@ -256,27 +258,27 @@ class Json(Response):
         return _encoder.encode(content)
 
 
-def grant_of(request: Request) -> Grant | None:
+def get_grant(request: Request) -> Grant | None:
     """Return the grant of the request's token, or None if it has none. Invalid tokens are refused earlier."""
     return request.scope["state"]["grant"]
 
 
-def vital_routes(
+def health_routes(
     readiness: Readiness, metrics: Metrics, uptime: Callable[[], float], *, exposed: bool
 ) -> list[BaseRoute]:
     """Return the routes for health, readiness and metrics. If `exposed`, metrics require a token."""
 
     async def health(_: Request) -> Response:
-        return Json({"status": "ok", "uptime": uptime()})
+        return JsonResponse({"status": "ok", "uptime": uptime()})
 
     async def ready(_: Request) -> Response:
         problem = await readiness.problem()
-        return Json({"status": "ok"}) if problem is None else Json({"status": problem}, 503)
+        return JsonResponse({"status": "ok"}) if problem is None else JsonResponse({"status": problem}, 503)
 
-    async def counted(request: Request) -> Response:
-        near = request.client is not None and request.client.host in LOOPBACK
-        grant = grant_of(request)
-        if not (near and not exposed) and (grant is None or not grant.may("read")):
+    async def serve_metrics(request: Request) -> Response:
+        local = request.client is not None and request.client.host in LOOPBACK
+        grant = get_grant(request)
+        if not (local and not exposed) and (grant is None or not grant.allows("read")):
             return PlainTextResponse("authentication required\n", 401, {"WWW-Authenticate": "Bearer"})
         text, kind = metrics.text()
         return Response(text, headers={"Content-Type": kind})
@@ -285,18 +287,18 @@ def vital_routes(
         Route("/health", health),
         Route("/healthz", health),
         Route("/readyz", ready),
-        Route("/metrics", counted),
+        Route("/metrics", serve_metrics),
     ]
 
 
-def site(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = ()) -> Starlette:
+def build_http_app(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = ()) -> Starlette:
     """Build the HTTP application from the built-in routes and the `more` routes of other APIs."""
     folder = files("atlas_agents.gateway")
-    built = BuiltPage()
+    built = WebUiFiles()
     page, script = [folder.joinpath(name).read_text(encoding="utf-8") for name in ("welcome.html", "welcome.js")]
 
-    async def described(request: Request) -> Response:
-        return Json(asyncapi() if request.url.path == "/asyncapi.json" else json_schema())
+    async def protocol_document(request: Request) -> Response:
+        return JsonResponse(asyncapi() if request.url.path == "/asyncapi.json" else json_schema())
 
     async def welcome(_: Request) -> Response:
         return HTMLResponse(page)
@@ -305,12 +307,12 @@ def site(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = ()) -> Star
         return Response(script, media_type="text/javascript")
 
     routes: list[BaseRoute] = [
-        *vital_routes(readiness, hub.metrics, lambda: hub.uptime, exposed=hub.settings.exposed),
-        Route("/asyncapi.json", described),
-        Route("/protocol.json", described),
+        *health_routes(readiness, hub.metrics, lambda: hub.uptime, exposed=hub.settings.exposed),
+        Route("/asyncapi.json", protocol_document),
+        Route("/protocol.json", protocol_document),
     ]
     if built:
-        routes.append(Route("/{path:path}", built.answer))
+        routes.append(Route("/{path:path}", built.respond))
     else:
         routes += [Route("/", welcome), Route("/welcome.js", welcome_script)]
     return Starlette(routes=[*more, *routes])

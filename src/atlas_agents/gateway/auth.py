@@ -24,10 +24,10 @@ from atlas_agents.gateway.settings import EVERYWHERE, GatewaySettings
 
 logger = logging.getLogger(__name__)
 ALL: tuple[Scope, ...] = get_args(Scope)
-STRONG = 128
+MIN_TOKEN_BITS = 128
 """Minimum entropy, in bits, of a token when the gateway listens on a non-loopback address."""
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
-_MOST = 4096
+_MAX_TOKEN_FILE_BYTES = 4096
 _Stamp: TypeAlias = tuple[tuple[int, ...], ...]
 
 
@@ -38,11 +38,11 @@ class Grant(msgspec.Struct, frozen=True):
     digest: bytes
     prefix: str = ""
 
-    def may(self, scope: Scope) -> bool:
+    def allows(self, scope: Scope) -> bool:
         return scope in self.principal.scopes
 
 
-class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Entry of `tokens.json`: the token or its SHA-256, its scopes, and which sessions it may access.
 
     Several tokens can belong to one user: `user` defaults to the entry's name.
@@ -59,23 +59,23 @@ class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TokenFile:
     """Access tokens from the files `token` and `tokens.json` in a folder, reloaded when they change."""
 
-    def __init__(self, home: Path, own: Secret | None = None, *, exposed: bool = False) -> None:
+    def __init__(self, home: Path, configured: Secret | None = None, *, exposed: bool = False) -> None:
         self.path = home / "token"
-        self._named_path = home / "tokens.json"
-        self._own = own
+        self._entries_path = home / "tokens.json"
+        self._configured = configured
         self._exposed = exposed
-        self._lent: dict[str, Grant] = {}
-        if own is None:
-            _make(self.path)
-        self._stamp = self._look()
+        self._issued: dict[str, Grant] = {}
+        if configured is None:
+            _create_token_file(self.path)
+        self._stamp = self._read_stamps()
         self._grants = self._read()
 
-    def who(self, token: str) -> Grant | None:
+    def find_grant(self, token: str) -> Grant | None:
         """Return the grant of a token, or None if it is invalid. Takes constant time for any token."""
         self.refresh()
         digest = _digest(token)
         found = None
-        for grant in (*self._grants, *self._lent.values()):
+        for grant in (*self._grants, *self._issued.values()):
             if hmac.compare_digest(grant.digest, digest):
                 found = grant
         return found
@@ -83,15 +83,15 @@ class TokenFile:
     @property
     def main(self) -> Secret:
         """The main token, which has all scopes."""
-        return self._own or Secret(_read_token(self.path).strip())
+        return self._configured or Secret(_read_token(self.path).strip())
 
-    def holds(self, grant: Grant) -> bool:
+    def is_valid(self, grant: Grant) -> bool:
         """Return whether the grant is still valid with the same scopes."""
-        return grant in self._grants or grant in self._lent.values()
+        return grant in self._grants or grant in self._issued.values()
 
     def refresh(self) -> bool:
         """Reload the files if they have changed. If they cannot be read, every token is refused."""
-        stamp = self._look()
+        stamp = self._read_stamps()
         if stamp == self._stamp:
             return False
         self._stamp = stamp
@@ -102,24 +102,24 @@ class TokenFile:
             logger.exception("token files cannot be read; refusing all tokens until they can")
         return True
 
-    def lend(self, name: str, scopes: tuple[Scope, ...]) -> Secret:
+    def issue(self, name: str, scopes: tuple[Scope, ...]) -> Secret:
         """Issue a token for an internal client, such as a channel. It has sessions of its own and is never written to
         disk.
 
         It is valid until the process ends, or until it is revoked or issued again under the same name.
         """
         if any(grant.principal.id == name for grant in self._grants):
-            raise ConfigError(f"{self._named_path}: token name {name!r} is reserved: choose another name")
+            raise ConfigError(f"{self._entries_path}: token name {name!r} is reserved: choose another name")
         token = secrets.token_urlsafe(32)
-        self._lent[name] = Grant(Principal(name, "guest", scopes), _digest(token), f"@{name}/")
+        self._issued[name] = Grant(Principal(name, "guest", scopes), _digest(token), f"@{name}/")
         return Secret(token)
 
-    def take_back(self, name: str) -> None:
-        self._lent.pop(name, None)
+    def revoke(self, name: str) -> None:
+        self._issued.pop(name, None)
 
     def rotate(self) -> Path:
         """Replace the main token with a new one and return the path of its file."""
-        if self._own is not None:
+        if self._configured is not None:
             raise ConfigError("cannot rotate the token: it is set in the settings; change it there")
         write_file(self.path, _new_token())
         self.refresh()
@@ -129,54 +129,54 @@ class TokenFile:
     def principals(self) -> tuple[Principal, ...]:
         return tuple(grant.principal for grant in self._grants)
 
-    def _look(self) -> _Stamp:
-        return tuple(_stamp(path) for path in (self.path, self._named_path))
+    def _read_stamps(self) -> _Stamp:
+        return tuple(_stamp(path) for path in (self.path, self._entries_path))
 
     def _read(self) -> tuple[Grant, ...]:
-        main = self._own.reveal() if self._own is not None else _read_token(self.path)
-        token = self._accepted(main, "the token" if self._own is not None else str(self.path))
-        return Grant(Principal("owner", "owner", ALL), _digest(token)), *self._read_named()
+        main = self._configured.reveal() if self._configured is not None else _read_token(self.path)
+        token = self._check_strength(main, "the token" if self._configured is not None else str(self.path))
+        return Grant(Principal("owner", "owner", ALL), _digest(token)), *self._read_entries()
 
-    def _accepted(self, token: str, where: str) -> str:
+    def _check_strength(self, token: str, where: str) -> str:
         token = token.strip()
         if not token:
             raise ConfigError(f"{where} is empty: expected an access token")
-        if strength(token) < STRONG:
+        if strength(token) < MIN_TOKEN_BITS:
             if self._exposed:
                 raise ConfigError(f"{where} is too weak for a non-loopback address: use at least 22 random characters")
             logger.warning("weak token accepted because the gateway only listens on loopback: token=%s", where)
         return token
 
-    def _read_named(self) -> tuple[Grant, ...]:
+    def _read_entries(self) -> tuple[Grant, ...]:
         try:
-            content = self._named_path.read_bytes()
+            content = self._entries_path.read_bytes()
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise ConfigError(f"cannot read {self._named_path}: {error.strerror}") from error
+            raise ConfigError(f"cannot read {self._entries_path}: {error.strerror}") from error
         try:
-            lines = msgspec.json.decode(content, type=dict[str, Named])
+            entries = msgspec.json.decode(content, type=dict[str, TokenEntry])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self._named_path}: {error}") from error
-        _keep_private(self._named_path)
-        return tuple(self._grant(name, line) for name, line in lines.items())
+            raise ConfigError(f"{self._entries_path}: {error}") from error
+        _restrict_permissions(self._entries_path)
+        return tuple(self._grant(name, entry) for name, entry in entries.items())
 
-    def _grant(self, name: str, line: Named) -> Grant:
+    def _grant(self, name: str, entry: TokenEntry) -> Grant:
         if not _NAME.fullmatch(name) or name == "owner":
             raise ConfigError(
-                f"{self._named_path}: invalid token name {name!r}: expected lowercase letters, digits, '-' and '_'"
+                f"{self._entries_path}: invalid token name {name!r}: expected lowercase letters, digits, '-' and '_'"
             )
-        if bool(line.sha256) == bool(line.token):
-            raise ConfigError(f"{self._named_path}: {name} needs either 'token' or 'sha256'")
-        digest = bytes.fromhex(line.sha256)
-        if line.token:
-            digest = _digest(self._accepted(line.token, f"{self._named_path}: {name}"))
-        scopes: tuple[Scope, ...] = tuple([scope for scope in ALL if scope in line.scopes])
-        user = line.user or name
+        if bool(entry.sha256) == bool(entry.token):
+            raise ConfigError(f"{self._entries_path}: {name} needs either 'token' or 'sha256'")
+        digest = bytes.fromhex(entry.sha256)
+        if entry.token:
+            digest = _digest(self._check_strength(entry.token, f"{self._entries_path}: {name}"))
+        scopes: tuple[Scope, ...] = tuple([scope for scope in ALL if scope in entry.scopes])
+        user = entry.user or name
         if not _NAME.fullmatch(user) or user == "owner":
-            raise ConfigError(f"{self._named_path}: {name}: invalid user name {user!r}")
-        prefix = f"@{user}/" if line.sessions == "own" else ""
-        return Grant(Principal(user, line.role or "guest", scopes), digest, prefix)
+            raise ConfigError(f"{self._entries_path}: {name}: invalid user name {user!r}")
+        prefix = f"@{user}/" if entry.sessions == "own" else ""
+        return Grant(Principal(user, entry.role or "guest", scopes), digest, prefix)
 
 
 def strength(token: str) -> float:
@@ -199,7 +199,7 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode
 
 
-def _make(path: Path) -> None:
+def _create_token_file(path: Path) -> None:
     """Create the token file if it does not exist. If two processes start at once, one of them creates it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists():
@@ -215,20 +215,20 @@ def _new_token() -> bytes:
 def _read_token(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST + 1)
+            content = file.read(_MAX_TOKEN_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read token file {path}: {error.strerror}") from error
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read token file {path}: not UTF-8 text") from error
-    if len(content) > _MOST or "\0" in text:
+    if len(content) > _MAX_TOKEN_FILE_BYTES or "\0" in text:
         raise ConfigError(f"token file {path} is empty: expected an access token")
-    _keep_private(path)
+    _restrict_permissions(path)
     return text
 
 
-def _keep_private(path: Path) -> None:
+def _restrict_permissions(path: Path) -> None:
     """Remove the permissions of other users from a token file."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -260,44 +260,44 @@ class OriginPolicy:
     def refusal(self, scope: Any) -> Refusal | None:
         """Return the status and the reason if the request must be refused, else None."""
         headers: Headers = scope["headers"]
-        host = _only(headers, b"host")
+        host = _single_header(headers, b"host")
         name = _HOST.fullmatch(host.lower()) if host else None
         if host is None or name is None or name[1] not in self._hosts:
             return 421, "host not allowed"
-        if self.guest(scope) is not None:
+        if self.allowed_origin(scope) is not None:
             return None
         origins = [value for key, value in headers if key == b"origin"]
-        if origins and (len(origins) > 1 or not _same(origins[0].decode("latin-1"), name)):
+        if origins and (len(origins) > 1 or not _is_same_origin(origins[0].decode("latin-1"), name)):
             return 403, "origin not allowed"
-        if _cross_site(scope, headers):
+        if _is_cross_site(scope, headers):
             return 403, "origin not allowed"
         return None
 
-    def guest(self, scope: Any) -> str | None:
+    def allowed_origin(self, scope: Any) -> str | None:
         """Return the origin of the request if it is an allowed cross-site origin, else None."""
-        origin = _only(scope["headers"], b"origin") if self._origins else None
+        origin = _single_header(scope["headers"], b"origin") if self._origins else None
         return origin if origin is not None and origin.lower() in self._origins else None
 
 
-def _same(origin: str, host: re.Match[str]) -> bool:
+def _is_same_origin(origin: str, host: re.Match[str]) -> bool:
     found = _ORIGIN.fullmatch(origin.lower())
-    there = _HOST.fullmatch(found[2]) if found else None
-    if found is None or there is None:
+    target = _HOST.fullmatch(found[2]) if found else None
+    if found is None or target is None:
         return False
     default = _PORTS[found[1]]
-    return there[1] == host[1] and (there[2] or default) == (host[2] or default)
+    return target[1] == host[1] and (target[2] or default) == (host[2] or default)
 
 
-def _cross_site(scope: Any, headers: Headers) -> bool:
+def _is_cross_site(scope: Any, headers: Headers) -> bool:
     """Return whether the browser marks the request as cross-site. Navigation to the web UI is allowed."""
-    told = dict(headers)
-    if told.get(b"sec-fetch-site", b"none") in _OWN_SITE:
+    values = dict(headers)
+    if values.get(b"sec-fetch-site", b"none") in _OWN_SITE:
         return False
-    follows_link = told.get(b"sec-fetch-mode") == b"navigate" and told.get(b"sec-fetch-dest") == b"document"
+    follows_link = values.get(b"sec-fetch-mode") == b"navigate" and values.get(b"sec-fetch-dest") == b"document"
     return not (follows_link and scope["type"] == "http" and scope["method"] == "GET")
 
 
-def _only(headers: Headers, key: bytes) -> str | None:
+def _single_header(headers: Headers, key: bytes) -> str | None:
     found = [value for name, value in headers if name == key]
     return found[0].decode("latin-1") if len(found) == 1 else None
 
@@ -306,9 +306,9 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-MOST_WRONG = 10
-WINDOW = 60.0
-_MOST_ADDRESSES = 10_000
+MAX_INVALID_TOKENS = 10
+LOCKOUT_SECONDS = 60.0
+_MAX_ADDRESSES = 10_000
 
 
 class Lockout:
@@ -316,23 +316,23 @@ class Lockout:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait(self, address: str) -> float:
         """Return the seconds until this address may try again; 0 if it may now."""
-        times = self._wrong.get(_network(address))
-        if times is None or len(times) < MOST_WRONG:
+        times = self._failures.get(_network(address))
+        if times is None or len(times) < MAX_INVALID_TOKENS:
             return 0.0
-        return max(0.0, times[0] + WINDOW - self._clock.monotonic())
+        return max(0.0, times[0] + LOCKOUT_SECONDS - self._clock.monotonic())
 
-    def wrong(self, address: str) -> None:
+    def record_failure(self, address: str) -> None:
         """Record an invalid token from this address."""
         key = _network(address)
-        times = self._wrong.setdefault(key, deque(maxlen=MOST_WRONG))
+        times = self._failures.setdefault(key, deque(maxlen=MAX_INVALID_TOKENS))
         times.append(self._clock.monotonic())
-        self._wrong.move_to_end(key)
-        if len(self._wrong) > _MOST_ADDRESSES:
-            self._wrong.popitem(last=False)
+        self._failures.move_to_end(key)
+        if len(self._failures) > _MAX_ADDRESSES:
+            self._failures.popitem(last=False)
 
 
 def _network(address: str) -> str:
@@ -351,29 +351,29 @@ class Authenticator:
     def __init__(self, settings: GatewaySettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.tokens = TokenFile(settings.home, settings.token, exposed=settings.exposed)
         own = () if settings.host in EVERYWHERE else (settings.host,)
-        self.guard = OriginPolicy((*settings.hosts, *own), settings.origins)
+        self.origin_policy = OriginPolicy((*settings.hosts, *own), settings.origins)
         self.suspended: frozenset[str] = frozenset()
         """Users whose tokens are refused."""
         self._lockout = Lockout(clock)
 
-    def admit(self, address: str, token: str) -> tuple[float, Grant | None]:
+    def authenticate(self, address: str, token: str) -> tuple[float, Grant | None]:
         """Return the seconds to wait and the grant of the token. The grant is None if the token is invalid or locked
         out."""
         if wait := self._lockout.wait(address):
             return wait, None
-        grant = self.tokens.who(token)
+        grant = self.tokens.find_grant(token)
         if grant is not None and grant.principal.id in self.suspended:
             grant = None
         if grant is None:
-            self._lockout.wrong(address)
+            self._lockout.record_failure(address)
         return 0.0, grant
 
 
-PATHS = ("/v1/", "/ag-ui/")
+CORS_PATHS = ("/v1/", "/ag-ui/")
 """Paths that allowed cross-site origins may request."""
-_FIELDS = re.compile(rb"[a-z0-9, -]{1,2000}", re.IGNORECASE)
+_HEADER_NAMES = re.compile(rb"[a-z0-9, -]{1,2000}", re.IGNORECASE)
 _METHODS = b"GET, POST"
-_MINUTES = b"600"
+_MAX_AGE = b"600"
 
 
 def is_preflight(scope: Any) -> bool:
@@ -383,19 +383,19 @@ def is_preflight(scope: Any) -> bool:
     )
 
 
-def headers_for(origin: str | None, scope: Any) -> Headers:
+def cors_headers(origin: str | None, scope: Any) -> Headers:
     """Return the CORS headers for an allowed origin; none for same-origin requests."""
-    if origin is None or not scope["path"].startswith(PATHS):
+    if origin is None or not scope["path"].startswith(CORS_PATHS):
         return []
     return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
 
 
 def preflight_headers(origin: str, scope: Any) -> Headers:
     """Return the headers that answer a CORS preflight. The requested headers are allowed; cookies are not."""
-    found = headers_for(origin, scope)
+    found = cors_headers(origin, scope)
     if found:
-        found += [(b"access-control-allow-methods", _METHODS), (b"access-control-max-age", _MINUTES)]
+        found += [(b"access-control-allow-methods", _METHODS), (b"access-control-max-age", _MAX_AGE)]
         fields = dict(scope["headers"]).get(b"access-control-request-headers", b"")
-        if _FIELDS.fullmatch(fields):
+        if _HEADER_NAMES.fullmatch(fields):
             found.append((b"access-control-allow-headers", fields))
     return found

@@ -47,13 +47,13 @@ from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.members import Backlog
 from atlas_agents.dispatch.notifications import Notification
 from atlas_agents.dispatch.queue import QueueWorker
-from atlas_agents.gateway.asgi import App, Readiness, vital_routes
+from atlas_agents.gateway.asgi import App, Readiness, health_routes
 from atlas_agents.gateway.auth import Authenticator
-from atlas_agents.gateway.convert import ANSWERS, core_part, model_of
+from atlas_agents.gateway.convert import ANSWERS, agent_model, core_part
 from atlas_agents.gateway.events import RunLog
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import events as wire
-from atlas_agents.gateway.protocol.events import LAST_WORDS, RunEvent, event_of, name_of
+from atlas_agents.gateway.protocol.events import TERMINAL_EVENTS, RunEvent, decode_event, read_event_name
 from atlas_agents.gateway.protocol.types import (
     MessageShape,
     Part,
@@ -63,7 +63,7 @@ from atlas_agents.gateway.protocol.types import (
     UsageShape,
 )
 from atlas_agents.gateway.runs import RunRegistry
-from atlas_agents.gateway.server import close_within, listeners, server_of, told_to_stop
+from atlas_agents.gateway.server import bind_sockets, build_server, close_atlas, stop_signals
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
 
@@ -71,16 +71,16 @@ from atlas_agents.gateway.telemetry import Metrics
 class EventDecoder:
     """Decodes the wire events of one run into core events. Bindings and costs are not on the wire and stay empty."""
 
-    def __init__(self, session: str, hear: Callable[[Event], None]) -> None:
+    def __init__(self, session: str, on_event: Callable[[Event], None]) -> None:
         self._session = session
-        self._hear = hear
+        self._on_event = on_event
         self._calls: dict[str, wire.ToolCalling] = {}
 
-    def tell(self, event: wire.RunEvent) -> None:
-        for said in self._of(event):
-            self._hear(said)
+    def decode(self, event: wire.RunEvent) -> None:
+        for decoded in self._convert(event):
+            self._on_event(decoded)
 
-    def _of(self, event: wire.RunEvent) -> list[Event]:
+    def _convert(self, event: wire.RunEvent) -> list[Event]:
         match event:
             case wire.ChatDelta(id, text):
                 return [StreamChunk(id, text)]
@@ -99,9 +99,9 @@ class EventDecoder:
             case wire.ChatFinal() | wire.ChatError():
                 return _end(event)
             case _:
-                return self._of_tool(event)
+                return self._convert_tool_event(event)
 
-    def _of_tool(self, event: wire.RunEvent) -> list[Event]:
+    def _convert_tool_event(self, event: wire.RunEvent) -> list[Event]:
         match event:
             case wire.ToolCalling(id, call_id, name, arguments):
                 self._calls[call_id] = event
@@ -180,9 +180,9 @@ def _question(event: wire.ApprovalRequested, session: str) -> Question:
 
 logger = logging.getLogger(__name__)
 _PAGE = 256
-_BATCH_DELAY = 0.5
-_LOOK = 0.05
-_GRACE = 3.0
+_READ_RETRY_DELAY = 0.5
+_POLL_INTERVAL = 0.05
+_TERMINAL_EVENT_TIMEOUT = 3.0
 """Seconds to wait for the owner of a finished run to write its terminal event before writing it here."""
 
 
@@ -200,192 +200,197 @@ class RemoteRuns:
         """Session key by id of each open run that is known."""
         self._busy: Counter[str] = Counter()
         self._reading: dict[str, asyncio.Task[None]] = {}
-        self._again: set[str] = set()
-        self._heard: dict[str, list[tuple[int, EventDecoder]]] = {}
+        self._changed: set[str] = set()
+        self._decoders: dict[str, list[tuple[int, EventDecoder]]] = {}
         self._tasks = BackgroundTasks("remote runs", expected=StoreError)
 
-    def attend(self, run_id: str, session: str) -> RunLog:
+    def follow(self, run_id: str, session: str) -> RunLog:
         """Follow a run from its first event."""
         log = self._runs.get(run_id)
         if log is None:
-            self._know(run_id, session)
+            self._add_open(run_id, session)
             log = self._runs.open(RunLog(run_id, session))
-            self._runs.on_change(session)
-            self._look(log)
+            self._runs.report_change(session)
+            self._schedule_read(log)
         return log
 
-    async def attend_open(self, rows: Sequence[RunRow]) -> None:
+    async def follow_all(self, rows: Sequence[RunRow]) -> None:
         """Follow these runs and return when all events written so far have been read."""
-        reading = [self._reading.get(self.attend(row.id, row.session).run_id) for row in rows]
+        reading = [self._reading.get(self.follow(row.id, row.session).run_id) for row in rows]
         if waiting := [task for task in reading if task is not None]:
             await asyncio.wait(waiting)
 
-    def runs_in(self, session: str) -> bool:
+    def is_running(self, session: str) -> bool:
         return self._busy[session] > 0
 
-    async def feed(self, row: RunRow, on_event: OnEvent) -> None:
+    async def stream_events(self, row: RunRow, on_event: OnEvent) -> None:
         """Send every event of a run to a listener, from the first to the terminal one."""
-        retelling, seq = EventDecoder(row.session, on_event), 0
+        decoder, seq = EventDecoder(row.session, on_event), 0
         while True:
             log = self._runs.get(row.id)
             rows = await self._store.events(self._tenant, row.id, after=seq, limit=_PAGE)
             for event in rows:
-                if (said := event_of(event.body)) is not None:
-                    retelling.tell(said)
+                if (decoded := decode_event(event.body)) is not None:
+                    decoder.decode(decoded)
                 seq = event.seq
-            if rows and name_of(rows[-1].body) in LAST_WORDS:
+            if rows and read_event_name(rows[-1].body) in TERMINAL_EVENTS:
                 return
             if rows:
                 continue
-            log = log or self.attend(row.id, row.session)
-            if self._runs.get(row.id) is log and log.told <= seq:
+            log = log or self.follow(row.id, row.session)
+            if self._runs.get(row.id) is log and log.delivered <= seq:
                 break
-        self._heard.setdefault(row.id, []).append((seq, retelling))
-        await self._runs.ended(row.id)
+        self._decoders.setdefault(row.id, []).append((seq, decoder))
+        await self._runs.wait_ended(row.id)
 
-    async def last_words(self, row: RunRow) -> None:
+    async def wait_for_terminal_event(self, row: RunRow) -> None:
         """Give the owner of a run that has just finished time to write its terminal event."""
         began, ended = time.monotonic(), (row.ended_at or 0) / 1000
-        while row.epoch and time.monotonic() - began < _GRACE and abs(time.time() - ended) < 20 * _GRACE:
+        while (
+            row.epoch
+            and time.monotonic() - began < _TERMINAL_EVENT_TIMEOUT
+            and abs(time.time() - ended) < 20 * _TERMINAL_EVENT_TIMEOUT
+        ):
             rows = await self._store.events(self._tenant, row.id, after=max(0, row.events - 1024))
-            if rows and name_of(rows[-1].body) in LAST_WORDS:
+            if rows and read_event_name(rows[-1].body) in TERMINAL_EVENTS:
                 return
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)
 
-    def notice(self, notice: Notification) -> None:
+    def handle(self, notification: Notification) -> None:
         """Handle a notification that this or another process has committed something."""
-        log = self._runs.get(notice.id)
-        match notice.kind:
+        log = self._runs.get(notification.id)
+        match notification.kind:
             case "begun" | "stop":
-                if notice.session:
-                    self._know(notice.id, notice.session)
-                self._wanted(notice.id)
+                if notification.session:
+                    self._add_open(notification.id, notification.session)
+                self._follow_if_subscribed(notification.id)
             case "events" if log is not None:
-                self._look(log)
+                self._schedule_read(log)
             case "events":
-                self._wanted(notice.id)
+                self._follow_if_subscribed(notification.id)
             case "ended":
-                session = self._forget(notice.id) or notice.session
+                session = self._remove_open(notification.id) or notification.session
                 if log is not None:
-                    self._tasks.spawn(self._heal(log))
+                    self._tasks.spawn(self._ensure_terminal_event(log))
                 elif session:
-                    self._runs.on_change(session)
+                    self._runs.report_change(session)
             case _:
                 pass
 
-    def renewed(self) -> None:
+    def resync(self) -> None:
         """Check everything again, because notifications may have been missed."""
-        self._tasks.spawn(self._look_round())
+        self._tasks.spawn(self._resync())
 
-    async def _look_round(self) -> None:
+    async def _resync(self) -> None:
         rows = [row for row in await self._store.open_runs() if row.tenant == self._tenant]
         self._open.clear()
         self._busy.clear()
         for row in rows:
-            self._know(row.id, row.session)
-            if self._runs.listened(row.session):
-                self.attend(row.id, row.session)
+            self._add_open(row.id, row.session)
+            if self._runs.has_subscribers(row.session):
+                self.follow(row.id, row.session)
         for log in self._runs.all:
-            self._look(log)
+            self._schedule_read(log)
             if log.run_id not in self._open:
-                self._tasks.spawn(self._heal(log))
+                self._tasks.spawn(self._ensure_terminal_event(log))
 
-    def _wanted(self, run_id: str) -> None:
+    def _follow_if_subscribed(self, run_id: str) -> None:
         """Follow a run if a client subscribes to its session."""
         session = self._open.get(run_id)
         if session is None:
-            self._tasks.spawn(self._find(run_id))
-        elif self._runs.listened(session):
-            self.attend(run_id, session)
+            self._tasks.spawn(self._look_up(run_id))
+        elif self._runs.has_subscribers(session):
+            self.follow(run_id, session)
 
-    async def _find(self, run_id: str) -> None:
+    async def _look_up(self, run_id: str) -> None:
         row = await self._store.run(self._tenant, run_id)
         if row is not None and row.status in OPEN:
-            self._know(run_id, row.session)
-            self._wanted(run_id)
+            self._add_open(run_id, row.session)
+            self._follow_if_subscribed(run_id)
 
-    def _know(self, run_id: str, session: str) -> None:
+    def _add_open(self, run_id: str, session: str) -> None:
         if run_id not in self._open:
             self._open[run_id] = session
             self._busy[session] += 1
 
-    def _forget(self, run_id: str) -> str:
+    def _remove_open(self, run_id: str) -> str:
         session = self._open.pop(run_id, "")
         if session:
             self._busy -= Counter([session])
         return session
 
-    async def _heal(self, log: RunLog) -> None:
+    async def _ensure_terminal_event(self, log: RunLog) -> None:
         """Write the terminal event of a finished run if its owner does not."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_GRACE):
-                await self._runs.ended(log.run_id)
+            async with asyncio.timeout(_TERMINAL_EVENT_TIMEOUT):
+                await self._runs.wait_ended(log.run_id)
         if log.ended:
             return
         row = await self._store.run(self._tenant, log.run_id)
         if row is not None and row.status not in OPEN:
-            await self._runs.last_number(row)
-            self._look(log)
+            await self._runs.last_seq(row)
+            self._schedule_read(log)
 
-    def _look(self, log: RunLog) -> None:
+    def _schedule_read(self, log: RunLog) -> None:
         """Read new events until there are none, including those written in the meantime."""
         if log.run_id in self._reading:
-            self._again.add(log.run_id)
+            self._changed.add(log.run_id)
             return
         self._reading[log.run_id] = self._tasks.spawn(self._read(log))
 
     async def _read(self, log: RunLog) -> None:
         try:
-            await self._read_on(log)
+            await self._read_new(log)
         finally:  # here, not in a done callback: an event reported between the two would be missed
             self._reading.pop(log.run_id, None)
 
-    async def _read_on(self, log: RunLog) -> None:
+    async def _read_new(self, log: RunLog) -> None:
         while not log.ended:
-            self._again.discard(log.run_id)
+            self._changed.discard(log.run_id)
             try:
                 rows = await self._store.events(self._tenant, log.run_id, after=log.seq, limit=_PAGE)
-            except StoreError as trouble:
-                logger.warning("events of a remote run cannot be read; retrying: %s", trouble)
-                await asyncio.sleep(_BATCH_DELAY)
+            except StoreError as error:
+                logger.warning("events of a remote run cannot be read; retrying: %s", error)
+                await asyncio.sleep(_READ_RETRY_DELAY)
                 continue
             if rows:
-                self._tell(log, self._runs.heard(log, rows))
-            if len(rows) < _PAGE and log.run_id not in self._again:
+                self._notify_decoders(log, self._runs.receive(log, rows))
+            if len(rows) < _PAGE and log.run_id not in self._changed:
                 return  # a notification announces anything written later
 
-    def _tell(self, log: RunLog, events: Sequence[tuple[int, RunEvent]]) -> None:
-        for after, retelling in self._heard.get(log.run_id, ()):
+    def _notify_decoders(self, log: RunLog, events: Sequence[tuple[int, RunEvent]]) -> None:
+        for after, decoder in self._decoders.get(log.run_id, ()):
             for seq, event in events:
                 if seq > after:
-                    retelling.tell(event)
+                    decoder.decode(event)
         if log.ended:
-            self._heard.pop(log.run_id, None)
-            self._forget(log.run_id)
+            self._decoders.pop(log.run_id, None)
+            self._remove_open(log.run_id)
 
     async def close(self) -> None:
         await self._tasks.close()
 
 
-_RETRY_DELAY = 0.04
+_BATCH_DELAY = 0.04
 """Seconds to collect text deltas before they are written; subscribers see them after the write."""
-_LAST_WORDS = 2.0
+_FLUSH_TIMEOUT = 2.0
 
 
 class WorkerEventLog:
     """Persists the events of the runs of this process. One per worker process."""
 
-    def __init__(self, atlas: Atlas, metrics: Metrics, grace: float, hurry: asyncio.Event | None = None) -> None:
+    def __init__(self, atlas: Atlas, metrics: Metrics, grace: float, force_stop: asyncio.Event | None = None) -> None:
         self._atlas = atlas
         self._store = cast(Store, atlas.store)
         self._grace = grace
-        self._hurry = hurry or asyncio.Event()
-        self.runs = RunRegistry(self._store, atlas.tenant, metrics, pause=_RETRY_DELAY, joins=True)
-        self.runs.hide = atlas.hide
+        self._force_stop = force_stop or asyncio.Event()
+        self.runs = RunRegistry(
+            self._store, atlas.tenant, metrics, hide=atlas.hide, batch_delay=_BATCH_DELAY, merge_deltas=True
+        )
         self._tasks = BackgroundTasks("worker event log")
         self._tasks.spawn(self.runs.writer.run())
 
-    async def taken(self, turn: RunningTurn, row: RunRow) -> None:
+    async def follow(self, turn: RunningTurn, row: RunRow) -> None:
         """Log the events of a run that this process has taken over. Numbering continues after the previous owner's last
         event, which is final once that owner is fenced off.
         """
@@ -393,26 +398,26 @@ class WorkerEventLog:
         await stream.begun()
         row = await self._store.run(self._atlas.tenant, row.id) or row
         if row.status in OPEN or stream.epoch is not None:
-            await follow_on(self.runs, self._atlas, stream, row)
+            await follow_resumed(self.runs, self._atlas, stream, row)
 
     async def stop(self) -> None:
         """Write the remaining events of runs that have finished or were released."""
         self.runs.stopping = True
-        await close_within(self._atlas, self._grace, self._hurry)
-        await self.runs.settle(_LAST_WORDS)
+        await close_atlas(self._atlas, self._grace, self._force_stop)
+        await self.runs.flush(_FLUSH_TIMEOUT)
         await self._tasks.close()
 
 
-async def follow_on(runs: RunRegistry, atlas: Atlas, stream: AtlasStream, row: RunRow) -> None:
+async def follow_resumed(runs: RunRegistry, atlas: Atlas, stream: AtlasStream, row: RunRow) -> None:
     """Follow a resumed run: withdraw its incomplete message and load the messages that joined its session before."""
     store = cast(Store, atlas.store)
-    kept = await store.messages(atlas.tenant, row.session) if row.events else []
+    stored = await store.messages(atlas.tenant, row.session) if row.events else []
     agent = next((agent for agent in atlas.agents if agent.id == row.agent_id), None)
-    log = runs.follow(stream, model_of(agent, atlas.registry) if agent else "", row)
-    log.messages |= {each.id for each in kept if each.run_id == row.id}
+    log = runs.follow(stream, agent_model(agent, atlas.registry) if agent else "", row)
+    log.messages |= {each.id for each in stored if each.run_id == row.id}
 
 
-class ClusterFigures(Collector):
+class ClusterCollector(Collector):
     """Prometheus collector: the load of this worker and, on the leader, the queue of the cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -420,29 +425,31 @@ class ClusterFigures(Collector):
 
     def collect(self) -> Iterable[Metric]:
         cluster = self._cluster
-        standing = cluster.standing
-        yield _gauge("atlas_draining", "1 while the worker is draining and takes no new turns", standing.draining)
+        member = cluster.member_info
+        yield _gauge("atlas_draining", "1 while the worker is draining and takes no new turns", member.draining)
         if cluster.worker is not None:
             yield _gauge(
                 "atlas_cluster_leads",
                 "1 on the leader, which runs jobs and reassigns runs of dead workers",
-                cluster.leads,
+                cluster.is_leader,
             )
-            yield _gauge("atlas_worker_capacity", "Maximum number of concurrent turns", standing.capacity)
-            yield from _of_worker(cluster.worker)
+            yield _gauge("atlas_worker_capacity", "Maximum number of concurrent turns", member.capacity)
+            yield from _worker_metrics(cluster.worker)
         if cluster.backlog is not None:
-            yield from _of_leader(cluster.backlog)
+            yield from _leader_metrics(cluster.backlog)
 
 
-def _of_worker(worker: QueueWorker) -> Iterable[Metric]:
-    yield _gauge("atlas_worker_runs", "Turns running on this worker", worker.at_hand)
-    yield _gauge("atlas_worker_heartbeat_age_seconds", "Seconds since the last successful heartbeat", worker.silent)
-    yield _counter("atlas_worker_taken", "Turns taken from the queue", worker.taken)
+def _worker_metrics(worker: QueueWorker) -> Iterable[Metric]:
+    yield _gauge("atlas_worker_runs", "Turns running on this worker", worker.running)
+    yield _gauge(
+        "atlas_worker_heartbeat_age_seconds", "Seconds since the last successful heartbeat", worker.heartbeat_age
+    )
+    yield _counter("atlas_worker_taken", "Turns taken from the queue", worker.fetched)
     yield _counter("atlas_worker_finished", "Taken turns that have finished", worker.finished)
-    yield _counter("atlas_worker_given_back", "Taken turns that were released to other workers", worker.given_back)
+    yield _counter("atlas_worker_given_back", "Taken turns that were released to other workers", worker.released)
 
 
-def _of_leader(backlog: Backlog) -> Iterable[Metric]:
+def _leader_metrics(backlog: Backlog) -> Iterable[Metric]:
     yield _gauge("atlas_cluster_queue_waiting", "Turns waiting for a worker, as seen by the leader", backlog.waiting)
     yield _gauge("atlas_cluster_queue_taken", "Turns assigned to workers, as seen by the leader", backlog.taken)
     yield _gauge(
@@ -459,57 +466,49 @@ def _counter(name: str, help: str, value: float) -> Metric:
 
 
 class ClusterMembership:
-    """Makes a gateway a member of a cluster. `works` says whether this process also executes runs."""
+    """Makes a gateway a member of a cluster. With `executes_runs`, this process is also a worker."""
 
-    def __init__(self, cluster: Cluster, *, works: bool) -> None:
+    def __init__(self, cluster: Cluster, *, executes_runs: bool) -> None:
         self._cluster = cluster
-        self._works = works
+        self._executes_runs = executes_runs
 
     @asynccontextmanager
-    async def held(self, hub: Hub, door: str) -> AsyncGenerator[None, None]:
-        """Be a member while the block runs. `door` is the URL at which clients reach the gateway."""
-        hub.metrics.add(ClusterFigures(self._cluster))
-        far = RemoteRuns(hub.runs, hub.store, hub.atlas.tenant)
-        hub.runs.far = far
-        hub.runs.on_call = _by_notice
-        hub.runs.on_question = _by_notice
-        self._cluster.follow = far.feed
-        self._cluster.on_notice = partial(_hear, hub, far)
-        self._cluster.on_renewed = partial(_look_round, hub, far)
-        async with AsyncExitStack() as leaving:
-            leaving.push_async_callback(far.close)
-            await leaving.enter_async_context(self._cluster.joined("all" if self._works else "gateway", door))
-            if self._works:
-                own = (
-                    Metrics()
-                )  # separate: runs of this process are also counted when a client of this process follows them
-                scribe = WorkerEventLog(hub.atlas, own, hub.settings.grace, hub.hurry)
-                await leaving.enter_async_context(self._cluster.at_work(scribe.taken, scribe.stop))
+    async def join(self, hub: Hub, url: str) -> AsyncGenerator[None, None]:
+        """Be a member while the block runs. `url` is the address of the gateway."""
+        hub.metrics.add(ClusterCollector(self._cluster))
+        remote = RemoteRuns(hub.runs, hub.store, hub.atlas.tenant)
+        hub.runs.remote = remote
+        self._cluster.follow = remote.stream_events
+        self._cluster.on_notification = partial(_on_notification, hub, remote)
+        self._cluster.on_reconnect = partial(_on_reconnect, hub, remote)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(remote.close)
+            await stack.enter_async_context(self._cluster.join("all" if self._executes_runs else "gateway", url))
+            if self._executes_runs:
+                # Separate metrics: runs of this process are also counted when one of its clients follows them.
+                event_log = WorkerEventLog(hub.atlas, Metrics(), hub.settings.grace, hub.force_stop)
+                await stack.enter_async_context(self._cluster.run_worker(event_log.follow, event_log.stop))
             yield
 
 
-def _hear(hub: Hub, far: RemoteRuns, notice: Notification) -> None:
+def _on_notification(hub: Hub, remote: RemoteRuns, notification: Notification) -> None:
     """Forward a committed change to the subscribers of the lists it affects."""
-    match notice.kind:
+    match notification.kind:
         case "audit":
-            hub.audit.look()
+            hub.audit.check()
         case "asked" | "answer":
-            hub.news.asked(notice.session)
-        case "session" if notice.session:
-            hub.assignments.forget(notice.session)
-            hub.news.changed(notice.session)
+            hub.session_updates.approvals_changed(notification.session)
+        case "session" if notification.session:
+            hub.assignments.forget(notification.session)
+            hub.session_updates.changed(notification.session)
         case _:
-            far.notice(notice)
+            remote.handle(notification)
 
 
-def _look_round(hub: Hub, far: RemoteRuns) -> None:
-    hub.audit.look()
+def _on_reconnect(hub: Hub, remote: RemoteRuns) -> None:
+    hub.audit.check()
     hub.assignments.forget_all()
-    far.renewed()
-
-
-def _by_notice(session: str = "") -> None:
-    """Do nothing: in a cluster, list subscribers are notified when the change is committed."""
+    remote.resync()
 
 
 class WorkerHealthServer:
@@ -521,14 +520,15 @@ class WorkerHealthServer:
         """URL of the server while it is open."""
 
     @asynccontextmanager
-    async def opened(self, readiness: Readiness, metrics: Metrics) -> AsyncGenerator[str, None]:
+    async def serve(self, readiness: Readiness, metrics: Metrics) -> AsyncGenerator[str, None]:
         """Serve while the block runs; yield the URL."""
-        settings, begun = self._settings, time.monotonic()
-        porch = Authenticator(settings)
-        routes = vital_routes(readiness, metrics, lambda: round(time.monotonic() - begun, 3), exposed=settings.exposed)
-        sockets = listeners(settings)
+        settings, started = self._settings, time.monotonic()
+        routes = health_routes(
+            readiness, metrics, lambda: round(time.monotonic() - started, 3), exposed=settings.exposed
+        )
+        sockets = bind_sockets(settings)
         self.url = settings.url(sockets[0].getsockname()[1])
-        server = server_of(App(porch, metrics, Starlette(routes=routes)), settings)
+        server = build_server(App(Authenticator(settings), metrics, Starlette(routes=routes)), settings)
         serving = asyncio.create_task(server.serve(sockets))
         try:
             yield self.url
@@ -537,30 +537,30 @@ class WorkerHealthServer:
             await serving
 
 
-async def work(
+async def run_worker(
     atlas: Atlas,
     cluster: Cluster,
     grace: float,
-    ready: Callable[[], object] | None = None,
+    on_ready: Callable[[], object] | None = None,
     *,
-    door: WorkerHealthServer | None = None,
+    health_server: WorkerHealthServer | None = None,
 ) -> None:
     """Execute runs until SIGTERM or SIGINT.
 
     Then no more runs are taken, and running ones have `grace` seconds to finish before they are released to other
     workers. A second signal releases them at once. The health server stays open to the end.
     """
-    stop, hurry = asyncio.Event(), asyncio.Event()
-    metrics, readiness = Metrics(), Readiness(cluster.look)
-    metrics.add(ClusterFigures(cluster))
-    async with AsyncExitStack() as leaving:
-        leaving.enter_context(told_to_stop(lambda: (hurry if stop.is_set() else stop).set()))
-        where = await leaving.enter_async_context(door.opened(readiness, metrics)) if door else ""
-        await leaving.enter_async_context(cluster.joined("worker", where))
-        scribe = WorkerEventLog(atlas, metrics, grace, hurry)
-        await leaving.enter_async_context(cluster.at_work(scribe.taken, scribe.stop))
+    stop, force_stop = asyncio.Event(), asyncio.Event()
+    metrics, readiness = Metrics(), Readiness(cluster.check_connection)
+    metrics.add(ClusterCollector(cluster))
+    async with AsyncExitStack() as stack:
+        stack.enter_context(stop_signals(lambda: (force_stop if stop.is_set() else stop).set()))
+        url = await stack.enter_async_context(health_server.serve(readiness, metrics)) if health_server else ""
+        await stack.enter_async_context(cluster.join("worker", url))
+        event_log = WorkerEventLog(atlas, metrics, grace, force_stop)
+        await stack.enter_async_context(cluster.run_worker(event_log.follow, event_log.stop))
         readiness.started = True
-        if ready is not None:
-            ready()
+        if on_ready is not None:
+            on_ready()
         await stop.wait()
         readiness.stopping = True

@@ -9,7 +9,7 @@ import msgspec
 
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.gateway.auth import Grant
-from atlas_agents.gateway.dispatch import Bound, id_of
+from atlas_agents.gateway.dispatch import Bound, read_frame_id
 from atlas_agents.gateway.events import Channel
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.frames import (
@@ -22,13 +22,13 @@ from atlas_agents.gateway.protocol.frames import (
     RequestFrame,
     WelcomeFrame,
 )
-from atlas_agents.gateway.telemetry import shown
+from atlas_agents.gateway.telemetry import printable
 from atlas_agents.gateway.websocket import WebSocketTransport
 
 logger = logging.getLogger(__name__)
 Receive: TypeAlias = Callable[[], Awaitable[Any]]
-_MOST_WAITING = 64
-_first = msgspec.json.Decoder(AuthFrame)
+_MAX_PENDING = 64
+_auth_frames = msgspec.json.Decoder(AuthFrame)
 _encoder = msgspec.json.Encoder()
 
 
@@ -36,14 +36,16 @@ class ClientConnection:
     """A client on a WebSocket, before and after it has authenticated."""
 
     __slots__ = (
-        *("_link", "_tasks", "address", "full", "grant", "hub", "incoming", "jobs", "lists", "on_close", "sessions"),
+        *("_tasks", "_transport", "address", "full", "grant", "hub"),
+        *("incoming", "jobs", "lists", "on_close", "sessions"),
     )
+    grant: Grant
+    """Set once the client has authenticated."""
 
-    def __init__(self, hub: Hub, link: WebSocketTransport, address: str) -> None:
+    def __init__(self, hub: Hub, transport: WebSocketTransport, address: str) -> None:
         self.hub = hub
         self.address = address
         self.full = False
-        self.grant: Grant | None = None
         self.on_close: set[Callable[[], object]] = set()
         """Callbacks to run when the socket is closed."""
         self.sessions: set[str] = set()
@@ -51,96 +53,89 @@ class ClientConnection:
         self.incoming: list[str] = []
         """Parts of a session that the client is importing."""
         self.jobs = False
-        self._link = link
+        self._transport = transport
         self._tasks = BackgroundTasks("connection")
 
     async def serve(self, receive: Receive) -> None:
         """Handle the connection from its first frame until it is closed."""
-        if not await self._welcome(receive):
+        if not await self._authenticate(receive):
             return
         self.hub.connections.add(self)
         self.hub.metrics.sockets.inc()
         try:
-            while (frame := _content(await receive())) is not None:
+            while (frame := _read_frame(await receive())) is not None:
                 await self._handle(frame)
         finally:
             self.hub.metrics.sockets.dec()
             self.hub.connections.discard(self)
-            self._leave()
+            self._clean_up()
 
-    def put(self, frame: bytes) -> bool:
+    def send(self, frame: bytes) -> bool:
         """Send a frame; return False if the socket is closed."""
-        sent = self._link.put(frame)
-        if not sent and self._link.slow:
-            self._link.slow = False
+        sent = self._transport.send_frame(frame)
+        if not sent and self._transport.slow:
+            self._transport.slow = False
             self.hub.metrics.slow.inc()
-            self._leave()
+            self._clean_up()
         return sent
 
-    async def room(self) -> bool:
+    async def drain(self) -> bool:
         """Wait until the send buffer has room; return False if the socket is closed."""
-        return await self._link.room()
+        return await self._transport.drain()
 
     def close(self, code: int, reason: str) -> None:
-        self._link.end(code, reason)
-        self._leave()
+        self._transport.close_with(code, reason)
+        self._clean_up()
 
-    def hear(self, session: str) -> Channel:
+    def subscribe(self, session: str) -> Channel:
         """Subscribe to a session, starting in this event loop tick."""
         self.sessions.add(session)
-        return self.hub.runs.listen(session, self)
+        return self.hub.runs.subscribe(session, self)
 
-    def hear_no_more(self, session: str) -> None:
+    def unsubscribe(self, session: str) -> None:
         self.sessions.discard(session)
-        self.hub.runs.leave(session, self)
+        self.hub.runs.unsubscribe(session, self)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task beside the requests; it is cancelled when the socket is closed."""
         self._tasks.spawn(work)
 
-    @property
-    def who(self) -> Grant:
-        """Return the grant of the authenticated token."""
-        if self.grant is None:
-            raise ProtocolError("FORBIDDEN", "not authenticated: send an auth frame first")
-        return self.grant
-
-    async def _welcome(self, receive: Receive) -> bool:
+    async def _authenticate(self, receive: Receive) -> bool:
         """Read and answer the auth frame; return False if the connection was refused."""
         try:
             async with asyncio.timeout(self.hub.settings.auth_timeout):
-                frame = _content(await receive())
+                frame = _read_frame(await receive())
         except TimeoutError:
             return self._refuse(BAD_FIRST_FRAME, "no auth frame received in time")
         if frame is None:
             return False
         try:
-            auth = _first.decode(frame)
+            auth = _auth_frames.decode(frame)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return self._refuse(BAD_FIRST_FRAME, "the first frame must be an auth frame")
-        wait, self.grant = self.hub.porch.admit(self.address, auth.token)
-        if self.grant is None:
-            words = f"too many invalid tokens; retry in {wait:.0f} s" if wait else "invalid token"
-            self._link.put(_encoder.encode(AuthErrorFrame("auth", False, words)))
+        wait, grant = self.hub.authenticator.authenticate(self.address, auth.token)
+        if grant is None:
+            message = f"too many invalid tokens; retry in {wait:.0f} s" if wait else "invalid token"
+            self._transport.send_frame(_encoder.encode(AuthErrorFrame("auth", False, message)))
             return self._refuse(BAD_TOKEN, "unauthorized")
-        self.full = auth.protocol >= PROTOCOL
-        self._link.trust(self.hub.settings.max_frame, self.hub.settings.max_queued)
-        named = auth.client.name if auth.client else ""
-        fields = {"address": self.address, "principal": self.grant.principal.id, "client": shown(named.encode())}
+        self.grant, self.full = grant, auth.protocol >= PROTOCOL
+        self._transport.raise_limits(self.hub.settings.max_frame, self.hub.settings.max_queued)
+        name = auth.client.name if auth.client else ""
+        fields = {"address": self.address, "principal": grant.principal.id, "client": printable(name.encode())}
         logger.info("connected", extra={"fields": fields})
-        self._link.put(_encoder.encode(self._greeting()))
+        self._transport.send_frame(_encoder.encode(self._welcome_frame()))
         return True
 
-    def _greeting(self) -> WelcomeFrame:
+    def _welcome_frame(self) -> WelcomeFrame:
         if not self.full:
             return WelcomeFrame("auth", True)
         hub = self.hub
-        return WelcomeFrame("auth", True, PROTOCOL, hub.server, self.who.principal, hub.features, hub.policy)
+        return WelcomeFrame("auth", True, PROTOCOL, hub.server, self.grant.principal, hub.features, hub.policy)
 
     def _refuse(self, code: int, reason: str) -> bool:
         self.hub.metrics.refused.labels(reason).inc()
         logger.warning("refused: %s", reason, extra={"fields": {"address": self.address}})
-        self._link.end(code, reason)
+        self._transport.close_with(code, reason)
         return False
 
     async def _handle(self, frame: str | bytes) -> None:
@@ -149,32 +144,32 @@ class ClientConnection:
         try:
             request = dispatch.read(frame)
             id = request.id
-            bound = dispatch.find(request, self.who)
+            bound = dispatch.find(request, self.grant)
         except ProtocolError as fault:
-            self.put(dispatch.failed(id_of(frame) if id is None else id, fault))
+            self.send(dispatch.failed(read_frame_id(frame) if id is None else id, fault))
             return
-        if not bound.method.waits:
-            self.put(await dispatch.answer(request, bound, self))
-        elif len(self._tasks) >= _MOST_WAITING:
-            self.put(
+        if not bound.method.is_slow:
+            self.send(await dispatch.answer(request, bound, self))
+        elif len(self._tasks) >= _MAX_PENDING:
+            self.send(
                 dispatch.failed(id, ProtocolError("LIMIT_EXCEEDED", "too many pending requests on this connection"))
             )
         else:
             self.spawn(self._answer_later(request, bound))
 
     async def _answer_later(self, request: RequestFrame, bound: Bound) -> None:
-        self.put(await self.hub.dispatch.answer(request, bound, self))
+        self.send(await self.hub.dispatch.answer(request, bound, self))
 
-    def _leave(self) -> None:
+    def _clean_up(self) -> None:
         self._tasks.cancel()
         for session in list(self.sessions):
-            self.hear_no_more(session)
-        undo, self.on_close = self.on_close, set()
-        for each in undo:
+            self.unsubscribe(session)
+        callbacks, self.on_close = self.on_close, set()
+        for each in callbacks:
             each()
 
 
-def _content(message: Any) -> str | bytes | None:
+def _read_frame(message: Any) -> str | bytes | None:
     """Return the frame in an ASGI message, or None if the socket is closed."""
     if message["type"] != "websocket.receive":
         return None

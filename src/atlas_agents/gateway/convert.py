@@ -59,23 +59,23 @@ DECISIONS: dict[CoreDecision, Decision] = {
     "no": "deny",
     "dismiss": "dismiss",
 }
-ANSWERS: dict[Decision, CoreDecision] = {there: here for here, there in DECISIONS.items()}
+ANSWERS: dict[Decision, CoreDecision] = {wire_decision: decision for decision, wire_decision in DECISIONS.items()}
 _PAGE_BYTES = 512 * 1024
-Shown: TypeAlias = wire.RunEvent | None
+WireEvent: TypeAlias = wire.RunEvent | None
 
 
 class Translator:
     """Converts the events of one run to wire events. It keeps the usage until the terminal event."""
 
-    __slots__ = ("_hide", "_model", "_notice", "_usage")
+    __slots__ = ("_hide", "_model", "_model_notice", "_usage")
 
-    def __init__(self, model: str, notice: Callable[[str], str], hide: Callable[[str], str] = str) -> None:
+    def __init__(self, model: str, model_notice: Callable[[str], str], hide: Callable[[str], str] = str) -> None:
         self._model = model
-        self._notice = notice
+        self._model_notice = model_notice
         self._hide = hide
         self._usage = Usage()
 
-    def of(self, event: Event) -> Shown:
+    def convert(self, event: Event) -> WireEvent:
         """Return the wire event for a core event, or None if the protocol has none."""
         if type(event) is StreamChunk:
             return wire.ChatDelta(event.stream_id, event.text)
@@ -85,7 +85,7 @@ class Translator:
             case StreamReset(id, attempt):
                 return wire.ChatReset(id, attempt)
             case StreamStart(id, agent_id):
-                return wire.ChatStarted(id, agent_id, self._model, self._notice(agent_id))
+                return wire.ChatStarted(id, agent_id, self._model, self._model_notice(agent_id))
             case PlanUpdated(id, steps):
                 return wire.PlanChanged(id, tuple([PlanStepShape(step.text, step.status) for step in steps]))
             case HandedOver(id, before, now):
@@ -93,11 +93,11 @@ class Translator:
             case MessageKept(id, message):
                 return wire.ChatMessage(id, message_shape(message, id))
             case ToolCalled() | ToolProgress() | ToolAnswered() | ApprovalAsked() | ApprovalAnswered():
-                return self._of_tool(event)
+                return self._convert_tool_event(event)
             case _:
-                return self._of_end(event)
+                return self._convert_end(event)
 
-    def _of_tool(self, event: Event) -> Shown:
+    def _convert_tool_event(self, event: Event) -> WireEvent:
         match event:
             case ToolCalled(id, name, arguments, call_id):
                 return wire.ToolCalling(id, call_id, name, arguments)
@@ -106,13 +106,13 @@ class Translator:
             case ToolAnswered(id, name, _, call_id, status, error, result, took):
                 return wire.ToolSettled(id, call_id, name, status, result, took, error)
             case ApprovalAsked(_, question):
-                return asked(question)
+                return approval_event(question)
             case ApprovalAnswered(id, approval_id, decision, by):
                 return wire.ApprovalResolved(id, approval_id, DECISIONS[decision], by)
             case _:
                 return None
 
-    def _of_end(self, event: Event) -> Shown:
+    def _convert_end(self, event: Event) -> WireEvent:
         match event:
             case StreamEnd(id, usage, cancelled):
                 self._usage = usage
@@ -136,7 +136,7 @@ def message_shape(message: Message, run_id: str = "", seq: int = 0) -> MessageSh
     return MessageShape(message.id, message.role, parts, message.created_at, run_id, seq, message.metadata)
 
 
-def newest(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMessage]:
+def fit_in_frame(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMessage]:
     """Return the last messages that fit into one frame, by number and by size."""
     size, first = 0, len(rows)
     while first > max(0, len(rows) - limit) and (size := size + len(rows[first - 1].body)) <= _PAGE_BYTES:
@@ -144,7 +144,7 @@ def newest(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMessage]
     return rows[min(first, len(rows) - 1) :] if rows else rows
 
 
-def stored_shape(row: StoredMessage) -> MessageShape:
+def stored_message_shape(row: StoredMessage) -> MessageShape:
     return message_shape(Message.from_json(row.body), row.run_id, row.seq)
 
 
@@ -176,7 +176,7 @@ def core_part(part: InputPart) -> CorePart:
             return File(name, media_type, data, url)
 
 
-def asked(question: Question) -> wire.ApprovalRequested:
+def approval_event(question: Question) -> wire.ApprovalRequested:
     shape = approval_shape(question, question.session)
     return wire.ApprovalRequested(
         run_id=shape.run_id,
@@ -267,12 +267,12 @@ def session_shape(session: Session, key: str, *, running: bool) -> SessionShape:
     )
 
 
-def model_of(agent: Agent, registry: Registry) -> str:
+def agent_model(agent: Agent, registry: Registry) -> str:
     """Return the name of an agent's primary model."""
-    return name_of(agent.models[0]) if agent.models else registry.default_model or ""
+    return model_name(agent.models[0]) if agent.models else registry.default_model or ""
 
 
-def name_of(model: Model) -> str:
+def model_name(model: Model) -> str:
     if isinstance(model, str):
         return model
     if isinstance(model, Route):

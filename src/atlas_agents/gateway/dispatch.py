@@ -86,7 +86,7 @@ class Dispatch:
         bound = self.methods.find(request.method)
         if bound is None:
             raise ProtocolError("METHOD_NOT_FOUND", f"unknown method {request.method!r}")
-        if not grant.may(bound.method.scope):
+        if not grant.allows(bound.method.scope):
             raise ProtocolError("FORBIDDEN", f"{request.method} requires the scope '{bound.method.scope}'")
         return bound
 
@@ -101,7 +101,7 @@ class Dispatch:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the border: a client is told no more than it needs
-            return self.failed(request.id, fault_of(error))
+            return self.failed(request.id, to_protocol_error(error))
         finally:
             self._metrics.requests.labels(request.method).observe(time.perf_counter() - begun)
         return frame
@@ -119,7 +119,7 @@ def _params(request: RequestFrame, bound: Bound) -> Any:
         raise ProtocolError("INVALID_PARAMS", f"{request.method}: {error}") from None
 
 
-def id_of(frame: str | bytes) -> str | int | float | None:
+def read_frame_id(frame: str | bytes) -> str | int | float | None:
     """Return the id of a frame that is not a valid request, or None if it has none."""
     try:
         found = msgspec.json.decode(frame)
@@ -129,7 +129,7 @@ def id_of(frame: str | bytes) -> str | int | float | None:
     return id if isinstance(id, str | int | float) and not isinstance(id, bool) else None
 
 
-def fault_of(error: Exception) -> ProtocolError:
+def to_protocol_error(error: Exception) -> ProtocolError:
     """Convert an exception to the error a client receives. Details of unexpected ones are only logged."""
     match error:
         case SessionBusy():

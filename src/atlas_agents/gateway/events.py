@@ -13,17 +13,17 @@ from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
 from atlas_agents.core.store import AddEvents, EventRow, ReserveEvents, Store, Write
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.protocol import events as wire
-from atlas_agents.gateway.protocol.events import full, name_of, plain
+from atlas_agents.gateway.protocol.events import full_frame, plain_frame, read_event_name
 from atlas_agents.gateway.protocol.types import Part, PlanStepShape, TextPart, ThinkingPart, ToolResultPart
 
 RANGE = 512
 """Event numbers reserved at once. Reserved numbers that were not used before a crash are never used."""
-_LOW = 128
-_RECENT = 64
-_TAIL = 32 * 1024
-_JOINED = 1024
+_LOW_WATER = 128
+_MAX_RECENT = 64
+_MAX_TAIL = 32 * 1024
+_MAX_MERGED = 1024
 """Maximum number of characters in one event made of several text deltas."""
-_WORDS = (wire.ChatDelta, wire.ChatReasoning)
+_DELTAS = (wire.ChatDelta, wire.ChatReasoning)
 _WRITTEN_FIRST = frozenset(
     ("tool.call", "tool.result", "exec.approval_request", "approval.resolved", "chat.final", "chat.error")
 )
@@ -38,7 +38,7 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
     body: bytes
 
 
-class Tail:
+class OutputTail:
     """The last characters of a running tool's output, up to a limit."""
 
     __slots__ = ("_size", "lines")
@@ -50,7 +50,7 @@ class Tail:
     def add(self, line: str) -> None:
         self.lines.append(line)
         self._size += len(line) + 1
-        while self._size > _TAIL and len(self.lines) > 1:
+        while self._size > _MAX_TAIL and len(self.lines) > 1:
             self._size -= len(self.lines.popleft()) + 1
 
 
@@ -63,11 +63,11 @@ class PartialMessage:
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._results: list[ToolResultPart] = []
-        self._progress: dict[str, Tail] = {}
+        self._progress: dict[str, OutputTail] = {}
         self._questions: dict[str, wire.ApprovalRequested] = {}
         self.plan: tuple[PlanStepShape, ...] = ()
 
-    def see(self, event: wire.RunEvent) -> None:
+    def apply(self, event: wire.RunEvent) -> None:
         match event:
             case wire.ChatDelta(_, text):
                 self._text.append(text)
@@ -82,12 +82,12 @@ class PartialMessage:
             case wire.ChatMessage(_, message) if message.role == "tool":  # stored with the reply that follows it
                 self._results.clear()
             case _:
-                self._see_tool(event)
+                self._apply_tool(event)
 
-    def _see_tool(self, event: wire.RunEvent) -> None:
+    def _apply_tool(self, event: wire.RunEvent) -> None:
         match event:
             case wire.ToolProgressing(_, call_id, message):
-                self._progress.setdefault(call_id, Tail()).add(message)
+                self._progress.setdefault(call_id, OutputTail()).add(message)
             case wire.ToolSettled(_, call_id, _, status, result, took, error):
                 self._results.append(ToolResultPart(call_id, status, result, error, took))
                 self._progress.pop(call_id, None)
@@ -119,34 +119,34 @@ class PartialMessage:
         return (*self._results, *thinking, *text)
 
 
-def _nobodys() -> None:
+def _no_epoch() -> None:
     """Check nothing: the events of this run may be written without owning it."""
 
 
 class RunLog:
     """Event log of one run that is executed here, or followed here through the store.
 
-    `seq` is the last number given; `written` and `told` are the last numbers written and delivered. `epoch` is the
-    fencing token: a process that has lost the run writes nothing more. With `joins`, text deltas that are written
-    together become one event; that requires that events are delivered only after they are written.
+    `seq` is the last number given; `written` and `delivered` are the last numbers written and delivered. `epoch` is the
+    fencing token: a process that has lost the run writes nothing more. With `merge_deltas`, deltas written together
+    become one event; that requires that events are delivered only after they are written.
     """
 
     __slots__ = (
-        "_begun",
         "_entries",
         "_epoch",
-        "_joins",
         "_last",
-        "_untold",
-        "began",
-        "draft",
+        "_merge_deltas",
+        "_undelivered",
+        "_writing",
+        "delivered",
         "ended",
         "messages",
+        "partial",
         "reserved",
         "run_id",
         "seq",
         "session",
-        "told",
+        "start_seq",
         "written",
     )
 
@@ -155,106 +155,109 @@ class RunLog:
         run_id: str,
         session: str,
         reserved: int = 0,
-        epoch: Callable[[], int | None] = _nobodys,
-        joins: bool = False,
+        epoch: Callable[[], int | None] = _no_epoch,
+        merge_deltas: bool = False,
     ) -> None:
         self._epoch = epoch
-        self._joins = joins
+        self._merge_deltas = merge_deltas
         self._last: wire.RunEvent | None = None
         self.run_id = run_id
         self.session = session
-        self.began = self.seq = self.written = self.told = self.reserved = reserved
+        self.start_seq = self.seq = self.written = self.delivered = self.reserved = reserved
         self.ended = False
-        self.draft = PartialMessage()
+        self.partial = PartialMessage()
         self.messages: set[str] = set()
         """Ids of the messages that were announced."""
         self._entries: deque[LoggedEvent] = deque()
-        self._untold: deque[tuple[LoggedEvent, wire.RunEvent]] = deque()
-        self._begun = 0
+        self._undelivered: deque[tuple[LoggedEvent, wire.RunEvent]] = deque()
+        self._writing = 0
 
     def add(self, event: wire.RunEvent) -> bool:
         """Number an event and append it; return whether it must be written at once."""
-        if self._joins and self._join(event):
+        if self._merge_deltas and self._merge_delta(event):
             return False
         self._last = event
         self.seq += 1
-        entry = LoggedEvent(self.seq, event.event, wire.body_of(event))
+        entry = LoggedEvent(self.seq, event.event, wire.encode_event(event))
         self._entries.append(entry)
-        self._untold.append((entry, event))
-        return self.seq > self.reserved - _LOW or entry.name in _WRITTEN_FIRST
+        self._undelivered.append((entry, event))
+        return self.seq > self.reserved - _LOW_WATER or entry.name in _WRITTEN_FIRST
 
-    def _join(self, event: wire.RunEvent) -> bool:
+    def _merge_delta(self, event: wire.RunEvent) -> bool:
         """Merge a text delta into the last event if that has the same kind and was not delivered yet."""
         last = self._last
-        if not isinstance(event, _WORDS) or not isinstance(last, _WORDS) or last.event != event.event:
+        if not isinstance(event, _DELTAS) or not isinstance(last, _DELTAS) or last.event != event.event:
             return False
-        if self.seq <= max(self._begun, self.written) or len(last.text) + len(event.text) > _JOINED:
+        if self.seq <= max(self._writing, self.written) or len(last.text) + len(event.text) > _MAX_MERGED:
             return False
-        self._last = joined = msgspec.structs.replace(last, text=last.text + event.text)
-        self._entries[-1] = entry = LoggedEvent(self.seq, event.event, wire.body_of(joined))
-        if self._untold and self._untold[-1][0].seq == self.seq:
-            self._untold[-1] = (entry, joined)
+        self._last = merged = msgspec.structs.replace(last, text=last.text + event.text)
+        self._entries[-1] = entry = LoggedEvent(self.seq, event.event, wire.encode_event(merged))
+        if self._undelivered and self._undelivered[-1][0].seq == self.seq:
+            self._undelivered[-1] = (entry, merged)
         else:
-            self.draft.see(event)
+            self.partial.apply(event)
         return True
 
-    def tell(self) -> list[LoggedEvent]:
+    def take_deliverable(self) -> list[LoggedEvent]:
         """Return the events that can be delivered now, in order, and mark them as delivered."""
         ready: list[LoggedEvent] = []
-        untold = self._untold
-        while untold:
-            entry, event = untold[0]
+        undelivered = self._undelivered
+        while undelivered:
+            entry, event = undelivered[0]
             if entry.seq > self.reserved or (entry.name in _WRITTEN_FIRST and entry.seq > self.written):
                 break
-            untold.popleft()
-            self.told = entry.seq
-            self.draft.see(event)
+            undelivered.popleft()
+            self.delivered = entry.seq
+            self.partial.apply(event)
             if type(event) is wire.ChatMessage:
                 self.messages.add(event.message.id)
             ready.append(entry)
         return ready
 
-    def hear(self, rows: Sequence[EventRow]) -> list[tuple[LoggedEvent, wire.RunEvent | None]]:
+    def append_remote(self, rows: Sequence[EventRow]) -> list[tuple[LoggedEvent, wire.RunEvent | None]]:
         """Append events written by another process, in order, and return them for delivery."""
-        heard = [(LoggedEvent(row.seq, wire.name_of(row.body), row.body), wire.event_of(row.body)) for row in rows]
-        for entry, event in heard:
+        received = [
+            (LoggedEvent(row.seq, wire.read_event_name(row.body), row.body), wire.decode_event(row.body))
+            for row in rows
+        ]
+        for entry, event in received:
             self._entries.append(entry)
-            self.seq = self.written = self.told = self.reserved = entry.seq
-            self.ended = entry.name in wire.LAST_WORDS
+            self.seq = self.written = self.delivered = self.reserved = entry.seq
+            self.ended = entry.name in wire.TERMINAL_EVENTS
             if event is not None:
-                self.draft.see(event)
+                self.partial.apply(event)
             if type(event) is wire.ChatMessage:
                 self.messages.add(event.message.id)
-        while len(self._entries) > _RECENT:
+        while len(self._entries) > _MAX_RECENT:
             self._entries.popleft()
-        return heard
+        return received
 
     @property
     def unwritten(self) -> bool:
         return self.seq > self.written
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Return whether the terminal event was delivered and everything is written."""
-        return self.ended and not self._untold and not self.unwritten
+        return self.ended and not self._undelivered and not self.unwritten
 
-    def writes(self) -> list[Write]:
+    def pending_writes(self) -> list[Write]:
         """Return what to write now: a new range of numbers if needed, and the events since the last write."""
-        writes: list[Write] = []
+        pending_writes: list[Write] = []
         epoch = self._epoch()
-        if self.seq > self.reserved - _LOW:
-            needed = -(-(self.seq - self.reserved + _LOW) // RANGE) * RANGE
-            writes.append(ReserveEvents(self.run_id, needed, epoch))
-        self._begun = self.seq
+        if self.seq > self.reserved - _LOW_WATER:
+            needed = -(-(self.seq - self.reserved + _LOW_WATER) // RANGE) * RANGE
+            pending_writes.append(ReserveEvents(self.run_id, needed, epoch))
+        self._writing = self.seq
         new = tuple([(entry.seq, entry.body) for entry in self._entries if entry.seq > self.written])
-        return [*writes, AddEvents(self.run_id, new, epoch)] if new else writes
+        return [*pending_writes, AddEvents(self.run_id, new, epoch)] if new else pending_writes
 
-    def wrote(self, reserved: int | None) -> None:
-        """Mark the result of `writes` as committed. `reserved` is the last usable number if a range was reserved."""
-        self.written = self._begun
+    def mark_written(self, reserved: int | None) -> None:
+        """Mark the pending writes as committed. `reserved` is the last usable number if a range was reserved."""
+        self.written = self._writing
         if reserved is not None:
             self.reserved = reserved
-        while len(self._entries) > _RECENT and self._entries[0].seq <= min(self.written, self.told):
+        while len(self._entries) > _MAX_RECENT and self._entries[0].seq <= min(self.written, self.delivered):
             self._entries.popleft()
 
     def give_up(self) -> None:
@@ -271,23 +274,21 @@ class RunLog:
         """Return the delivered events after a number, or None if they are no longer in memory."""
         if seq + 1 < self.first:
             return None
-        return [entry for entry in self._entries if seq < entry.seq <= self.told]
+        return [entry for entry in self._entries if seq < entry.seq <= self.delivered]
 
 
 _encoder = msgspec.json.Encoder()
 
 
-class Listener(Protocol):
+class Subscriber(Protocol):
     """A subscriber of a channel, such as a connection."""
 
     full: bool
+    grant: Grant
 
-    @property
-    def who(self) -> Grant: ...
+    def send(self, frame: bytes) -> bool: ...
 
-    def put(self, frame: bytes) -> bool: ...
-
-    async def room(self) -> bool: ...
+    async def drain(self) -> bool: ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
 
@@ -295,38 +296,38 @@ class Listener(Protocol):
 class Channel:
     """The subscribers of one session. Those `behind` in a run are replaying it and receive no live events of it."""
 
-    __slots__ = ("_keys", "behind", "listeners", "session")
+    __slots__ = ("_keys", "behind", "session", "subscribers")
 
     def __init__(self, session: str) -> None:
         self.session = session
-        self.listeners: set[Listener] = set()
-        self.behind: dict[tuple[Listener, str], object] = {}
+        self.subscribers: set[Subscriber] = set()
+        self.behind: dict[tuple[Subscriber, str], object] = {}
         self._keys: dict[str, bytes] = {}
 
-    def tell(self, run_id: str, entries: list[LoggedEvent]) -> None:
+    def deliver(self, run_id: str, entries: list[LoggedEvent]) -> None:
         """Send events of a run to all subscribers that are up to date; each frame is encoded once."""
         behind = self.behind
         for entry in entries:
-            made: dict[str | None, bytes | None] = {}
-            for listener in list(self.listeners):
-                if behind and (listener, run_id) in behind:
+            frames: dict[str | None, bytes | None] = {}
+            for subscriber in list(self.subscribers):
+                if behind and (subscriber, run_id) in behind:
                     continue
-                way = listener.who.prefix if listener.full else None
-                if way not in made:
-                    made[way] = self.frame(entry, listener)
-                frame = made[way]
+                profile = subscriber.grant.prefix if subscriber.full else None
+                if profile not in frames:
+                    frames[profile] = self.frame(entry, subscriber)
+                frame = frames[profile]
                 if frame is not None:
-                    listener.put(frame)
+                    subscriber.send(frame)
 
-    def frame(self, entry: LoggedEvent, listener: Listener) -> bytes | None:
+    def frame(self, entry: LoggedEvent, subscriber: Subscriber) -> bytes | None:
         """Return the frame of an event for this subscriber, or None if its profile excludes it."""
-        if not listener.full:
-            return plain(entry.name, entry.body)
-        prefix = listener.who.prefix
+        if not subscriber.full:
+            return plain_frame(entry.name, entry.body)
+        prefix = subscriber.grant.prefix
         key = self._keys.get(prefix)
         if key is None:
             key = self._keys[prefix] = _encoder.encode(self.session.removeprefix(prefix))
-        return full(entry.body, key, entry.seq)
+        return full_frame(entry.body, key, entry.seq)
 
 
 _PAGE = 256
@@ -336,23 +337,23 @@ class Replay:
     """Replays a run to one subscriber: from the store, then from memory, then live, without gaps or duplicates."""
 
     def __init__(
-        self, store: Store, tenant: str, channel: Channel, listener: Listener, run_id: str, after: int
+        self, store: Store, tenant: str, channel: Channel, subscriber: Subscriber, run_id: str, after: int
     ) -> None:
         self._store = store
         self._tenant = tenant
         self._channel = channel
-        self._listener = listener
+        self._subscriber = subscriber
         self._run_id = run_id
         self._seq = after
-        channel.behind[listener, run_id] = self
+        channel.behind[subscriber, run_id] = self
 
     async def run(self, log: RunLog | None) -> None:
         """Replay until the subscriber is up to date. `log` is the log of the run if it is open here."""
         try:
-            while self._wanted:
+            while self._active:
                 entries = log.after(self._seq) if log is not None else None
                 if entries is None:
-                    entries = await self._written(log)
+                    entries = await self._read_stored(log)
                     if not entries and log is None:
                         return
                 elif not entries:
@@ -360,20 +361,20 @@ class Replay:
                 if not await self._send(entries):
                     return
         finally:
-            if self._wanted:
-                del self._channel.behind[self._listener, self._run_id]
+            if self._active:
+                del self._channel.behind[self._subscriber, self._run_id]
 
     @property
-    def _wanted(self) -> bool:
+    def _active(self) -> bool:
         """Return whether the subscriber is still connected and has not started another replay of this run."""
-        return self._channel.behind.get((self._listener, self._run_id)) is self
+        return self._channel.behind.get((self._subscriber, self._run_id)) is self
 
-    async def _written(self, log: RunLog | None) -> list[LoggedEvent]:
+    async def _read_stored(self, log: RunLog | None) -> list[LoggedEvent]:
         """Return the next events from the store, without those that will be delivered live."""
         first = log.first if log is not None else 0
         rows = await self._store.events(self._tenant, self._run_id, after=self._seq, limit=_PAGE)
-        last = log.told if log is not None else rows[-1].seq if rows else 0
-        entries = [LoggedEvent(row.seq, name_of(row.body), row.body) for row in rows if row.seq <= last]
+        last = log.delivered if log is not None else rows[-1].seq if rows else 0
+        entries = [LoggedEvent(row.seq, read_event_name(row.body), row.body) for row in rows if row.seq <= last]
         if (
             not entries and log is not None
         ):  # no events before those in memory: none were emitted, or they were lost in a crash
@@ -382,17 +383,19 @@ class Replay:
 
     async def _send(self, entries: list[LoggedEvent]) -> bool:
         for entry in entries:
-            frame = self._channel.frame(entry, self._listener)
-            if frame is not None and not (await self._listener.room() and self._wanted and self._listener.put(frame)):
+            frame = self._channel.frame(entry, self._subscriber)
+            if frame is not None and not (
+                await self._subscriber.drain() and self._active and self._subscriber.send(frame)
+            ):
                 return False
             self._seq = entry.seq
         return True
 
 
 logger = logging.getLogger(__name__)
-PAUSE = 0.075
-_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0)
-_LONGEST = 2.0
+BATCH_DELAY = 0.075
+_RETRY_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)
+_MAX_RETRY_DELAY = 2.0
 
 
 class LogWriter:
@@ -402,18 +405,18 @@ class LogWriter:
         self,
         store: Store,
         tenant: str,
-        wrote: Callable[[RunLog], None],
+        on_written: Callable[[RunLog], None],
         clock: Clock = SYSTEM_CLOCK,
-        pause: float = PAUSE,
+        batch_delay: float = BATCH_DELAY,
     ) -> None:
         self._store = store
         self._tenant = tenant
-        self._wrote = wrote
+        self._on_written = on_written
         self._clock = clock
-        self._between = pause
+        self._batch_delay = batch_delay
         self._dirty: dict[str, RunLog] = {}
-        self._some = asyncio.Event()
-        self._soon = asyncio.Event()
+        self._has_events = asyncio.Event()
+        self._write_now = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -421,18 +424,18 @@ class LogWriter:
         """Schedule the new events of a run for writing, with the next batch or at once."""
         self._dirty[log.run_id] = log
         self._idle.clear()
-        self._some.set()
+        self._has_events.set()
         if at_once:
-            self._soon.set()
+            self._write_now.set()
 
     async def run(self) -> None:
         """Write batches until cancelled."""
         while True:
-            await self._some.wait()
-            if not self._soon.is_set():
-                await self._pause()
-            self._some.clear()
-            self._soon.clear()
+            await self._has_events.wait()
+            if not self._write_now.is_set():
+                await self._collect()
+            self._has_events.clear()
+            self._write_now.clear()
             logs, self._dirty = list(self._dirty.values()), {}
             await self._write(logs)
             if not self._dirty:
@@ -440,17 +443,17 @@ class LogWriter:
 
     async def flush(self, limit: float) -> None:
         """Write everything, within a time limit in seconds."""
-        self._soon.set()
+        self._write_now.set()
         try:
             async with asyncio.timeout(limit):
                 await self._idle.wait()
         except TimeoutError:
             logger.error("shutdown: the last events of %d runs could not be written", len(self._dirty))
 
-    async def _pause(self) -> None:
+    async def _collect(self) -> None:
         """Wait to collect more events, unless some must be written at once."""
-        alarm = self._clock.call_later(self._between, self._soon.set)
-        await self._soon.wait()
+        alarm = self._clock.call_later(self._batch_delay, self._write_now.set)
+        await self._write_now.wait()
         alarm.cancel()
 
     async def _write(self, logs: list[RunLog]) -> None:
@@ -460,29 +463,29 @@ class LogWriter:
             try:
                 await self._commit(logs)
                 return
-            except (StoreBusy, StoreFull, StoreLost) as trouble:
+            except (StoreBusy, StoreFull, StoreLost) as error:
                 if tries % 15 == 0:
-                    logger.warning("writing run events failed; retrying: %s", trouble)
-                await self._clock.sleep(_PAUSES[tries] if tries < len(_PAUSES) else _LONGEST)
+                    logger.warning("writing run events failed; retrying: %s", error)
+                await self._clock.sleep(_RETRY_DELAYS[tries] if tries < len(_RETRY_DELAYS) else _MAX_RETRY_DELAY)
                 tries += 1
             except StoreError as refusal:
                 if len(logs) == 1:
                     logger.warning("events of a run are no longer written: run=%s reason=%s", logs[0].run_id, refusal)
                     logs[0].give_up()
-                    self._wrote(logs[0])
+                    self._on_written(logs[0])
                     return
                 for log in logs:
                     await self._write([log])
                 return
 
     async def _commit(self, logs: list[RunLog]) -> None:
-        parts = [(log, log.writes()) for log in logs]
-        writes: list[Write] = [write for _, part in parts for write in part]
-        if not writes:
+        parts = [(log, log.pending_writes()) for log in logs]
+        pending_writes: list[Write] = [write for _, part in parts for write in part]
+        if not pending_writes:
             return
-        results = await self._store.commit(self._tenant, writes)
-        place = 0
+        results = await self._store.commit(self._tenant, pending_writes)
+        position = 0
         for log, part in parts:
-            log.wrote(results[place] if part and isinstance(part[0], ReserveEvents) else None)
-            place += len(part)
-            self._wrote(log)
+            log.mark_written(results[position] if part and isinstance(part[0], ReserveEvents) else None)
+            position += len(part)
+            self._on_written(log)

@@ -13,9 +13,9 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from atlas_agents.agents.options import WhenBusy
-from atlas_agents.gateway.asgi import grant_of
+from atlas_agents.gateway.asgi import get_grant
 from atlas_agents.gateway.auth import Grant
-from atlas_agents.gateway.http_errors import Hide, HTTPError, bad, of_failure
+from atlas_agents.gateway.http_errors import Hide, HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.frames import RESTART
 from atlas_agents.gateway.protocol.types import Scope
@@ -23,18 +23,18 @@ from atlas_agents.gateway.protocol.types import Scope
 T = TypeVar("T")
 Answer: TypeAlias = Callable[[Request], Awaitable[Any]]
 OnDisconnect: TypeAlias = Literal["continue", "cancel"]
-BODY_WITHIN = 30.0
+BODY_TIMEOUT = 30.0
 """Seconds within which a request body must arrive."""
-AT_ONCE = 64
+MAX_CONCURRENT = 64
 """Maximum number of concurrent HTTP turns per token."""
-_LONGEST = 200
+_MAX_HEADER = 200
 
 
 class ClientDisconnected(Exception):
     """The client closed the connection before the response was complete."""
 
 
-def answered(answer: Answer, hide: Hide) -> Answer:
+def with_error_responses(answer: Answer, hide: Hide) -> Answer:
     """Wrap an endpoint so that exceptions become error responses in OpenAI's format, without tracebacks."""
 
     async def respond(request: Request) -> Any:
@@ -43,44 +43,44 @@ def answered(answer: Answer, hide: Hide) -> Answer:
         except (ClientDisconnected, ClientDisconnect):
             return Response(status_code=499)
         except Exception as failure:  # noqa: BLE001 - the border: the client is told, the log has the rest
-            trouble = of_failure(failure, hide)
-            return Response(trouble.body, trouble.status, trouble.headers, "application/json")
+            error = to_http_error(failure, hide)
+            return Response(error.body, error.status, error.headers, "application/json")
 
     return respond
 
 
-def who_asks(request: Request, *needed: Scope) -> Grant:
+def authorize(request: Request, *needed: Scope) -> Grant:
     """Return the grant of the token; raise HTTPError unless it has all `needed` scopes."""
-    grant = grant_of(request)
+    grant = get_grant(request)
     if grant is None:
         raise HTTPError(
             401, "invalid_api_key", "authentication required: send the header 'Authorization: Bearer <token>'"
         )
-    missing = [scope for scope in needed if not grant.may(scope)]
+    missing = [scope for scope in needed if not grant.allows(scope)]
     if missing:
         raise HTTPError(403, "insufficient_scope", f"this token lacks the scope {' and '.join(missing)}")
     return grant
 
 
-async def body_of(request: Request, kind: type[T], most: int) -> T:
+async def read_body(request: Request, kind: type[T], max_bytes: int) -> T:
     """Read and decode the JSON body. Other content types are refused, so HTML forms cannot send requests."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPError(415, "unsupported_media_type", "unsupported content type: expected application/json")
     content = bytearray()
     try:
-        async with asyncio.timeout(BODY_WITHIN):
+        async with asyncio.timeout(BODY_TIMEOUT):
             async for piece in request.stream():
                 content += piece
-                if len(content) > most:
-                    raise HTTPError(413, "request_too_large", f"the request body is larger than {most} bytes")
+                if len(content) > max_bytes:
+                    raise HTTPError(413, "request_too_large", f"the request body is larger than {max_bytes} bytes")
     except TimeoutError:
         raise HTTPError(408, "timeout", "the request body did not arrive in time") from None
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        raise bad(str(error), _param(str(error))) from None
+        raise bad_request(str(error), _find_param(str(error))) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise bad(f"the request body is not valid JSON: {error}", code="invalid_json") from None
+        raise bad_request(f"the request body is not valid JSON: {error}", code="invalid_json") from None
 
 
 def when_busy(request: Request) -> WhenBusy:
@@ -93,11 +93,11 @@ def on_disconnect(request: Request) -> OnDisconnect:
     return cast(OnDisconnect, _one_of(request, "x-atlas-on-disconnect", get_args(OnDisconnect)))
 
 
-def short(request: Request, name: str) -> str:
+def short_header(request: Request, name: str) -> str:
     """Return a header of limited length; empty if it is missing."""
     value = request.headers.get(name, "")
-    if len(value) > _LONGEST:
-        raise bad(f"{name} is longer than {_LONGEST} characters", name)
+    if len(value) > _MAX_HEADER:
+        raise bad_request(f"{name} is longer than {_MAX_HEADER} characters", name)
     return value
 
 
@@ -108,42 +108,42 @@ class PendingRequest:
 
     def __init__(self, request: Request, grant: Grant) -> None:
         self.sessions: set[str] = set()
-        self.grant: Grant | None = grant
-        self.trouble: HTTPError | None = None
+        self.grant = grant
+        self.error: HTTPError | None = None
         self._request = request
-        self._closed = asyncio.Event()
+        self._close_requested = asyncio.Event()
 
-    def put(self, frame: bytes) -> bool:
+    def send(self, frame: bytes) -> bool:
         """Ignore the frame: HTTP requests receive no unsolicited events."""
         return False
 
     def close(self, code: int, reason: str) -> None:
         stops = code == RESTART
-        self.trouble = HTTPError(503, "unavailable", reason) if stops else HTTPError(401, "invalid_api_key", reason)
-        self._closed.set()
+        self.error = HTTPError(503, "unavailable", reason) if stops else HTTPError(401, "invalid_api_key", reason)
+        self._close_requested.set()
 
-    async def left(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until the client disconnects or is disconnected."""
-        leaving = asyncio.create_task(self._disconnected())
-        closing = asyncio.create_task(self._closed.wait())
+        disconnecting = asyncio.create_task(self._disconnected())
+        closing = asyncio.create_task(self._close_requested.wait())
         try:
-            await asyncio.wait((leaving, closing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((disconnecting, closing), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (leaving, closing):
+            for task in (disconnecting, closing):
                 task.cancel()
 
     async def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         """Await the work while the client is connected; raise ClientDisconnected when it leaves."""
-        doing, leaving = asyncio.create_task(work), asyncio.create_task(self.left())
+        running, disconnecting = asyncio.create_task(work), asyncio.create_task(self.wait_closed())
         try:
-            await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not doing.done():
-                raise self.trouble or ClientDisconnected
-            return doing.result()
+            await asyncio.wait((running, disconnecting), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise self.error or ClientDisconnected
+            return running.result()
         finally:
-            for task in (doing, leaving):
+            for task in (running, disconnecting):
                 task.cancel()
-            await asyncio.gather(doing, leaving, return_exceptions=True)
+            await asyncio.gather(running, disconnecting, return_exceptions=True)
 
     async def _disconnected(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
@@ -155,44 +155,44 @@ class ConcurrencyLimiter:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._taken: Counter[str] = Counter()
+        self._in_progress: Counter[str] = Counter()
 
     @contextmanager
-    def taken(self, request: Request, grant: Grant) -> Generator[PendingRequest, None, None]:
+    def acquire(self, request: Request, grant: Grant) -> Generator[PendingRequest, None, None]:
         id = grant.principal.id
-        if self._taken[id] >= AT_ONCE:
-            raise HTTPError(429, "too_many_requests", f"this token already has {AT_ONCE} turns in progress")
-        self._taken[id] += 1
-        seat = PendingRequest(request, grant)
-        self._hub.connections.add(seat)
+        if self._in_progress[id] >= MAX_CONCURRENT:
+            raise HTTPError(429, "too_many_requests", f"this token already has {MAX_CONCURRENT} turns in progress")
+        self._in_progress[id] += 1
+        pending = PendingRequest(request, grant)
+        self._hub.connections.add(pending)
         try:
-            yield seat
+            yield pending
         finally:
-            self._hub.connections.discard(seat)
-            self._taken[id] -= 1
+            self._hub.connections.discard(pending)
+            self._in_progress[id] -= 1
 
 
-def _one_of(request: Request, name: str, known: tuple[str, ...]) -> str:
-    value = request.headers.get(name, known[0]).strip().lower()
-    if value not in known:
-        raise bad(f"invalid {name}: expected one of {', '.join(known)}", name)
+def _one_of(request: Request, name: str, allowed: tuple[str, ...]) -> str:
+    value = request.headers.get(name, allowed[0]).strip().lower()
+    if value not in allowed:
+        raise bad_request(f"invalid {name}: expected one of {', '.join(allowed)}", name)
     return value
 
 
-def _param(words: str) -> str | None:
+def _find_param(message: str) -> str | None:
     """Return the field named at the end of a msgspec validation error."""
-    found = words.rpartition("`$.")[2]
-    return found.rstrip("`") if found != words else None
+    found = message.rpartition("`$.")[2]
+    return found.rstrip("`") if found != message else None
 
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"x-accel-buffering", b"no"),
 ]
-_ALIVE = b": keep-alive\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
 
 
-def data(content: bytes) -> bytes:
+def sse_event(content: bytes) -> bytes:
     """Encode one server-sent event."""
     return b"data: %b\n\n" % content
 
@@ -204,50 +204,54 @@ class EventStream:
     """
 
     def __init__(
-        self, seat: PendingRequest, lines: AsyncGenerator[bytes, None], pause: float, on_end: Callable[[], None]
+        self,
+        pending: PendingRequest,
+        events: AsyncGenerator[bytes, None],
+        keep_alive_interval: float,
+        on_end: Callable[[], None],
     ) -> None:
-        self._seat = seat
-        self._lines = lines
-        self._pause = pause
+        self._pending = pending
+        self._events = events
+        self._keep_alive_interval = keep_alive_interval
         self._on_end = on_end
         self._last = 0.0
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         try:
-            await self._tell(send)
+            await self._stream(send)
         finally:
             self._on_end()
 
-    async def _tell(self, send: Send) -> None:
+    async def _stream(self, send: Send) -> None:
         self._last = asyncio.get_running_loop().time()
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         writing = asyncio.create_task(self._write(send))
-        beside = [asyncio.create_task(self._stay_alive(send)), asyncio.create_task(self._seat.left())]
+        helpers = [asyncio.create_task(self._send_keep_alives(send)), asyncio.create_task(self._pending.wait_closed())]
         try:
-            await asyncio.wait((writing, beside[1]), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((writing, helpers[1]), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (writing, *beside):
+            for task in (writing, *helpers):
                 task.cancel()
-            await asyncio.gather(writing, *beside, return_exceptions=True)
-            await self._lines.aclose()
+            await asyncio.gather(writing, *helpers, return_exceptions=True)
+            await self._events.aclose()
         if not writing.cancelled():
             writing.result()
 
     async def _write(self, send: Send) -> None:
-        async for line in self._lines:
-            await self._send(send, line)
+        async for event in self._events:
+            await self._send(send, event)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _send(self, send: Send, line: bytes) -> None:
+    async def _send(self, send: Send, event: bytes) -> None:
         self._last = asyncio.get_running_loop().time()
-        message: dict[str, Any] = {"type": "http.response.body", "body": line, "more_body": True}
+        message: dict[str, Any] = {"type": "http.response.body", "body": event, "more_body": True}
         await send(message)
 
-    async def _stay_alive(self, send: Send) -> None:
+    async def _send_keep_alives(self, send: Send) -> None:
         """Send comments while no events are sent, so that proxies and clients do not time out."""
         while True:
             silent = asyncio.get_running_loop().time() - self._last
-            if silent >= self._pause:
-                await self._send(send, _ALIVE)
+            if silent >= self._keep_alive_interval:
+                await self._send(send, _KEEP_ALIVE)
                 silent = 0.0
-            await asyncio.sleep(self._pause - silent)
+            await asyncio.sleep(self._keep_alive_interval - silent)

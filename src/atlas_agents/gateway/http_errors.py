@@ -39,7 +39,7 @@ _BY_ERROR: tuple[tuple[type[AtlasError], int, str], ...] = (
     (ConfigError, 503, "agent_unavailable"),
 )
 """Status and code by exception type; the first match applies."""
-_STORE_WITHIN = 1.0
+_STORE_RETRY_SECONDS = 1.0
 Hide: TypeAlias = Callable[[str], str]
 """Redacts secrets in a text."""
 _encoder = msgspec.json.Encoder()
@@ -86,26 +86,26 @@ class HTTPError(Exception):
         return found
 
 
-def bad(message: str, param: str | None = None, code: str = "invalid_value") -> HTTPError:
+def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> HTTPError:
     """Return an error for an invalid request."""
     return HTTPError(400, code, message, param=param)
 
 
-def of_failure(failure: BaseException, hide: Hide) -> HTTPError:
+def to_http_error(failure: BaseException, hide: Hide) -> HTTPError:
     """Convert the exception of a failed turn to an error response without secrets.
 
     Unexpected exceptions are logged; the client is only informed that the turn failed.
     """
-    found = _of_failure(failure)
-    words = hide(found.message)
-    return HTTPError(found.status, found.code, words, param=found.param, retry_after=found.retry_after)
+    found = _convert_failure(failure)
+    message = hide(found.message)
+    return HTTPError(found.status, found.code, message, param=found.param, retry_after=found.retry_after)
 
 
-def _of_failure(failure: BaseException) -> HTTPError:
+def _convert_failure(failure: BaseException) -> HTTPError:
     if isinstance(failure, HTTPError):
         return failure
     if isinstance(failure, ProtocolError):
-        return _of_fault(failure)
+        return _convert_protocol_error(failure)
     if isinstance(failure, ProviderError):
         status, code = _BY_FAULT.get(failure.kind, (503, f"provider_{failure.kind}"))
         return HTTPError(status, code, str(failure), retry_after=failure.retry_after)
@@ -115,18 +115,18 @@ def _of_failure(failure: BaseException) -> HTTPError:
     if isinstance(failure, StoreError):
         logger.error("store error: %s", failure)
         full = isinstance(failure, StoreFull)
-        words = "the store is full: nothing more can be written" if full else "the store is temporarily unavailable"
-        return HTTPError(503, "store_unavailable", words, retry_after=_STORE_WITHIN)
+        message = "the store is full: nothing more can be written" if full else "the store is temporarily unavailable"
+        return HTTPError(503, "store_unavailable", message, retry_after=_STORE_RETRY_SECONDS)
     if isinstance(failure, AtlasError):
         return HTTPError(500, "turn_failed", str(failure))
     logger.error("turn failed", exc_info=failure)
     return HTTPError(500, "internal_error", "the turn failed")
 
 
-def _of_fault(fault: ProtocolError) -> HTTPError:
+def _convert_protocol_error(fault: ProtocolError) -> HTTPError:
     wait = fault.retry_after_ms / 1000 if fault.retry_after_ms else None
     if fault.kind == "UNAVAILABLE":
         return HTTPError(503, "unavailable", fault.message, retry_after=wait)
     if fault.kind == "AGENT_NOT_FOUND":
         return HTTPError(404, "model_not_found", fault.message, param="model")
-    return HTTPError(429, "limit", fault.message) if fault.kind == "LIMIT_EXCEEDED" else bad(fault.message)
+    return HTTPError(429, "limit", fault.message) if fault.kind == "LIMIT_EXCEEDED" else bad_request(fault.message)

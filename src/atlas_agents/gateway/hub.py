@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -12,23 +12,45 @@ import msgspec
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
-from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, day_of
+from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, utc_day
 from atlas_agents.core.errors import ConfigError, StoreError
+from atlas_agents.core.messages import Message
 from atlas_agents.core.store import AuditRow, Session, Store
 from atlas_agents.gateway.auth import Authenticator, Grant
+from atlas_agents.gateway.convert import session_shape
 from atlas_agents.gateway.dispatch import Dispatch, Methods
-from atlas_agents.gateway.events import Listener
-from atlas_agents.gateway.protocol.admin import AuditList, AuditPage, AuditShape, AuditVerified, ForeignServers, ToolUse
-from atlas_agents.gateway.protocol.events import RUN_EVENTS, SERVER_EVENTS, AuditAdded, ServerEvent, body_of
+from atlas_agents.gateway.events import Subscriber
+from atlas_agents.gateway.mcp.resources import ResourceLibrary
+from atlas_agents.gateway.protocol.admin import (
+    AuditList,
+    AuditPage,
+    AuditShape,
+    AuditVerified,
+    McpServersFound,
+    ToolUse,
+)
+from atlas_agents.gateway.protocol.events import (
+    RUN_EVENTS,
+    SERVER_EVENTS,
+    ApprovalsUpdated,
+    AuditAdded,
+    ServerEvent,
+    SessionUpdated,
+    encode_event,
+)
 from atlas_agents.gateway.protocol.frames import BAD_TOKEN, ProtocolError
 from atlas_agents.gateway.protocol.types import Features, PolicyShape, ServerShape
-from atlas_agents.gateway.runs import RunRegistry
+from atlas_agents.gateway.runs import RunHooks, RunRegistry, no_notice
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.storage.hash_chain import START, audit_row
+from atlas_agents.tools.audit import describe_broken_row
+from atlas_agents.workspace.skills import Prompt
 
-_MOST = 4096
+_MAX_ASSIGNMENTS = 4096
+_MAX_LABEL = 60
+_MAX_NAMED = 10_000
 
 
 class Assignments:
@@ -51,7 +73,7 @@ class Assignments:
     def put(self, session: str, agent_id: str) -> None:
         self._agents[session] = agent_id
         self._agents.move_to_end(session)
-        if len(self._agents) > _MOST:
+        if len(self._agents) > _MAX_ASSIGNMENTS:
             self._agents.popitem(last=False)
 
     def forget_all(self) -> None:
@@ -63,7 +85,7 @@ class Assignments:
 
 
 logger = logging.getLogger(__name__)
-_STEP = 500
+_PAGE = 500
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -87,23 +109,23 @@ class AuditTail:
         self._store = store
         self._tenant = tenant
         self._last = 0
-        self._listeners: set[Listener] = set()
-        self._told = 0
+        self._subscribers: set[Subscriber] = set()
+        self._sent = 0
         self._tasks = BackgroundTasks("audit feed", expected=StoreError)
-        self._telling: asyncio.Task[None] | None = None
-        self._again = False
+        self._sending: asyncio.Task[None] | None = None
+        self._check_again = False
 
     async def page(self, params: AuditList) -> AuditPage:
         """Return the latest rows that match the filters, or those before a cursor."""
-        before = await self._newest() + 1 if params.cursor is None else _number(params.cursor)
+        before = await self._last_row() + 1 if params.cursor is None else _number(params.cursor)
         found: list[AuditShape] = []
         while before > 1 and len(found) < params.limit:
-            first = max(0, before - 1 - _STEP)
+            first = max(0, before - 1 - _PAGE)
             rows = await self._store.audit(self._tenant, after=first, limit=before - 1 - first)
             for row in reversed(rows):
                 before = row.seq
                 shape = _shape(row)
-                if _fits(shape.entry, params):
+                if _matches(shape.entry, params):
                     found.append(shape)
                     if len(found) == params.limit:
                         break
@@ -114,22 +136,22 @@ class AuditTail:
     async def verify(self) -> AuditVerified:
         """Verify the hash chain, page by page, up to the first broken row."""
         seq, previous = 0, START
-        while rows := await self._store.audit(self._tenant, after=seq, limit=_STEP):
+        while rows := await self._store.audit(self._tenant, after=seq, limit=_PAGE):
             for row in rows:
                 seq += 1
                 if row != audit_row(seq, previous, row.entry):
-                    return AuditVerified(await self._newest(), seq, _problem(row, seq, previous))
+                    return AuditVerified(await self._last_row(), seq, describe_broken_row(row, seq, previous))
                 previous = row.hash
         return AuditVerified(seq)
 
-    async def used(self, since: str, until: str) -> tuple[ToolUse, ...]:
+    async def count_calls(self, since: str, until: str) -> tuple[ToolUse, ...]:
         """Count calls by tool and day between two days, both included."""
         sums: dict[tuple[str, str], list[float]] = {}
         seq = 0
-        while rows := await self._store.audit(self._tenant, after=seq, limit=_STEP):
+        while rows := await self._store.audit(self._tenant, after=seq, limit=_PAGE):
             seq = rows[-1].seq
             for entry in [msgspec.json.decode(row.entry, type=_AuditedCall) for row in rows]:
-                day = day_of(entry.timestamp / 1000)
+                day = utc_day(entry.timestamp / 1000)
                 if since <= day <= until:
                     sum = sums.setdefault((entry.entityId, day), [0, 0, 0.0])
                     sum[0] += 1
@@ -137,32 +159,32 @@ class AuditTail:
                     sum[2] += entry.meta.duration_ms or 0.0
         return tuple([ToolUse(name, day, int(n), int(bad), round(ms, 3)) for (name, day), (n, bad, ms) in sums.items()])
 
-    async def listen(self, listener: Listener) -> None:
+    async def subscribe(self, subscriber: Subscriber) -> None:
         """Subscribe to new rows."""
-        if not self._listeners:
-            self._told = await self._newest()
-        self._listeners.add(listener)
+        if not self._subscribers:
+            self._sent = await self._last_row()
+        self._subscribers.add(subscriber)
 
-    def leave(self, listener: Listener) -> None:
-        self._listeners.discard(listener)
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        self._subscribers.discard(subscriber)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Send new rows, if there are any, to the subscribers."""
-        self._again = True
-        if self._listeners and (self._telling is None or self._telling.done()):
-            self._telling = self._tasks.spawn(self._tell())
+        self._check_again = True
+        if self._subscribers and (self._sending is None or self._sending.done()):
+            self._sending = self._tasks.spawn(self._send_new())
 
-    async def _tell(self) -> None:
-        while self._again and self._listeners:
-            self._again = False
-            rows = await self._store.audit(self._tenant, after=self._told)
+    async def _send_new(self) -> None:
+        while self._check_again and self._subscribers:
+            self._check_again = False
+            rows = await self._store.audit(self._tenant, after=self._sent)
             for row in rows:
-                self._told = row.seq
-                frame = body_of(AuditAdded(_shape(row)))
-                for listener in list(self._listeners):
-                    listener.put(frame)
+                self._sent = row.seq
+                frame = encode_event(AuditAdded(_shape(row)))
+                for subscriber in list(self._subscribers):
+                    subscriber.send(frame)
 
-    async def _newest(self) -> int:
+    async def _last_row(self) -> int:
         """Find the last row number: exponential search from the last known one, then bisection."""
         step = 1
         while await self._store.audit(self._tenant, after=self._last + step - 1, limit=1):
@@ -174,26 +196,18 @@ class AuditTail:
         return self._last
 
 
-def _problem(row: AuditRow, seq: int, previous: str) -> str:
-    if row.seq != seq:
-        return f"row {seq} is missing: found row {row.seq} instead"
-    if row.previous != previous:
-        return f"row {seq} does not match the hash of the row before it: one of them was replaced"
-    return f"row {seq} was changed after it was written"
-
-
 def _shape(row: AuditRow) -> AuditShape:
     return AuditShape(row.seq, msgspec.json.decode(row.entry), row.previous, row.hash)
 
 
-def _fits(entry: dict[str, Any], params: AuditList) -> bool:
-    wanted = (
+def _matches(entry: dict[str, Any], params: AuditList) -> bool:
+    filters = (
         (params.agent_id, entry.get("actorExternalId")),
         (params.tool, entry.get("entityId")),
         (params.level, entry.get("level")),
         (params.run_id, entry.get("meta", {}).get("run_id")),
     )
-    return all(wish is None or wish == value for wish, value in wanted)
+    return all(expected is None or expected == value for expected, value in filters)
 
 
 def _number(cursor: str) -> int:
@@ -202,14 +216,14 @@ def _number(cursor: str) -> int:
     return int(cursor)
 
 
-LOOK_AGAIN = 0.5
+TOKEN_CHECK_INTERVAL = 0.5
 """Seconds between checks of the token files while sockets are open."""
 
 
 class Peer(Protocol):
     """A connection, as the hub sees it."""
 
-    grant: Grant | None
+    grant: Grant
     full: bool
     lists: bool
     """Whether it subscribes to changes of the session list."""
@@ -218,60 +232,146 @@ class Peer(Protocol):
     sessions: set[str]
     """Keys of the sessions it subscribes to."""
 
-    def put(self, frame: bytes) -> bool: ...
+    def send(self, frame: bytes) -> bool: ...
 
     def close(self, code: int, reason: str) -> None: ...
 
 
-class UpdateSink(Protocol):
-    """Notifies clients that a session has changed."""
+class SessionUpdates:
+    """Notifies clients of changed sessions, reading each session once per batch of changes."""
 
-    def changed(self, session: str) -> None: ...
+    def __init__(self, hub: "Hub") -> None:
+        self._hub = hub
+        self._scheduled: set[str] = set()
+        self._named: OrderedDict[str, None] = OrderedDict()
+        self._tasks = BackgroundTasks("session updates", expected=StoreError)
 
-    def asked(self, session: str) -> None: ...
+    def changed(self, session: str) -> None:
+        """Report that a session has changed."""
+        if session not in self._scheduled and (session not in self._named or self._interested(session)):
+            self._scheduled.add(session)
+            self._tasks.spawn(self._read_and_send(session))
 
-    def tell(self, session: Session, *, deleted: bool = False) -> None: ...
+    def approvals_changed(self, session: str) -> None:
+        """Report that an approval was requested or resolved in a session."""
+        for peer in self._interested(session):
+            peer.send(encode_event(ApprovalsUpdated(session.removeprefix(peer.grant.prefix))))
+
+    def send(self, session: Session, *, deleted: bool = False) -> None:
+        """Send the session to the clients that subscribe to it or to the list it is on."""
+        if deleted:
+            self._named.pop(session.key, None)
+        running = self._hub.runs.running(session.key)
+        frames: dict[str, bytes] = {}
+        for peer in self._interested(session.key):
+            prefix = peer.grant.prefix
+            if prefix not in frames:
+                shape = session_shape(session, session.key.removeprefix(prefix), running=running)
+                frames[prefix] = encode_event(SessionUpdated(shape, deleted))
+            peer.send(frames[prefix])
+
+    def _interested(self, key: str) -> list[Peer]:
+        """Return the connections that subscribe to the session or to a list it is on."""
+        return [
+            peer
+            for peer in self._hub.readers()
+            if key in peer.sessions or (peer.lists and key.startswith(peer.grant.prefix))
+        ]
+
+    async def _read_and_send(self, key: str) -> None:
+        await asyncio.sleep(0)  # changes in the same tick are one update
+        self._scheduled.discard(key)
+        hub = self._hub
+        session = await hub.store.session(hub.atlas.tenant, key)
+        if session is None:
+            self.send(Session(key), deleted=True)  # deleted by another gateway
+        else:
+            self.send(await self._name_session(session))
+
+    async def _name_session(self, session: Session) -> Session:
+        """Name an unnamed session after the first words of its first message."""
+        if session.label or session.key in self._named:
+            self._remember_named(session.key)
+            return session
+        rows = await self._hub.store.messages(self._hub.atlas.tenant, session.key, limit=1)
+        if not rows:
+            return session
+        self._remember_named(session.key)
+        text = " ".join(Message.from_json(rows[0].body).text.split())
+        label = text if len(text) <= _MAX_LABEL else text[: _MAX_LABEL - 1] + "…"
+        if label:
+            await self._hub.atlas.sessions.put(session.key, label=label)
+        return msgspec.structs.replace(session, label=label)
+
+    def _remember_named(self, key: str) -> None:
+        self._named[key] = None
+        if len(self._named) > _MAX_NAMED:
+            self._named.popitem(last=False)
+
+
+class GatewayServices(msgspec.Struct, frozen=True):
+    """What a gateway offers besides its Atlas. Every part is optional."""
+
+    knowledge_base: KnowledgeBase | None = None
+    settings: dict[str, Any] = {}
+    """Further settings shown by `config.get`."""
+    mcp_servers: Callable[[], McpServersFound] = McpServersFound
+    """Returns the configured MCP servers and their state."""
+    model_notice: Callable[[str], str] = no_notice
+    """Returns why an agent uses another model than its own; empty if it does not."""
+    prompts: Callable[[], Sequence[Prompt]] = tuple
+    """Returns the prompts that MCP clients may get."""
+    resources: ResourceLibrary | None = None
+    """The resources that MCP clients may read."""
 
 
 class Hub:
     """Shared state of a gateway; one per process."""
 
-    study: KnowledgeBase | None = None
-    """Knowledge base and memories of the agents, if configured."""
     stopping = False
-    hurry: asyncio.Event
-    """Set when shutdown must not wait for running turns."""
 
-    def __init__(self, atlas: Atlas, settings: GatewaySettings, methods: Methods, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        atlas: Atlas,
+        settings: GatewaySettings,
+        methods: Methods,
+        services: GatewayServices,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         if atlas.store is None:
             raise ConfigError("a gateway requires an Atlas with a store: pass Atlas(store=...)")
         self.atlas = atlas
         self.store: Store = atlas.store
         self.settings = settings
-        self.hurry = asyncio.Event()
-        self.porch = Authenticator(settings, clock)
-        self.tokens = self.porch.tokens
+        self.services = services
+        self.force_stop = asyncio.Event()
+        """Set when shutdown must not wait for running turns."""
+        self.authenticator = Authenticator(settings, clock)
+        self.tokens = self.authenticator.tokens
         self.metrics = Metrics()
         self.dispatch = Dispatch(methods, self.metrics)
-        self.runs = RunRegistry(self.store, atlas.tenant, self.metrics, clock)
-        self.runs.hide = atlas.hide
         self.assignments = Assignments(self.store, atlas.tenant)
         self.audit = AuditTail(self.store, atlas.tenant)
-        self.news: UpdateSink
-        self.more_settings: dict[str, Any] = {}
-        """Further settings shown by `config.get`."""
-        self.foreign: Callable[[], ForeignServers] = ForeignServers
-        """Returns the configured MCP servers."""
+        self.session_updates = SessionUpdates(self)
+        self.runs = RunRegistry(
+            self.store,
+            atlas.tenant,
+            self.metrics,
+            clock,
+            hooks=RunHooks(self.session_updates.changed, self.session_updates.approvals_changed, self.audit.check),
+            hide=atlas.hide,
+            model_notice=services.model_notice,
+        )
         self.connections: set[Peer] = set()
         self.server = ServerShape("atlas", version("atlas-agents"))
         self.features = Features(methods.names, (*RUN_EVENTS, *SERVER_EVENTS))
         self.policy = PolicyShape(settings.max_frame, int(settings.ping * 1000))
-        self._begun = time.monotonic()
-        self.began_at = int(time.time())
+        self._started = time.monotonic()
+        self.started_at = int(time.time())
 
     @property
     def uptime(self) -> float:
-        return round(time.monotonic() - self._begun, 3)
+        return round(time.monotonic() - self._started, 3)
 
     def agent(self, agent_id: str) -> Agent | None:
         return next((agent for agent in self.atlas.agents if agent.id == agent_id), None)
@@ -281,26 +381,25 @@ class Hub:
         """Milliseconds after which a client that was refused during shutdown may retry."""
         return int((self.settings.restart_expected or 1.0) * 1000)
 
-    def tell(self, event: ServerEvent) -> None:
+    def broadcast(self, event: ServerEvent) -> None:
         """Send an event to all connections with the scope `read` and the full profile."""
-        frame = body_of(event)
+        frame = encode_event(event)
         for peer in self.readers():
-            peer.put(frame)
+            peer.send(frame)
 
     def readers(self) -> list[Peer]:
         """Return the connections that receive unsolicited events."""
-        return [peer for peer in self.connections if peer.full and peer.grant is not None and peer.grant.may("read")]
+        return [peer for peer in self.connections if peer.full and peer.grant.allows("read")]
 
     async def watch_tokens(self) -> None:
         """Close the sockets of tokens that become invalid, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_AGAIN)
-            self.close_strangers()
+            await asyncio.sleep(TOKEN_CHECK_INTERVAL)
+            self.close_unauthorized()
 
-    def close_strangers(self) -> None:
+    def close_unauthorized(self) -> None:
         """Close every socket whose token is no longer valid or has different scopes."""
         self.tokens.refresh()
         for peer in list(self.connections):
-            held = peer.grant is not None and self.tokens.holds(peer.grant)
-            if not held or (peer.grant is not None and peer.grant.principal.id in self.porch.suspended):
+            if not self.tokens.is_valid(peer.grant) or peer.grant.principal.id in self.authenticator.suspended:
                 peer.close(BAD_TOKEN, "the token was revoked or changed")

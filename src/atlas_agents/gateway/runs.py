@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock
 from atlas_agents.core.errors import StaleOwner, StoreError
@@ -15,10 +17,10 @@ from atlas_agents.core.events import Event, Usage
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import OPEN, AddEvents, EventRow, ReserveEvents, RunRow, Store
 from atlas_agents.gateway.convert import Translator, message_shape, usage_shape
-from atlas_agents.gateway.events import PAUSE, Channel, Listener, LogWriter, Replay, RunLog
+from atlas_agents.gateway.events import BATCH_DELAY, Channel, LogWriter, Replay, RunLog, Subscriber
 from atlas_agents.gateway.protocol.chat import RunOutcome
 from atlas_agents.gateway.protocol.events import (
-    LAST_WORDS,
+    TERMINAL_EVENTS,
     ApprovalRequested,
     ApprovalResolved,
     ChatDelta,
@@ -28,81 +30,81 @@ from atlas_agents.gateway.protocol.events import (
     ChatReset,
     RunEvent,
     ToolSettled,
-    body_of,
-    name_of,
+    encode_event,
+    read_event_name,
 )
 from atlas_agents.gateway.protocol.types import TextPart, ThinkingPart
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.tools.journal import read_end_record
 
 
-async def outcomes_of(
+async def read_outcomes(
     store: Store, turns: Sequence[RunRow], shown: Collection[str], hide: Callable[[str], str]
 ) -> tuple[RunOutcome, ...]:
     """Return the outcomes of the turns whose ids are in `shown`."""
     return tuple(
         [
-            RunOutcome(row.id, row.status, hide(row.error) if row.error else None, await said_by(store, row))
+            RunOutcome(row.id, row.status, hide(row.error) if row.error else None, await read_partial(store, row))
             for row in turns
             if row.id in shown and (row.status == "failed" or row.status == "cancelled")
         ]
     )
 
 
-async def said_by(store: Store, row: RunRow) -> tuple[TextPart | ThinkingPart, ...]:
+async def read_partial(store: Store, row: RunRow) -> tuple[TextPart | ThinkingPart, ...]:
     """Return the content of a message that was never completed."""
     ended = await read_end_record(store, row)
-    said = ended.partial if ended is not None else ()
-    return tuple([TextPart(part.text) if isinstance(part, Text) else ThinkingPart(part.text) for part in said])
+    parts = ended.partial if ended is not None else ()
+    return tuple([TextPart(part.text) if isinstance(part, Text) else ThinkingPart(part.text) for part in parts])
 
 
-_ROOM = 8
+_RESERVED = 8
 
 
 async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str] = str) -> int:
     """Return the number of the run's last event, after appending a missing terminal event if the run has ended."""
     rows = await store.events(tenant, row.id, after=max(0, row.events - 2 * 512))
-    if rows and name_of(rows[-1].body) in LAST_WORDS:
+    if rows and read_event_name(rows[-1].body) in TERMINAL_EVENTS:
         return rows[-1].seq
     if row.status in OPEN:
         return rows[-1].seq if rows else 0
     try:
-        (last,) = await store.commit(tenant, [ReserveEvents(row.id, _ROOM, row.epoch, takes=True)])
-        first = last - _ROOM + 1
-        words = await _last_words(store, tenant, row, hide)
-        said = [(first + place, body_of(event)) for place, event in enumerate(words)]
-        await store.commit(tenant, [AddEvents(row.id, tuple(said), row.epoch + 1)])
+        (last,) = await store.commit(tenant, [ReserveEvents(row.id, _RESERVED, row.epoch, takes=True)])
+        first = last - _RESERVED + 1
+        events = await _terminal_events(store, tenant, row, hide)
+        rows = [(first + index, encode_event(event)) for index, event in enumerate(events)]
+        await store.commit(tenant, [AddEvents(row.id, tuple(rows), row.epoch + 1)])
     except StaleOwner:  # another process appended it, or the owner was still alive
         found = await store.run(tenant, row.id)
         return await finalize_run(store, tenant, found, hide) if found is not None else 0
-    return said[-1][0]
+    return rows[-1][0]
 
 
-async def _last_words(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str]) -> list[RunEvent]:
+async def _terminal_events(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str]) -> list[RunEvent]:
     """Return the events that withdraw the incomplete message, repeat it as a whole, and end the run."""
     begun: list[RunEvent] = [ChatReset(row.id, row.epoch)] if row.events else []
     if row.status == "failed":
         error = ChatError(row.id, hide(row.error or "the turn failed"), "failed")
-        return [*begun, *await _broken_off(store, row), error]
-    kept = await store.messages(tenant, row.session)
-    replies = [Message.from_json(each.body) for each in kept if each.run_id == row.id]
+        return [*begun, *await _partial_events(store, row), error]
+    stored = await store.messages(tenant, row.session)
+    replies = [Message.from_json(each.body) for each in stored if each.run_id == row.id]
     replies = [message for message in replies if message.role == "assistant"]
     usage = usage_shape(sum([_usage(message) for message in replies], Usage()))
     if row.status == "cancelled":
-        return [*begun, *await _broken_off(store, row), ChatFinal(row.id, usage, cancelled=True)]
+        return [*begun, *await _partial_events(store, row), ChatFinal(row.id, usage, cancelled=True)]
     if not replies:
         return [*begun, ChatFinal(row.id, usage)]
     reply = replies[-1]
-    words: list[RunEvent] = [ChatDelta(row.id, reply.text)] if reply.text else []
-    return [*begun, *words, ChatFinal(row.id, usage, message_shape(reply, row.id))]
+    events: list[RunEvent] = [ChatDelta(row.id, reply.text)] if reply.text else []
+    return [*begun, *events, ChatFinal(row.id, usage, message_shape(reply, row.id))]
 
 
-async def _broken_off(store: Store, row: RunRow) -> list[RunEvent]:
+async def _partial_events(store: Store, row: RunRow) -> list[RunEvent]:
     """Return the content that was emitted last and never became a message."""
-    said = await said_by(store, row)
+    parts = await read_partial(store, row)
     return [
         ChatDelta(row.id, part.text) if isinstance(part, TextPart) else ChatReasoning(row.id, part.text)
-        for part in said
+        for part in parts
     ]
 
 
@@ -117,17 +119,35 @@ logger = logging.getLogger(__name__)
 class RemoteRunSource(Protocol):
     """Follows runs that other processes execute."""
 
-    def attend(self, run_id: str, session: str) -> RunLog: ...
+    def follow(self, run_id: str, session: str) -> RunLog: ...
 
-    async def attend_open(self, rows: Sequence[RunRow]) -> None: ...
+    async def follow_all(self, rows: Sequence[RunRow]) -> None: ...
 
-    async def last_words(self, row: RunRow) -> None: ...
+    async def wait_for_terminal_event(self, row: RunRow) -> None: ...
 
-    def runs_in(self, session: str) -> bool: ...
+    def is_running(self, session: str) -> bool: ...
+
+
+class RunHooks(msgspec.Struct, frozen=True):
+    """What to call when runs change. In a cluster, notifications of committed changes replace the last two."""
+
+    on_change: Callable[[str], None]
+    """Called with the session key when a run starts or ends."""
+    on_approval: Callable[[str], None]
+    """Called with the session key when an approval is requested or resolved."""
+    on_tool_result: Callable[[], None]
+
+
+def no_notice(agent_id: str) -> str:
+    """Return no notice: the agent uses its own model."""
+    return ""
 
 
 class RunRegistry:
-    """All open runs of a gateway and the channels of their sessions."""
+    """All open runs of a gateway and the channels of their sessions.
+
+    `model_notice` returns why an agent uses another model than its own; `hide` redacts secrets.
+    """
 
     def __init__(
         self,
@@ -135,34 +155,31 @@ class RunRegistry:
         tenant: str,
         metrics: Metrics,
         clock: Clock = SYSTEM_CLOCK,
-        pause: float = PAUSE,
-        joins: bool = False,
+        *,
+        hooks: RunHooks | None = None,
+        hide: Callable[[str], str] = str,
+        model_notice: Callable[[str], str] = no_notice,
+        batch_delay: float = BATCH_DELAY,
+        merge_deltas: bool = False,
     ) -> None:
-        self.writer = LogWriter(store, tenant, self._wrote, clock, pause)
-        self.far: RemoteRunSource | None = None
+        self.writer = LogWriter(store, tenant, self._on_written, clock, batch_delay)
+        self.remote: RemoteRunSource | None = None
         """Follows runs of other processes; None if all runs are executed here."""
-        self.on_change: Callable[[str], None] = lambda session: None
-        """Called with the session key when a run starts or ends."""
-        self.on_question: Callable[[str], None] = lambda session: None
-        """Called with the session key when an approval is requested or resolved."""
-        self.on_call: Callable[[], None] = lambda: None
-        """Called when a tool call has a result."""
-        self.notice: Callable[[str], str] = lambda agent_id: ""
-        """Returns why an agent uses another model than its own; empty if it does not."""
-        self.hide: Callable[[str], str] = str
-        """Redacts secrets in a text."""
         self.stopping = False
-        self._joins = joins
+        self._hooks = hooks
+        self._hide = hide
+        self._model_notice = model_notice
+        self._merge_deltas = merge_deltas
         self._store = store
         self._tenant = tenant
         self._metrics = metrics
         self._clock = clock
-        self._live: dict[str, RunLog] = {}
-        self._of_session: dict[str, dict[str, RunLog]] = {}
+        self._open: dict[str, RunLog] = {}
+        self._by_session: dict[str, dict[str, RunLog]] = {}
         self._ends: dict[str, asyncio.Event] = {}
         self._channels: dict[str, Channel] = {}
         self._expected: Counter[str] = Counter()
-        self._healing: dict[str, asyncio.Lock] = {}
+        self._finalizing: dict[str, asyncio.Lock] = {}
         self._tasks = BackgroundTasks("run registry")
 
     def follow(self, stream: AtlasStream, model: str, row: RunRow | None = None) -> RunLog:
@@ -171,44 +188,49 @@ class RunRegistry:
         A run that resumes after a crash continues above every number it has used; its incomplete message is withdrawn.
         """
         run_id = stream.stream_id
-        if self.far is not None:
-            return self.far.attend(run_id, stream.session)
-        log = self.open(RunLog(run_id, stream.session, row.events if row else 0, lambda: stream.epoch, self._joins))
+        if self.remote is not None:
+            return self.remote.follow(run_id, stream.session)
+        log = self.open(
+            RunLog(run_id, stream.session, row.events if row else 0, lambda: stream.epoch, self._merge_deltas)
+        )
         if row is not None and row.events:
-            self._say(log, ChatReset(run_id, row.epoch))
-        stream.follow(partial(self._hear, log, Translator(model, self.notice, self.hide)))
-        self.on_change(log.session)
+            self._emit(log, ChatReset(run_id, row.epoch))
+        stream.follow(partial(self._on_event, log, Translator(model, self._model_notice, self._hide)))
+        self.report_change(log.session)
         return log
+
+    def report_change(self, session: str) -> None:
+        """Call the hook for a session in which a run has started or ended."""
+        if self._hooks is not None:
+            self._hooks.on_change(session)
 
     def open(self, log: RunLog) -> RunLog:
         """Add a run to the open runs."""
-        self._live[log.run_id] = log
-        self._of_session.setdefault(log.session, {})[log.run_id] = log
+        self._open[log.run_id] = log
+        self._by_session.setdefault(log.session, {})[log.run_id] = log
         self._ends[log.run_id] = asyncio.Event()
         self._metrics.runs.inc()
         return log
 
-    def heard(self, log: RunLog, rows: Sequence[EventRow]) -> list[tuple[int, RunEvent]]:
+    def receive(self, log: RunLog, rows: Sequence[EventRow]) -> list[tuple[int, RunEvent]]:
         """Deliver events of a run that another process has written."""
-        heard = log.hear(rows)
+        received = log.append_remote(rows)
         channel = self._channels.get(log.session)
         if channel is not None:
-            channel.tell(log.run_id, [entry for entry, _ in heard])
-        events = [(entry.seq, event) for entry, event in heard if event is not None]
-        for _, event in events:
-            self._notice(log, event)
+            channel.deliver(log.run_id, [entry for entry, _ in received])
+        events = [(entry.seq, event) for entry, event in received if event is not None]
         if log.ended:
-            self._metrics.ended.labels(_how(events[-1][1]) if events else "done").inc()
-            self._over(log)
-            self.on_change(log.session)
+            self._metrics.ended.labels(_end_status(events[-1][1]) if events else "done").inc()
+            self._close_log(log)
+            self.report_change(log.session)
         return events
 
-    async def attend(self, rows: Sequence[RunRow]) -> None:
+    async def follow_remote(self, rows: Sequence[RunRow]) -> None:
         """Follow those of these runs that other processes execute."""
-        if self.far is not None:
-            await self.far.attend_open([row for row in rows if row.status in OPEN and row.id not in self._live])
+        if self.remote is not None:
+            await self.remote.follow_all([row for row in rows if row.status in OPEN and row.id not in self._open])
 
-    def listened(self, session: str) -> bool:
+    def has_subscribers(self, session: str) -> bool:
         """Return whether the session has subscribers, or is about to have one."""
         return session in self._channels or session in self._expected
 
@@ -224,125 +246,129 @@ class RunRegistry:
     @property
     def all(self) -> list[RunLog]:
         """Return every open run that is followed here."""
-        return list(self._live.values())
+        return list(self._open.values())
 
-    def live(self, session: str) -> list[RunLog]:
+    def session_runs(self, session: str) -> list[RunLog]:
         """Return the runs of a session that are open or have just ended, in order."""
-        return list(self._of_session.get(session, {}).values())
+        return list(self._by_session.get(session, {}).values())
 
     def get(self, run_id: str) -> RunLog | None:
-        return self._live.get(run_id)
+        return self._open.get(run_id)
 
     def running(self, session: str) -> bool:
-        return any(not log.ended for log in self.live(session)) or (self.far is not None and self.far.runs_in(session))
+        return any(not log.ended for log in self.session_runs(session)) or (
+            self.remote is not None and self.remote.is_running(session)
+        )
 
-    async def ended(self, run_id: str) -> None:
+    async def wait_ended(self, run_id: str) -> None:
         """Wait for the terminal event of a run that is open here."""
         end = self._ends.get(run_id)
         if end is not None:
             await end.wait()
 
-    def listen(self, session: str, listener: Listener) -> Channel:
+    def subscribe(self, session: str, subscriber: Subscriber) -> Channel:
         """Subscribe to a session, starting in this event loop tick."""
         channel = self._channels.get(session)
         if channel is None:
             channel = self._channels[session] = Channel(session)
-        channel.listeners.add(listener)
+        channel.subscribers.add(subscriber)
         return channel
 
-    def leave(self, session: str, listener: Listener) -> None:
+    def unsubscribe(self, session: str, subscriber: Subscriber) -> None:
         channel = self._channels.get(session)
         if channel is not None:
-            channel.listeners.discard(listener)
-            for key in [key for key in channel.behind if key[0] is listener]:
+            channel.subscribers.discard(subscriber)
+            for key in [key for key in channel.behind if key[0] is subscriber]:
                 del channel.behind[key]
-            if not channel.listeners:
+            if not channel.subscribers:
                 del self._channels[session]
 
-    def replay(self, channel: Channel, listener: Listener, run_id: str, after: int) -> None:
+    def replay(self, channel: Channel, subscriber: Subscriber, run_id: str, after: int) -> None:
         """Send a subscriber the events it missed, then live events."""
-        replay = Replay(self._store, self._tenant, channel, listener, run_id, after)
-        listener.spawn(replay.run(self._live.get(run_id)))
+        replay = Replay(self._store, self._tenant, channel, subscriber, run_id, after)
+        subscriber.spawn(replay.run(self._open.get(run_id)))
 
-    async def last_number(self, row: RunRow) -> int:
+    async def last_seq(self, row: RunRow) -> int:
         """Return the number of the run's last event; append a missing terminal event if the run has ended."""
-        lock = self._healing.setdefault(row.id, asyncio.Lock())
+        lock = self._finalizing.setdefault(row.id, asyncio.Lock())
         try:
             async with lock:
-                if self.far is not None and row.status not in OPEN:
-                    await self.far.last_words(row)
-                return await finalize_run(self._store, self._tenant, row, self.hide)
+                if self.remote is not None and row.status not in OPEN:
+                    await self.remote.wait_for_terminal_event(row)
+                return await finalize_run(self._store, self._tenant, row, self._hide)
         finally:
             if not lock.locked():
-                self._healing.pop(row.id, None)
+                self._finalizing.pop(row.id, None)
 
-    def _hear(self, log: RunLog, translator: Translator, event: Event) -> None:
-        said = translator.of(event)
-        if said is None:
+    def _on_event(self, log: RunLog, translator: Translator, event: Event) -> None:
+        wire_event = translator.convert(event)
+        if wire_event is None:
             return
-        if self.stopping and said.event in LAST_WORDS and _how(said) != "done":
-            self._tasks.spawn(self._say_unless_left(log, said))
+        if self.stopping and wire_event.event in TERMINAL_EVENTS and _end_status(wire_event) != "done":
+            self._tasks.spawn(self._emit_if_ended(log, wire_event))
             return
-        self._say(log, said)
+        self._emit(log, wire_event)
 
-    async def _say_unless_left(self, log: RunLog, said: RunEvent) -> None:
+    async def _emit_if_ended(self, log: RunLog, wire_event: RunEvent) -> None:
         """Emit the event, except the end of a turn that was interrupted by shutdown: it resumes at the next start."""
         try:
             row = await self._store.run(self._tenant, log.run_id)
         except StoreError:
             return
         if row is not None and row.status not in OPEN:
-            self._say(log, said)
+            self._emit(log, wire_event)
 
-    def _say(self, log: RunLog, event: RunEvent) -> None:
+    def _emit(self, log: RunLog, event: RunEvent) -> None:
         if log.ended:
             return
         at_once = log.add(event)
-        if event.event in LAST_WORDS:
+        if event.event in TERMINAL_EVENTS:
             log.ended = True
-            self._metrics.ended.labels(_how(event)).inc()
-            self.on_change(log.session)
-        self._tell(log)
+            self._metrics.ended.labels(_end_status(event)).inc()
+            self.report_change(log.session)
+        self._deliver(log)
         self.writer.add(log, at_once=at_once)
-        self._notice(log, event)
+        self._call_hooks(log, event)
 
-    def _notice(self, log: RunLog, event: RunEvent) -> None:
+    def _call_hooks(self, log: RunLog, event: RunEvent) -> None:
+        if self._hooks is None:
+            return
         if type(event) is ToolSettled:
-            self.on_call()
+            self._hooks.on_tool_result()
         elif type(event) in (ApprovalRequested, ApprovalResolved):
-            self.on_question(log.session)
+            self._hooks.on_approval(log.session)
 
-    def _tell(self, log: RunLog) -> None:
-        entries = log.tell()
+    def _deliver(self, log: RunLog) -> None:
+        entries = log.take_deliverable()
         channel = self._channels.get(log.session)
         if entries and channel is not None:
-            channel.tell(log.run_id, entries)
+            channel.deliver(log.run_id, entries)
 
-    def _wrote(self, log: RunLog) -> None:
-        self._tell(log)
-        if log.over:
-            self._over(log)
+    def _on_written(self, log: RunLog) -> None:
+        self._deliver(log)
+        if log.finished:
+            self._close_log(log)
 
-    def _over(self, log: RunLog) -> None:
-        if self._live.pop(log.run_id, None) is not None:
-            self._forget(log)
+    def _close_log(self, log: RunLog) -> None:
+        if self._open.pop(log.run_id, None) is not None:
+            self._remove_from_session(log)
             self._metrics.runs.dec()
-            self._metrics.events.inc(log.seq - log.began)
+            self._metrics.events.inc(log.seq - log.start_seq)
             self._ends.pop(log.run_id).set()
 
-    def _forget(self, log: RunLog) -> None:
-        others = self._of_session[log.session]
+    def _remove_from_session(self, log: RunLog) -> None:
+        others = self._by_session[log.session]
         del others[log.run_id]
         if not others:
-            del self._of_session[log.session]
+            del self._by_session[log.session]
 
-    async def settle(self, limit: float) -> None:
+    async def flush(self, limit: float) -> None:
         """Write all remaining events before shutdown."""
         await self._tasks.wait(limit)
         await self.writer.flush(limit)
 
 
-def _how(event: RunEvent) -> str:
+def _end_status(event: RunEvent) -> str:
     if type(event) is ChatFinal:
         return "cancelled" if event.cancelled else "done"
     return "failed"

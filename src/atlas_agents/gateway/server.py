@@ -17,26 +17,25 @@ from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.store import RunRow
 from atlas_agents.gateway.agui.run import agui_routes
-from atlas_agents.gateway.asgi import App, Readiness, site
-from atlas_agents.gateway.convert import model_of
+from atlas_agents.gateway.asgi import App, Readiness, build_http_app
+from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
-from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.hub import GatewayServices, Hub
 from atlas_agents.gateway.mcp.mount import McpMount
 from atlas_agents.gateway.methods.admin import (
     add_call_methods,
     add_record_methods,
     add_system_methods,
     add_tenant_methods,
-    look_who_may_not,
+    apply_suspensions,
 )
 from atlas_agents.gateway.methods.chat import add_approval_methods, add_chat_methods, add_run_methods
 from atlas_agents.gateway.methods.jobs import add_job_methods, add_schedule_methods, follow_jobs
 from atlas_agents.gateway.methods.knowledge import add_knowledge_methods
-from atlas_agents.gateway.methods.sessions import add_carrying_methods, add_search_methods, add_session_methods
+from atlas_agents.gateway.methods.sessions import add_search_methods, add_session_methods, add_transfer_methods
 from atlas_agents.gateway.openai.api import openai_routes
 from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.frames import RESTART
-from atlas_agents.gateway.session_updates import SessionUpdates
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.websocket import HttpProtocol, WebSocketTransport
 
@@ -44,7 +43,7 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 
 
-def listeners(settings: GatewaySettings) -> list[socket.socket]:
+def bind_sockets(settings: GatewaySettings) -> list[socket.socket]:
     """Return bound sockets; raise ConfigError if the address is in use or not local."""
     if settings.exposed:
         return [_bind(settings.host, settings.port)]
@@ -67,7 +66,7 @@ class GatewayServer(uvicorn.Server):
         yield
 
 
-def server_of(app: Any, settings: GatewaySettings) -> GatewayServer:
+def build_server(app: Any, settings: GatewaySettings) -> GatewayServer:
     """Build a server; run `await server.serve(sockets)` and set `server.should_exit` to stop it."""
     return GatewayServer(
         uvicorn.Config(
@@ -118,7 +117,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def told_to_stop(stop: Callable[[], None]) -> Generator[None, None, None]:
+def stop_signals(stop: Callable[[], None]) -> Generator[None, None, None]:
     """Call `stop` on every SIGTERM and SIGINT while the block runs."""
     loop = asyncio.get_running_loop()
     for each in _SIGNALS:
@@ -130,9 +129,9 @@ def told_to_stop(stop: Callable[[], None]) -> Generator[None, None, None]:
             loop.remove_signal_handler(each)
 
 
-async def close_within(atlas: Atlas, grace: float, hurry: asyncio.Event) -> None:
-    """Close the Atlas. Turns have `grace` seconds to finish, or until `hurry` is set; the rest resume later."""
-    closing, hurried = asyncio.create_task(atlas.close(grace)), asyncio.create_task(hurry.wait())
+async def close_atlas(atlas: Atlas, grace: float, force_stop: asyncio.Event) -> None:
+    """Close the Atlas. Turns have `grace` seconds to finish, or until `force_stop` is set; the rest resume later."""
+    closing, hurried = asyncio.create_task(atlas.close(grace)), asyncio.create_task(force_stop.wait())
     try:
         await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
         if not closing.done():
@@ -143,11 +142,11 @@ async def close_within(atlas: Atlas, grace: float, hurry: asyncio.Event) -> None
         closing.cancel()
 
 
-_FAMILIES = (
+_METHOD_GROUPS = (
     add_chat_methods,
     add_session_methods,
     add_search_methods,
-    add_carrying_methods,
+    add_transfer_methods,
     add_run_methods,
     add_job_methods,
     add_schedule_methods,
@@ -163,12 +162,12 @@ _FAMILIES = (
 def all_methods() -> Methods:
     """Return the handlers of all methods."""
     methods = Methods()
-    for add in _FAMILIES:
+    for add in _METHOD_GROUPS:
         add(methods)
     return methods
 
 
-_LAST_WORDS = 1.0
+_FLUSH_TIMEOUT = 1.0
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:
@@ -184,7 +183,7 @@ def run(work: Coroutine[Any, Any, Any]) -> None:
 class Membership(Protocol):
     """Cluster membership of a gateway whose turns may run in other processes."""
 
-    def held(self, hub: Hub, door: str) -> AbstractAsyncContextManager[None]: ...
+    def join(self, hub: Hub, url: str) -> AbstractAsyncContextManager[None]: ...
 
 
 class Gateway:
@@ -197,19 +196,18 @@ class Gateway:
         *,
         routes: Sequence[BaseRoute] = (),
         membership: Membership | None = None,
+        services: GatewayServices | None = None,
     ) -> None:
         self.atlas = atlas
         self.settings = settings
-        self.hub = hub = Hub(atlas, settings, all_methods())
-        hub.news = SessionUpdates(hub)
-        hub.runs.on_change = hub.news.changed
-        hub.runs.on_call = hub.audit.look
-        hub.runs.on_question = hub.news.asked
+        self.hub = hub = Hub(atlas, settings, all_methods(), services or GatewayServices())
         follow_jobs(hub)
-        self.readiness = Readiness(self._look)
+        self.readiness = Readiness(self._check_store)
         self.mcp = McpMount(hub)
-        families = [*openai_routes(hub), *agui_routes(hub), *self.mcp.routes()]
-        self._app = App(hub.porch, hub.metrics, site(hub, self.readiness, [*routes, *families]), hub)
+        api_routes = [*openai_routes(hub), *agui_routes(hub), *self.mcp.routes()]
+        self._app = App(
+            hub.authenticator, hub.metrics, build_http_app(hub, self.readiness, [*routes, *api_routes]), hub
+        )
         self._membership = membership
         self._stop = asyncio.Event()
         self._addresses: list[tuple[str, int]] = []
@@ -229,31 +227,31 @@ class Gateway:
 
         A second call stops waiting for turns.
         """
-        (self.hub.hurry if self._stop.is_set() else self._stop).set()
+        (self.hub.force_stop if self._stop.is_set() else self._stop).set()
 
-    async def serve(self, ready: Callable[["Gateway"], object] | None = None) -> None:
-        """Serve until `stop`, SIGTERM or SIGINT. `ready` is called once turns are accepted."""
-        with told_to_stop(self.stop):
+    async def serve(self, on_ready: Callable[["Gateway"], object] | None = None) -> None:
+        """Serve until `stop`, SIGTERM or SIGINT. `on_ready` is called once turns are accepted."""
+        with stop_signals(self.stop):
             async with self.running():
-                if ready is not None:
-                    ready(self)
+                if on_ready is not None:
+                    on_ready(self)
                 await self._stop.wait()
 
     @asynccontextmanager
     async def running(self, *, recover: bool = True) -> AsyncGenerator["Gateway", None]:
         """Serve while the block runs. Interrupted turns are resumed first unless `recover` is False."""
-        sockets = listeners(self.settings)
+        sockets = bind_sockets(self.settings)
         self._addresses = [each.getsockname()[:2] for each in sockets]
-        server = server_of(self._app, self.settings)
+        server = build_server(self._app, self.settings)
         serving = asyncio.create_task(server.serve(sockets))
         services = BackgroundTasks("gateway")
         for work in (self.hub.watch_tokens(), self.hub.runs.writer.run()):
             services.spawn(work)
         member = AsyncExitStack()
         try:
-            await look_who_may_not(self.hub)
+            await apply_suspensions(self.hub)
             if self._membership is not None:
-                await member.enter_async_context(self._membership.held(self.hub, self.url))
+                await member.enter_async_context(self._membership.join(self.hub, self.url))
             elif recover:
                 await self._recover()
                 self.atlas.jobs.start()
@@ -263,7 +261,7 @@ class Gateway:
             )
             yield self
         finally:
-            await self._end(server, member)
+            await self._shut_down(server, member)
             await services.close()
             server.should_exit = True
             await serving
@@ -272,32 +270,32 @@ class Gateway:
         """Resume the runs that were interrupted by a crash."""
         hub, atlas = self.hub, self.atlas
         rows = {row.id: row for row in await hub.store.open_runs() if row.tenant == atlas.tenant}
-        told = {row.id: await self._said(row) for row in rows.values() if row.epoch}
+        announced = {row.id: await self._announced_messages(row) for row in rows.values() if row.epoch}
         for stream in await atlas.recover():
             row = rows[stream.stream_id]
             agent = hub.agent(row.agent_id)
-            log = hub.runs.follow(stream, model_of(agent, atlas.registry) if agent else "", row)
-            log.messages |= told.get(row.id, set())
+            log = hub.runs.follow(stream, agent_model(agent, atlas.registry) if agent else "", row)
+            log.messages |= announced.get(row.id, set())
 
-    async def _said(self, row: RunRow) -> set[str]:
+    async def _announced_messages(self, row: RunRow) -> set[str]:
         """Return the ids of the messages of a run that were added to its session before the restart."""
         rows = await self.hub.store.messages(self.atlas.tenant, row.session)
         return {each.id for each in rows if each.run_id == row.id}
 
-    async def _end(self, server: GatewayServer, member: AsyncExitStack) -> None:
+    async def _shut_down(self, server: GatewayServer, member: AsyncExitStack) -> None:
         """Shut down: accept no turns, finish or release the running ones, then notify and close all connections."""
         hub, expected = self.hub, self.settings.restart_expected
         hub.stopping = hub.runs.stopping = self.readiness.stopping = True
         for listener in server.servers if server.started else ():
             listener.close()
-        hub.tell(ServerShutdown(None if expected is None else int(expected * 1000)))
+        hub.broadcast(ServerShutdown(None if expected is None else int(expected * 1000)))
         await member.aclose()
-        await close_within(self.atlas, self.settings.grace, hub.hurry)
-        await hub.runs.settle(_LAST_WORDS)
+        await close_atlas(self.atlas, self.settings.grace, hub.force_stop)
+        await hub.runs.flush(_FLUSH_TIMEOUT)
         await self.mcp.close()
         for peer in list(hub.connections):
             peer.close(RESTART, "the gateway is shutting down")
 
-    async def _look(self) -> None:
+    async def _check_store(self) -> None:
         """Check that the store can be read; raise if it cannot."""
         await self.hub.store.session(self.atlas.tenant, "")

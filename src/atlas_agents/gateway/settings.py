@@ -46,7 +46,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         name = f"[{host}]" if ":" in host else "127.0.0.1" if host in ("localhost", "0.0.0.0") else host  # noqa: S104
         return f"http://{name}:{port}"
 
-    def shown(self) -> dict[str, Any]:
+    def to_public_dict(self) -> dict[str, Any]:
         """Return all settings except the token."""
         plain: dict[str, Any] = msgspec.to_builtins(
             msgspec.structs.asdict(self) | {"token": None, "home": str(self.home)}

@@ -9,14 +9,14 @@ from atlas_agents.agents.runner import tool_call_session
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.messages import Message, new_id
 from atlas_agents.gateway.auth import Grant
-from atlas_agents.gateway.convert import model_of
+from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.frames import ProtocolError
 
 _NEW = ("started", "queued")
 
 
-async def take_in(
+async def submit_turn(
     hub: Hub,
     agent: Agent,
     message: Message,
@@ -34,13 +34,13 @@ async def take_in(
     stream = hub.atlas.start_turn(message, options, session=session, agent_id=agent.id, user=user)
     accepted = await stream.accepted()
     if accepted.status in _NEW:
-        hub.runs.follow(stream, options.model or model_of(agent, hub.atlas.registry))
+        hub.runs.follow(stream, options.model or agent_model(agent, hub.atlas.registry))
     return accepted, stream
 
 
-async def agent_for(hub: Hub, session: str, wanted: str | None = None) -> Agent:
+async def resolve_agent(hub: Hub, session: str, agent_id: str | None = None) -> Agent:
     """Return the named agent, else the session's, else the default; raise ProtocolError if there is none."""
-    name = wanted or await hub.assignments.agent_of(session)
+    name = agent_id or await hub.assignments.agent_of(session)
     agent = hub.agent(name) if name else hub.atlas.get_agent()
     if agent is None:
         raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {name!r}" if name else "no agents are configured")
@@ -49,7 +49,7 @@ async def agent_for(hub: Hub, session: str, wanted: str | None = None) -> Agent:
 
 async def call_tool(
     hub: Hub,
-    who: Grant,
+    grant: Grant,
     agent: Agent,
     tool: str,
     arguments: dict[str, Any],
@@ -60,8 +60,8 @@ async def call_tool(
     """Start a tool call and return when it is stored, in a session of its own that is archived from the start."""
     if hub.stopping:
         raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=hub.retry_after_ms)
-    user = who.principal.id
-    session = who.prefix + tool_call_session(user, new_id(), idempotency_key)
+    user = grant.principal.id
+    session = grant.prefix + tool_call_session(user, new_id(), idempotency_key)
     await hub.atlas.sessions.put(session, label=tool[:80], archived=True)
     stream = await hub.atlas.begin_call(
         tool,

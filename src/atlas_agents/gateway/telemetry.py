@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Hi
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-_QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class Metrics:
@@ -23,7 +23,7 @@ class Metrics:
         self.sockets = Gauge("atlas_sockets", "Open authenticated WebSockets", registry=registry)
         self.refused = Counter("atlas_refused", "Connections refused", ["reason"], registry=registry)
         self.requests = Histogram(
-            "atlas_request_seconds", "Duration of WebSocket requests", ["method"], registry=registry, buckets=_QUICK
+            "atlas_request_seconds", "Duration of WebSocket requests", ["method"], registry=registry, buckets=_BUCKETS
         )
         self.faults = Counter("atlas_faults", "Requests that failed", ["kind"], registry=registry)
         self.slow = Counter("atlas_slow_consumers", "Sockets closed because the client did not read", registry=registry)
@@ -31,18 +31,18 @@ class Metrics:
         self.ended = Counter("atlas_runs_ended", "Finished turns", ["how"], registry=registry)
         self.events = Counter("atlas_run_events", "Events of turns", registry=registry)
 
-    def add(self, figures: Collector) -> None:
+    def add(self, collector: Collector) -> None:
         """Add a collector that is read on each scrape."""
-        self.registry.register(figures)
+        self.registry.register(collector)
 
     def text(self) -> tuple[bytes, str]:
         """Return the metrics in text format and their content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
-LONGEST = 256
+MAX_FIELD = 256
 """Maximum length of values from clients in log lines."""
-_MESSAGE = 4096
+_MAX_MESSAGE = 4096
 _encoder = msgspec.json.Encoder()
 Hide: TypeAlias = Callable[[str], str]
 
@@ -62,37 +62,37 @@ class JsonLines(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": self._text(record.getMessage(), _MESSAGE),
+            "message": self._text(record.getMessage(), _MAX_MESSAGE),
         }
         fields = cast("dict[str, Any]", getattr(record, "fields", {}))
         line |= {key: self._text(value) if isinstance(value, str) else value for key, value in fields.items()}
         if record.exc_info:
-            line["trace"] = self._text(self.formatException(record.exc_info), _MESSAGE)
+            line["trace"] = self._text(self.formatException(record.exc_info), _MAX_MESSAGE)
         return _encoder.encode(line).decode()
 
-    def _text(self, text: str, longest: int = LONGEST) -> str:
-        shown = escaped(self._hide(text[: 4 * longest]))
-        return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    def _text(self, text: str, limit: int = MAX_FIELD) -> str:
+        text = escape(self._hide(text[: 4 * limit]))
+        return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Escape all characters that are not visible as \\u…, including those that change the text direction."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in text)
 
 
-def shown(header: bytes | None) -> str:
+def printable(header: bytes | None) -> str:
     """Return a header for a log line, escaped and shortened."""
-    text = escaped((header or b"")[: 4 * LONGEST].decode("latin-1"))
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    text = escape((header or b"")[: 4 * MAX_FIELD].decode("latin-1"))
+    return text if len(text) <= MAX_FIELD else text[: MAX_FIELD - 1] + "…"
 
 
-def set_up(hide: Hide = str, level: int = logging.INFO) -> None:
+def configure_logging(hide: Hide = str, level: int = logging.INFO) -> None:
     """Write JSON log lines to standard error, for gateway processes."""
-    lines = logging.StreamHandler()
-    lines.setFormatter(JsonLines(hide))
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines(hide))
     root = logging.getLogger()
-    root.handlers[:] = [lines]
+    root.handlers[:] = [handler]
     root.setLevel(level)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its other lines contain URLs with query strings

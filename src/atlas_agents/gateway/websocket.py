@@ -15,40 +15,40 @@ from websockets.protocol import State
 
 from atlas_agents.gateway.protocol.frames import SLOW_CONSUMER
 
-HEADERS_WITHIN = 10.0
+HEADER_TIMEOUT = 10.0
 """Seconds within which the headers of a request must arrive."""
-SHORT = 64 * 1024
+READING_BELOW = 64 * 1024
 """Bytes in the send buffer below which a client counts as reading."""
-LINGER = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds a closing socket has to read what was sent."""
-KEY = "atlas.link"
+TRANSPORT_KEY = "atlas.transport"
 
 
 class HttpProtocol(H11Protocol):
     """HTTP protocol that closes a connection whose headers do not arrive in time."""
 
-    _patience: asyncio.TimerHandle | None = None
+    _header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._patience = self.loop.call_later(HEADERS_WITHIN, self._lose_patience)
+        self._header_timer = self.loop.call_later(HEADER_TIMEOUT, self._abort_without_request)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._be_patient()
+        self._cancel_header_timer()
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        self._be_patient()
+        self._cancel_header_timer()
         super().handle_websocket_upgrade(event)
 
-    def _lose_patience(self) -> None:
+    def _abort_without_request(self) -> None:
         if self.scope is None:  # pyright: ignore[reportUnnecessaryComparison] - set with the first request
             self.transport.abort()
 
-    def _be_patient(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _cancel_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
 
 class WebSocketTransport(WebSocketsSansIOProtocol):
@@ -62,9 +62,9 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if not self.close_sent:
             scope: Any = self.scope
-            scope["extensions"][KEY] = self
+            scope["extensions"][TRANSPORT_KEY] = self
 
-    def trust(self, max_frame: int, max_queued: int) -> None:
+    def raise_limits(self, max_frame: int, max_queued: int) -> None:
         """Accept frames of this size from now on, and allow a send buffer of this size."""
         self.conn.max_message_size = max_frame
         self.max_queued = max_queued
@@ -75,7 +75,7 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
             self.close_sent or self.disconnected or self.conn.state is not State.OPEN or self.transport.is_closing()
         )
 
-    def put(self, frame: bytes) -> bool:
+    def send_frame(self, frame: bytes) -> bool:
         """Send a text frame, now or as soon as the client reads; return False if the socket is closed.
 
         A client that does not read is closed. It can reconnect and replay what it missed.
@@ -84,21 +84,21 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
             return False
         queued = self.transport.get_write_buffer_size()
         if (
-            queued > SHORT and queued + len(frame) > self.max_queued
+            queued > READING_BELOW and queued + len(frame) > self.max_queued
         ):  # a client that reads may receive a frame larger than the limit
             self.slow = True
-            self.end(SLOW_CONSUMER, "slow consumer")
+            self.close_with(SLOW_CONSUMER, "slow consumer")
             return False
         self.conn.send_text(frame)
         self.transport.write(b"".join(self.conn.data_to_send()))
         return True
 
-    async def room(self) -> bool:
+    async def drain(self) -> bool:
         """Wait until the client has read most of the send buffer; return False if the socket is closed."""
         await self.writable.wait()
         return self.is_open
 
-    def end(self, code: int, reason: str) -> None:
+    def close_with(self, code: int, reason: str) -> None:
         """Close the socket after sending what is queued; a client that does not read is cut off after a delay."""
         if not self.is_open:
             return
@@ -109,7 +109,7 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
-        self.close_timer = self.loop.call_later(LINGER, self.transport.abort)
+        self.close_timer = self.loop.call_later(CLOSE_TIMEOUT, self.transport.abort)
 
     def keepalive_timeout(self) -> None:
         """Close the socket when a ping is not answered."""
@@ -118,4 +118,4 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
 
     def handle_parser_exception(self) -> None:
         super().handle_parser_exception()
-        self.loop.call_later(LINGER, self.transport.abort)
+        self.loop.call_later(CLOSE_TIMEOUT, self.transport.abort)

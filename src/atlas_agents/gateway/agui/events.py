@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from atlas_agents.core.messages import File, Image, Message, Part, Text, user
 from atlas_agents.core.text import clean
-from atlas_agents.gateway.http_errors import bad
+from atlas_agents.gateway.http_errors import bad_request
 from atlas_agents.gateway.protocol.chat import Key
 
 VERSION = "1.0"
@@ -167,7 +167,7 @@ class AgUiToolMessage(Shape, frozen=True):
 
 
 _PARTS = ("image", "document")
-_PLAIN = re.compile(r"https?://")
+_HTTP_URL = re.compile(r"https?://")
 
 
 class Source(Shape, frozen=True):
@@ -238,33 +238,35 @@ PAYLOAD_SCHEMA: dict[str, Any] = {
 }
 
 
-def last_message(asked: RunInput) -> Message:
+def last_message(run_input: RunInput) -> Message:
     """Return the user's message."""
-    said = _said(asked.messages[-1]) if asked.messages else None
-    if said is None or said.role != "user" or not said.content:
-        raise bad("the last message must have the role 'user'", "messages")
-    if isinstance(said.content, str):
-        return user(said.content)
-    return user(*[_part(part) for part in said.content])
+    message = _decode_message(run_input.messages[-1]) if run_input.messages else None
+    if message is None or message.role != "user" or not message.content:
+        raise bad_request("the last message must have the role 'user'", "messages")
+    if isinstance(message.content, str):
+        return user(message.content)
+    return user(*[_part(part) for part in message.content])
 
 
-def snapshot_of(asked: RunInput) -> list[Any]:
+def client_messages(run_input: RunInput) -> list[Any]:
     """Return the client's messages as it sent them."""
-    return [msgspec.json.decode(each) for each in asked.messages]
+    return [msgspec.json.decode(each) for each in run_input.messages]
 
 
-def payload_of(entry: Resume) -> Payload:
+def read_payload(entry: Resume) -> Payload:
     try:
         return msgspec.convert(entry.payload, Payload)
     except msgspec.ValidationError as error:
-        raise bad(f"invalid answer to interrupt {entry.interrupt_id}: {error}", "resume", "bad_payload") from None
+        raise bad_request(
+            f"invalid answer to interrupt {entry.interrupt_id}: {error}", "resume", "bad_payload"
+        ) from None
 
 
-def _said(raw: msgspec.Raw) -> AgUiMessage:
+def _decode_message(raw: msgspec.Raw) -> AgUiMessage:
     try:
         return msgspec.json.decode(raw, type=AgUiMessage)
     except msgspec.ValidationError as error:
-        raise bad(f"invalid last message: {error}", "messages") from None
+        raise bad_request(f"invalid last message: {error}", "messages") from None
 
 
 def _part(part: InputPart) -> Part:
@@ -272,10 +274,10 @@ def _part(part: InputPart) -> Part:
         return Text(clean(part.text))
     source = part.source
     if part.type not in _PARTS or source is None or source.type not in ("data", "url"):
-        raise bad(f"unsupported content type {part.type!r}", "messages")
+        raise bad_request(f"unsupported content type {part.type!r}", "messages")
     inline = source.type == "data"
-    if not inline and not _PLAIN.match(source.value):
-        raise bad("invalid URL: expected https:", "messages")
+    if not inline and not _HTTP_URL.match(source.value):
+        raise bad_request("invalid URL: expected https:", "messages")
     data, url = (source.value, "") if inline else ("", source.value)
     if part.type == "image":
         return Image(source.mime_type, data, url)

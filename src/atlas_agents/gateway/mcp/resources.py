@@ -1,20 +1,19 @@
 """MCP resources: documents of the knowledge base. Reading requires permission to search and is audited."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.atlas import Atlas
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.store import Document
-from atlas_agents.gateway.hub import Hub
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.knowledge.library import Knowledge, about_of
+from atlas_agents.knowledge.library import Knowledge, document_details
 from atlas_agents.tools.audit import AuditEntry
-from atlas_agents.workspace.skills import Prompt
 
 
 class Resource(msgspec.Struct, frozen=True):
@@ -46,16 +45,8 @@ class ResourceLibrary(Protocol):
         ...
 
 
-class McpOffers:
-    """What the MCP server offers besides tools, set before the gateway runs."""
-
-    def __init__(self) -> None:
-        self.prompts: Callable[[], Sequence[Prompt]] = tuple
-        self.library: ResourceLibrary | None = None
-
-
 PAGE = 200
-_BEFORE = "knowledge://documents/"
+_URI_PREFIX = "knowledge://documents/"
 _ID = re.compile(r"d[0-9a-f]{20}")
 _MEDIA = "text/markdown"
 
@@ -63,50 +54,50 @@ _MEDIA = "text/markdown"
 class Documents:
     """The documents of the gateway's tenant."""
 
-    def __init__(self, hub: Hub, study: KnowledgeBase, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._hub = hub
-        self._knowledge: Knowledge = study.knowledge
-        self._search_tool = study.search_tool
+    def __init__(self, atlas: Atlas, knowledge_base: KnowledgeBase, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._atlas = atlas
+        self._knowledge: Knowledge = knowledge_base.knowledge
+        self._search_tool = knowledge_base.search_tool
         self._clock = clock
 
     async def list(self, reader: ResourceReader, cursor: str = "") -> tuple[Sequence[Resource], str]:
         if cursor and not _ID.fullmatch(cursor):
             raise ConfigError("invalid cursor: expected a cursor returned by this method")
-        if not self._may(reader):
+        if not self._is_allowed(reader):
             return (), ""
-        found = await self._knowledge.page(self._hub.atlas.tenant, after=cursor, limit=PAGE)
-        return [_readable(each) for each in found if each.hash], found[-1].id if len(found) == PAGE else ""
+        found = await self._knowledge.page(self._atlas.tenant, after=cursor, limit=PAGE)
+        return [_to_resource(each) for each in found if each.hash], found[-1].id if len(found) == PAGE else ""
 
     async def read(self, uri: str, reader: ResourceReader) -> tuple[str, str]:
         """Read a document. The error is the same whether it does not exist or the reader may not access it."""
-        id = uri.removeprefix(_BEFORE)
-        if not uri.startswith(_BEFORE) or not _ID.fullmatch(id):
+        id = uri.removeprefix(_URI_PREFIX)
+        if not uri.startswith(_URI_PREFIX) or not _ID.fullmatch(id):
             raise ConfigError("resource not found")
-        may = self._may(reader)
+        allowed = self._is_allowed(reader)
         try:
-            text = await self._knowledge.text(self._hub.atlas.tenant, id) if may else ""
+            text = await self._knowledge.text(self._atlas.tenant, id) if allowed else ""
         except NotFound:
             text = ""
-        await self._write_down(uri, reader, permitted=may, success=bool(text))
+        await self._audit(uri, reader, permitted=allowed, success=bool(text))
         if not text:
             raise ConfigError("resource not found")
         return text, _MEDIA
 
-    def _may(self, reader: ResourceReader) -> bool:
+    def _is_allowed(self, reader: ResourceReader) -> bool:
         """Return whether the agent has the search tool and may use it without approval."""
         tool = next((each for each in reader.agent.tools if each.name == self._search_tool), None)
-        return tool is not None and self._hub.atlas.verdict(reader.agent, tool, reader.user).cell == "yes"
+        return tool is not None and self._atlas.verdict(reader.agent, tool, reader.user).cell == "yes"
 
-    async def _write_down(self, uri: str, reader: ResourceReader, *, permitted: bool, success: bool) -> None:
-        agent, tenant = reader.agent, self._hub.atlas.tenant
-        how = "success" if success else "failed" if permitted else "not permitted"
-        await self._hub.atlas.audit.append(
+    async def _audit(self, uri: str, reader: ResourceReader, *, permitted: bool, success: bool) -> None:
+        agent, tenant = reader.agent, self._atlas.tenant
+        outcome = "success" if success else "failed" if permitted else "not permitted"
+        await self._atlas.audit.append(
             AuditEntry(
                 tenant_id=tenant,
                 actor_external_id=agent.id,
                 entity_id=uri,
                 level="info" if success else "error",
-                message=f"{reader.user} read {uri} as agent {agent.id}: {how}",
+                message=f"{reader.user} read {uri} as agent {agent.id}: {outcome}",
                 success=success,
                 meta={"user": reader.user, "role": agent.role, "permitted": permitted},
                 timestamp=int(self._clock.time() * 1000),
@@ -116,7 +107,7 @@ class Documents:
         )
 
 
-def _readable(document: Document) -> Resource:
-    about = about_of(document)
-    words = f"{document.title} ({document.collection})" if document.title != about.name else document.collection
-    return Resource(_BEFORE + document.id, about.name, words, _MEDIA, about.size)
+def _to_resource(document: Document) -> Resource:
+    about = document_details(document)
+    description = f"{document.title} ({document.collection})" if document.title != about.name else document.collection
+    return Resource(_URI_PREFIX + document.id, about.name, description, _MEDIA, about.size)

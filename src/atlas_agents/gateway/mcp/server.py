@@ -15,7 +15,7 @@ from atlas_agents.gateway.asgi import Receive, Send
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.mcp import tools as tools_module
-from atlas_agents.gateway.mcp.resources import McpOffers, ResourceLibrary, ResourceReader
+from atlas_agents.gateway.mcp.resources import ResourceLibrary, ResourceReader
 from atlas_agents.gateway.mcp.tools import Progress
 from atlas_agents.gateway.protocol.types import Scope
 
@@ -29,12 +29,11 @@ _INSTRUCTIONS = (
 class McpProtocolServer:
     """Handles MCP requests; the calls themselves are in `tools`."""
 
-    def __init__(self, hub: Hub, offers: McpOffers) -> None:
+    def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._offers = offers
-        more: dict[str, Any] = {}
-        if offers.library is not None:
-            more = {"on_list_resources": self._list_resources, "on_read_resource": self._read_resource}
+        extra: dict[str, Any] = {}
+        if hub.services.resources is not None:
+            extra = {"on_list_resources": self._list_resources, "on_read_resource": self._read_resource}
         server: Server[Any] = Server(
             hub.server.name,
             version=hub.server.version,
@@ -43,7 +42,7 @@ class McpProtocolServer:
             on_call_tool=self._call_tool,
             on_list_prompts=self._list_prompts,
             on_get_prompt=self._get_prompt,
-            **more,
+            **extra,
         )
         self._manager = StreamableHTTPSessionManager(
             server, stateless=True, max_request_body_size=hub.settings.max_frame
@@ -59,57 +58,57 @@ class McpProtocolServer:
         await self._manager.handle_request(scope, receive, send)
 
     async def _list_tools(self, ctx: Context, params: Any) -> types.ListToolsResult:
-        who, agent = self._who(ctx), self._agent(ctx)
-        offered = tools_module.offered(self._hub, agent, who)
+        grant, agent = self._authorize(ctx), self._agent(ctx)
+        listed = tools_module.list_tools(self._hub, agent, grant)
         tools = [
-            types.Tool(name=each.name, description=each.description, input_schema=each.parameters) for each in offered
+            types.Tool(name=each.name, description=each.description, input_schema=each.parameters) for each in listed
         ]
         return types.ListToolsResult(tools=tools)
 
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-        who, agent = self._who(ctx, "write"), self._agent(ctx)
-        work = tools_module.McpRequest(self._hub, who, _progress(ctx))
+        grant, agent = self._authorize(ctx, "write"), self._agent(ctx)
+        request = tools_module.McpRequest(self._hub, grant, _progress(ctx))
         try:
-            done = await work.call(agent, params.name, params.arguments or {})
+            outcome = await request.call(agent, params.name, params.arguments or {})
         except AtlasError as error:
-            done = tools_module.ToolOutcome(self._hub.atlas.hide(str(error)), failed=True)
-        pictures = [types.ImageContent(data=each.data, mime_type=each.media_type) for each in done.pictures]
+            outcome = tools_module.ToolOutcome(self._hub.atlas.hide(str(error)), failed=True)
+        images = [types.ImageContent(data=each.data, mime_type=each.media_type) for each in outcome.images]
         return types.CallToolResult(
-            content=[types.TextContent(text=done.text), *pictures],
-            structured_content=done.structure,
-            is_error=done.failed,
+            content=[types.TextContent(text=outcome.text), *images],
+            structured_content=outcome.structure,
+            is_error=outcome.failed,
         )
 
     async def _list_prompts(self, ctx: Context, params: Any) -> types.ListPromptsResult:
-        self._who(ctx)
+        self._authorize(ctx)
         prompts = [
             types.Prompt(
                 name=each.name,
                 description=each.description or None,
-                arguments=[types.PromptArgument(name=blank, required=True) for blank in each.blanks],
+                arguments=[types.PromptArgument(name=argument, required=True) for argument in each.placeholders],
             )
-            for each in self._offers.prompts()
+            for each in self._hub.services.prompts()
         ]
         return types.ListPromptsResult(prompts=prompts)
 
     async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
-        self._who(ctx)
-        prompt = next((each for each in self._offers.prompts() if each.name == params.name), None)
+        self._authorize(ctx)
+        prompt = next((each for each in self._hub.services.prompts() if each.name == params.name), None)
         if prompt is None:
             raise _refused(f"unknown prompt {params.name[:80]!r}")
         try:
-            text = prompt.filled(params.arguments or {})
+            text = prompt.fill(params.arguments or {})
         except AtlasError as error:
             raise _refused(str(error)) from error
-        said = types.PromptMessage(role="user", content=types.TextContent(text=text))
-        return types.GetPromptResult(description=prompt.description or None, messages=[said])
+        message = types.PromptMessage(role="user", content=types.TextContent(text=text))
+        return types.GetPromptResult(description=prompt.description or None, messages=[message])
 
     async def _list_resources(
         self, ctx: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
         cursor = (params.cursor if params is not None else None) or ""
         try:
-            found, more = await self._library.list(self._reader(ctx), cursor)
+            found, next_cursor = await self._library.list(self._reader(ctx), cursor)
         except AtlasError as error:
             raise _refused(str(error)) from error
         resources = [
@@ -122,7 +121,7 @@ class McpProtocolServer:
             )
             for each in found
         ]
-        return types.ListResourcesResult(resources=resources, next_cursor=more or None)
+        return types.ListResourcesResult(resources=resources, next_cursor=next_cursor or None)
 
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         uri = str(params.uri)
@@ -134,20 +133,20 @@ class McpProtocolServer:
 
     @property
     def _library(self) -> ResourceLibrary:
-        if self._offers.library is None:
+        if self._hub.services.resources is None:
             raise _refused("no resources are available")
-        return self._offers.library
+        return self._hub.services.resources
 
     def _reader(self, ctx: Context) -> ResourceReader:
-        return ResourceReader(self._agent(ctx), self._who(ctx).principal.id)
+        return ResourceReader(self._agent(ctx), self._authorize(ctx).principal.id)
 
-    def _who(self, ctx: Context, *needed: Scope) -> Grant:
+    def _authorize(self, ctx: Context, *needed: Scope) -> Grant:
         """Return the grant of the request's token; raise if it was revoked or lacks a needed scope."""
         grant: Grant | None = ctx.request.scope["state"]["grant"] if ctx.request is not None else None
-        if grant is None or not self._hub.tokens.holds(grant):
+        if grant is None or not self._hub.tokens.is_valid(grant):
             raise _refused("authentication required")
         for scope in needed:
-            if not grant.may(scope):
+            if not grant.allows(scope):
                 raise _refused(f"this token lacks the scope {scope}")
         return grant
 
@@ -162,11 +161,11 @@ class McpProtocolServer:
 def _progress(ctx: Context) -> Progress:
     """Return a function that sends progress notifications, if the client requested them."""
 
-    async def tell(step: int, words: str) -> None:
-        await ctx.session.report_progress(float(step), None, words)
+    async def report(step: int, text: str) -> None:
+        await ctx.session.report_progress(float(step), None, text)
 
-    return tell
+    return report
 
 
-def _refused(words: str) -> MCPError:
-    return MCPError(code=types.INVALID_PARAMS, message=words)
+def _refused(text: str) -> MCPError:
+    return MCPError(code=types.INVALID_PARAMS, message=text)

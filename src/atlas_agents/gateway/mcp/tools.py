@@ -13,18 +13,18 @@ from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError
 from atlas_agents.core.events import ApprovalAsked, Event, ToolCalled, ToolProgress
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Image, ToolResult, new_id, parted, user
+from atlas_agents.core.messages import Image, ToolResult, extract_images, new_id, user
 from atlas_agents.core.text import wire_name
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.frames import ProtocolError
-from atlas_agents.gateway.submit import call_tool, take_in
+from atlas_agents.gateway.submit import call_tool, submit_turn
 
 Progress: TypeAlias = Callable[[int, str], Awaitable[None]]
 _ASK = "ask_"
-_STILL = 10.0
+_PROGRESS_INTERVAL = 10.0
 """Seconds between progress notifications; many clients time out on a call without progress."""
-_QUESTION: dict[str, Any] = {
+_ASK_PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {
         "message": {"type": "string", "description": "The message to the agent."},
@@ -40,7 +40,7 @@ _QUESTION: dict[str, Any] = {
 }
 
 
-class Offered(msgspec.Struct, frozen=True):
+class McpTool(msgspec.Struct, frozen=True):
     """A tool as an MCP client sees it."""
 
     name: str
@@ -54,35 +54,35 @@ class ToolOutcome(msgspec.Struct, frozen=True):
     text: str
     structure: dict[str, Any] | None = None
     failed: bool = False
-    pictures: tuple[Image, ...] = ()
+    images: tuple[Image, ...] = ()
 
 
-def offered(hub: Hub, agent: Agent, who: Grant) -> list[Offered]:
+def list_tools(hub: Hub, agent: Agent, grant: Grant) -> list[McpTool]:
     """Return the agent's tools that this user may call, and a tool to ask each agent."""
-    may = [tool for tool in agent.tools if hub.atlas.verdict(agent, tool, who.principal.id).cell != "no"]
-    found = [Offered(tool.wire_name, tool.description, tool.parameters) for tool in may]
-    taken = {each.name for each in found}
-    asking = [Offered(_asks(each), _about(each), _QUESTION) for each in hub.atlas.agents]
-    return [*found, *(each for each in asking if each.name not in taken)]
+    allowed = [tool for tool in agent.tools if hub.atlas.verdict(agent, tool, grant.principal.id).cell != "no"]
+    found = [McpTool(tool.wire_name, tool.description, tool.parameters) for tool in allowed]
+    names = {each.name for each in found}
+    ask_tools = [McpTool(_ask_tool_name(each), _describe(each), _ASK_PARAMETERS) for each in hub.atlas.agents]
+    return [*found, *(each for each in ask_tools if each.name not in names)]
 
 
 class McpRequest:
     """One request of a client. If the client cancels it, the call is cancelled too."""
 
-    def __init__(self, hub: Hub, who: Grant, progress: Progress) -> None:
+    def __init__(self, hub: Hub, grant: Grant, progress: Progress) -> None:
         self._hub = hub
-        self._who = who
+        self._grant = grant
         self._progress = progress
-        self._told = 0
+        self._steps = 0
 
     async def call(self, agent: Agent, name: str, arguments: dict[str, Any]) -> ToolOutcome:
         """Call a tool of the agent by its wire name, or ask an agent."""
         if name not in agent.context.tool_map():
-            asked = next((each for each in self._hub.atlas.agents if _asks(each) == name), None)
-            if asked is not None:
-                return await self._ask(asked, arguments)
+            target = next((each for each in self._hub.atlas.agents if _ask_tool_name(each) == name), None)
+            if target is not None:
+                return await self._ask(target, arguments)
         try:
-            stream = await call_tool(self._hub, self._who, agent, name, arguments)
+            stream = await call_tool(self._hub, self._grant, agent, name, arguments)
             await self._follow(stream)
             return _outcome(tool_call_result(await stream.reply()))
         except (ProtocolError, Cancelled) as fault:
@@ -93,8 +93,10 @@ class McpRequest:
         if not isinstance(message, str) or not message.strip() or not isinstance(name, str) or len(name) > 100:
             raise BadArguments("expected 'message' to be a text and 'session' a short name")
         try:
-            session = self._who.prefix + name
-            _, stream = await take_in(self._hub, agent, user(message), session=session, user=self._who.principal.id)
+            session = self._grant.prefix + name
+            _, stream = await submit_turn(
+                self._hub, agent, user(message), session=session, user=self._grant.principal.id
+            )
             await self._follow(stream)
             return ToolOutcome((await stream.reply()).text)
         except (ProtocolError, Cancelled) as fault:
@@ -102,44 +104,44 @@ class McpRequest:
 
     async def _follow(self, stream: AtlasStream) -> None:
         """Report progress until the call ends; cancel it if the client disconnects or its token is revoked."""
-        waits = "working"
+        status = "working"
         try:
-            async with aclosing(_beats(stream)) as events:
+            async with aclosing(_with_timeouts(stream)) as events:
                 async for event in events:
-                    if not self._hub.tokens.holds(self._who):
+                    if not self._hub.tokens.is_valid(self._grant):
                         raise ConfigError("the token was revoked")
-                    waits = _words(event) or waits if event is not None else waits
-                    if event is None or _words(event):
-                        self._told += 1
-                        await self._progress(self._told, waits)
+                    status = _progress_text(event) or status if event is not None else status
+                    if event is None or _progress_text(event):
+                        self._steps += 1
+                        await self._progress(self._steps, status)
         except BaseException:
             stream.cancel()
             raise
 
 
-async def _beats(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
+async def _with_timeouts(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
     """Yield the events of a stream, and None after each interval without one."""
     events = aiter(stream)
-    coming = asyncio.ensure_future(anext(events))
+    upcoming = asyncio.ensure_future(anext(events))
     try:
         while True:
-            await asyncio.wait((coming,), timeout=_STILL)
-            if not coming.done():
+            await asyncio.wait((upcoming,), timeout=_PROGRESS_INTERVAL)
+            if not upcoming.done():
                 yield None
                 continue
             try:
-                event = coming.result()
+                event = upcoming.result()
             except StopAsyncIteration:
                 return
-            coming = asyncio.ensure_future(anext(events))
+            upcoming = asyncio.ensure_future(anext(events))
             yield event
     finally:
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
+        upcoming.cancel()
+        await asyncio.gather(upcoming, return_exceptions=True)
         await events.aclose()
 
 
-def _words(event: Event) -> str:
+def _progress_text(event: Event) -> str:
     """Return the progress message of an event; empty for most events."""
     match event:
         case ApprovalAsked(_, question) if question.form is not None:
@@ -158,18 +160,18 @@ def _words(event: Event) -> str:
 
 def _outcome(result: ToolResult) -> ToolOutcome:
     failed = result.status != "ok"
-    value, pictures = parted(result.result)
+    value, images = extract_images(result.result)
     text = value if isinstance(value, str) else encode(value).decode()
     if result.error == "declined" and value == {"cancelled": True}:
         text = "The call was denied, or it was not approved in time. Nothing was done."
     structure = cast(dict[str, Any], value) if isinstance(value, dict) and not failed else None
-    return ToolOutcome(text, structure, failed, tuple(pictures))
+    return ToolOutcome(text, structure, failed, tuple(images))
 
 
-def _asks(agent: Agent) -> str:
+def _ask_tool_name(agent: Agent) -> str:
     return wire_name(_ASK + agent.id)
 
 
-def _about(agent: Agent) -> str:
-    about = f": {agent.description}" if agent.description else ""
-    return f"Ask the agent {agent.name}{about}. It answers with text and may use its own tools."
+def _describe(agent: Agent) -> str:
+    description = f": {agent.description}" if agent.description else ""
+    return f"Ask the agent {agent.name}{description}. It answers with text and may use its own tools."

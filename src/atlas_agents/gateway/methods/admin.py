@@ -7,12 +7,12 @@ from datetime import date, timedelta
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.runner import tool_call_result
-from atlas_agents.core.aio import SYSTEM_CLOCK, day_of
+from atlas_agents.core.aio import SYSTEM_CLOCK, utc_day
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.store import UsageRow
 from atlas_agents.core.tenancy import Plan, User
 from atlas_agents.gateway.connection import ClientConnection
-from atlas_agents.gateway.convert import model_of, name_of
+from atlas_agents.gateway.convert import agent_model, model_name
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.admin import (
@@ -23,11 +23,11 @@ from atlas_agents.gateway.protocol.admin import (
     AuditVerified,
     Called,
     ConfigFound,
-    ForeignServers,
     Health,
     LimitsFound,
     Matrix,
     MatrixRow,
+    McpServersFound,
     ModelsFound,
     OneAgent,
     OneUser,
@@ -54,7 +54,7 @@ from atlas_agents.gateway.protocol.admin import (
     UsersPut,
 )
 from atlas_agents.gateway.protocol.frames import ProtocolError
-from atlas_agents.gateway.protocol.types import AgentShape, Done, ModelShape, Nothing, ToolShape
+from atlas_agents.gateway.protocol.types import Ack, AgentShape, ModelShape, NoParams, ToolShape
 from atlas_agents.gateway.submit import call_tool
 from atlas_agents.providers.registry import parse_model_ref
 
@@ -66,29 +66,29 @@ def add_record_methods(methods: Methods) -> None:
     methods.add("tools.list")(list_tools)
     methods.add("tools.matrix")(matrix)
     methods.add("audit.list")(list_audit)
-    methods.add("audit.subscribe")(hear_audit)
+    methods.add("audit.subscribe")(subscribe_audit)
     methods.add("audit.verify")(verify_audit)
     methods.add("usage.summary")(usage)
-    methods.add("usage.tools")(tools_used)
+    methods.add("usage.tools")(count_tool_calls)
     methods.add("limits.get")(limits)
 
 
-async def list_agents(caller: ClientConnection, _: Nothing) -> AgentsFound:
+async def list_agents(caller: ClientConnection, _: NoParams) -> AgentsFound:
     hub = caller.hub
     return AgentsFound(tuple([_agent_shape(hub, agent, caller) for agent in hub.atlas.agents]))
 
 
 async def get_agent(caller: ClientConnection, params: OneAgent) -> AgentFound:
-    return AgentFound(_agent_shape(caller.hub, _found(caller.hub, params.agent_id), caller))
+    return AgentFound(_agent_shape(caller.hub, _require_agent(caller.hub, params.agent_id), caller))
 
 
-async def list_models(caller: ClientConnection, _: Nothing) -> ModelsFound:
+async def list_models(caller: ClientConnection, _: NoParams) -> ModelsFound:
     """List every model that agents use, with the agents that use it."""
     hub = caller.hub
     users: defaultdict[str, list[str]] = defaultdict(list)
     for agent in hub.atlas.agents:
         for model in agent.models or (hub.atlas.registry.default_model or "",):
-            users[name_of(model)].append(agent.id)
+            users[model_name(model)].append(agent.id)
     shapes = [
         ModelShape(name, name.partition("/")[0], _is_available(hub, name), tuple(agents))
         for name, agents in users.items()
@@ -103,84 +103,84 @@ async def list_tools(caller: ClientConnection, params: ToolsList) -> ToolsFound:
     wanted = params.agent_id
     if wanted is None and params.session_key is not None:
         current = hub.atlas.get_agent()
-        wanted = await hub.assignments.agent_of(caller.who.prefix + params.session_key) or (current and current.id)
-    agents = [_found(hub, wanted)] if wanted else list(hub.atlas.agents)
+        wanted = await hub.assignments.agent_of(caller.grant.prefix + params.session_key) or (current and current.id)
+    agents = [_require_agent(hub, wanted)] if wanted else list(hub.atlas.agents)
     return ToolsFound(tuple([shape for agent in agents for shape in _tool_shapes(caller, agent)]))
 
 
-async def matrix(caller: ClientConnection, _: Nothing) -> Matrix:
-    atlas, who = caller.hub.atlas, caller.who.principal.id
+async def matrix(caller: ClientConnection, _: NoParams) -> Matrix:
+    atlas, user = caller.hub.atlas, caller.grant.principal.id
     rows = [
-        MatrixRow(agent.id, agent.role, {tool.name: atlas.verdict(agent, tool, who).cell for tool in agent.tools})
+        MatrixRow(agent.id, agent.role, {tool.name: atlas.verdict(agent, tool, user).cell for tool in agent.tools})
         for agent in atlas.agents
     ]
     return Matrix(tuple(sorted({name for row in rows for name in row.cells})), tuple(rows))
 
 
 async def list_audit(caller: ClientConnection, params: AuditList) -> AuditPage:
-    _sees_all(caller)
+    _require_all_sessions(caller)
     return await caller.hub.audit.page(params)
 
 
-async def hear_audit(caller: ClientConnection, _: Nothing) -> Done:
-    _sees_all(caller)
-    await caller.hub.audit.listen(caller)
-    caller.on_close.add(lambda: caller.hub.audit.leave(caller))
-    return Done(True)
+async def subscribe_audit(caller: ClientConnection, _: NoParams) -> Ack:
+    _require_all_sessions(caller)
+    await caller.hub.audit.subscribe(caller)
+    caller.on_close.add(lambda: caller.hub.audit.unsubscribe(caller))
+    return Ack(True)
 
 
-async def verify_audit(caller: ClientConnection, _: Nothing) -> AuditVerified:
-    _sees_all(caller)
+async def verify_audit(caller: ClientConnection, _: NoParams) -> AuditVerified:
+    _require_all_sessions(caller)
     return await caller.hub.audit.verify()
 
 
-async def tools_used(caller: ClientConnection, params: UsageTools) -> ToolsUsed:
-    _sees_all(caller)
-    return ToolsUsed(await caller.hub.audit.used(params.since or "", params.to or "9999"))
+async def count_tool_calls(caller: ClientConnection, params: UsageTools) -> ToolsUsed:
+    _require_all_sessions(caller)
+    return ToolsUsed(await caller.hub.audit.count_calls(params.since or "", params.to or "9999"))
 
 
 async def usage(caller: ClientConnection, params: UsageSummary) -> UsageFound:
     """Sum tokens and cost of the caller's sessions, grouped by one key."""
     until = (date.fromisoformat(params.to) + timedelta(days=1)).isoformat() if params.to else "9999"
     sums: dict[tuple[str, str], UsageSum] = {}
-    prefix = caller.who.prefix
+    prefix = caller.grant.prefix
     for row in await caller.hub.atlas.usage(params.since or "", until):
         if row.session.startswith(prefix):
-            name, day = _name(row, params.group_by, prefix), row.day if params.by_day else ""
-            sums[name, day] = _added(sums.get((name, day)) or UsageSum(name, 0, 0, 0, 0, 0, day), row)
+            name, day = _group_name(row, params.group_by, prefix), row.day if params.by_day else ""
+            sums[name, day] = _add_usage(sums.get((name, day)) or UsageSum(name, 0, 0, 0, 0, 0, day), row)
     return UsageFound(tuple(sums.values()))
 
 
-async def limits(caller: ClientConnection, _: Nothing) -> LimitsFound:
-    return await limits_of(caller.hub)
+async def limits(caller: ClientConnection, _: NoParams) -> LimitsFound:
+    return await read_limits(caller.hub)
 
 
-async def limits_of(hub: Hub) -> LimitsFound:
-    limits, day = hub.atlas.limits, day_of(SYSTEM_CLOCK.time())
-    used = {agent.id: await hub.store.counted(hub.atlas.tenant, agent.id, day) for agent in hub.atlas.agents}
-    return LimitsFound(limits.per_tick, limits.tick, limits.per_day, limits.at_once, limits.repeats, used)
+async def read_limits(hub: Hub) -> LimitsFound:
+    limits, day = hub.atlas.limits, utc_day(SYSTEM_CLOCK.time())
+    usage_by_agent = {agent.id: await hub.store.call_count(hub.atlas.tenant, agent.id, day) for agent in hub.atlas.agents}
+    return LimitsFound(limits.per_tick, limits.tick, limits.per_day, limits.at_once, limits.repeats, usage_by_agent)
 
 
 def _agent_shape(hub: Hub, agent: Agent, caller: ClientConnection) -> AgentShape:
-    who = caller.who.principal.id
-    tools = tuple([tool.name for tool in agent.tools if hub.atlas.verdict(agent, tool, who).cell != "no"])
-    model = model_of(agent, hub.atlas.registry)
+    user = caller.grant.principal.id
+    tools = tuple([tool.name for tool in agent.tools if hub.atlas.verdict(agent, tool, user).cell != "no"])
+    model = agent_model(agent, hub.atlas.registry)
     default = agent is hub.atlas.get_agent()
-    notice = hub.runs.notice(agent.id)
+    notice = hub.services.model_notice(agent.id)
     return AgentShape(agent.id, agent.name, model, agent.description, agent.role, tools, default, notice)
 
 
 def _tool_shapes(caller: ClientConnection, agent: Agent) -> list[ToolShape]:
     shapes: list[ToolShape] = []
     for tool in agent.tools:
-        cell = caller.hub.atlas.verdict(agent, tool, caller.who.principal.id).cell
+        cell = caller.hub.atlas.verdict(agent, tool, caller.grant.principal.id).cell
         source = "mcp" if "/" in tool.name else "custom"
         asks = cell == "ask" or bool(tool.confirm)
         shapes.append(ToolShape(tool.name, tool.description, tool.parameters, source, asks, cell != "no", agent.id))
     return shapes
 
 
-def _found(hub: Hub, agent_id: str) -> Agent:
+def _require_agent(hub: Hub, agent_id: str) -> Agent:
     agent = hub.agent(agent_id)
     if agent is None:
         raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {agent_id!r}")
@@ -199,18 +199,18 @@ def _is_available(hub: Hub, name: str) -> bool:
     return True
 
 
-def _sees_all(caller: ClientConnection) -> None:
+def _require_all_sessions(caller: ClientConnection) -> None:
     """Require access to all sessions, because the audit log covers all of them."""
-    if caller.who.prefix:
+    if caller.grant.prefix:
         raise ProtocolError("FORBIDDEN", "the audit log requires a token with access to all sessions")
 
 
-def _name(row: UsageRow, group_by: str, prefix: str) -> str:
+def _group_name(row: UsageRow, group_by: str, prefix: str) -> str:
     names = {"agent": row.agent_id, "model": row.model, "session": row.session.removeprefix(prefix), "day": row.day}
     return names[group_by]
 
 
-def _added(to: UsageSum, row: UsageRow) -> UsageSum:
+def _add_usage(to: UsageSum, row: UsageRow) -> UsageSum:
     return UsageSum(
         to.name,
         to.turns + row.turns,
@@ -229,25 +229,27 @@ def add_system_methods(methods: Methods) -> None:
     methods.add("tokens.rotate")(rotate)
 
 
-async def health(caller: ClientConnection, _: Nothing) -> Health:
+async def health(caller: ClientConnection, _: NoParams) -> Health:
     return Health("ok", caller.hub.uptime)
 
 
-async def system(caller: ClientConnection, _: Nothing) -> SystemInfo:
+async def system(caller: ClientConnection, _: NoParams) -> SystemInfo:
     hub = caller.hub
-    who = caller.who.principal
-    return SystemInfo(hub.server, who, hub.features, hub.policy, await limits_of(hub), hub.uptime)
+    principal = caller.grant.principal
+    return SystemInfo(hub.server, principal, hub.features, hub.policy, await read_limits(hub), hub.uptime)
 
 
-async def config(caller: ClientConnection, _: Nothing) -> ConfigFound:
+async def config(caller: ClientConnection, _: NoParams) -> ConfigFound:
     """Return the effective settings, without secrets, and the names of the tokens."""
     hub = caller.hub
-    return ConfigFound({**hub.settings.shown(), **hub.more_settings, "principals": list(hub.tokens.principals)})
+    return ConfigFound(
+        {**hub.settings.to_public_dict(), **hub.services.settings, "principals": list(hub.tokens.principals)}
+    )
 
 
-async def rotate(caller: ClientConnection, _: Nothing) -> TokenMade:
+async def rotate(caller: ClientConnection, _: NoParams) -> TokenMade:
     path = caller.hub.tokens.rotate()
-    asyncio.get_running_loop().call_soon(caller.hub.close_strangers)  # after the response is sent
+    asyncio.get_running_loop().call_soon(caller.hub.close_unauthorized)  # after the response is sent
     return TokenMade(str(path))
 
 
@@ -262,31 +264,31 @@ def add_tenant_methods(methods: Methods) -> None:
     methods.add("tenants.list")(list_tenants)
 
 
-async def list_users(caller: ClientConnection, _: Nothing) -> UsersFound:
+async def list_users(caller: ClientConnection, _: NoParams) -> UsersFound:
     hub = caller.hub
     seen: dict[str, int] = {}
-    for _agent, user, at in await hub.store.active(hub.atlas.tenant):
+    for _agent, user, at in await hub.store.last_turns(hub.atlas.tenant):
         seen[user] = max(at, seen.get(user, 0))
     users = await hub.atlas.tenancy.users()
     return UsersFound(tuple([UserShape(each.name, each.role, each.status, seen.get(each.name)) for each in users]))
 
 
 async def put_user(caller: ClientConnection, params: UsersPut) -> UserFound:
-    kept = await caller.hub.atlas.tenancy.put_user(User(params.name, params.role, params.status))
-    await look_who_may_not(caller.hub)
-    return UserFound(UserShape(kept.name, kept.role, kept.status))
+    saved = await caller.hub.atlas.tenancy.put_user(User(params.name, params.role, params.status))
+    await apply_suspensions(caller.hub)
+    return UserFound(UserShape(saved.name, saved.role, saved.status))
 
 
-async def remove_user(caller: ClientConnection, params: OneUser) -> Done:
+async def remove_user(caller: ClientConnection, params: OneUser) -> Ack:
     try:
         await caller.hub.atlas.tenancy.remove_user(params.name)
     except NotFound:
         raise ProtocolError("INVALID_PARAMS", f"unknown user {params.name!r}") from None
-    await look_who_may_not(caller.hub)
-    return Done(True)
+    await apply_suspensions(caller.hub)
+    return Ack(True)
 
 
-async def list_plans(caller: ClientConnection, _: Nothing) -> PlansFound:
+async def list_plans(caller: ClientConnection, _: NoParams) -> PlansFound:
     return PlansFound(tuple(map(_shape, await caller.hub.atlas.tenancy.plans())))
 
 
@@ -295,26 +297,33 @@ async def put_plan(caller: ClientConnection, params: PlansPut) -> PlanFound:
     return PlanFound(_shape(await caller.hub.atlas.tenancy.put_plan(plan)))
 
 
-async def get(caller: ClientConnection, _: Nothing) -> TenantFound:
+async def get(caller: ClientConnection, _: NoParams) -> TenantFound:
     atlas = caller.hub.atlas
     plan, used = await atlas.tenancy.plan(), await atlas.tenancy.used()
-    return TenantFound(atlas.tenant, _shape(plan), used.tokens, used.storage, len(atlas.agents), used.seats)
+    return TenantFound(
+        atlas.tenant,
+        _shape(plan),
+        used.tokens,
+        used.storage,
+        len(atlas.agents),
+        used.seats,
+    )
 
 
 async def update(caller: ClientConnection, params: TenantsUpdate) -> TenantFound:
     await caller.hub.atlas.tenancy.use_plan(params.plan)
-    return await get(caller, Nothing())
+    return await get(caller, NoParams())
 
 
-async def list_tenants(caller: ClientConnection, _: Nothing) -> TenantsFound:
+async def list_tenants(caller: ClientConnection, _: NoParams) -> TenantsFound:
     return TenantsFound(tuple(await caller.hub.store.tenants()))
 
 
-async def look_who_may_not(hub: Hub) -> None:
+async def apply_suspensions(hub: Hub) -> None:
     """Refuse the tokens of suspended users and close their connections."""
     users = await hub.atlas.tenancy.users()
-    hub.porch.suspended = frozenset(each.name for each in users if each.status == "suspended")
-    hub.close_strangers()
+    hub.authenticator.suspended = frozenset(each.name for each in users if each.status == "suspended")
+    hub.close_unauthorized()
 
 
 def _shape(plan: Plan) -> PlanShape:
@@ -333,10 +342,10 @@ async def invoke(caller: ClientConnection, params: ToolsInvoke) -> Called:
     if agent is None:
         raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {params.agent_id!r}")
     key = params.idempotency_key or ""
-    stream = await call_tool(hub, caller.who, agent, params.name, params.arguments, idempotency_key=key)
+    stream = await call_tool(hub, caller.grant, agent, params.name, params.arguments, idempotency_key=key)
     result = tool_call_result(await stream.reply())
     return Called(stream.stream_id, result.status, result.result, result.error)
 
 
-async def servers(caller: ClientConnection, _: Nothing) -> ForeignServers:
-    return caller.hub.foreign()
+async def servers(caller: ClientConnection, _: NoParams) -> McpServersFound:
+    return caller.hub.services.mcp_servers()

@@ -17,9 +17,9 @@ from atlas_agents.gateway.convert import (
     DECISIONS,
     approval_shape,
     core_part,
+    fit_in_frame,
     message_shape,
-    newest,
-    stored_shape,
+    stored_message_shape,
 )
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
@@ -41,9 +41,9 @@ from atlas_agents.gateway.protocol.chat import (
 )
 from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
 from atlas_agents.gateway.protocol.sessions import ApprovalsFound, ApprovalsResolve, ExecAnswer
-from atlas_agents.gateway.protocol.types import Done, Nothing, UsageShape
-from atlas_agents.gateway.runs import outcomes_of
-from atlas_agents.gateway.submit import agent_for, take_in
+from atlas_agents.gateway.protocol.types import Ack, NoParams, UsageShape
+from atlas_agents.gateway.runs import read_outcomes
+from atlas_agents.gateway.submit import resolve_agent, submit_turn
 
 _PAGE = 500
 
@@ -57,15 +57,15 @@ def add_chat_methods(methods: Methods) -> None:
 
 async def send(caller: ClientConnection, params: ChatSend) -> Sent:
     """Start a turn and acknowledge it once it is stored. The answer follows as events to the session's subscribers."""
-    hub, session = caller.hub, caller.who.prefix + params.session_key
-    agent = await agent_for(hub, session, params.agent_id)
-    _check(hub, params)
-    accepted, _ = await take_in(
+    hub, session = caller.hub, caller.grant.prefix + params.session_key
+    agent = await resolve_agent(hub, session, params.agent_id)
+    _check_model(hub, params)
+    accepted, _ = await submit_turn(
         hub,
         agent,
         _message(params),
         session=session,
-        user=caller.who.principal.id,
+        user=caller.grant.principal.id,
         options=TurnOptions(
             model=params.model or "",
             mode=params.mode or "",
@@ -73,14 +73,14 @@ async def send(caller: ClientConnection, params: ChatSend) -> Sent:
             idempotency_key=params.idempotency_key or "",
         ),
     )
-    if caller.who.may("read"):
-        caller.hear(session)
+    if caller.grant.allows("read"):
+        caller.subscribe(session)
     if params.on_disconnect == "cancel":
-        caller.on_close.add(partial(_stop, hub, accepted.run_id))
+        caller.on_close.add(partial(_cancel_run, hub, accepted.run_id))
     return Sent(accepted.run_id, accepted.status if caller.full else None)
 
 
-def _stop(hub: Hub, run_id: str) -> None:
+def _cancel_run(hub: Hub, run_id: str) -> None:
     stream = hub.atlas.stream(run_id)
     if stream is not None:
         stream.cancel()
@@ -92,7 +92,7 @@ async def abort(caller: ClientConnection, params: ChatAbort) -> Aborted:
     if params.run_id is not None:
         ids = [(await visible_run(caller, params.run_id)).id]
     elif params.session_key is not None:
-        session = caller.who.prefix + params.session_key
+        session = caller.grant.prefix + params.session_key
         ids = [row.id for row in await caller.hub.store.runs(atlas.tenant, session, open_only=True)]
     else:
         raise ProtocolError("INVALID_PARAMS", "chat.abort: expected a runId or a sessionKey")
@@ -101,19 +101,19 @@ async def abort(caller: ClientConnection, params: ChatAbort) -> Aborted:
 
 async def history(caller: ClientConnection, params: ChatHistory) -> ChatHistoryPage:
     """Return the last messages, or those before a given one."""
-    sessions, key = caller.hub.atlas.sessions, caller.who.prefix + params.session_key
+    sessions, key = caller.hub.atlas.sessions, caller.grant.prefix + params.session_key
     try:
         before = params.before
         if isinstance(before, str):
-            before = await _place(caller.hub, key, before)
+            before = await _find_seq(caller.hub, key, before)
         rows = await sessions.messages(key, before=before, limit=params.limit + 1, last=True)
     except NotFound:
         raise not_found("SESSION") from None
-    shown = newest(rows, params.limit)
+    shown = fit_in_frame(rows, params.limit)
     hub, ids = caller.hub, {row.run_id for row in shown} - {""}
     turns = await hub.store.runs(hub.atlas.tenant, key) if ids else ()
-    told = await outcomes_of(hub.store, turns, ids, hub.atlas.hide)
-    return ChatHistoryPage(tuple(map(stored_shape, shown)), len(rows) > len(shown), told)
+    outcomes = await read_outcomes(hub.store, turns, ids, hub.atlas.hide)
+    return ChatHistoryPage(tuple(map(stored_message_shape, shown)), len(rows) > len(shown), outcomes)
 
 
 async def wait(caller: ClientConnection, params: ChatWait) -> Waited:
@@ -121,8 +121,8 @@ async def wait(caller: ClientConnection, params: ChatWait) -> Waited:
     row = await visible_run(caller, params.run_id)
     try:
         async with asyncio.timeout(params.timeout_ms / 1000):
-            await caller.hub.runs.attend([row])
-            await caller.hub.runs.ended(params.run_id)
+            await caller.hub.runs.follow_remote([row])
+            await caller.hub.runs.wait_ended(params.run_id)
     except TimeoutError:
         pass
     row = await visible_run(caller, params.run_id)
@@ -137,12 +137,12 @@ async def wait(caller: ClientConnection, params: ChatWait) -> Waited:
 async def visible_run(caller: ClientConnection, run_id: str) -> RunRow:
     """Return a run that the caller may access; raise 'not found' otherwise."""
     row = await caller.hub.store.run(caller.hub.atlas.tenant, run_id)
-    if row is None or not row.session.startswith(caller.who.prefix):
+    if row is None or not row.session.startswith(caller.grant.prefix):
         raise not_found("RUN")
     return row
 
 
-def _check(hub: Hub, params: ChatSend) -> None:
+def _check_model(hub: Hub, params: ChatSend) -> None:
     """Check that the requested model is available and the message is not empty."""
     if params.model is not None:
         try:
@@ -152,15 +152,15 @@ def _check(hub: Hub, params: ChatSend) -> None:
 
 
 def _message(params: ChatSend) -> Message:
-    said = params.message
-    parts = [Text(said)] if isinstance(said, str) else [core_part(part) for part in said]
+    content = params.message
+    parts = [Text(content)] if isinstance(content, str) else [core_part(part) for part in content]
     message = user(*parts, *(core_part(part) for part in params.attachments or ()))
     if not message.parts:
         raise ProtocolError("INVALID_PARAMS", "chat.send: the message is empty")
     return message
 
 
-async def _place(hub: Hub, key: str, message_id: str) -> int:
+async def _find_seq(hub: Hub, key: str, message_id: str) -> int:
     """Return the sequence number of a message in its session, searching from the end."""
     before: int | None = None
     while rows := await hub.atlas.sessions.messages(key, before=before, limit=_PAGE, last=True):
@@ -180,35 +180,35 @@ def add_approval_methods(methods: Methods) -> None:
     methods.add("approvals.resolve")(resolve)
 
     @methods.add("exec.approve")
-    async def _(caller: ClientConnection, params: ExecAnswer) -> Done:
+    async def _(caller: ClientConnection, params: ExecAnswer) -> Ack:
         return await resolve(caller, ApprovalsResolve(params.approval_id, "allow-once", params.reason))
 
     @methods.add("exec.deny")
-    async def _(caller: ClientConnection, params: ExecAnswer) -> Done:
+    async def _(caller: ClientConnection, params: ExecAnswer) -> Ack:
         return await resolve(caller, ApprovalsResolve(params.approval_id, "deny", params.reason))
 
 
-async def list_approvals(caller: ClientConnection, _: Nothing) -> ApprovalsFound:
+async def list_approvals(caller: ClientConnection, _: NoParams) -> ApprovalsFound:
     """List the pending approvals of the caller's sessions, oldest first."""
-    prefix = caller.who.prefix
+    prefix = caller.grant.prefix
     found = [each for each in await caller.hub.atlas.pending() if each.session.startswith(prefix)]
     return ApprovalsFound(tuple([approval_shape(each, each.session.removeprefix(prefix)) for each in found]))
 
 
-async def resolve(caller: ClientConnection, params: ApprovalsResolve) -> Done:
+async def resolve(caller: ClientConnection, params: ApprovalsResolve) -> Ack:
     """Resolve an approval, once. Requires a token with the scope `approve`; agents have none."""
     hub = caller.hub
     row = await hub.store.approval(hub.atlas.tenant, params.approval_id)
-    if row is None or not row.session.startswith(caller.who.prefix):
+    if row is None or not row.session.startswith(caller.grant.prefix):
         raise not_found("APPROVAL")
-    answer = Answer(ANSWERS[params.decision], params.arguments, caller.who.principal.id, params.reason)
+    answer = Answer(ANSWERS[params.decision], params.arguments, caller.grant.principal.id, params.reason)
     try:
         await hub.atlas.answer(params.approval_id, answer)
     except NotFound:
         raise not_found("APPROVAL") from None
-    except Conflict as late:
-        raise ProtocolError("APPROVAL_NOT_FOUND", f"already resolved: {late}") from None
-    return Done(True)
+    except Conflict as error:
+        raise ProtocolError("APPROVAL_NOT_FOUND", f"already resolved: {error}") from None
+    return Ack(True)
 
 
 _SESSIONS = 100
@@ -221,7 +221,7 @@ def add_run_methods(methods: Methods) -> None:
 
 async def list_runs(caller: ClientConnection, params: RunsList) -> RunsFound:
     """List runs, latest first; without a session, those of the sessions that changed last."""
-    hub, prefix = caller.hub, caller.who.prefix
+    hub, prefix = caller.hub, caller.grant.prefix
     if params.session_key is not None:
         keys = [prefix + params.session_key]
     else:
@@ -235,7 +235,7 @@ async def list_runs(caller: ClientConnection, params: RunsList) -> RunsFound:
 async def get_run(caller: ClientConnection, params: OneRun) -> RunFound:
     row = await visible_run(caller, params.run_id)
     journal = await caller.hub.store.journal(caller.hub.atlas.tenant, row.id)
-    return RunFound(run_shape(row, caller.who.prefix), tuple(map(_step, journal)))
+    return RunFound(run_shape(row, caller.grant.prefix), tuple(map(_step, journal)))
 
 
 def run_shape(row: RunRow, prefix: str) -> RunShape:
@@ -257,9 +257,9 @@ def _step(row: JournalRow) -> RunStep:
     more: dict[str, Any] = {}
     match row.kind:
         case "reply":
-            told = found.get("metadata", {})
-            more = {"name": str(told.get("model") or told.get("provider") or ""), "usage": _usage(told)}
-            more["status"] = str(told.get("stop_reason") or "")
+            metadata = found.get("metadata", {})
+            more = {"name": str(metadata.get("model") or metadata.get("provider") or ""), "usage": _usage(metadata)}
+            more["status"] = str(metadata.get("stop_reason") or "")
         case "intent":
             more = {"name": found["name"], "call_id": found["id"]}
         case "outcome":
@@ -279,8 +279,8 @@ def _step(row: JournalRow) -> RunStep:
     return RunStep(row.seq, row.kind, row.key, row.at, **more)
 
 
-def _usage(told: dict[str, Any]) -> UsageShape | None:
-    counted = told.get("usage")
+def _usage(metadata: dict[str, Any]) -> UsageShape | None:
+    counted = metadata.get("usage")
     if not counted:
         return None
-    return UsageShape(counted["input"], counted["output"], counted["cached"], bool(told.get("estimated")))
+    return UsageShape(counted["input"], counted["output"], counted["cached"], bool(metadata.get("estimated")))

@@ -2,15 +2,15 @@
 
 import time
 
-from atlas_agents.agents.schedules import after
+from atlas_agents.agents.schedules import next_due_time
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.errors import Conflict, NotFound
 from atlas_agents.core.store import PRIORITIES, JobRow, Schedule
 from atlas_agents.gateway.connection import ClientConnection
-from atlas_agents.gateway.convert import model_of
+from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.protocol.events import JobUpdated, body_of
+from atlas_agents.gateway.protocol.events import JobUpdated, encode_event
 from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
 from atlas_agents.gateway.protocol.jobs import (
     JobFound,
@@ -25,8 +25,8 @@ from atlas_agents.gateway.protocol.jobs import (
     ScheduleShape,
     SchedulesPause,
 )
-from atlas_agents.gateway.protocol.types import Done, Nothing
-from atlas_agents.gateway.submit import agent_for
+from atlas_agents.gateway.protocol.types import Ack, NoParams
+from atlas_agents.gateway.submit import resolve_agent
 
 _PAGE = 200
 
@@ -45,26 +45,26 @@ async def list_jobs(caller: ClientConnection, params: JobsList) -> JobPage:
     found: list[JobRow] = []
     while len(found) <= params.limit:
         page = await caller.hub.atlas.jobs.list(states=params.states, limit=_PAGE, before=before)
-        found += [each for each in page if each.session.startswith(caller.who.prefix)]
+        found += [each for each in page if each.session.startswith(caller.grant.prefix)]
         if len(page) < _PAGE:
             break
         before = page[-1].seq
     shown = found[: params.limit]
     more = str(shown[-1].seq) if len(found) > params.limit else None
-    return JobPage(tuple([job_shape(each, caller.who.prefix) for each in shown]), more)
+    return JobPage(tuple([job_shape(each, caller.grant.prefix) for each in shown]), more)
 
 
 async def get(caller: ClientConnection, params: OneJob) -> JobFound:
-    return JobFound(job_shape(await _visible_job(caller, params.job_id), caller.who.prefix))
+    return JobFound(job_shape(await _visible_job(caller, params.job_id), caller.grant.prefix))
 
 
 async def cancel(caller: ClientConnection, params: OneJob) -> JobFound:
     job = await _visible_job(caller, params.job_id)
     try:
-        ended = await caller.hub.atlas.jobs.cancel(job.id, by=caller.who.principal.id)
+        ended = await caller.hub.atlas.jobs.cancel(job.id, by=caller.grant.principal.id)
     except Conflict:
         raise ProtocolError("CONFLICT", "the job has already ended") from None
-    return JobFound(job_shape(ended, caller.who.prefix))
+    return JobFound(job_shape(ended, caller.grant.prefix))
 
 
 async def retry(caller: ClientConnection, params: OneJob) -> JobFound:
@@ -73,7 +73,7 @@ async def retry(caller: ClientConnection, params: OneJob) -> JobFound:
         again = await caller.hub.atlas.jobs.retry(job.id)
     except Conflict:
         raise ProtocolError("CONFLICT", "cannot retry: the job has not failed") from None
-    return JobFound(job_shape(again, caller.who.prefix))
+    return JobFound(job_shape(again, caller.grant.prefix))
 
 
 async def _visible_job(caller: ClientConnection, id: str) -> JobRow:
@@ -82,7 +82,7 @@ async def _visible_job(caller: ClientConnection, id: str) -> JobRow:
         job = await caller.hub.atlas.jobs.get(id)
     except NotFound:
         raise not_found("JOB") from None
-    if not job.session.startswith(caller.who.prefix):
+    if not job.session.startswith(caller.grant.prefix):
         raise not_found("JOB")
     return job
 
@@ -115,16 +115,16 @@ def follow_jobs(hub: Hub) -> None:
 
     def follow(stream: AtlasStream, agent_id: str) -> None:
         agent = hub.agent(agent_id)
-        hub.runs.follow(stream, model_of(agent, hub.atlas.registry) if agent else "")
+        hub.runs.follow(stream, agent_model(agent, hub.atlas.registry) if agent else "")
 
-    def tell(job: JobRow) -> None:
+    def send_update(job: JobRow) -> None:
         for peer in hub.readers():
-            prefix = peer.grant.prefix if peer.grant else ""
+            prefix = peer.grant.prefix
             if peer.jobs and job.session.startswith(prefix):
-                peer.put(body_of(JobUpdated(job_shape(job, prefix))))
+                peer.send(encode_event(JobUpdated(job_shape(job, prefix))))
 
     hub.atlas.jobs.on_turn(follow)
-    hub.atlas.jobs.on_change(tell)
+    hub.atlas.jobs.on_change(send_update)
 
 
 def add_schedule_methods(methods: Methods) -> None:
@@ -136,7 +136,7 @@ def add_schedule_methods(methods: Methods) -> None:
 
 
 async def add(caller: ClientConnection, params: SchedulesAdd) -> ScheduleFound:
-    agent = await agent_for(caller.hub, "", params.agent_id)
+    agent = await resolve_agent(caller.hub, "", params.agent_id)
     schedule = Schedule(
         params.name,
         params.cron.strip(),
@@ -145,8 +145,8 @@ async def add(caller: ClientConnection, params: SchedulesAdd) -> ScheduleFound:
         params.zone,
         params.missed,
         params.priority,
-        user=caller.who.principal.id,
-        prefix=caller.who.prefix,
+        user=caller.grant.principal.id,
+        prefix=caller.grant.prefix,
     )
     try:
         return ScheduleFound(_shape(await caller.hub.atlas.jobs.schedules.add(schedule)))
@@ -154,10 +154,10 @@ async def add(caller: ClientConnection, params: SchedulesAdd) -> ScheduleFound:
         raise ProtocolError("CONFLICT", f"schedule {params.name!r} already exists") from None
 
 
-async def list_schedules(caller: ClientConnection, _: Nothing) -> SchedulesFound:
+async def list_schedules(caller: ClientConnection, _: NoParams) -> SchedulesFound:
     """List the caller's schedules by name."""
     found = await caller.hub.atlas.jobs.schedules.list()
-    return SchedulesFound(tuple([_shape(each) for each in found if each.prefix.startswith(caller.who.prefix)]))
+    return SchedulesFound(tuple([_shape(each) for each in found if each.prefix.startswith(caller.grant.prefix)]))
 
 
 async def pause(caller: ClientConnection, params: SchedulesPause) -> ScheduleFound:
@@ -167,13 +167,13 @@ async def pause(caller: ClientConnection, params: SchedulesPause) -> ScheduleFou
 
 async def run(caller: ClientConnection, params: OneSchedule) -> JobFound:
     await _visible_schedule(caller, params.name)
-    return JobFound(job_shape(await caller.hub.atlas.jobs.schedules.run(params.name), caller.who.prefix))
+    return JobFound(job_shape(await caller.hub.atlas.jobs.schedules.run(params.name), caller.grant.prefix))
 
 
-async def remove(caller: ClientConnection, params: OneSchedule) -> Done:
+async def remove(caller: ClientConnection, params: OneSchedule) -> Ack:
     await _visible_schedule(caller, params.name)
     await caller.hub.atlas.jobs.schedules.remove(params.name)
-    return Done(True)
+    return Ack(True)
 
 
 async def _visible_schedule(caller: ClientConnection, name: str) -> None:
@@ -182,7 +182,7 @@ async def _visible_schedule(caller: ClientConnection, name: str) -> None:
         found = await caller.hub.atlas.jobs.schedules.get(name)
     except NotFound:
         found = None
-    if found is None or not found.prefix.startswith(caller.who.prefix):
+    if found is None or not found.prefix.startswith(caller.grant.prefix):
         raise ProtocolError("INVALID_PARAMS", f"unknown schedule {name!r}")
 
 
@@ -198,5 +198,5 @@ def _shape(schedule: Schedule) -> ScheduleShape:
         paused=schedule.paused,
         created_at=schedule.created_at,
         user=schedule.user,
-        next_at=None if schedule.paused else after(schedule, int(time.time() * 1000)),
+        next_at=None if schedule.paused else next_due_time(schedule, int(time.time() * 1000)),
     )

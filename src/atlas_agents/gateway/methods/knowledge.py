@@ -5,7 +5,7 @@ from collections.abc import Callable
 from atlas_agents.core.store import Document
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.dispatch import Methods
-from atlas_agents.gateway.protocol.events import KnowledgeProgress, body_of
+from atlas_agents.gateway.protocol.events import KnowledgeProgress, encode_event
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.knowledge import (
     DocumentsFound,
@@ -25,10 +25,10 @@ from atlas_agents.gateway.protocol.knowledge import (
     Removed,
     Skipped,
 )
-from atlas_agents.gateway.protocol.types import Done
+from atlas_agents.gateway.protocol.types import Ack
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.knowledge.library import Progress, Report, about_of
-from atlas_agents.knowledge.memories import Memory, Whose
+from atlas_agents.knowledge.library import Progress, Report, document_details
+from atlas_agents.knowledge.memories import Memory, MemoryOwner
 from atlas_agents.knowledge.search import SearchResult
 
 
@@ -43,12 +43,12 @@ def add_knowledge_methods(methods: Methods) -> None:
 
 
 async def list_documents(caller: ClientConnection, params: KnowledgeList) -> DocumentsFound:
-    found = await _study(caller).knowledge.documents(caller.hub.atlas.tenant, category=params.category)
+    found = await _knowledge_base(caller).knowledge.documents(caller.hub.atlas.tenant, category=params.category)
     return DocumentsFound(tuple(map(_document, found)))
 
 
 async def search(caller: ClientConnection, params: KnowledgeSearch) -> PassagesFound:
-    found = await _study(caller).knowledge.search(
+    found = await _knowledge_base(caller).knowledge.search(
         caller.hub.atlas.tenant, params.query, category=params.category, max_results=params.max_results
     )
     return PassagesFound(tuple(map(_passage, found)))
@@ -56,60 +56,62 @@ async def search(caller: ClientConnection, params: KnowledgeSearch) -> PassagesF
 
 async def add(caller: ClientConnection, params: KnowledgeAdd) -> Ingested:
     """Ingest documents and report progress to the caller."""
-    report = await _study(caller).knowledge.add(
+    report = await _knowledge_base(caller).knowledge.add(
         caller.hub.atlas.tenant,
         params.source,
         category=params.category,
-        user=caller.who.principal.id,
-        tell=_telling(caller, params.source),
+        user=caller.grant.principal.id,
+        on_progress=_progress_sender(caller, params.source),
     )
     return _ingested(report)
 
 
 async def refresh(caller: ClientConnection, params: KnowledgeRefresh) -> Ingested:
-    tell = _telling(caller, params.source or "")
-    return _ingested(await _study(caller).knowledge.refresh(caller.hub.atlas.tenant, params.source, tell=tell))
+    tell = _progress_sender(caller, params.source or "")
+    return _ingested(
+        await _knowledge_base(caller).knowledge.refresh(caller.hub.atlas.tenant, params.source, on_progress=tell)
+    )
 
 
 async def remove(caller: ClientConnection, params: KnowledgeRemove) -> Removed:
-    return Removed(await _study(caller).knowledge.remove(caller.hub.atlas.tenant, params.source))
+    return Removed(await _knowledge_base(caller).knowledge.remove(caller.hub.atlas.tenant, params.source))
 
 
 async def list_memories(caller: ClientConnection, params: MemoriesList) -> MemoriesFound:
-    memories, whose = _study(caller).memories, _whose(caller, params.agent_id)
+    memories, whose = _knowledge_base(caller).memories, _memory_owner(caller, params.agent_id)
     if params.query is None:
         found = (await memories.all(whose))[: params.limit]
     else:
         found = [memory for memory, _ in await memories.search(whose, params.query, params.limit)]
-    return MemoriesFound(tuple([_memory(each, caller.who.prefix) for each in found]))
+    return MemoriesFound(tuple([_memory(each, caller.grant.prefix) for each in found]))
 
 
-async def forget(caller: ClientConnection, params: MemoriesForget) -> Done:
-    await _study(caller).memories.forget(_whose(caller, params.agent_id), params.id)
-    return Done(True)
+async def forget(caller: ClientConnection, params: MemoriesForget) -> Ack:
+    await _knowledge_base(caller).memories.forget(_memory_owner(caller, params.agent_id), params.id)
+    return Ack(True)
 
 
-def _study(caller: ClientConnection) -> KnowledgeBase:
-    if caller.hub.study is None:
+def _knowledge_base(caller: ClientConnection) -> KnowledgeBase:
+    if caller.hub.services.knowledge_base is None:
         raise ProtocolError("UNAVAILABLE", "no knowledge base is configured")
-    return caller.hub.study
+    return caller.hub.services.knowledge_base
 
 
-def _whose(caller: ClientConnection, agent_id: str) -> Whose:
-    return Whose(caller.hub.atlas.tenant, agent_id, caller.who.principal.id)
+def _memory_owner(caller: ClientConnection, agent_id: str) -> MemoryOwner:
+    return MemoryOwner(caller.hub.atlas.tenant, agent_id, caller.grant.principal.id)
 
 
-def _telling(caller: ClientConnection, source: str) -> Callable[[Progress], object]:
-    def tell(progress: Progress) -> None:
+def _progress_sender(caller: ClientConnection, source: str) -> Callable[[Progress], object]:
+    def send(progress: Progress) -> None:
         if caller.full:
             event = KnowledgeProgress(source, progress.done, progress.total, progress.passages, progress.source)
-            caller.put(body_of(event))
+            caller.send(encode_event(event))
 
-    return tell
+    return send
 
 
 def _document(document: Document) -> DocumentShape:
-    about = about_of(document)
+    about = document_details(document)
     return DocumentShape(
         document.id,
         document.source,
@@ -132,7 +134,7 @@ def _passage(found: SearchResult) -> PassageShape:
         passage.text,
         found.score,
         document.source,
-        about_of(document).name,
+        document_details(document).name,
         document.title,
         passage.heading,
         passage.position,

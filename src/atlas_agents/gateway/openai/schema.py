@@ -11,9 +11,9 @@ from atlas_agents.agents.output import Output
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import parse_object
 from atlas_agents.core.messages import File, Image, Message, Part, Text, ToolCall, ToolResult, assistant, system, tool
-from atlas_agents.core.messages import user as said_by_user
+from atlas_agents.core.messages import user as user_message
 from atlas_agents.core.text import clean
-from atlas_agents.gateway.http_errors import bad
+from atlas_agents.gateway.http_errors import bad_request
 
 Tokens: TypeAlias = Annotated[int, Meta(ge=1)]
 FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
@@ -170,76 +170,76 @@ _INLINE = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=\s]*)")
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
-def check(asked: CompletionRequest) -> None:
+def check_supported(body: CompletionRequest) -> None:
     """Refuse parameters that are not supported instead of ignoring them."""
-    if asked.n is not None and asked.n != 1:
-        raise bad("unsupported value of n: expected 1", "n", "unsupported_value")
-    for name, given in (("tools", asked.tools), ("functions", asked.functions)):
-        if given:
-            raise bad(
+    if body.n is not None and body.n != 1:
+        raise bad_request("unsupported value of n: expected 1", "n", "unsupported_value")
+    for name, value in (("tools", body.tools), ("functions", body.functions)):
+        if value:
+            raise bad_request(
                 f"{name} is not supported: agents use their own tools, which run in the gateway",
                 name,
                 "unsupported_parameter",
             )
-    if asked.messages[-1].role != "user":
-        raise bad("the last message must have the role 'user'", "messages")
+    if body.messages[-1].role != "user":
+        raise bad_request("the last message must have the role 'user'", "messages")
 
 
-def sampling_of(asked: CompletionRequest) -> SamplingOptions:
-    return SamplingOptions(asked.temperature, asked.max_completion_tokens or asked.max_tokens)
+def sampling_of(body: CompletionRequest) -> SamplingOptions:
+    return SamplingOptions(body.temperature, body.max_completion_tokens or body.max_tokens)
 
 
-def output_of(asked: CompletionRequest) -> dict[str, Any] | None:
+def output_of(body: CompletionRequest) -> dict[str, Any] | None:
     """Return the JSON schema for structured output; None for free text."""
-    wanted = asked.response_format
-    if wanted is None or wanted.type == "text":
+    requested = body.response_format
+    if requested is None or requested.type == "text":
         return None
-    if wanted.type == "json_object":
+    if requested.type == "json_object":
         return _ANY_OBJECT
-    schema = wanted.json_schema.schema if wanted.json_schema else None
+    schema = requested.json_schema.schema if requested.json_schema else None
     if schema is None:
-        raise bad("invalid response_format: expected json_schema with a schema", "response_format")
+        raise bad_request("invalid response_format: expected json_schema with a schema", "response_format")
     try:
         Output(schema)
     except ConfigError as error:
-        raise bad(str(error), "response_format") from error
+        raise bad_request(str(error), "response_format") from error
     return schema
 
 
-def conversation(messages: list[OpenAIMessage]) -> list[Message]:
+def to_messages(messages: list[OpenAIMessage]) -> list[Message]:
     """Convert the messages to core messages. Consecutive tool results become one message."""
     found: list[Message] = []
     results: list[ToolResult] = []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message.role == "tool":
-            words = "".join([part.text for part in _parts(message, place) if isinstance(part, Text)])
-            results.append(ToolResult(message.tool_call_id, "ok", words))
+            text = "".join([part.text for part in _parts(message, index) if isinstance(part, Text)])
+            results.append(ToolResult(message.tool_call_id, "ok", text))
             continue
         if results:
             found.append(tool(*results))
             results = []
-        found.append(read(message, place))
+        found.append(to_message(message, index))
     return [*found, tool(*results)] if results else found
 
 
-def read(message: OpenAIMessage, place: int) -> Message:
+def to_message(message: OpenAIMessage, index: int) -> Message:
     """Convert one message that is not a tool result."""
-    parts = _parts(message, place)
+    parts = _parts(message, index)
     match message.role:
         case "assistant":
             return assistant(*parts, *[_call(call) for call in message.tool_calls or ()])
         case "user":
             if not parts:
-                raise bad(f"messages[{place}] is empty", f"messages[{place}].content")
-            return said_by_user(*parts)
+                raise bad_request(f"messages[{index}] is empty", f"messages[{index}].content")
+            return user_message(*parts)
         case _:
             return system(*parts)
 
 
-def _parts(message: OpenAIMessage, place: int) -> list[Part]:
+def _parts(message: OpenAIMessage, index: int) -> list[Part]:
     if message.content is None or isinstance(message.content, str):
         return [Text(clean(message.content))] if message.content else []
-    return [_part(part, f"messages[{place}].content[{at}]") for at, part in enumerate(message.content)]
+    return [_part(part, f"messages[{index}].content[{at}]") for at, part in enumerate(message.content)]
 
 
 def _part(part: ContentPart, where: str) -> Part:
@@ -250,12 +250,12 @@ def _part(part: ContentPart, where: str) -> Part:
             url = part.image_url.url
             inline = _INLINE.fullmatch(url)
             if inline is None and not url.startswith(("https://", "http://")):
-                raise bad("invalid image URL: expected a data: or https: URL", where)
+                raise bad_request("invalid image URL: expected a data: or https: URL", where)
             return Image(inline[1], inline[2]) if inline else Image("", url=url)
         case "file" if part.file is not None and (inline := _INLINE.fullmatch(part.file.file_data)):
             return File(part.file.filename, inline[1], inline[2])
         case _:
-            raise bad(f"unsupported content type {part.type!r}", where, "unsupported_value")
+            raise bad_request(f"unsupported content type {part.type!r}", where, "unsupported_value")
 
 
 def _call(call: Call) -> ToolCall:

@@ -272,7 +272,7 @@ class ToolsInvoke(WireStruct, frozen=True):
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
 
 
-class ForeignServer(WireStruct, frozen=True):
+class McpServerShape(WireStruct, frozen=True):
     """An MCP server: whether it is enabled, its approved tools, and the connection error if there is one."""
 
     name: str
@@ -281,10 +281,10 @@ class ForeignServer(WireStruct, frozen=True):
     trouble: str = ""
 
 
-class ForeignServers(WireStruct, frozen=True):
+class McpServersFound(WireStruct, frozen=True):
     """The MCP servers of the workspace. `trouble` says why none of them can be used."""
 
-    servers: tuple[ForeignServer, ...] = ()
+    servers: tuple[McpServerShape, ...] = ()
     trouble: str = ""
 
 

@@ -148,15 +148,15 @@ def typescript() -> str:
 
 
 def _interface(name: str, schema: dict[str, Any]) -> str:
-    words = f"/** {schema['description']} */\n" if "description" in schema else ""
+    description = f"/** {schema['description']} */\n" if "description" in schema else ""
     if schema.get("type") != "object":
-        return f"{words}export type {name} = {_type(schema)};\n"
+        return f"{description}export type {name} = {_type(schema)};\n"
     required = set(cast(list[str], schema.get("required", [])))
     properties = cast(dict[str, Any], schema.get("properties", {}))
     fields = [
         f"  {_name(field)}{'' if field in required else '?'}: {_type(value)};" for field, value in properties.items()
     ]
-    return f"{words}export interface {name} {{\n" + "".join(f"{field}\n" for field in fields) + "}\n"
+    return f"{description}export interface {name} {{\n" + "".join(f"{field}\n" for field in fields) + "}\n"
 
 
 def _type(schema: dict[str, Any]) -> str:

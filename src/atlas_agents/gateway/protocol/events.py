@@ -250,7 +250,7 @@ SERVER_EVENTS: dict[str, type[ServerEvent]] = {
     kind.event: kind
     for kind in (SessionUpdated, AuditAdded, ApprovalsUpdated, KnowledgeProgress, JobUpdated, ServerShutdown)
 }
-LAST_WORDS = frozenset(("chat.final", "chat.error"))
+TERMINAL_EVENTS = frozenset(("chat.final", "chat.error"))
 """Terminal events: every run ends with exactly one of these."""
 PLAIN: dict[str, tuple[str, ...]] = {
     "chat.delta": ("runId", "text"),
@@ -276,43 +276,45 @@ _READERS: dict[str, msgspec.json.Decoder[Any]] = {
 }
 
 
-def body_of(event: RunEvent | ServerEvent) -> bytes:
+def encode_event(event: RunEvent | ServerEvent) -> bytes:
     """Encode an event as a frame. A run event is encoded as it is stored, without session key and number."""
     try:
         data = _encoder.encode(event)
     except (UnicodeEncodeError, TypeError, OverflowError):
-        data = _encoder.encode(_writable(msgspec.to_builtins(event, enc_hook=repr)))
+        data = _encoder.encode(_replace_invalid_text(msgspec.to_builtins(event, enc_hook=repr)))
     return _HEAD[event.event] + data + b"}"
 
 
-def _writable(value: Any) -> Any:
+def _replace_invalid_text(value: Any) -> Any:
     """Return the same data with lone surrogates replaced, because models and tools may emit invalid text."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
-        return {clean(str(key)): _writable(item) for key, item in cast(dict[Any, Any], value).items()}
-    return [_writable(item) for item in cast(list[Any], value)] if isinstance(value, list | tuple) else value
+        return {clean(str(key)): _replace_invalid_text(item) for key, item in cast(dict[Any, Any], value).items()}
+    return (
+        [_replace_invalid_text(item) for item in cast(list[Any], value)] if isinstance(value, list | tuple) else value
+    )
 
 
-def full(body: bytes, session_key: bytes, seq: int) -> bytes:
+def full_frame(body: bytes, session_key: bytes, seq: int) -> bytes:
     """Return a run event for the full profile. `session_key` is JSON-encoded already."""
     return b'%b,"sessionKey":%b,"seq":%d}}' % (body[:-2], session_key, seq)
 
 
-def name_of(body: bytes) -> str:
+def read_event_name(body: bytes) -> str:
     """Return the name of an event from its frame."""
     return body[10 : body.index(b'"', 10)].decode()
 
 
-def event_of(body: bytes) -> RunEvent | None:
+def decode_event(body: bytes) -> RunEvent | None:
     """Decode a stored run event; None if another version wrote it and this one cannot read it."""
     try:
-        return _READERS[name_of(body)].decode(body).data
+        return _READERS[read_event_name(body)].decode(body).data
     except (KeyError, msgspec.MsgspecError):
         return None
 
 
-def plain(name: str, body: bytes) -> bytes | None:
+def plain_frame(name: str, body: bytes) -> bytes | None:
     """Return a run event for the plain profile, with exactly its keys; None if the profile excludes it."""
     if name == "chat.delta":
         return body
@@ -320,7 +322,7 @@ def plain(name: str, body: bytes) -> bytes | None:
     if keys is None:
         return None
     data: dict[str, Any] = msgspec.json.decode(body)["data"]
-    kept = {key: data[key] for key in keys if key in data}
-    if "usage" in kept:
-        kept["usage"] = {key: kept["usage"][key] for key in _PLAIN_USAGE}
-    return _HEAD[name] + _encoder.encode(kept) + b"}"
+    included = {key: data[key] for key in keys if key in data}
+    if "usage" in included:
+        included["usage"] = {key: included["usage"][key] for key in _PLAIN_USAGE}
+    return _HEAD[name] + _encoder.encode(included) + b"}"

@@ -40,7 +40,7 @@ CODES: dict[Kind, int] = {
     "UNAVAILABLE": -32004,
     "CONFLICT": -32005,
 }
-_AGAIN: frozenset[Kind] = frozenset(("BUSY", "LIMIT_EXCEEDED", "UNAVAILABLE"))
+_RETRYABLE: frozenset[Kind] = frozenset(("BUSY", "LIMIT_EXCEEDED", "UNAVAILABLE"))
 
 BAD_FIRST_FRAME = 4400
 BAD_TOKEN = 4401
@@ -74,7 +74,7 @@ class ProtocolError(Exception):
         self.retry_after_ms = retry_after_ms
 
     def shape(self) -> ErrorPayload:
-        detail = ErrorDetails(self.kind, self.kind in _AGAIN, self.retry_after_ms)
+        detail = ErrorDetails(self.kind, self.kind in _RETRYABLE, self.retry_after_ms)
         return ErrorPayload(CODES[self.kind], self.message, detail)
 
 

@@ -62,7 +62,7 @@ class JobFound(WireStruct, frozen=True):
 
 
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
-Words = Annotated[str, Meta(min_length=1, max_length=20_000)]
+Text = Annotated[str, Meta(min_length=1, max_length=20_000)]
 
 
 class ScheduleShape(WireStruct, frozen=True):
@@ -86,7 +86,7 @@ class SchedulesAdd(WireStruct, frozen=True):
 
     name: Name
     cron: Annotated[str, Meta(max_length=200)]
-    task: Words
+    task: Text
     agent_id: str | None = None
     zone: Annotated[str, Meta(max_length=64)] = "UTC"
     missed: Literal["once", "skip"] = "once"

@@ -8,7 +8,7 @@ from atlas_agents.gateway.protocol.types import WireStruct
 
 Source = Annotated[str, Meta(min_length=1, max_length=4096)]
 Category = Annotated[str, Meta(min_length=1, max_length=100)]
-Words = Annotated[str, Meta(min_length=1, max_length=2000)]
+Text = Annotated[str, Meta(min_length=1, max_length=2000)]
 
 
 class KnowledgeList(WireStruct, frozen=True):
@@ -44,7 +44,7 @@ class DocumentsFound(WireStruct, frozen=True):
 class KnowledgeSearch(WireStruct, frozen=True):
     """A question or keywords."""
 
-    query: Words
+    query: Text
     category: Category | None = None
     max_results: Annotated[int, Meta(ge=1, le=50)] = 5
 
@@ -112,7 +112,7 @@ class MemoriesList(WireStruct, frozen=True):
     """Memories of one agent about the caller: with `query` the best matches, otherwise the latest first."""
 
     agent_id: str
-    query: Words | None = None
+    query: Text | None = None
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
 
 

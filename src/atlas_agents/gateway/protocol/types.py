@@ -227,11 +227,11 @@ class PolicyShape(WireStruct, frozen=True):
     ping_ms: int
 
 
-class Nothing(WireStruct, frozen=True):
+class NoParams(WireStruct, frozen=True):
     """No params."""
 
 
-class Done(WireStruct, frozen=True):
+class Ack(WireStruct, frozen=True):
     """The request succeeded."""
 
     ok: Literal[True]

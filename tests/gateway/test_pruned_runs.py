@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import Client, joined, opened
+from gateway_client import Client, connect_client, serve_gateway
 
 from atlas_agents import Atlas, Tool
 from atlas_agents.core.store import Prunable, Prune, Pruned, Store
@@ -19,13 +19,13 @@ async def echo(input: str) -> str:
     return input
 
 
-def speaking(store: Store) -> Atlas:
+def two_round_atlas(store: Store) -> Atlas:
     """Words and a call, then an answer."""
     replies = (says("Let me see.") + calls("echo", input="a"), says("It is all there, word by word."))
     return in_memory_atlas(Scripted(*replies), [Tool("echo", echo, effect="pure")], store=store)
 
 
-async def spoken(client: Client) -> tuple[str, list[dict[str, Any]]]:
+async def run_turn(client: Client) -> tuple[str, list[dict[str, Any]]]:
     """A turn, heard to its end."""
     run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
     await client.until("chat.final", "chat.error")
@@ -36,21 +36,21 @@ async def spoken(client: Client) -> tuple[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize("limit", [1, 3, 1000])
 async def test_a_turn_that_was_forgotten_to_any_part_still_says_its_last_word(limit: int, tmp_path: Path) -> None:
     store = MemoryStore()
-    async with opened(tmp_path, speaking(store)) as gateway, joined(gateway) as client:
-        run_id, heard = await spoken(client)
+    async with serve_gateway(tmp_path, two_round_atlas(store)) as gateway, connect_client(gateway) as client:
+        run_id, events = await run_turn(client)
         history = await client.get("chat.history", sessionKey="main")
         await store.commit("default", [Prune("events", LATER, limit=limit)])
-        left = len(await store.events("default", run_id))
-        assert left == max(0, len(heard) - limit)
-        for last in (0, 2, len(heard)):
-            async with joined(gateway) as back:
-                told = await back.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
-                assert told["messages"] == history["messages"]
+        remaining = len(await store.events("default", run_id))
+        assert remaining == max(0, len(events) - limit)
+        for last in (0, 2, len(events)):
+            async with connect_client(gateway) as back:
+                found = await back.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
+                assert found["messages"] == history["messages"]
                 final = await back.until("chat.final")
-                assert final["message"] == heard[-1]["data"]["message"]
-                assert final["seq"] == told["runs"][0]["seq"] > len(heard)
+                assert final["message"] == events[-1]["data"]["message"]
+                assert final["seq"] == found["runs"][0]["seq"] > len(events)
                 again = back.events(run_id)
-                assert again[: max(0, left - last)] == heard[last:left]
+                assert again[: max(0, remaining - last)] == events[last:remaining]
                 assert [each["event"] for each in again[-3:]] == ["chat.reset", "chat.delta", "chat.final"]
                 assert again[-2]["data"]["text"] == "It is all there, word by word."
         assert await client.get("chat.history", sessionKey="main") == history
@@ -61,15 +61,15 @@ async def test_a_turn_that_failed_says_so_after_all_is_forgotten(what: Prunable,
     store = SqliteStore(tmp_path / "atlas.db")
     await store.open()
     async with (
-        opened(tmp_path, in_memory_atlas(Scripted(fails("no luck")), store=store)) as gateway,
-        joined(gateway) as client,
+        serve_gateway(tmp_path, in_memory_atlas(Scripted(fails("no luck")), store=store)) as gateway,
+        connect_client(gateway) as client,
     ):
-        run_id, heard = await spoken(client)
-        assert heard[-1]["event"] == "chat.error"
+        run_id, events = await run_turn(client)
+        assert events[-1]["event"] == "chat.error"
         assert await store.commit("default", [Prune(what, LATER)]) != [Pruned()]
-        async with joined(gateway) as back:
+        async with connect_client(gateway) as back:
             await back.get("sessions.subscribe", sessionKey="main", runs={run_id: 0})
-            assert (await back.until("chat.error"))["message"] == heard[-1]["data"]["message"]
+            assert (await back.until("chat.error"))["message"] == events[-1]["data"]["message"]
         found = await client.get("runs.get", runId=run_id)
         assert found["run"]["status"] == "failed" and bool(found["steps"]) == (what == "events")
         assert (await client.get("chat.history", sessionKey="main"))["outcomes"][0]["status"] == "failed"

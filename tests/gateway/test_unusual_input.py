@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import http, joined, opened, talking
+from gateway_client import connect_client, http, serve_and_connect, serve_gateway
 
 from atlas_agents import Atlas, ProviderError, TextChunk, Tool
 from atlas_agents.core.errors import StoreFull
@@ -17,7 +17,7 @@ from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas,
 from checks import PATIENCE
 
 
-def kept(*replies: Reply, tools: tuple[Tool, ...] = ()) -> Atlas:
+def stored_atlas(*replies: Reply, tools: tuple[Tool, ...] = ()) -> Atlas:
     return in_memory_atlas(Scripted(*replies), tools, store=MemoryStore())
 
 
@@ -25,8 +25,10 @@ async def test_half_a_character_does_not_break_a_turn(tmp_path: Path) -> None:
     async def half(input: str) -> str:
         return "\ud800"
 
-    atlas = kept(calls("half", input="x"), Reply(TextChunk("so "), TextChunk("\ud83d")), tools=(Tool("half", half),))
-    async with talking(tmp_path, atlas) as client:
+    atlas = stored_atlas(
+        calls("half", input="x"), Reply(TextChunk("so "), TextChunk("\ud83d")), tools=(Tool("half", half),)
+    )
+    async with serve_and_connect(tmp_path, atlas) as client:
         await client.get("chat.send", sessionKey="main", message="Go")
         assert (await client.until("tool.result"))["status"] in ("ok", "error")
         await client.until("chat.final", "chat.error")
@@ -34,15 +36,15 @@ async def test_half_a_character_does_not_break_a_turn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["a\x00b", "a\nb", "\x7f", "x" * 201])
 async def test_a_name_of_a_session_is_one_line(key: str, tmp_path: Path) -> None:
-    async with talking(tmp_path, kept(says("Hi."))) as client:
+    async with serve_and_connect(tmp_path, stored_atlas(says("Hi."))) as client:
         for method in ("chat.send", "sessions.get", "sessions.subscribe", "chat.history"):
-            answer = await client.ask(method, sessionKey=key, message="Hi")
+            answer = await client.request(method, sessionKey=key, message="Hi")
             assert answer["error"]["data"]["kind"] == "INVALID_PARAMS"
 
 
 @pytest.mark.parametrize("key", ["main", "telegram:123", "日本", "../../etc/passwd", "' OR 1=1;--", "{}", " "])
 async def test_any_other_name_will_do(key: str, tmp_path: Path) -> None:
-    async with talking(tmp_path, kept(says("Hi."))) as client:
+    async with serve_and_connect(tmp_path, stored_atlas(says("Hi."))) as client:
         await client.get("chat.send", sessionKey=key, message="Hi")
         assert (await client.until("chat.final"))["sessionKey"] == key
         assert len((await client.get("chat.history", sessionKey=key))["messages"]) == 2
@@ -51,7 +53,7 @@ async def test_any_other_name_will_do(key: str, tmp_path: Path) -> None:
 async def test_a_vendor_s_error_is_told_without_the_key_in_it(tmp_path: Path) -> None:
     key = "sk-proj-0123456789abcdefghijklmnopqrstuv"
     broken = fails(ProviderError(f"Incorrect API key provided: {key}", "auth"))
-    async with talking(tmp_path, kept(broken)) as client:
+    async with serve_and_connect(tmp_path, stored_atlas(broken)) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Hi"))["runId"]
         assert key not in (await client.until("chat.error"))["message"]
         assert key not in (await client.get("chat.wait", runId=run_id))["error"]
@@ -76,11 +78,11 @@ class Full(MemoryStore):
 async def test_a_full_disk_refuses_new_turns_and_shows_the_old_ones(tmp_path: Path) -> None:
     store = Full()
     atlas = in_memory_atlas(Scripted(says("One."), says("Two.")), store=store)
-    async with talking(tmp_path, atlas) as client:
+    async with serve_and_connect(tmp_path, atlas) as client:
         await client.get("chat.send", sessionKey="main", message="Hi")
         await client.until("chat.final")
         store.full = True
-        refused = await client.ask("chat.send", sessionKey="main", message="Hi again")
+        refused = await client.request("chat.send", sessionKey="main", message="Hi again")
         assert (refused["error"]["code"], refused["error"]["data"]["retryable"]) == (-32004, True)
         assert "full" in refused["error"]["message"]
         assert len((await client.get("chat.history", sessionKey="main"))["messages"]) == 2
@@ -100,7 +102,7 @@ async def test_what_a_run_says_waits_for_a_store_that_comes_back(tmp_path: Path)
 
     tool = Tool("slow", slow, effect="pure")
     atlas = in_memory_atlas(Scripted(calls("slow", input="x"), says("Done.")), [tool], store=store)
-    async with talking(tmp_path, atlas) as client:
+    async with serve_and_connect(tmp_path, atlas) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Hi"))["runId"]
         await client.until("tool.call")
         go.set()
@@ -113,8 +115,8 @@ async def test_what_a_run_says_waits_for_a_store_that_comes_back(tmp_path: Path)
 
 async def test_listening_everywhere_is_no_name_to_be_reached_by(tmp_path: Path) -> None:
     token = Secret("k9Vd2mQ8xZ4tR7wB1nL5cH")
-    async with opened(tmp_path, host="0.0.0.0", token=token) as gateway:
+    async with serve_gateway(tmp_path, host="0.0.0.0", token=token) as gateway:
         assert (await http(gateway, "GET /health", Host="0.0.0.0"))[0] == 421
         assert (await http(gateway, "GET /health"))[0] == 200
-        async with joined(gateway, token.reveal()) as client:
+        async with connect_client(gateway, token.reveal()) as client:
             assert (await client.get("health.check"))["status"] == "ok"

@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from agui_node import pages
-from agui_raw import kinds, page_of, text_of
-from gateway_client import joined, opened
-from openai_client import Slow, kept, upper
-from processes import living
+from agui_client import kinds, open_page, text_of
+from agui_node import run_page
+from gateway_client import connect_client, serve_gateway
+from openai_client import Slow, stored_atlas, upper
+from processes import run_gateway
 
 from atlas_agents import Approvals, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
@@ -19,12 +19,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 async def test_a_page_has_the_messages_of_the_conversation(tmp_path: Path) -> None:
     script = (thinks("Hm.") + says("Let me see.") + calls("upper", input="hey"), says("It is HEY."), says("Bye."))
-    atlas = kept(Scripted(*script), (Tool("upper", upper, in_process=True),))
-    async with opened(tmp_path, atlas) as gateway:
-        first, second = await pages(gateway, {"say": "Shout hey."}, {"say": "Thanks."})
+    atlas = stored_atlas(Scripted(*script), (Tool("upper", upper, in_process=True),))
+    async with serve_gateway(tmp_path, atlas) as gateway:
+        first, second = await run_page(gateway, {"say": "Shout hey."}, {"say": "Thanks."})
     assert (first["failure"], second["failure"]) == (None, None)
-    said, thought, call, result, answer = first["messages"]
-    assert (said["content"], thought["role"], thought["content"]) == ("Shout hey.", "reasoning", "Hm.")
+    prompt, thought, call, result, answer = first["messages"]
+    assert (prompt["content"], thought["role"], thought["content"]) == ("Shout hey.", "reasoning", "Hm.")
     assert (call["content"], call["toolCalls"][0]["function"]) == (
         "Let me see.",
         {"name": "upper", "arguments": '{"input":"hey"}'},
@@ -37,10 +37,10 @@ async def test_a_page_has_the_messages_of_the_conversation(tmp_path: Path) -> No
 async def test_a_page_asks_its_user_and_goes_on(tmp_path: Path) -> None:
     model = Scripted(calls("upper", input="x"), says("Done."), calls("upper", input="y"), says("Not done."))
     tool = Tool("upper", upper, in_process=True, confirm=True)
-    atlas = kept(model, (tool,), approve=Approvals(wait=True))
+    atlas = stored_atlas(model, (tool,), approve=Approvals(wait=True))
     yes, no = ({"status": "resolved", "payload": {"approved": approved}} for approved in (True, False))
-    async with opened(tmp_path, atlas) as gateway:
-        asked, done, unanswered, again, refused = await pages(
+    async with serve_gateway(tmp_path, atlas) as gateway:
+        asked, done, unanswered, again, refused = await run_page(
             gateway, {"say": "Shout x."}, {"resume": [yes]}, {"say": "Shout y."}, {"say": "Well?"}, {"resume": [no]}
         )
     (interrupt,) = asked["interrupts"]
@@ -54,30 +54,30 @@ async def test_a_page_asks_its_user_and_goes_on(tmp_path: Path) -> None:
 
 async def test_words_that_are_taken_back_leave_the_page(tmp_path: Path) -> None:
     again = Reply(TextChunk("It is 5."), ResetChunk(1), TextChunk("It is 4."))
-    async with opened(tmp_path, kept(Scripted(says("Hi."), again))) as gateway:
-        _, after = await pages(gateway, {"say": "Hello"}, {"say": "2+2?"})
+    async with serve_gateway(tmp_path, stored_atlas(Scripted(says("Hi."), again))) as gateway:
+        _, after = await run_page(gateway, {"say": "Hello"}, {"say": "2+2?"})
     assert [message["content"] for message in after["messages"]] == ["Hello", "Hi.", "2+2?", "It is 4."]
 
 
 async def test_a_page_that_stops_leaves_the_turn_to_its_session(tmp_path: Path) -> None:
     slow = Slow()
-    atlas = kept(Scripted(says("One moment.") + calls("slow", input="x"), says("Done.")), (slow.tool,))
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as other:
+    atlas = stored_atlas(Scripted(says("One moment.") + calls("slow", input="x"), says("Done.")), (slow.tool,))
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as other:
         await other.get("sessions.subscribe", sessionKey="main")
-        (stopped,) = await pages(gateway, {"say": "Go", "stop": "TOOL_CALL_END"})
-        assert stopped["messages"][1]["content"] == "One moment."
-        await asyncio.wait_for(slow.begun.wait(), 5)
-        slow.go.set()
+        (cancelled,) = await run_page(gateway, {"say": "Go", "stop": "TOOL_CALL_END"})
+        assert cancelled["messages"][1]["content"] == "One moment."
+        await asyncio.wait_for(slow.started.wait(), 5)
+        slow.release.set()
         assert (await other.until("chat.final"))["message"]["parts"][0]["text"] == "Done."
 
 
 async def test_a_question_outlives_a_kill(tmp_path: Path) -> None:
-    async with living(tmp_path, "?tea") as process:
+    async with run_gateway(tmp_path, "?tea") as process:
         token = (tmp_path / "token").read_text().strip()
-        async with page_of(process, token) as page:
+        async with open_page(process, token) as page:
             (interrupt,) = (await page.run("Order tea."))[-1]["outcome"]["interrupts"]
         await process.kill()
-    async with living(tmp_path, "It is ordered.") as process, page_of(process, token) as page:
+    async with run_gateway(tmp_path, "It is ordered.") as process, open_page(process, token) as page:
         answer = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
         rest = await page.run(runId="after", resume=[answer])
     assert kinds(rest)[:3] == ["RUN_STARTED", "TOOL_CALL_RESULT", "TEXT_MESSAGE_START"]
@@ -86,6 +86,6 @@ async def test_a_question_outlives_a_kill(tmp_path: Path) -> None:
 
 
 async def test_a_page_with_a_wrong_token_is_told(tmp_path: Path) -> None:
-    async with opened(tmp_path, kept(Scripted())) as gateway:
-        (refused,) = await pages(gateway, {"say": "Hi"}, token="wrong")
+    async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway:
+        (refused,) = await run_page(gateway, {"say": "Hi"}, token="wrong")
     assert "HTTP 401" in refused["failure"] and "invalid_api_key" in refused["failure"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import Client, joined, opened, talking
+from gateway_client import Client, connect_client, serve_and_connect, serve_gateway
 
 from atlas_agents import Atlas
 from atlas_agents.core.messages import assistant, user
@@ -16,7 +16,7 @@ from atlas_agents.testing import Scripted, in_memory_atlas, says
 BOB = "bob-0123456789abcdefghijklmnop"
 
 
-def kept(*replies: Any) -> Atlas:
+def stored_atlas(*replies: Any) -> Atlas:
     return in_memory_atlas(Scripted(*replies), store=MemoryStore())
 
 
@@ -34,7 +34,9 @@ async def imported(client: Client, text: str, size: int = 100_000, **more: Any) 
     answer: dict[str, Any] = {}
     for number, start in enumerate(range(0, len(text), size)):
         rest = start + size < len(text)
-        answer = await client.ask("sessions.import", text=text[start : start + size], piece=number, more=rest, **more)
+        answer = await client.request(
+            "sessions.import", text=text[start : start + size], piece=number, more=rest, **more
+        )
     return answer
 
 
@@ -44,13 +46,13 @@ async def test_a_long_session_goes_out_and_comes_in_by_pieces(tmp_path: Path) ->
     for number in range(600):
         message = (user if number % 2 == 0 else assistant)(f"{number} ü\u2028 " + "x" * 4000)
         writes.append(AddMessage("long", message.id, message.to_json()))
-    async with talking(tmp_path, in_memory_atlas(Scripted(says("Hi.")), store=store)) as client:
+    async with serve_and_connect(tmp_path, in_memory_atlas(Scripted(says("Hi.")), store=store)) as client:
         await store.commit("default", writes)
         lines = await exported(client, "long")
         assert len(lines) == 601 and sum(map(len, lines)) > 2_000_000
         assert json.loads(lines[0])["key"] == "long"
     (tmp_path / "other").mkdir()
-    async with talking(tmp_path / "other", kept(says("Hi."))) as client:
+    async with serve_and_connect(tmp_path / "other", stored_atlas(says("Hi."))) as client:
         assert (await imported(client, "\n".join(lines) + "\n"))["result"] == {"sessionKey": "long"}
         assert (await exported(client, "long"))[1:] == lines[1:]
         (session,) = (await client.get("sessions.list"))["sessions"]
@@ -71,27 +73,31 @@ async def test_a_long_session_goes_out_and_comes_in_by_pieces(tmp_path: Path) ->
     ],
 )
 async def test_what_is_no_session_is_refused_and_leaves_nothing(text: str, words: str, tmp_path: Path) -> None:
-    async with talking(tmp_path, kept()) as client:
-        error = (await client.ask("sessions.import", text=text))["error"]
+    async with serve_and_connect(tmp_path, stored_atlas()) as client:
+        error = (await client.request("sessions.import", text=text))["error"]
         assert error["data"]["kind"] == "INVALID_PARAMS" and words in error["message"]
         assert (await client.get("sessions.list"))["sessions"] == []
 
 
 async def test_a_piece_that_is_missing_is_noticed(tmp_path: Path) -> None:
-    async with talking(tmp_path, kept()) as client:
+    async with serve_and_connect(tmp_path, stored_atlas()) as client:
         assert await client.get("sessions.import", text='{"atlas_session":1,', more=True) == {}
-        wrong = await client.ask("sessions.import", text='"key":"k"}', piece=2)
+        wrong = await client.request("sessions.import", text='"key":"k"}', piece=2)
         assert wrong["error"]["message"] == "sessions.import: a part is missing; start again with the first one"
-        assert (await client.ask("sessions.import", text='"key":"k"}', piece=1))["error"]
+        assert (await client.request("sessions.import", text='"key":"k"}', piece=1))["error"]
 
 
 async def test_a_guest_carries_only_what_is_theirs_under_their_own_names(tmp_path: Path) -> None:
     (tmp_path / "tokens.json").write_text(json.dumps({"bob": {"token": BOB, "scopes": ["read", "write"]}}))
-    atlas = kept(says("Hi."), says("Ho."))
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as owner, joined(gateway, BOB) as bob:
+    atlas = stored_atlas(says("Hi."), says("Ho."))
+    async with (
+        serve_gateway(tmp_path, atlas) as gateway,
+        connect_client(gateway) as owner,
+        connect_client(gateway, BOB) as bob,
+    ):
         await owner.get("chat.send", sessionKey="mine", message="hello")
         await owner.until("chat.final")
-        hidden = await bob.ask("sessions.export", sessionKey="mine")
+        hidden = await bob.request("sessions.export", sessionKey="mine")
         assert hidden["error"]["data"]["kind"] == "SESSION_NOT_FOUND"
         lines = await exported(owner, "mine")
         assert (await imported(bob, "\n".join(lines)))["result"] == {"sessionKey": "mine"}

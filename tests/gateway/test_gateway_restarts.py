@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gateway_client import Client
-from processes import Process, inside, living
+from processes import Process, connect_process, run_gateway
 from websockets.exceptions import ConnectionClosed
 
 pytestmark = pytest.mark.slow
@@ -18,13 +18,13 @@ WORDS = " ".join(f"word{n}" for n in range(60))
 
 def text_of(frames: list[dict[str, Any]]) -> str:
     """What a client shows: the words since the last reset."""
-    said = ""
+    shown = ""
     for frame in frames:
         if frame["event"] == "chat.reset":
-            said = ""
+            shown = ""
         elif frame["event"] == "chat.delta":
-            said += frame["data"]["text"]
-    return said
+            shown += frame["data"]["text"]
+    return shown
 
 
 def numbers(frames: list[dict[str, Any]]) -> list[int]:
@@ -33,8 +33,8 @@ def numbers(frames: list[dict[str, Any]]) -> list[int]:
 
 def effects(home: Path) -> list[str]:
     """What tools did; a process that was killed before the first one leaves no file."""
-    kept = home / "effects"
-    return kept.read_text().split() if kept.exists() else []
+    path = home / "effects"
+    return path.read_text().split() if path.exists() else []
 
 
 async def until_cut(client: Client) -> None:
@@ -46,14 +46,14 @@ async def until_cut(client: Client) -> None:
 
 
 async def test_an_answer_goes_on_after_kill_9_in_the_middle_of_it(tmp_path: Path) -> None:
-    async with living(tmp_path, WORDS) as first, inside(first) as client:
+    async with run_gateway(tmp_path, WORDS) as first, connect_process(first) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         for _ in range(15):
             await client.until("chat.delta")
         await first.kill()
         await until_cut(client)
         before = client.events(run_id)
-    async with living(tmp_path, WORDS) as second, inside(second) as client:
+    async with run_gateway(tmp_path, WORDS) as second, connect_process(second) as client:
         last = before[-1]["data"]["seq"]
         found = await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
         assert [message["role"] for message in found["messages"]] == ["user"]
@@ -66,7 +66,7 @@ async def test_an_answer_goes_on_after_kill_9_in_the_middle_of_it(tmp_path: Path
         history = (await client.get("chat.history", sessionKey="main"))["messages"]
         assert [message["role"] for message in history] == ["user", "assistant"]
         # one who was never there hears the same story from the log, with what was not yet written left out
-        async with inside(second) as other:
+        async with connect_process(second) as other:
             await other.get("sessions.subscribe", sessionKey="main", runs={run_id: 0})
             await other.until("chat.final")
             logged = other.events(run_id)
@@ -77,13 +77,13 @@ async def test_an_answer_goes_on_after_kill_9_in_the_middle_of_it(tmp_path: Path
 
 @pytest.mark.parametrize("at", ["tool.call", "tool.result", "chat.final"])
 async def test_an_effect_happens_once_wherever_the_gateway_is_killed(at: str, tmp_path: Path) -> None:
-    async with living(tmp_path, "!one", WORDS, pause=0.002) as first, inside(first) as client:
+    async with run_gateway(tmp_path, "!one", WORDS, pause=0.002) as first, connect_process(first) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         await client.until(at)
         await first.kill()
         await until_cut(client)
         before = client.events(run_id)
-    async with living(tmp_path, *["Over."] * 2, pause=0.002) as second, inside(second) as client:
+    async with run_gateway(tmp_path, *["Over."] * 2, pause=0.002) as second, connect_process(second) as client:
         await client.get("sessions.subscribe", sessionKey="main", runs={run_id: before[-1]["data"]["seq"]})
         assert (await client.get("chat.wait", runId=run_id))["status"] == "done"
         await client.get("health.check")
@@ -96,11 +96,11 @@ async def test_an_effect_happens_once_wherever_the_gateway_is_killed(at: str, tm
 
 
 async def test_a_question_waits_through_a_kill_and_is_answered_after_it(tmp_path: Path) -> None:
-    async with living(tmp_path, "?two") as first, inside(first) as client:
+    async with run_gateway(tmp_path, "?two") as first, connect_process(first) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         asked = await client.until("exec.approval_request")
         await first.kill()
-    async with living(tmp_path, "Done.", pause=0.001) as second, inside(second) as client:
+    async with run_gateway(tmp_path, "Done.", pause=0.001) as second, connect_process(second) as client:
         (waiting,) = (await client.get("approvals.list"))["approvals"]
         assert waiting["approvalId"] == asked["approvalId"]
         await client.get("sessions.subscribe", sessionKey="main", runs={run_id: asked["seq"]})
@@ -110,7 +110,7 @@ async def test_a_question_waits_through_a_kill_and_is_answered_after_it(tmp_path
 
 
 async def test_told_to_stop_it_finishes_what_it_can_and_leaves_with_0(tmp_path: Path) -> None:
-    async with living(tmp_path, "Soon over.", pause=0.05) as process, inside(process) as client:
+    async with run_gateway(tmp_path, "Soon over.", pause=0.05) as process, connect_process(process) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         await client.until("chat.started")
         stopping = asyncio.create_task(process.stop())
@@ -122,7 +122,7 @@ async def test_told_to_stop_it_finishes_what_it_can_and_leaves_with_0(tmp_path: 
 
 
 async def test_told_to_stop_it_leaves_a_long_turn_for_its_next_life(tmp_path: Path) -> None:
-    async with living(tmp_path, WORDS, pause=0.2) as process, inside(process) as client:
+    async with run_gateway(tmp_path, WORDS, pause=0.2) as process, connect_process(process) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         await client.until("chat.delta")
         stopping = asyncio.create_task(process.stop())
@@ -130,7 +130,7 @@ async def test_told_to_stop_it_leaves_a_long_turn_for_its_next_life(tmp_path: Pa
         assert await asyncio.wait_for(stopping, 10) == 0
         before = client.events(run_id)
         assert {"chat.final", "chat.error"}.isdisjoint(frame["event"] for frame in before)
-    async with living(tmp_path, WORDS, pause=0.001) as second, inside(second) as client:
+    async with run_gateway(tmp_path, WORDS, pause=0.001) as second, connect_process(second) as client:
         last = before[-1]["data"]["seq"]
         await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
         await client.until("chat.final")
@@ -138,11 +138,11 @@ async def test_told_to_stop_it_leaves_a_long_turn_for_its_next_life(tmp_path: Pa
 
 
 async def test_while_it_stops_nothing_new_is_begun(tmp_path: Path) -> None:
-    async with living(tmp_path, WORDS, "no", pause=0.1) as process, inside(process) as client:
+    async with run_gateway(tmp_path, WORDS, "no", pause=0.1) as process, connect_process(process) as client:
         await client.get("chat.send", sessionKey="main", message="Go")
         stopping = asyncio.create_task(process.stop())
         await client.until("server.shutdown")
-        refused = await client.ask("chat.send", sessionKey="other", message="Me too")
+        refused = await client.request("chat.send", sessionKey="other", message="Me too")
         assert (refused["error"]["code"], refused["error"]["data"]["kind"]) == (-32004, "UNAVAILABLE")
         assert refused["error"]["data"]["retryable"] is True and refused["error"]["data"]["retryAfterMs"] > 0
         assert await stopping == 0
@@ -154,17 +154,20 @@ async def test_killed_at_random_three_times_a_client_that_comes_back_gets_the_wh
 ) -> None:
     dice = random.Random(seed)
     script = ["!one", "!two", WORDS]
-    heard: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = []
     run_id = ""
     for life in range(4):
         done = len(effects(tmp_path))
         replies = await asyncio.to_thread(_left_to_say, tmp_path, script) if life else script
         assert done <= 2
-        async with living(tmp_path, *replies, *[WORDS] * 2, pause=0.004) as process, inside(process) as client:
+        async with (
+            run_gateway(tmp_path, *replies, *[WORDS] * 2, pause=0.004) as process,
+            connect_process(process) as client,
+        ):
             if life == 0:
                 run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
             else:
-                last = heard[-1]["data"]["seq"] if heard else 0
+                last = received[-1]["data"]["seq"] if received else 0
                 await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
             if life < 3:
                 killing = asyncio.create_task(_kill_later(process, dice.uniform(0.02, 0.35)))
@@ -173,10 +176,10 @@ async def test_killed_at_random_three_times_a_client_that_comes_back_gets_the_wh
             else:
                 assert (await client.get("chat.wait", runId=run_id))["status"] == "done"
                 await client.get("health.check")
-            heard += client.events(run_id)
-    assert numbers(heard) == sorted(set(numbers(heard)))
-    assert [frame["event"] for frame in heard].count("chat.final") == 1 and heard[-1]["event"] == "chat.final"
-    assert heard[-1]["data"]["message"]["parts"] == [{"type": "text", "text": WORDS}]
+            received += client.events(run_id)
+    assert numbers(received) == sorted(set(numbers(received)))
+    assert [frame["event"] for frame in received].count("chat.final") == 1 and received[-1]["event"] == "chat.final"
+    assert received[-1]["data"]["message"]["parts"] == [{"type": "text", "text": WORDS}]
     done = effects(tmp_path)
     assert sorted(done) == sorted(set(done))
 
@@ -189,5 +192,5 @@ async def _kill_later(process: Process, seconds: float) -> None:
 def _left_to_say(home: Path, script: list[str]) -> list[str]:
     """What the model has not said yet: a reply that is kept is not asked for again."""
     with closing(sqlite3.connect(home / "atlas.db")) as database:
-        (said,) = database.execute("select count(*) from journal where kind = 'reply'").fetchone()
-    return script[said:]
+        (replied,) = database.execute("select count(*) from journal where kind = 'reply'").fetchone()
+    return script[replied:]

@@ -10,49 +10,49 @@ from atlas_agents.gateway.protocol.events import ChatDelta, ChatFinal, ChatReaso
 from atlas_agents.gateway.protocol.types import UsageShape
 
 
-def said(text: str) -> ChatDelta:
+def delta(text: str) -> ChatDelta:
     return ChatDelta("r", text)
 
 
 def written(log: RunLog) -> list[tuple[int, str]]:
     """What is written now, and then is."""
     found: list[tuple[int, str]] = []
-    for write in log.writes():
+    for write in log.pending_writes():
         if isinstance(write, AddEvents):
             bodies: list[tuple[int, Any]] = [(seq, msgspec.json.decode(body)) for seq, body in write.events]
             found += [(seq, body["data"].get("text", body["event"])) for seq, body in bodies]
-    log.wrote(512)
+    log.mark_written(512)
     return found
 
 
 def test_words_are_joined_until_they_are_written() -> None:
-    log = RunLog("r", "s", joins=True)
+    log = RunLog("r", "s", merge_deltas=True)
     for word in ("One ", "two ", "three "):
-        log.add(said(word))
+        log.add(delta(word))
     log.add(ChatReasoning("r", "why"))
     log.add(ChatReasoning("r", "?"))
-    log.add(said("four "))
+    log.add(delta("four "))
     assert written(log) == [(1, "One two three "), (2, "why?"), (3, "four ")]
-    log.add(said("five"))
+    log.add(delta("five"))
     log.add(ChatReset("r", 2))
-    log.add(said("six"))
+    log.add(delta("six"))
     assert written(log) == [(4, "five"), (5, "chat.reset"), (6, "six")]
 
 
 def test_what_is_being_written_is_not_changed_any_more() -> None:
-    log = RunLog("r", "s", joins=True)
-    log.add(said("One "))
-    first = log.writes()
-    log.add(said("two"))
-    log.wrote(512)
+    log = RunLog("r", "s", merge_deltas=True)
+    log.add(delta("One "))
+    first = log.pending_writes()
+    log.add(delta("two"))
+    log.mark_written(512)
     assert written(log) == [(2, "two")]
     assert isinstance(first[-1], AddEvents) and len(first[-1].events) == 1
 
 
 def test_a_piece_does_not_grow_without_end_and_a_last_word_stands_alone() -> None:
-    log = RunLog("r", "s", joins=True)
+    log = RunLog("r", "s", merge_deltas=True)
     for _ in range(300):
-        log.add(said("0123456789"))
+        log.add(delta("0123456789"))
     log.add(ChatFinal("r", UsageShape(1, 1), cancelled=True))
     *words, (_, last) = written(log)
     assert [len(text) for _, text in words] == [1020, 1020, 960]
@@ -60,20 +60,20 @@ def test_a_piece_does_not_grow_without_end_and_a_last_word_stands_alone() -> Non
 
 
 def test_who_comes_in_the_middle_gets_each_word_once() -> None:
-    log = RunLog("r", "s", joins=True)
-    log.add(said("One "))
-    log.add(said("two "))
+    log = RunLog("r", "s", merge_deltas=True)
+    log.add(delta("One "))
+    log.add(delta("two "))
     written(log)
-    log.tell()
-    log.add(said("three "))
-    log.tell()
-    log.add(said("four"))
-    (part,) = log.draft.parts
+    log.take_deliverable()
+    log.add(delta("three "))
+    log.take_deliverable()
+    log.add(delta("four"))
+    (part,) = log.partial.parts
     assert msgspec.to_builtins(part)["text"] == "One two three four"
 
 
 def test_where_words_are_heard_before_they_are_written_each_has_its_number() -> None:
     log = RunLog("r", "s")
-    log.add(said("One "))
-    log.add(said("two"))
+    log.add(delta("One "))
+    log.add(delta("two"))
     assert written(log) == [(1, "One "), (2, "two")]

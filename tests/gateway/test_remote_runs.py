@@ -7,38 +7,38 @@ from typing import Any
 from atlas_agents.core.store import EventRow
 from atlas_agents.dispatch.notifications import Notification
 from atlas_agents.gateway.cluster import RemoteRuns
-from atlas_agents.gateway.protocol.events import ChatDelta, body_of
+from atlas_agents.gateway.protocol.events import ChatDelta, encode_event
 from atlas_agents.gateway.runs import RunRegistry
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.storage.memory import MemoryStore
 from checks import until
 
-_SAID = [EventRow("r", seq, body_of(ChatDelta("r", word))) for seq, word in enumerate(("One.", "Two."), 1)]
+_EVENTS = [EventRow("r", seq, encode_event(ChatDelta("r", word))) for seq, word in enumerate(("One.", "Two."), 1)]
 
 
 class LateStore(MemoryStore):
     """Has the second word just after the first one was read, and tells so at once."""
 
-    tell: Callable[[], None]
+    notify: Callable[[], None]
 
     def __init__(self) -> None:
         super().__init__()
         self.written = 1
 
     async def events(self, tenant: str, run_id: str, *, after: int = 0, **more: Any) -> list[EventRow]:
-        found: Sequence[EventRow] = _SAID[after : self.written]
+        found: Sequence[EventRow] = _EVENTS[after : self.written]
         if self.written == 1:
             self.written = 2
-            asyncio.get_running_loop().call_soon(self.tell)
+            asyncio.get_running_loop().call_soon(self.notify)
         return list(found)
 
 
 async def test_what_is_told_in_the_moment_in_which_reading_ends_is_read() -> None:
     store = LateStore()
     runs = RunRegistry(store, "default", Metrics())
-    far = runs.far = RemoteRuns(runs, store, "default")
-    store.tell = lambda: far.notice(Notification("events", "default", "r", seq=2))
-    log = far.attend("r", "s")
+    remote = runs.remote = RemoteRuns(runs, store, "default")
+    store.notify = lambda: remote.handle(Notification("events", "default", "r", seq=2))
+    log = remote.follow("r", "s")
 
     async def read() -> bool:
         return log.seq == 2
@@ -46,4 +46,4 @@ async def test_what_is_told_in_the_moment_in_which_reading_ends_is_read() -> Non
     try:
         await until(read)
     finally:
-        await far.close()
+        await remote.close()

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from gateway_client import Client, talking
+from gateway_client import Client, serve_and_connect
 
 from atlas_agents import Approvals, Atlas, ToolFailed, tool
 from atlas_agents.storage.memory import MemoryStore
@@ -41,7 +41,7 @@ async def noted(client: Client, text: str) -> str:
 
 
 async def test_a_turn_is_told_step_by_step(tmp_path: Path) -> None:
-    async with talking(tmp_path, atlas(calls("note", text="a"), says("Noted."))) as client:
+    async with serve_and_connect(tmp_path, atlas(calls("note", text="a"), says("Noted."))) as client:
         run_id = await noted(client, "note it")
         found = await client.get("runs.get", runId=run_id)
         assert found["run"] | {"createdAt": 0, "endedAt": 0} == {
@@ -71,7 +71,9 @@ async def test_a_turn_is_told_step_by_step(tmp_path: Path) -> None:
 
 async def test_turns_are_listed_the_latest_first(tmp_path: Path) -> None:
     clock = ShiftedClock()
-    async with talking(tmp_path, atlas(says("1"), says("2"), store=MemoryStore(clock=clock), clock=clock)) as client:
+    async with serve_and_connect(
+        tmp_path, atlas(says("1"), says("2"), store=MemoryStore(clock=clock), clock=clock)
+    ) as client:
         first = await turn(client, "one", "a")
         clock.ahead += 1
         second = await turn(client, "two", "b")
@@ -81,7 +83,7 @@ async def test_turns_are_listed_the_latest_first(tmp_path: Path) -> None:
 
 
 async def test_words_are_found_in_names_and_messages(tmp_path: Path) -> None:
-    async with talking(tmp_path, atlas(says("The Fjord is deep. " * 20), says("ok"))) as client:
+    async with serve_and_connect(tmp_path, atlas(says("The Fjord is deep. " * 20), says("ok"))) as client:
         await turn(client, "tell me of water", "a")
         await turn(client, "hello", "b")
         hits = (await client.get("sessions.search", query="fjORD"))["hits"]
@@ -93,7 +95,7 @@ async def test_words_are_found_in_names_and_messages(tmp_path: Path) -> None:
 
 
 async def test_a_fork_begins_with_the_same_messages(tmp_path: Path) -> None:
-    async with talking(tmp_path, atlas(says("1"), says("2"))) as client:
+    async with serve_and_connect(tmp_path, atlas(says("1"), says("2"))) as client:
         await turn(client, "one")
         await turn(client, "two")
         messages = (await client.get("chat.history", sessionKey="s"))["messages"]
@@ -101,33 +103,33 @@ async def test_a_fork_begins_with_the_same_messages(tmp_path: Path) -> None:
         found = await client.get("sessions.get", sessionKey=forked["sessionKey"])
         assert found["session"]["label"] == "branch"
         assert [message["id"] for message in found["messages"]] == [message["id"] for message in messages[:2]]
-        unknown = await client.ask("sessions.fork", sessionKey="s", messageId="nothing")
+        unknown = await client.request("sessions.fork", sessionKey="s", messageId="nothing")
         assert unknown["error"]["data"]["kind"] == "SESSION_NOT_FOUND"
 
 
 async def test_who_comes_later_hears_how_turns_ended_and_what_waits(tmp_path: Path) -> None:
     replies = [calls("note", text="a"), says("ok")]
-    async with talking(tmp_path, atlas(fails("gone"), fails("gone"), fails("gone"), *replies)) as client:
+    async with serve_and_connect(tmp_path, atlas(fails("gone"), fails("gone"), fails("gone"), *replies)) as client:
         failed = await turn(client, "fail")
         await client.get("chat.send", sessionKey="s", message="ask")
         await client.until("exec.approval_request")
         waiting = await client.get("chat.send", sessionKey="s", message="later")
-        heard = await client.get("sessions.subscribe", sessionKey="s")
-        assert heard["outcomes"] == [{"runId": failed, "status": "failed", "error": "gone"}]
-        assert [(each["runId"], each["parts"][0]["text"]) for each in heard["waiting"]] == [(waiting["runId"], "later")]
+        state = await client.get("sessions.subscribe", sessionKey="s")
+        assert state["outcomes"] == [{"runId": failed, "status": "failed", "error": "gone"}]
+        assert [(each["runId"], each["parts"][0]["text"]) for each in state["waiting"]] == [(waiting["runId"], "later")]
 
 
 async def test_all_who_read_hear_of_questions_in_any_session(tmp_path: Path) -> None:
-    async with talking(tmp_path, atlas(calls("note", text="a"), says("Noted."))) as client:
+    async with serve_and_connect(tmp_path, atlas(calls("note", text="a"), says("Noted."))) as client:
         await noted(client, "note it")
-        told = [frame["data"] for frame in client.events() if frame["event"] == "approvals.updated"]
-        assert told == [{"sessionKey": "s"}] * 2
+        updates = [frame["data"] for frame in client.events() if frame["event"] == "approvals.updated"]
+        assert updates == [{"sessionKey": "s"}] * 2
 
 
 async def test_the_chain_is_verified_and_a_changed_line_is_named(tmp_path: Path) -> None:
     store = MemoryStore()
     replies = [calls("note", text="a"), says("1"), calls("note", text="no"), says("2")]
-    async with talking(tmp_path, atlas(*replies, store=store)) as client:
+    async with serve_and_connect(tmp_path, atlas(*replies, store=store)) as client:
         await noted(client, "one")
         await noted(client, "two")
         assert await client.get("audit.verify") == {"rows": 2}
@@ -150,7 +152,7 @@ def change_line(store: MemoryStore, seq: int) -> None:
 
 
 async def test_usage_is_summed_by_day_if_asked(tmp_path: Path) -> None:
-    async with talking(tmp_path, atlas(says("1"))) as client:
+    async with serve_and_connect(tmp_path, atlas(says("1"))) as client:
         await turn(client, "one")
         (row,) = (await client.get("usage.summary", groupBy="model", byDay=True))["rows"]
         assert row["name"] == "scripted" and len(row["day"]) == 10

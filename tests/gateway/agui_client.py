@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 from ag_ui.core import Event, RunAgentInput
-from gateway_client import WAIT, Listening, main_token
+from gateway_client import WAIT, HasPort, main_token
 from pydantic import BaseModel, TypeAdapter
 
 from atlas_agents.gateway.server import Gateway
@@ -25,22 +25,22 @@ class Page:
         self.messages: list[dict[str, Any]] = []
         self.runs = 0
 
-    async def ask(
-        self, say: str = "", thread: str = "main", headers: dict[str, str] | None = None, **more: Any
+    async def request(
+        self, text: str = "", thread: str = "main", headers: dict[str, str] | None = None, **more: Any
     ) -> "Answer":
         """The answer to a run, whatever it is."""
-        if say:
-            self.messages.append({"id": f"m{len(self.messages)}", "role": "user", "content": say})
+        if text:
+            self.messages.append({"id": f"m{len(self.messages)}", "role": "user", "content": text})
         self.runs += 1
         body: dict[str, Any] = {"threadId": thread, "runId": f"r{self.runs}", "messages": self.messages}
         body |= {"protocolVersion": "1.0", "state": {}, "tools": [], "context": [], "forwardedProps": {}} | more
         RunAgentInput.model_validate(body)
-        told = {"Authorization": f"Bearer {self._token}", "Accept": "text/event-stream", **(headers or {})}
-        return Answer(await self._session.post(self._url, json=body, headers=told))
+        sent = {"Authorization": f"Bearer {self._token}", "Accept": "text/event-stream", **(headers or {})}
+        return Answer(await self._session.post(self._url, json=body, headers=sent))
 
-    async def run(self, say: str = "", **more: Any) -> list[dict[str, Any]]:
+    async def run(self, text: str = "", **more: Any) -> list[dict[str, Any]]:
         """All events of a run."""
-        return [event async for event in (await self.ask(say, **more)).events()]
+        return [event async for event in (await self.request(text, **more)).events()]
 
 
 class Answer:
@@ -54,23 +54,23 @@ class Answer:
         async for line in self.response.content:
             if line.startswith(b"data: "):
                 event = json.loads(line.removeprefix(b"data: "))
-                _known(_events.validate_python(event))
+                _check_known(_events.validate_python(event))
                 yield event
 
 
-def _known(value: Any) -> None:
+def _check_known(value: Any) -> None:
     """Nothing is in it that the protocol does not know; its models would keep it silently."""
     if isinstance(value, BaseModel):
         assert not value.model_extra, value
         for name in type(value).model_fields:
-            _known(getattr(value, name))
+            _check_known(getattr(value, name))
     elif isinstance(value, list):
         for each in value:  # pyright: ignore[reportUnknownVariableType]
-            _known(each)
+            _check_known(each)
 
 
 @asynccontextmanager
-async def page_of(gateway: Listening, token: str | None = None, agent: str = "assistant") -> AsyncGenerator[Page, None]:
+async def open_page(gateway: HasPort, token: str | None = None, agent: str = "assistant") -> AsyncGenerator[Page, None]:
     """A page that uses this gateway."""
     timeout = aiohttp.ClientTimeout(total=WAIT)
     async with aiohttp.ClientSession(timeout=timeout) as session:

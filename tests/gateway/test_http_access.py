@@ -8,9 +8,9 @@ from typing import Any
 
 import openai
 import pytest
-from agui_raw import page_of
-from gateway_client import http, joined, main_token, opened
-from openai_client import MODEL, Slow, client_of, kept, said
+from agui_client import open_page
+from gateway_client import connect_client, http, main_token, serve_gateway
+from openai_client import MODEL, Slow, connect_openai, stored_atlas, user_messages
 
 from atlas_agents import Approvals, Tool
 from atlas_agents.gateway import http_api
@@ -18,16 +18,16 @@ from atlas_agents.gateway.server import Gateway
 from atlas_agents.testing import Scripted, calls, says
 
 PATHS = ["/v1/models", "/v1/models/x", "/v1/chat/completions", "/v1/nothing", "/ag-ui/assistant", "/ag-ui/"]
-STRANGERS = ["https://evil.example", "null", "http://localhost.evil.com", "http://127.0.0.1:1", "http://127.0.0.1"]
-ASKED = json.dumps({"model": MODEL, "messages": said("Hi")})
+OTHER_ORIGINS = ["https://evil.example", "null", "http://localhost.evil.com", "http://127.0.0.1:1", "http://127.0.0.1"]
+REQUEST = json.dumps({"model": MODEL, "messages": user_messages("Hi")})
 RUN = json.dumps({"threadId": "t", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "Hi"}]})
 
 
-def shown(gateway: Gateway, **more: str) -> dict[str, str]:
+def auth_headers(gateway: Gateway, **more: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {main_token(gateway)}", "Content_Type": "application/json", **more}
 
 
-def named(home: Path, **scopes: list[str]) -> dict[str, str]:
+def write_tokens(home: Path, **scopes: list[str]) -> dict[str, str]:
     """Tokens with these rights, by name."""
     tokens = {name: secrets.token_urlsafe(32) for name in scopes}
     lines = {name: {"token": tokens[name], "scopes": scopes[name]} for name in scopes}
@@ -38,31 +38,35 @@ def named(home: Path, **scopes: list[str]) -> dict[str, str]:
 @pytest.mark.parametrize("path", PATHS)
 async def test_another_sites_page_is_turned_away_even_with_a_right_token(path: str, tmp_path: Path) -> None:
     model = Scripted()
-    async with opened(tmp_path, kept(model)) as gateway:
-        for origin in STRANGERS:
+    async with serve_gateway(tmp_path, stored_atlas(model)) as gateway:
+        for origin in OTHER_ORIGINS:
             for method in ("GET", "POST"):
-                code, answer = await http(gateway, f"{method} {path}", body=ASKED, **shown(gateway, Origin=origin))
+                code, answer = await http(
+                    gateway, f"{method} {path}", body=REQUEST, **auth_headers(gateway, Origin=origin)
+                )
                 assert code == 403 and "access-control" not in answer.lower()
             preflight = {"Origin": origin, "Access_Control_Request_Method": "POST"}
             code, answer = await http(gateway, f"OPTIONS {path}", **preflight)
             assert code == 403 and "access-control" not in answer.lower()
         for site in ("cross-site", "same-site"):
             quiet = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "no-cors"}
-            assert (await http(gateway, f"POST {path}", body=ASKED, **shown(gateway, **quiet)))[0] == 403
+            assert (await http(gateway, f"POST {path}", body=REQUEST, **auth_headers(gateway, **quiet)))[0] == 403
     assert model.requests == []
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("host", ["evil.example:{port}", "127.0.0.1.evil.com", "localhost.", ""])
 async def test_a_name_that_is_not_ours_is_turned_away(host: str, path: str, tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
-        code, _ = await http(gateway, f"POST {path}", body=ASKED, **shown(gateway, Host=host.format(port=gateway.port)))
+    async with serve_gateway(tmp_path) as gateway:
+        code, _ = await http(
+            gateway, f"POST {path}", body=REQUEST, **auth_headers(gateway, Host=host.format(port=gateway.port))
+        )
         assert code == 421
 
 
 async def test_a_page_that_was_named_may_ask_and_read_and_nothing_more(tmp_path: Path) -> None:
     friend = "https://chat.example.org"
-    async with opened(tmp_path, kept(Scripted(says("Hi."))), origins=(friend,)) as gateway:
+    async with serve_gateway(tmp_path, stored_atlas(Scripted(says("Hi."))), origins=(friend,)) as gateway:
         wanted = {
             "Access_Control_Request_Method": "POST",
             "Access_Control_Request_Headers": "authorization,content-type",
@@ -73,29 +77,29 @@ async def test_a_page_that_was_named_may_ask_and_read_and_nothing_more(tmp_path:
         assert "access-control-allow-headers: authorization,content-type\r\n" in answer
         assert "credentials" not in answer
         page = {"Origin": friend, "Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "cors"}
-        code, answer = await http(gateway, "POST /v1/chat/completions", body=ASKED, **shown(gateway, **page))
+        code, answer = await http(gateway, "POST /v1/chat/completions", body=REQUEST, **auth_headers(gateway, **page))
         assert (code, f"access-control-allow-origin: {friend}\r\n" in answer) == (200, True)
-        code, answer = await http(gateway, "POST /v1/chat/completions", body=ASKED, **page)
+        code, answer = await http(gateway, "POST /v1/chat/completions", body=REQUEST, **page)
         assert (code, f"access-control-allow-origin: {friend}\r\n" in answer) == (401, True)
         assert (await http(gateway, "OPTIONS /health", Origin=friend, **wanted))[0] == 403
         assert (await http(gateway, "OPTIONS /v1/models", Origin="https://evil.example", **wanted))[0] == 403
         injected = {**wanted, "Access_Control_Request_Headers": "a: b; c"}
         assert "allow-headers" not in (await http(gateway, "OPTIONS /v1/models", Origin=friend, **injected))[1]
-        assert (await http(gateway, "GET /v1/models", **shown(gateway, Host="evil.example", **page)))[0] == 421
+        assert (await http(gateway, "GET /v1/models", **auth_headers(gateway, Host="evil.example", **page)))[0] == 421
         assert "access-control" not in (await http(gateway, "GET /health", Origin=friend))[1]
-        assert "access-control" not in (await http(gateway, "GET /v1/models", **shown(gateway)))[1]
+        assert "access-control" not in (await http(gateway, "GET /v1/models", **auth_headers(gateway)))[1]
 
 
 async def test_no_origin_means_everybody(tmp_path: Path) -> None:
-    async with opened(tmp_path, origins=("*", "null")) as gateway:
+    async with serve_gateway(tmp_path, origins=("*", "null")) as gateway:
         for origin in ("https://evil.example", "*", "null"):
-            assert (await http(gateway, "GET /v1/models", **shown(gateway, Origin=origin)))[0] == 403
+            assert (await http(gateway, "GET /v1/models", **auth_headers(gateway, Origin=origin)))[0] == 403
 
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_without_a_token_nothing_is_even_read(path: str, tmp_path: Path) -> None:
     model = Scripted()
-    async with opened(tmp_path, kept(model)) as gateway:
+    async with serve_gateway(tmp_path, stored_atlas(model)) as gateway:
         method = "GET" if "models" in path else "POST"
         for token in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer ' OR 1=1;--"}):
             code, answer = await http(gateway, f"{method} {path}", Content_Length="9999999", **token)
@@ -106,18 +110,18 @@ async def test_without_a_token_nothing_is_even_read(path: str, tmp_path: Path) -
 
 
 async def test_the_client_of_the_vendor_understands_the_refusals(tmp_path: Path) -> None:
-    tokens = named(tmp_path, reader=["read"], writer=["write"])
-    async with opened(tmp_path, kept(Scripted())) as gateway:
-        async with client_of(gateway, tokens["reader"]) as client:
+    tokens = write_tokens(tmp_path, reader=["read"], writer=["write"])
+    async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway:
+        async with connect_openai(gateway, tokens["reader"]) as client:
             assert [model.id for model in (await client.models.list()).data] == [MODEL]
             with pytest.raises(openai.PermissionDeniedError, match="lacks the scope write") as denied:
                 claims = {"X-Atlas-Scopes": "admin,write", "X-Atlas-Role": "owner"}
-                await client.chat.completions.create(model=MODEL, messages=said("Hi"), extra_headers=claims)
+                await client.chat.completions.create(model=MODEL, messages=user_messages("Hi"), extra_headers=claims)
             assert denied.value.code == "insufficient_scope"
-        async with client_of(gateway, tokens["writer"]) as client:
+        async with connect_openai(gateway, tokens["writer"]) as client:
             with pytest.raises(openai.PermissionDeniedError, match="lacks the scope read"):
-                await client.chat.completions.create(model=MODEL, messages=said("Hi"))
-        async with client_of(gateway, "wrong") as client:
+                await client.chat.completions.create(model=MODEL, messages=user_messages("Hi"))
+        async with connect_openai(gateway, "wrong") as client:
             for _ in range(10):
                 with pytest.raises(openai.AuthenticationError):
                     await client.models.list()
@@ -128,63 +132,63 @@ async def test_the_client_of_the_vendor_understands_the_refusals(tmp_path: Path)
 
 async def test_two_users_never_meet_in_a_session_of_one_name(tmp_path: Path) -> None:
     both = ["read", "write", "approve"]
-    tokens = named(tmp_path, ana=both, bo=both)
+    tokens = write_tokens(tmp_path, ana=both, bo=both)
     model = Scripted(says("Hello Ana."), says("Hello Bo."), calls("note", input="x"))
 
     async def note(input: str) -> str:
         return input
 
-    atlas = kept(model, (Tool("note", note, confirm=True),), approve=Approvals(wait=True))
-    async with opened(tmp_path, atlas, grace=0.05) as gateway:
+    atlas = stored_atlas(model, (Tool("note", note, confirm=True),), approve=Approvals(wait=True))
+    async with serve_gateway(tmp_path, atlas, grace=0.05) as gateway:
         for name in ("ana", "bo"):
-            async with client_of(gateway, tokens[name]) as client:
-                await client.chat.completions.create(model=MODEL, messages=said(f"I am {name}."), user="main")
+            async with connect_openai(gateway, tokens[name]) as client:
+                await client.chat.completions.create(model=MODEL, messages=user_messages(f"I am {name}."), user="main")
         assert [message.text for message in model.requests[1].messages] == ["I am bo."]
-        async with page_of(gateway, tokens["ana"]) as page:
+        async with open_page(gateway, tokens["ana"]) as page:
             (interrupt,) = (await page.run("Note x."))[-1]["outcome"]["interrupts"]
-        async with page_of(gateway, tokens["bo"]) as page:
+        async with open_page(gateway, tokens["bo"]) as page:
             for id in (interrupt["id"], "f" * 32):
-                told = await page.run(resume=[{"interruptId": id, "status": "cancelled"}])
-                assert told[-1] == {
+                events = await page.run(resume=[{"interruptId": id, "status": "cancelled"}])
+                assert events[-1] == {
                     "type": "RUN_ERROR",
                     "message": f"interrupt {id!r} not found in this thread",
                     "code": "interrupt_not_found",
                 }
-        async with joined(gateway) as owner:
+        async with connect_client(gateway) as owner:
             assert len((await owner.get("approvals.list"))["approvals"]) == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_token_that_was_replaced_hears_no_more(stream: bool, tmp_path: Path) -> None:
     slow = Slow()
-    atlas = kept(Scripted(says("One moment.") + calls("slow", input="x")), (slow.tool,))
-    async with opened(tmp_path, atlas) as gateway, client_of(gateway) as client:
-        asked = asyncio.create_task(heard(client, stream))
-        await asyncio.wait_for(slow.begun.wait(), 5)
+    atlas = stored_atlas(Scripted(says("One moment.") + calls("slow", input="x")), (slow.tool,))
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_openai(gateway) as client:
+        pending = asyncio.create_task(read_all(client, stream))
+        await asyncio.wait_for(slow.started.wait(), 5)
         gateway.hub.tokens.rotate()
         with pytest.raises(openai.APIError):
-            await asyncio.wait_for(asked, 2)
-        await asyncio.wait_for(slow.stopped.wait(), 2)
+            await asyncio.wait_for(pending, 2)
+        await asyncio.wait_for(slow.cancelled.wait(), 2)
         assert gateway.hub.connections == set()
 
 
-async def heard(client: openai.AsyncOpenAI, stream: bool) -> None:
-    answer = await client.chat.completions.create(model=MODEL, messages=said("Go"), stream=stream)
+async def read_all(client: openai.AsyncOpenAI, stream: bool) -> None:
+    answer = await client.chat.completions.create(model=MODEL, messages=user_messages("Go"), stream=stream)
     if isinstance(answer, openai.AsyncStream):
         async for _ in answer:
             pass
 
 
 async def test_who_may_not_approve_cannot_answer_in_a_run(tmp_path: Path) -> None:
-    tokens = named(tmp_path, ana=["read", "write"])
-    async with opened(tmp_path, kept(Scripted())) as gateway, page_of(gateway, tokens["ana"]) as page:
-        answer = await page.ask(resume=[{"interruptId": "x", "status": "cancelled"}])
+    tokens = write_tokens(tmp_path, ana=["read", "write"])
+    async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway, open_page(gateway, tokens["ana"]) as page:
+        answer = await page.request(resume=[{"interruptId": "x", "status": "cancelled"}])
         assert answer.response.status == 403
 
 
-@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", ASKED), ("/ag-ui/assistant", RUN)])
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", REQUEST), ("/ag-ui/assistant", RUN)])
 async def test_what_is_no_request_of_a_program_is_refused(path: str, body: str, tmp_path: Path) -> None:
-    async with opened(tmp_path, max_frame=20_000) as gateway:
+    async with serve_gateway(tmp_path, max_frame=20_000) as gateway:
         wrong: list[tuple[int, str, dict[str, str]]] = [
             (415, body, {"Content_Type": "text/plain"}),
             (415, body, {"Content_Type": "application/x-www-form-urlencoded"}),
@@ -195,19 +199,19 @@ async def test_what_is_no_request_of_a_program_is_refused(path: str, body: str, 
             (413, json.dumps({"model": "x" * 30_000}), {}),
         ]
         for expected, content, headers in wrong:
-            code, answer = await http(gateway, f"POST {path}", body=content, **shown(gateway, **headers))
+            code, answer = await http(gateway, f"POST {path}", body=content, **auth_headers(gateway, **headers))
             assert (code, set(json.loads(answer.partition("\r\n\r\n")[2])["error"])) == (
                 expected,
                 {"message", "type", "param", "code"},
             )
-        assert (await http(gateway, f"GET {path}", **shown(gateway)))[0] in (404, 405)
+        assert (await http(gateway, f"GET {path}", **auth_headers(gateway)))[0] in (404, 405)
 
 
 async def test_a_request_that_does_not_come_to_its_end_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_api, "BODY_WITHIN", 0.1)
-    async with opened(tmp_path) as gateway:
-        more: dict[str, Any] = shown(gateway, Content_Length="100")
+    monkeypatch.setattr(http_api, "BODY_TIMEOUT", 0.1)
+    async with serve_gateway(tmp_path) as gateway:
+        more: dict[str, Any] = auth_headers(gateway, Content_Length="100")
         code, _ = await asyncio.wait_for(http(gateway, "POST /v1/chat/completions", **more), 5)
         assert code == 408

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gateway_client import joined, opened
+from gateway_client import connect_client, serve_gateway
 
 from atlas_agents import Approvals, tool
 from atlas_agents.storage.memory import MemoryStore
@@ -33,14 +33,14 @@ async def risk(text: str) -> str:
 async def test_a_tool_is_called_and_its_result_is_the_answer(tmp_path: Path) -> None:
     ran.clear()
     atlas = in_memory_atlas(Scripted(), [note], store=MemoryStore())
-    async with opened(tmp_path, atlas) as gateway, joined(gateway) as client:
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
         params = {"name": "note", "arguments": {"text": "x"}, "idempotencyKey": "k"}
         first = await client.get("tools.invoke", **params)
         assert (first["status"], first["result"]) == ("ok", {"noted": "x"})
         assert (await client.get("tools.invoke", **params)) == first and ran == ["x"]
         wrong = await client.get("tools.invoke", name="note", arguments={})
         assert (wrong["status"], wrong["error"]) == ("error", "bad_arguments")
-        unknown = await client.ask("tools.invoke", name="note", agentId="nobody")
+        unknown = await client.request("tools.invoke", name="note", agentId="nobody")
         assert unknown["error"]["data"]["kind"] == "AGENT_NOT_FOUND"
         assert (await client.get("sessions.list"))["sessions"] == []
         run = (await client.get("runs.get", runId=first["runId"]))["run"]
@@ -53,8 +53,8 @@ async def test_a_call_that_needs_a_yes_waits_for_it_on_the_same_socket(tmp_path:
         json.dumps({"writer": {"token": TOKEN, "scopes": ["read", "write", "approve"], "sessions": "own"}})
     )
     atlas = in_memory_atlas(Scripted(), [risk], store=MemoryStore(), approve=Approvals(wait=True))
-    async with opened(tmp_path, atlas) as gateway, joined(gateway, TOKEN) as client, asyncio.timeout(10):
-        await client.say(id="call", method="tools.invoke", params={"name": "risk", "arguments": {"text": "x"}})
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway, TOKEN) as client, asyncio.timeout(10):
+        await client.send(id="call", method="tools.invoke", params={"name": "risk", "arguments": {"text": "x"}})
 
         async def asked() -> Any:
             return (await client.get("approvals.list"))["approvals"]

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import UPGRADE, http, joined, knocked, main_token, opened
+from gateway_client import UPGRADE, connect_client, http, main_token, open_socket, serve_gateway
 from websockets.exceptions import InvalidStatus
 
 from atlas_agents.gateway import websocket
 from atlas_agents.gateway.telemetry import JsonLines
 
 PATHS = ["/", "/ws", "/health", "/healthz", "/readyz", "/metrics", "/asyncapi.json", "/nowhere"]
-STRANGERS = [
+OTHER_ORIGINS = [
     "https://evil.example",
     "null",
     "",
@@ -35,19 +35,19 @@ STRANGERS = [
 ]
 
 
-@pytest.mark.parametrize("origin", STRANGERS)
+@pytest.mark.parametrize("origin", OTHER_ORIGINS)
 async def test_another_sites_page_is_turned_away_before_the_upgrade(origin: str, tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
-        told = origin.format(port=gateway.port)
+    async with serve_gateway(tmp_path) as gateway:
+        sent = origin.format(port=gateway.port)
         for path in PATHS:
-            code, answer = await http(gateway, f"GET {path}", **UPGRADE, Origin=told)
+            code, answer = await http(gateway, f"GET {path}", **UPGRADE, Origin=sent)
             assert code == 403, (path, answer)
-            code, _ = await http(gateway, f"POST {path}", Origin=told, Content_Type="text/plain", Content_Length="0")
+            code, _ = await http(gateway, f"POST {path}", Origin=sent, Content_Type="text/plain", Content_Length="0")
             assert code == 403
 
 
 async def test_ones_own_page_is_let_in(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         for name in ("127.0.0.1", "localhost", "LOCALHOST"):
             host = f"{name}:{gateway.port}"
             code, _ = await http(gateway, "GET /", Host=host, Origin=f"http://{host.lower()}")
@@ -57,7 +57,7 @@ async def test_ones_own_page_is_let_in(tmp_path: Path) -> None:
 
 
 async def test_the_other_loopback_is_listened_on_too(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         code, _ = await http(gateway, "GET /health", host="::1", Host=f"[::1]:{gateway.port}")
         assert code == 200
 
@@ -78,21 +78,21 @@ async def test_the_other_loopback_is_listened_on_too(tmp_path: Path) -> None:
     ],
 )
 async def test_a_name_that_is_not_ours_is_turned_away_with_a_right_token(host: str, path: str, tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
-        told: dict[str, Any] = {"Host": host.format(port=gateway.port)}
+    async with serve_gateway(tmp_path) as gateway:
+        sent: dict[str, Any] = {"Host": host.format(port=gateway.port)}
         token = {"Authorization": f"Bearer {main_token(gateway)}"}
-        assert (await http(gateway, f"GET {path}", **told, **token))[0] == 421
-        assert (await http(gateway, f"GET {path}", **UPGRADE, **told, **token))[0] == 421
+        assert (await http(gateway, f"GET {path}", **sent, **token))[0] == 421
+        assert (await http(gateway, f"GET {path}", **UPGRADE, **sent, **token))[0] == 421
 
 
 async def test_a_name_that_was_configured_is_ours(tmp_path: Path) -> None:
-    async with opened(tmp_path, hosts=("atlas.lan",)) as gateway:
+    async with serve_gateway(tmp_path, hosts=("atlas.lan",)) as gateway:
         assert (await http(gateway, "GET /health", Host="Atlas.lan:80"))[0] == 200
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 async def test_a_page_that_hides_its_origin_is_turned_away(site: str, tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         for path in PATHS:
             quiet = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "no-cors"}
             assert (await http(gateway, f"GET {path}", **quiet))[0] == 403
@@ -104,7 +104,7 @@ async def test_a_page_that_hides_its_origin_is_turned_away(site: str, tmp_path: 
 
 
 async def test_no_path_takes_a_post(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         for path in PATHS:
             code, _ = await http(gateway, f"POST {path}", Content_Type="text/plain", Content_Length="0")
             assert code in (404, 405)
@@ -112,22 +112,22 @@ async def test_no_path_takes_a_post(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("header", ["Bearer ", "Bearer ' OR 1=1;--", "Bearer wrong", "Basic b3duZXI6", "Bearer"])
 async def test_a_wrong_token_in_a_header_is_refused_on_every_path(header: str, tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         assert (await http(gateway, "GET /metrics", Authorization=header))[0] == 401
         assert (await http(gateway, "GET /health", Authorization=header))[0] == 401
         assert (await http(gateway, "GET /metrics", Authorization=f"Bearer {main_token(gateway)}"))[0] == 200
 
 
 async def test_guessing_in_headers_is_slow_too(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         codes = [(await http(gateway, "GET /health", Authorization=f"Bearer {n}"))[0] for n in range(12)]
         assert codes == [401] * 10 + [429] * 2
 
 
 async def test_a_socket_elsewhere_is_not_found(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         with pytest.raises(InvalidStatus, match="404"):
-            async with knocked(gateway, "/other"):
+            async with open_socket(gateway, "/other"):
                 pass
 
 
@@ -136,24 +136,24 @@ async def test_a_socket_elsewhere_is_not_found(tmp_path: Path) -> None:
     ["", "hello", "{}", "[]", '{"type":"hello"}', '{"type":"auth","token":7}', "[" * 50_000, '{"id":1,"method":"x"}'],
 )
 async def test_a_first_frame_that_is_no_auth_ends_the_socket(frame: str, tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway, knocked(gateway) as client:
+    async with serve_gateway(tmp_path) as gateway, open_socket(gateway) as client:
         await client.socket.send(frame)
         assert (await client.closed(), client.frames) == ((4400, "the first frame must be an auth frame"), [])
 
 
 async def test_who_says_nothing_is_closed_in_time(tmp_path: Path) -> None:
-    async with opened(tmp_path, auth_timeout=0.2) as gateway, knocked(gateway) as client:
+    async with serve_gateway(tmp_path, auth_timeout=0.2) as gateway, open_socket(gateway) as client:
         assert await client.closed() == (4400, "no auth frame received in time")
 
 
 async def test_a_connection_that_asks_for_nothing_is_closed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(websocket, "HEADERS_WITHIN", 0.2)
-    async with opened(tmp_path) as gateway:
-        for said in (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
+    monkeypatch.setattr(websocket, "HEADER_TIMEOUT", 0.2)
+    async with serve_gateway(tmp_path) as gateway:
+        for data in (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-            writer.write(said)
+            writer.write(data)
             assert await asyncio.wait_for(_rest(reader), 2.0) == b""
             writer.close()
 
@@ -166,19 +166,19 @@ async def _rest(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_frames_have_a_size_smaller_before_the_token_than_after(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
-        async with knocked(gateway) as client:
-            await client.say(type="auth", token="x" * 70_000)
+    async with serve_gateway(tmp_path) as gateway:
+        async with open_socket(gateway) as client:
+            await client.send(type="auth", token="x" * 70_000)
             assert (await client.closed())[0] == 1009
-        async with joined(gateway) as client:
-            await client.say(id="1", method="health.check", params={"padding": "x" * 900_000})
+        async with connect_client(gateway) as client:
+            await client.send(id="1", method="health.check", params={"padding": "x" * 900_000})
             assert (await client.next())["result"]["status"] == "ok"
-            await client.say(id="2", method="health.check", params={"padding": "x" * 1_100_000})
+            await client.send(id="2", method="health.check", params={"padding": "x" * 1_100_000})
             assert (await client.closed())[0] == 1009
 
 
 async def test_compression_is_not_agreed_to(tmp_path: Path) -> None:
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         _, answer = await http(gateway, "GET /ws", **UPGRADE, Sec_WebSocket_Extensions="permessage-deflate")
         assert "101" in answer and "deflate" not in answer
 
@@ -187,7 +187,7 @@ async def test_what_a_stranger_sends_is_one_short_line_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with opened(tmp_path) as gateway:
+    async with serve_gateway(tmp_path) as gateway:
         poison = "x\x1b[2K [INFO] approved " + "A" * 15_000
         await http(gateway, "GET /", Origin="http://evil.example", User_Agent=poison, Cookie="token=hunter2secret")
     lines = [JsonLines().format(record) for record in caplog.records if "refused" in record.message]
