@@ -34,26 +34,26 @@ async def member(
     tools: Sequence[Tool] = (),
     *,
     works: bool = True,
-    at_once: int = 8,
+    concurrency: int = 8,
     redis_url: str = "",
     **more: Any,
 ) -> AsyncGenerator[Member, None]:
     """A member as long as the block lasts; one that does not work only takes messages in."""
     news, copies = [open_valkey(Secret(redis_url) if redis_url else None) for _ in range(2)]
     histories = HistoryCache(ValkeyCache(copies) if copies is not None else None)
-    cluster = Cluster(url, schema=schema, at_once=at_once, valkey=news)
-    store = PostgresStore(url, schema=schema, transaction_hook=cluster.beside, history_cache=histories)
+    cluster = Cluster(url, schema=schema, concurrency=concurrency, valkey=news)
+    store = PostgresStore(url, schema=schema, transaction_hook=cluster.enqueue_and_notify, history_cache=histories)
     await store.open()
     async with AsyncExitStack() as closing:
         closing.push_async_callback(store.close)
         atlas = in_memory_atlas(model, tools, store=store, dispatcher=cluster, **more)
         here = Member(atlas, cluster, store)
         closing.push_async_callback(atlas.close)
-        await closing.enter_async_context(cluster.joined())
+        await closing.enter_async_context(cluster.join())
 
         async def taken(turn: RunningTurn, row: RunRow) -> None:
             here.taken.append(row.id)
 
         if works:
-            await closing.enter_async_context(cluster.at_work(taken, atlas.close))
+            await closing.enter_async_context(cluster.run_worker(taken, atlas.close))
         yield here

@@ -115,7 +115,7 @@ async def test_what_is_more_urgent_is_begun_first(url: str, schema: str) -> None
         ]
         for stream in streams:
             await stream.accepted()
-        async with member(url, schema, Scripted(*[says("Done.")] * 4), at_once=1) as back:
+        async with member(url, schema, Scripted(*[says("Done.")] * 4), concurrency=1) as back:
             for stream in streams:
                 await stream.reply()
             rows = [await front.store.run("default", id) for id in back.taken]
@@ -144,7 +144,7 @@ async def test_jobs_and_schedules_are_seen_to_once_by_whoever_leads(url: str, sc
 async def test_turns_that_a_worker_leaves_are_taken_by_another_before_it_looks_by_itself(
     url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atlas_agents.dispatch.queue._LOOK", 3600.0)
+    monkeypatch.setattr("atlas_agents.dispatch.queue._POLL_INTERVAL", 3600.0)
     running = asyncio.Event()
 
     @tool
@@ -158,7 +158,7 @@ async def test_turns_that_a_worker_leaves_are_taken_by_another_before_it_looks_b
         member(url, schema, Scripted(), [forever], works=False) as front,
         AsyncExitStack() as up,
     ):
-        async with member(url, schema, Scripted(calls("forever")), [forever], at_once=1):
+        async with member(url, schema, Scripted(calls("forever")), [forever], concurrency=1):
             stream = front.atlas.send("go", session="s")
             await running.wait()
             model = Scripted(says("First."), says("Done."))

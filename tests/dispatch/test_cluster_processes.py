@@ -15,7 +15,7 @@ from cluster_members import members
 
 from checks import until
 from gateway.gateway_client import Client
-from gateway.processes import inside
+from gateway.processes import connect_process
 from stores.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -71,7 +71,7 @@ async def test_turns_of_a_worker_that_is_killed_go_on_elsewhere_and_nothing_happ
 ) -> None:
     async with AsyncExitStack() as up:
         front, other, first, _ = await members(up, server, tmp_path, "gateway", "gateway", "worker", "worker")
-        client = await up.enter_async_context(inside(front))
+        client = await up.enter_async_context(connect_process(front))
         sent = [await client.get("chat.send", sessionKey=f"s{n}", message=f"turn{n}") for n in range(6)]
         ids = [each["runId"] for each in sent]
         await happened(tmp_path, 4)
@@ -89,7 +89,7 @@ async def test_turns_of_a_worker_that_is_killed_go_on_elsewhere_and_nothing_happ
         results = [frame["data"] for frames in heard.values() for frame in frames if frame["event"] == "tool.result"]
         unknown = [result for result in results if result["status"] == "unknown"]  # killed before it happened, or after
         assert len(missing) <= len(unknown) <= 6
-        again = await up.enter_async_context(inside(other))
+        again = await up.enter_async_context(connect_process(other))
         for n, id in enumerate(ids):
             await again.get("sessions.subscribe", sessionKey=f"s{n}", runs={id: 0})
         replayed = await all_of(again, ids)
@@ -101,15 +101,15 @@ async def test_a_client_that_goes_to_another_gateway_in_mid_turn_hears_exactly_t
 ) -> None:
     async with AsyncExitStack() as up:
         front, other, _ = await members(up, server, tmp_path, "gateway", "gateway", "worker")
-        steady = await up.enter_async_context(inside(other))
+        steady = await up.enter_async_context(connect_process(other))
         await steady.get("sessions.subscribe", sessionKey="s")
-        async with inside(front) as client:
+        async with connect_process(front) as client:
             run = (await client.get("chat.send", sessionKey="s", message="go"))["runId"]
             await client.until("tool.result")
             begun = client.events(run)
             await front.kill()
         await steady.until("tool.result")
-        again = await up.enter_async_context(inside(other))
+        again = await up.enter_async_context(connect_process(other))
         await again.get("sessions.subscribe", sessionKey="s", runs={run: begun[-1]["data"]["seq"]})
         rest = await all_of(again, [run])
         whole = await all_of(steady, [run])
@@ -122,8 +122,8 @@ async def test_a_question_of_a_worker_is_answered_at_a_gateway_and_a_turn_is_sto
 ) -> None:
     async with AsyncExitStack() as up:
         front, other, _ = await members(up, server, tmp_path, "gateway", "all", "worker")
-        client = await up.enter_async_context(inside(front))
-        person = await up.enter_async_context(inside(other))
+        client = await up.enter_async_context(connect_process(front))
+        person = await up.enter_async_context(connect_process(other))
         await person.get("sessions.subscribe", sessionKey="s")
         run = (await client.get("chat.send", sessionKey="s", message="?pay"))["runId"]
         asked = await person.until("exec.approval_request")

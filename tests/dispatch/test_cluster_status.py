@@ -17,7 +17,7 @@ from atlas_agents.dispatch.members import (
     Backlog,
     ClusterStatus,
     JobCounts,
-    KeyRest,
+    KeyCooldown,
     MemberStatus,
     TurnCounts,
     read_status,
@@ -25,7 +25,7 @@ from atlas_agents.dispatch.members import (
 from atlas_agents.storage.postgres import PostgresStore
 from checks import until
 from gateway.gateway_client import Client, http
-from gateway.processes import Process, inside
+from gateway.processes import Process, connect_process
 from stores.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -70,7 +70,7 @@ async def test_one_look_shows_who_is_there_who_leads_and_who_is_lost(server: Pos
     async with AsyncExitStack() as up:
         front, first = await members(up, server, tmp_path, "gateway", "worker")
         (second,) = await members(up, server, tmp_path, "worker")
-        client = await up.enter_async_context(inside(front))
+        client = await up.enter_async_context(connect_process(front))
         await question(client, "s")
         await client.get("chat.send", sessionKey="s", message="later")
 
@@ -120,7 +120,7 @@ async def test_the_door_of_a_worker_tells_how_it_is_and_nothing_else(server: Pos
         assert (await asked(worker, "/metrics", Authorization="Bearer wrong"))[0] == 401
         for path in ("/", "/ws", "/v1/models", "/protocol.json", "/mcp"):
             assert (await asked(worker, path))[0] == 404, path
-        async with inside(front) as client:
+        async with connect_process(front) as client:
             await client.get("chat.send", sessionKey="s", message="go")
             await client.until("chat.final")
 
@@ -157,7 +157,7 @@ async def test_a_worker_that_drains_takes_nothing_new_ends_what_it_can_and_leave
     monkeypatch.setenv("GRACE", "8")
     async with AsyncExitStack() as up:
         front, worker = await members(up, server, tmp_path, "gateway", "worker")
-        client = await up.enter_async_context(inside(front))
+        client = await up.enter_async_context(connect_process(front))
         waits = await question(client, "waits")
         ends = (await client.get("chat.send", sessionKey="ends", message="ends"))["runId"]
         await client.until("tool.result")
@@ -190,7 +190,7 @@ async def test_told_twice_to_stop_a_member_waits_for_no_turn(
     monkeypatch.setenv("GRACE", "100")
     async with AsyncExitStack() as up:
         front, busy = await members(up, server, tmp_path, "gateway", role)
-        client = await up.enter_async_context(inside(front))
+        client = await up.enter_async_context(connect_process(front))
         await question(client, "s")
         os.kill(busy.pid, signal.SIGTERM)
 
@@ -209,14 +209,14 @@ async def test_a_gateway_that_stops_says_so_and_another_one_tells_the_rest(
 ) -> None:
     async with AsyncExitStack() as up:
         front, other, _ = await members(up, server, tmp_path, "gateway", "gateway", "worker")
-        async with inside(front) as client:
+        async with connect_process(front) as client:
             run = (await client.get("chat.send", sessionKey="s", message="go"))["runId"]
             await client.until("tool.result")
             stopping = asyncio.create_task(front.stop())
             await client.until("server.shutdown")
             begun = client.events(run)
             assert await stopping == 0
-        async with inside(other) as again:
+        async with connect_process(other) as again:
             await again.get("sessions.subscribe", sessionKey="s", runs={run: begun[-1]["data"]["seq"]})
             await again.until("chat.final")
             numbers = [frame["data"]["seq"] for frame in [*begun, *again.events(run)]]
@@ -229,7 +229,7 @@ async def test_a_process_that_does_both_counts_a_turn_once_and_tells_the_lag_of_
 ) -> None:
     async with AsyncExitStack() as up:
         (both,) = await members(up, server, tmp_path, "all")
-        async with inside(both) as client:
+        async with connect_process(both) as client:
             await client.get("chat.send", sessionKey="s", message="go")
             await client.until("chat.final")
 
@@ -262,4 +262,4 @@ async def test_keys_that_rest_are_named_by_what_does_not_give_them_away(server: 
             await line.execute(put, ("openai:1", body % "32503680000"))
             await line.execute(put, ("openai:2", body % "1"))
             (found,) = (await read_status(line)).keys
-            assert isinstance(found, KeyRest) and found.name == "openai:1" and found.seconds > 0
+            assert isinstance(found, KeyCooldown) and found.name == "openai:1" and found.seconds > 0

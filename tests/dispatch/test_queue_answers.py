@@ -78,6 +78,10 @@ async def opened(url: str, schema: str) -> AsyncGenerator[tuple[AnswerDroppingPr
             await proxy.close()
 
 
+async def ignore_released(run_id: str) -> None:
+    pass
+
+
 async def statuses(url: str, schema: str) -> list[str]:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         rows = await connection.execute(f"SELECT status::text FROM {schema}.procrastinate_jobs".encode())
@@ -88,26 +92,26 @@ async def statuses(url: str, schema: str) -> list[str]:
 async def test_worker_runs_each_run_once_when_an_answer_of_the_queue_is_lost(
     url: str, schema: str, statement: str
 ) -> None:
-    performed: list[str] = []
+    executed: list[str] = []
 
-    async def perform(run_id: str) -> bool:
-        performed.append(run_id)
+    async def execute(run_id: str) -> bool:
+        executed.append(run_id)
         return True
 
     async with asyncio.timeout(2 * PATIENCE), opened(url, schema) as (proxy, queue):
-        await queue.put("first", 1)
+        await queue.enqueue("first", 1)
         proxy.drop_after = statement.encode()
-        worker = QueueWorker(queue, perform, 1)
+        worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
         running = asyncio.create_task(worker.run())
         await proxy.dropped.wait()
-        await queue.put("second", 1)
+        await queue.enqueue("second", 1)
         worker.wake()
 
         async def finished() -> bool:
-            return worker.finished == 2 and not worker.at_hand
+            return worker.finished == 2 and not worker.running
 
         await until(finished, patience=PATIENCE)
-        assert performed == ["first", "second"]
+        assert executed == ["first", "second"]
         assert await statuses(url, schema) == []
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -115,21 +119,21 @@ async def test_worker_runs_each_run_once_when_an_answer_of_the_queue_is_lost(
 
 
 async def test_worker_puts_a_run_back_once_when_the_answer_is_lost(url: str, schema: str) -> None:
-    async def perform(run_id: str) -> bool:
+    async def execute(run_id: str) -> bool:
         return False
 
     async with asyncio.timeout(2 * PATIENCE), opened(url, schema) as (proxy, queue):
-        await queue.put("first", 1)
+        await queue.enqueue("first", 1)
         proxy.drop_after = b"procrastinate_retry_job"
-        worker = QueueWorker(queue, perform, 1)
+        worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
         running = asyncio.create_task(worker.run())
         await proxy.dropped.wait()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
         async def left() -> bool:
-            return not worker.at_hand
+            return not worker.running
 
         await until(left, patience=PATIENCE)
-        assert (worker.given_back, await statuses(url, schema)) == (1, ["todo"])
+        assert (worker.released, await statuses(url, schema)) == (1, ["todo"])
         await worker.finish(1.0)

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from atlas_agents.core.messages import new_id
-from atlas_agents.dispatch.queue import Queue, bring_up_to_date, mark, packaged_steps
+from atlas_agents.dispatch.queue import Queue, application_name, migrate_queue, packaged_migrations
 from checks import PATIENCE, until
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ async def none_named(line: psycopg.AsyncConnection[Any], name: str) -> bool:
 async def older(line: psycopg.AsyncConnection[Any], last: str) -> None:
     """The tables as a version left them whose last step was this one."""
     await line.execute("CREATE TABLE queue_steps (name TEXT PRIMARY KEY)")
-    for step in packaged_steps():
+    for step in packaged_migrations():
         if step.name <= last:
             await line.execute(step.read_bytes())
             await line.execute("INSERT INTO queue_steps VALUES (%s)", (step.name,))
@@ -64,7 +64,7 @@ async def test_tables_of_an_older_version_become_those_of_the_newest_and_keep_th
         for queue in queues:
             await queue.close()
         assert await rows(line, _SHAPES) == await rows(other, _SHAPES)
-        assert await rows(line, "SELECT name FROM queue_steps ORDER BY 1") == [(s.name,) for s in packaged_steps()]
+        assert await rows(line, "SELECT name FROM queue_steps ORDER BY 1") == [(s.name,) for s in packaged_migrations()]
         assert await rows(line, "SELECT task_name FROM procrastinate_jobs") == [("atlas.run",)]
 
 
@@ -72,10 +72,10 @@ async def test_tables_that_were_made_before_steps_were_written_down_take_only_wh
     url: str, tmp_path: Path
 ) -> None:
     async with schema_on(url) as (name, line):
-        await bring_up_to_date(url, name, packaged_steps())
+        await migrate_queue(url, name, packaged_migrations())
         await line.execute("DROP TABLE queue_steps")
-        assert await bring_up_to_date(url, name, packaged_steps()) == []
-        assert len(await rows(line, "SELECT name FROM queue_steps")) == len(packaged_steps())
+        assert await migrate_queue(url, name, packaged_migrations()) == []
+        assert len(await rows(line, "SELECT name FROM queue_steps")) == len(packaged_migrations())
 
 
 async def test_what_only_older_code_uses_is_taken_away_when_the_last_of_it_is_gone(url: str, tmp_path: Path) -> None:
@@ -84,24 +84,24 @@ async def test_what_only_older_code_uses_is_taken_away_when_the_last_of_it_is_go
         "90.00.00_50_post_drop": "DROP FUNCTION added()",
     }.items():
         (tmp_path / f"{step}.sql").write_text(words)
-    newer = [*packaged_steps(), *packaged_steps(tmp_path)]
+    newer = [*packaged_migrations(), *packaged_migrations(tmp_path)]
     async with schema_on(url) as (name, line):
         queue = Queue(url, name, "a")
         await queue.open()
-        assert await bring_up_to_date(url, name, newer) == ["90.00.00_01_pre_add.sql"]
+        assert await migrate_queue(url, name, newer) == ["90.00.00_01_pre_add.sql"]
         await queue.close()
-        await until(lambda: none_named(line, mark(name, packaged_steps())))
-        assert await bring_up_to_date(url, name, newer) == ["90.00.00_50_post_drop.sql"]
-        assert await bring_up_to_date(url, name, newer) == []
+        await until(lambda: none_named(line, application_name(name, packaged_migrations())))
+        assert await migrate_queue(url, name, newer) == ["90.00.00_50_post_drop.sql"]
+        assert await migrate_queue(url, name, newer) == []
 
 
 async def test_a_step_that_fails_changes_nothing_and_is_taken_again(url: str, tmp_path: Path) -> None:
     step = tmp_path / "90.00.00_01_pre_odd.sql"
     step.write_text("CREATE TABLE half (id int); SELECT 1 / 0")
     async with schema_on(url) as (name, line):
-        await bring_up_to_date(url, name, packaged_steps())
+        await migrate_queue(url, name, packaged_migrations())
         with pytest.raises(psycopg.Error):
-            await bring_up_to_date(url, name, [*packaged_steps(), step])
+            await migrate_queue(url, name, [*packaged_migrations(), step])
         assert await rows(line, "SELECT to_regclass('half')") == [(None,)]
         step.write_text("CREATE TABLE half (id int)")
-        assert await bring_up_to_date(url, name, [*packaged_steps(), step]) == [step.name]
+        assert await migrate_queue(url, name, [*packaged_migrations(), step]) == [step.name]

@@ -36,7 +36,7 @@ def valkey() -> Iterator[ValkeyServer]:
 
 def hears(here: Member) -> list[Notification]:
     heard: list[Notification] = []
-    here.cluster.on_notice = heard.append
+    here.cluster.on_notification = heard.append
     return heard
 
 
@@ -46,7 +46,7 @@ def news_of(here: Member) -> Any:
 
 async def up(*members: Member, hold: bool = True) -> None:
     async def all_of_them() -> bool:
-        return all(news_of(here).up is hold for here in members)
+        return all(news_of(here).connected is hold for here in members)
 
     await until(all_of_them)
 
@@ -105,7 +105,7 @@ async def test_a_commit_that_is_undone_is_not_told(url: str, schema: str, valkey
         heard = hears(two)
 
         async def undone(*given: Any) -> None:
-            await one.cluster.beside(*given)
+            await one.cluster.enqueue_and_notify(*given)
             raise ValueError("not this one")
 
         store = PostgresStore(url, schema=schema, transaction_hook=undone)
@@ -174,7 +174,7 @@ async def test_what_was_committed_and_never_published_is_found_without_news(
             """Nobody hears it."""
 
         for here in (front, back):
-            monkeypatch.setattr(news_of(here), "tell", lost)
+            monkeypatch.setattr(news_of(here), "publish", lost)
         assert (await front.atlas.ask("a", session="s")).text == "Yes."
 
 
@@ -182,7 +182,7 @@ async def test_members_with_and_without_valkey_find_what_the_others_did(
     url: str, schema: str, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The setting is changed in one process after the other."""
-    monkeypatch.setattr(cluster_module, "_LOOK", 0.3)
+    monkeypatch.setattr(cluster_module, "_POLL_INTERVAL", 0.3)
     async with (
         asyncio.timeout(2 * PATIENCE),
         member(url, schema, Scripted(), works=False) as old,
@@ -198,7 +198,7 @@ async def test_members_with_and_without_valkey_find_what_the_others_did(
     [
         (":wrong-canary@", "", "access to Valkey denied: invalid username-password"),
         ("", "", "access to Valkey denied: Authentication required"),
-        (f":{PASSWORD}@", "?nonsense=canary", "redis_url: the address, or an option in it, cannot be read"),
+        (f":{PASSWORD}@", "?nonsense=canary", "redis_url: invalid URL or option"),
     ],
 )
 async def test_a_valkey_that_does_not_let_us_in_is_told_at_the_start(
@@ -218,7 +218,9 @@ async def test_what_cannot_be_published_is_told_otherwise_and_a_gap_is_noticed_u
         otherwise.extend(told)
 
     with ValkeyServer() as server:
-        news = ValkeySubscriber(open_valkey(Secret(server.url)), heard.append, lambda: gaps.append(news.up), tell)
+        news = ValkeySubscriber(
+            open_valkey(Secret(server.url)), heard.append, lambda: gaps.append(news.connected), tell
+        )
         await news.open("here")
         running = asyncio.create_task(news.run())
 
@@ -232,13 +234,13 @@ async def test_what_cannot_be_published_is_told_otherwise_and_a_gap_is_noticed_u
             await until(lambda: _is(news, True))
             assert gaps == [True]
             server.stop()
-            news.tell(["a"])
+            news.publish(["a"])
             await until(lambda: has(otherwise, "a"))
             await until(lambda: missed(2))
             server.start()
             await until(lambda: _is(news, True))
             assert gaps[-1] is True
-            news.tell(["b"])
+            news.publish(["b"])
             await until(lambda: has(heard, "b"))
             running.cancel()
             await asyncio.wait([running])
@@ -247,7 +249,7 @@ async def test_what_cannot_be_published_is_told_otherwise_and_a_gap_is_noticed_u
 
 
 async def _is(news: ValkeySubscriber, up: bool) -> bool:
-    return news.up is up
+    return news.connected is up
 
 
 async def test_it_ends_when_it_is_told_to_even_if_the_client_loses_that(

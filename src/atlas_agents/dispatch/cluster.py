@@ -1,7 +1,7 @@
 """Cluster dispatcher: runs wait in a queue on Postgres, and any free worker executes them.
 
-A run and its queue entry are written in one commit by `beside`, which the store calls inside its transaction. So are
-the notifications, which Postgres delivers on commit; with Valkey they are published after the commit instead.
+The store calls `enqueue_and_notify` inside its transaction, so a run, its queue entry and its notifications are written
+in one commit. Postgres delivers the notifications on commit; with Valkey they are published after it instead.
 """
 
 import asyncio
@@ -17,44 +17,44 @@ from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import NotFound, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
 from atlas_agents.dispatch.base import OnEvent, RunExecutor, RunningTurn
-from atlas_agents.dispatch.locks import LeaderElection, reached
-from atlas_agents.dispatch.members import Backlog, MemberInfo, MemberRegistry, lead_key, read_backlog
+from atlas_agents.dispatch.locks import LeaderElection, retry_while_unreachable
+from atlas_agents.dispatch.members import Backlog, MemberInfo, MemberRegistry, leader_lock_key, read_backlog
 from atlas_agents.dispatch.notifications import (
-    LINE,
+    CONNECTION_OPTIONS,
     Notification,
     PostgresSubscriber,
-    from_json,
-    notices_of,
-    place_of,
-    submitted_by,
-    to_json,
+    decode_notification,
+    encode_notification,
+    find_ready_runs,
+    notifications_for,
+    read_database_identity,
 )
-from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue, QueueWorker
+from atlas_agents.dispatch.queue import HEARTBEAT_TIMEOUT, ConnectorException, Queue, QueueWorker
 
 logger = logging.getLogger(__name__)
-Taken: TypeAlias = Callable[[RunningTurn, RunRow], Awaitable[None]]
+OnResumed: TypeAlias = Callable[[RunningTurn, RunRow], Awaitable[None]]
 """Called with a run that was resumed here, and its row before that."""
 Follow: TypeAlias = Callable[[RunRow, OnEvent], Awaitable[None]]
 """Forwards the events of a run that executes elsewhere until its terminal event."""
-_SWEEP = 2
-_COUNT = 5
-_LOOK = 15.0
+_SWEEP_TICKS = 2  # leader ticks between two searches for runs without an owner
+_BACKLOG_TICKS = 5
+_POLL_INTERVAL = 15.0
 _VALKEY_POLL_INTERVAL = 5.0
 """Polling interval in seconds behind Valkey: a process that dies between a commit and its publication has notified
 no one, and a member without Valkey does not receive the message."""
-_NOTIFY_MANY = "SELECT pg_notify(%s, told) FROM unnest(%s::text[]) AS told"
-_NOTIFY = "SELECT pg_notify(%(channel)s, %(told)s)"
+_NOTIFY_MANY = "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload"
+_NOTIFY = "SELECT pg_notify(%(channel)s, %(payload)s)"
 _URGENCY = "SELECT urgency FROM runs WHERE tenant = %s AND id = %s"
 
 
 class Cluster:
-    """The cluster as one process sees it. `async with cluster.joined():` receives notifications of the other
-    members, and `cluster.at_work(…)` inside it executes runs. With a `valkey` client, which the cluster then owns,
-    notifications go through Valkey."""
+    """The cluster as one process sees it. `async with cluster.join():` receives the other members' notifications, and
+    `cluster.run_worker(…)` inside it executes runs. Notifications go through the `valkey` client if one is given; the
+    cluster closes it."""
 
     is_remote = True
     _executor: RunExecutor
-    _acquire_lock: Taken
+    _on_resumed: OnResumed
 
     def __init__(
         self,
@@ -62,36 +62,36 @@ class Cluster:
         *,
         schema: str = "atlas",
         tenant: str = "default",
-        at_once: int = 64,
-        lost_after: float = STALLED,
+        concurrency: int = 64,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         valkey: Any = None,
     ) -> None:
         self._url = url
         self._schema = schema
         self._tenant = tenant
         self._channel = f"atlas_{schema}"
-        self._lead_key = lead_key(schema, tenant)
-        self._at_once = at_once
-        self._queue = Queue(url, schema, tenant, lost_after)
-        self._bus = PostgresSubscriber(url, self._channel, self._receive, self._reconnected)
+        self._leader_lock_key = leader_lock_key(schema, tenant)
+        self._concurrency = concurrency
+        self._queue = Queue(url, schema, tenant, heartbeat_timeout)
+        self._postgres = PostgresSubscriber(url, self._channel, self._receive, self._handle_reconnect)
         self._valkey = None
         if valkey is not None:
             from atlas_agents.dispatch.valkey import ValkeySubscriber
 
-            self._valkey = ValkeySubscriber(valkey, self._receive_text, self._reconnected, self._notify)
+            self._valkey = ValkeySubscriber(valkey, self._receive_payload, self._handle_reconnect, self._notify)
         self._worker: QueueWorker | None = None
-        self._lead: LeaderElection | None = None
+        self._election: LeaderElection | None = None
         self._draining = False
-        self._roster = MemberRegistry(self._queue, tenant, lambda: self.standing)
+        self._members = MemberRegistry(self._queue, tenant, lambda: self.member_info)
         self.backlog: Backlog | None = None
         """The backlog of the whole cluster; only the leader has it."""
-        self._ends: dict[str, list[asyncio.Future[None]]] = {}
+        self._end_waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._tasks = BackgroundTasks("cluster", expected=StoreError)
-        self._beats = 0
+        self._ticks = 0
         self.follow: Follow = self._wait_until_ended
         """How to follow a run elsewhere; a gateway replaces it with a way that also receives the events."""
-        self.on_notice: Callable[[Notification], None] = lambda notice: None
-        self.on_renewed: Callable[[], None] = lambda: None
+        self.on_notification: Callable[[Notification], None] = lambda notification: None
+        self.on_reconnect: Callable[[], None] = lambda: None
 
     @property
     def worker(self) -> QueueWorker | None:
@@ -99,42 +99,41 @@ class Cluster:
         return self._worker
 
     @property
-    def standing(self) -> MemberInfo:
+    def member_info(self) -> MemberInfo:
         """This process's current entry in the member registry."""
-        worker, lead = self._worker, self._lead
+        worker, election = self._worker, self._election
         if worker is None:
             return MemberInfo(draining=self._draining)
-        return MemberInfo(worker.id, self._at_once, lead.backend if lead else None, self._draining)
+        return MemberInfo(worker.id, self._concurrency, election.backend if election else None, self._draining)
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this process is the leader."""
-        return self._lead is not None and self._lead.leads
+        return self._election is not None and self._election.is_leader
 
-    async def look(self) -> None:
-        """Check the connection in both directions; raises StoreLost if notifications or heartbeats do not get
-        through."""
-        if not self._bus.steady:
+    async def check_connection(self) -> None:
+        """Raise StoreLost if this process cannot receive notifications or send heartbeats."""
+        if not self._postgres.connected_for:
             raise StoreLost("no connection to Postgres for notifications")
-        if self._worker is not None and self._worker.silent > self._queue.lost_after:
+        if self._worker is not None and self._worker.heartbeat_age > self._queue.heartbeat_timeout:
             raise StoreLost("cannot send heartbeats to Postgres")
 
     def serve(self, executor: RunExecutor) -> None:
         self._executor = executor
 
-    async def beside(
-        self, session: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
+    async def enqueue_and_notify(
+        self, connection: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
     ) -> Callable[[], None] | None:
         """Write the queue entry and the notifications inside a commit's transaction; with Valkey, return a function
         that publishes the notifications afterwards."""
-        for run_id in submitted_by(writes, results):
-            row = await (await session.execute(_URGENCY, (tenant, run_id))).fetchone()
-            await self._queue.put(run_id, row[0] if row else 1, session)
-        told = [to_json(notice) for notice in notices_of(tenant, writes, results)]
-        if told and self._valkey is not None and self._valkey.up:
-            return partial(self._valkey.tell, told)
-        if told:
-            await session.execute(_NOTIFY_MANY, (self._channel, told))
+        for run_id in find_ready_runs(writes, results):
+            row = await (await connection.execute(_URGENCY, (tenant, run_id))).fetchone()
+            await self._queue.enqueue(run_id, row[0] if row else 1, connection)
+        payloads = [encode_notification(notification) for notification in notifications_for(tenant, writes, results)]
+        if payloads and self._valkey is not None and self._valkey.connected:
+            return partial(self._valkey.publish, payloads)
+        if payloads:
+            await connection.execute(_NOTIFY_MANY, (self._channel, payloads))
         return None
 
     async def submit(self, row: RunRow, on_event: OnEvent) -> RunRow:
@@ -162,53 +161,56 @@ class Cluster:
             return await self._sweep(connection)
 
     @asynccontextmanager
-    async def joined(self, role: str = "worker", door: str = "") -> AsyncGenerator["Cluster", None]:
+    async def join(self, role: str = "worker", address: str = "") -> AsyncGenerator["Cluster", None]:
         """Be a member of the cluster for the duration of the block, with this role and health endpoint address."""
         try:
-            await reached(self._queue.open)
+            await retry_while_unreachable(self._queue.open)
         except BaseException:
             await self._queue.close()
             raise
         services = BackgroundTasks("cluster member")
-        for work in (self._bus.run(), self._poll(), self._roster.run(role, door)):
+        for work in (self._postgres.run(), self._poll(), self._members.run(role, address)):
             services.spawn(work)
         try:
-            await reached(self._bus.ready.wait)
-            await self._roster.seen()
+            await retry_while_unreachable(self._postgres.ready.wait)
+            await self._members.wait_until_registered()
             if self._valkey is not None:
-                await self._valkey.open(await place_of(self._url, self._schema))
+                await self._valkey.open(await read_database_identity(self._url, self._schema))
                 services.spawn(self._valkey.run())
             yield self
         finally:
             await services.close()
             await self._tasks.close()
-            await self._roster.leave()
+            await self._members.leave()
             if self._valkey is not None:
                 await self._valkey.close()
             await self._queue.close()
 
     @asynccontextmanager
-    async def at_work(self, taken: Taken, stop: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
+    async def run_worker(
+        self, on_resumed: OnResumed, stop: Callable[[], Awaitable[None]]
+    ) -> AsyncGenerator[None, None]:
         """Execute runs for the duration of the block, and lead if there is no other leader. Afterwards `stop` is
         called, which ends or releases the runs that execute here; released runs go to other workers."""
-        self._acquire_lock = taken
-        self._worker = worker = QueueWorker(self._queue, self._execute_run, self._at_once)
-        worker.on_registered, worker.on_left = self._roster.tell, self._released
-        self._lead = lead = LeaderElection(
-            self._url, self._lead_key, self._begin_to_lead, self._reassign_lost_runs, self._end_to_lead
+        self._on_resumed = on_resumed
+        self._worker = worker = QueueWorker(
+            self._queue, self._execute_run, self._concurrency, self._members.publish, self._announce_released
+        )
+        self._election = election = LeaderElection(
+            self._url, self._leader_lock_key, self._start_leading, self._lead_tick, self._stop_leading
         )
         services = BackgroundTasks("cluster worker")
-        for work in (worker.run(), lead.run()):
+        for work in (worker.run(), election.run()):
             services.spawn(work)
         try:
             yield
         finally:
             self._draining = True
-            self._roster.tell()
+            self._members.publish()
             await services.close()
             await stop()
             await worker.finish(2.0)
-            self._worker = self._lead = None
+            self._worker = self._election = None
 
     async def _execute_run(self, run_id: str) -> bool:
         """Execute a run to completion from its last recorded step; False if it has not ended and another worker must
@@ -221,99 +223,99 @@ class Cluster:
             turn = await self._executor.resume_run(row)
             if turn is None:
                 return True
-            await self._acquire_lock(turn, row)
+            await self._on_resumed(turn, row)
         await turn.over()
         found = await self._executor.run_row(run_id)
         return found is None or found.status not in OPEN or found.epoch > max(row.epoch, turn.epoch or 0)
 
-    async def _released(self, run_id: str) -> None:
+    async def _announce_released(self, run_id: str) -> None:
         """Announce a run that is back in the queue, so that others fetch it without waiting for their next poll."""
         with suppress(ConnectorException):
-            told = to_json(Notification("begun", self._tenant, run_id))
-            await self._queue.execute(_NOTIFY, channel=self._channel, told=told)
+            payload = encode_notification(Notification("begun", self._tenant, run_id))
+            await self._queue.execute(_NOTIFY, channel=self._channel, payload=payload)
 
-    async def _begin_to_lead(self) -> None:
-        self._beats = 0
-        self._roster.tell()
+    async def _start_leading(self) -> None:
+        self._ticks = 0
+        self._members.publish()
         await self._executor.start_jobs()
 
-    async def _end_to_lead(self) -> None:
+    async def _stop_leading(self) -> None:
         self.backlog = None
-        self._roster.tell()
+        self._members.publish()
         await self._executor.stop_jobs()
 
-    async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _lead_tick(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Look for dead workers, unless the database was down recently: after an outage every heartbeat is late, so the
         leader waits until live workers had time to send one."""
-        self._beats += 1
-        if self._beats % _COUNT == 1:
+        self._ticks += 1
+        if self._ticks % _BACKLOG_TICKS == 1:
             self.backlog = await read_backlog(connection, schema=self._schema, tenant=self._tenant)
-        if self._beats % _SWEEP == 0 and self._bus.steady > self._queue.lost_after:
+        if self._ticks % _SWEEP_TICKS == 0 and self._postgres.connected_for > self._queue.heartbeat_timeout:
             with suppress(ConnectorException):
                 await self._sweep(connection)
 
     async def _sweep(self, connection: psycopg.AsyncConnection[Any]) -> list[str]:
-        found = [*await self._queue.put_back_stalled(), *await self._queue.put_orphans(connection)]
-        if found:
-            logger.warning("reassigned runs without an owner: runs=%s", ", ".join(found))
-            told = [to_json(Notification("begun", self._tenant, run_id)) for run_id in found]
-            await connection.execute(_NOTIFY_MANY, (self._channel, told))
-        return found
+        runs = [*await self._queue.release_stalled(), *await self._queue.enqueue_orphans(connection)]
+        if runs:
+            logger.warning("reassigned runs without an owner: runs=%s", ", ".join(runs))
+            payloads = [encode_notification(Notification("begun", self._tenant, run_id)) for run_id in runs]
+            await connection.execute(_NOTIFY_MANY, (self._channel, payloads))
+        return runs
 
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK if self._valkey is None else _VALKEY_POLL_INTERVAL)
-            self._reconnected()
+            await asyncio.sleep(_POLL_INTERVAL if self._valkey is None else _VALKEY_POLL_INTERVAL)
+            self._handle_reconnect()
 
-    async def _notify(self, told: Sequence[str]) -> None:
+    async def _notify(self, payloads: Sequence[str]) -> None:
         """Send through Postgres what could not be published through Valkey. If that fails too, others find out by
         polling."""
         try:
-            async with await psycopg.AsyncConnection.connect(self._url, **LINE) as connection:
-                await connection.execute(_NOTIFY_MANY, (self._channel, list(told)))
+            async with await psycopg.AsyncConnection.connect(self._url, **CONNECTION_OPTIONS) as connection:
+                await connection.execute(_NOTIFY_MANY, (self._channel, list(payloads)))
         except (psycopg.Error, OSError) as error:
             logger.warning("notification not sent: error=%s", error)
 
-    def _receive_text(self, told: str) -> None:
-        if (notice := from_json(told)) is not None:
-            self._receive(notice)
+    def _receive_payload(self, payload: str) -> None:
+        if (notification := decode_notification(payload)) is not None:
+            self._receive(notification)
 
-    def _receive(self, notice: Notification) -> None:
-        if notice.tenant != self._tenant:
+    def _receive(self, notification: Notification) -> None:
+        if notification.tenant != self._tenant:
             return
-        match notice.kind:
+        match notification.kind:
             case "begun" if self._worker is not None:
                 self._worker.wake()
             case "ended":
-                for waiter in self._ends.pop(notice.id, ()):
+                for waiter in self._end_waiters.pop(notification.id, ()):
                     if not waiter.done():
                         waiter.set_result(None)
-            case "stop" if (turn := self._executor.running_turn(notice.id)) is not None:
+            case "stop" if (turn := self._executor.running_turn(notification.id)) is not None:
                 turn.cancel()
             case "answer":
-                self._tasks.spawn(self._executor.deliver_answer(notice.id))
+                self._tasks.spawn(self._executor.deliver_answer(notification.id))
             case "job":
-                self._tasks.spawn(self._executor.refresh_job(notice.id))
+                self._tasks.spawn(self._executor.refresh_job(notification.id))
             case _:
                 pass
-        self.on_notice(notice)
+        self.on_notification(notification)
 
-    def _reconnected(self) -> None:
+    def _handle_reconnect(self) -> None:
         """Re-read state after a reconnect: notifications may have been lost."""
         if self._worker is not None:
             self._worker.wake()
-        for waiters in self._ends.values():
+        for waiters in self._end_waiters.values():
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
-        self._ends.clear()
+        self._end_waiters.clear()
         self._tasks.spawn(self._executor.recheck())
-        self.on_renewed()
+        self.on_reconnect()
 
     async def _wait_until_ended(self, row: RunRow, on_event: OnEvent) -> None:
         """Wait until the run has ended, without its events."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ends.setdefault(row.id, []).append(waiter)
+        self._end_waiters.setdefault(row.id, []).append(waiter)
         found = await self._executor.run_row(row.id)
         if found is not None and found.status in OPEN:
             await waiter

@@ -21,21 +21,21 @@ from psycopg import sql
 
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import new_id
-from atlas_agents.dispatch.queue import STALLED, ConnectorException, Queue, queue_of
+from atlas_agents.dispatch.queue import HEARTBEAT_TIMEOUT, ConnectorException, Queue, queue_name
 
 logger = logging.getLogger(__name__)
-BEAT = 2.0
+HEARTBEAT_INTERVAL = 2.0
 _MEMBER_TTL = 3600.0
 """Seconds for which a member is listed after its last heartbeat."""
-_LEAVING = 2.0
-_BEAT = """
+_LEAVE_TIMEOUT = 2.0
+_UPSERT_MEMBER = """
 INSERT INTO cluster_members
     (id, tenant, role, host, pid, door, version, since, seen, worker, capacity, backend, draining)
 VALUES (%(id)s, %(tenant)s, %(role)s, %(host)s, %(pid)s, %(door)s, %(version)s,
     now() - make_interval(secs => %(age)s), now(), %(worker)s, %(capacity)s, %(backend)s, %(draining)s)
 ON CONFLICT (id) DO UPDATE SET seen = now(), worker = excluded.worker, capacity = excluded.capacity,
     backend = excluded.backend, draining = excluded.draining"""
-_TABLE = """
+_CREATE_TABLE = """
 DO $$ BEGIN
     PERFORM pg_advisory_xact_lock(1096043601);
     IF to_regclass('cluster_members') IS NULL THEN
@@ -46,8 +46,8 @@ DO $$ BEGIN
     END IF;
 END $$"""
 """Unlogged: every member rewrites its row every two seconds, also after a crash of the server."""
-_FORGET = "DELETE FROM cluster_members WHERE seen < now() - make_interval(secs => %(kept)s)"
-_LEAVE = "DELETE FROM cluster_members WHERE id = %(id)s"
+_DELETE_EXPIRED = "DELETE FROM cluster_members WHERE seen < now() - make_interval(secs => %(ttl)s)"
+_DELETE_MEMBER = "DELETE FROM cluster_members WHERE id = %(id)s"
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
@@ -61,48 +61,52 @@ class MemberInfo(msgspec.Struct, frozen=True):
 
 
 class MemberRegistry:
-    """This process's entry in the member registry. While the database is down or has lost the row, it is retried."""
+    """This process's entry in the member registry; written again when the database was down or has lost the row."""
 
-    def __init__(self, queue: Queue, tenant: str, standing: Callable[[], MemberInfo]) -> None:
+    def __init__(self, queue: Queue, tenant: str, member_info: Callable[[], MemberInfo]) -> None:
         self._queue = queue
-        self._member_info = standing
+        self._member_info = member_info
         self._changed = asyncio.Event()
-        self._there = asyncio.Event()
-        self._begun = time.monotonic()
-        self._who = {"id": new_id(), "tenant": tenant, "host": socket.gethostname(), "pid": os.getpid()}
-        self._who |= {"version": version("atlas-agents"), "role": "worker", "door": ""}
+        self._registered = asyncio.Event()
+        self._started = time.monotonic()
+        self._identity = {"id": new_id(), "tenant": tenant, "host": socket.gethostname(), "pid": os.getpid()}
+        self._identity |= {"version": version("atlas-agents"), "role": "worker", "door": ""}
 
-    async def seen(self) -> None:
+    async def wait_until_registered(self) -> None:
         """Wait until other members can see this process, with a short limit if the database does not respond."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(BEAT):
-                await self._there.wait()
+            async with asyncio.timeout(HEARTBEAT_INTERVAL):
+                await self._registered.wait()
 
-    def tell(self) -> None:
-        """Publish a changed state now."""
+    def publish(self) -> None:
+        """Write a changed state now, without waiting for the next heartbeat."""
         self._changed.set()
 
-    async def run(self, role: str, door: str) -> None:
+    async def run(self, role: str, address: str) -> None:
         """Send heartbeats until cancelled."""
-        self._who |= {"role": role, "door": door}
-        self._begun = time.monotonic()
-        made = False
+        self._identity |= {"role": role, "door": address}
+        self._started = time.monotonic()
+        has_table = False
         while True:
             self._changed.clear()
-            made = made or (await self._execute(_TABLE) and await self._execute(_FORGET, kept=_MEMBER_TTL))
-            if made:
-                age = time.monotonic() - self._begun
-                if await self._execute(_BEAT, age=age, **self._who, **msgspec.structs.asdict(self._member_info())):
-                    self._there.set()
+            has_table = has_table or (
+                await self._execute(_CREATE_TABLE) and await self._execute(_DELETE_EXPIRED, ttl=_MEMBER_TTL)
+            )
+            if has_table:
+                age = time.monotonic() - self._started
+                if await self._execute(
+                    _UPSERT_MEMBER, age=age, **self._identity, **msgspec.structs.asdict(self._member_info())
+                ):
+                    self._registered.set()
             with suppress(TimeoutError):
-                async with asyncio.timeout(BEAT):
+                async with asyncio.timeout(HEARTBEAT_INTERVAL):
                     await self._changed.wait()
 
     async def leave(self) -> None:
         """Remove this process from the registry, if the database responds."""
         try:
-            async with asyncio.timeout(_LEAVING):
-                await self._execute(_LEAVE, id=self._who["id"])
+            async with asyncio.timeout(_LEAVE_TIMEOUT):
+                await self._execute(_DELETE_MEMBER, id=self._identity["id"])
         except TimeoutError:
             logger.info("could not leave the member registry: database not responding")
 
@@ -116,8 +120,8 @@ class MemberRegistry:
 
 
 class MemberStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """A process of the cluster. `since` and `seen` are seconds ago; `lost` marks one without a heartbeat for so long
-    that its runs are reassigned."""
+    """A process of the cluster. `since` and `heard` are the seconds since its start and last heartbeat; `lost` means
+    that the heartbeat is overdue and its runs are reassigned."""
 
     id: str
     role: str
@@ -160,7 +164,7 @@ class JobCounts(msgspec.Struct, frozen=True, rename="camel"):
     dead: int = 0
 
 
-class KeyRest(msgspec.Struct, frozen=True, rename="camel"):
+class KeyCooldown(msgspec.Struct, frozen=True, rename="camel"):
     """A provider key, identified by a hash, and its remaining cool-down in seconds."""
 
     name: str
@@ -175,38 +179,37 @@ class ClusterStatus(msgspec.Struct, frozen=True, rename="camel"):
     turns: TurnCounts
     queue: Backlog
     jobs: JobCounts
-    keys: tuple[KeyRest, ...]
+    keys: tuple[KeyCooldown, ...]
     """Provider keys in cool-down."""
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Return problems that need attention, as sentences."""
-        living = [each for each in self.members if not each.lost]
-        working = [each for each in living if each.capacity and not each.draining]
+        alive = [each for each in self.members if not each.lost]
+        workers = [each for each in alive if each.capacity and not each.draining]
         found: list[str] = []
-        if not working and self.queue.waiting:
+        if not workers and self.queue.waiting:
             found.append(
                 f"No worker is running: {self.queue.waiting} turns are waiting. Start one: atlas serve --role worker"
             )
-        elif not working:
+        elif not workers:
             found.append("No worker is running, so turns will wait. Start one: atlas serve --role worker")
-        if not any(each.leads for each in living) and working:
+        if not any(each.leads for each in alive) and workers:
             found.append(
                 "No leader: jobs and schedules are paused. Expect a new leader within seconds if Postgres is healthy"
             )
-        if all(each.role == "worker" for each in living):
+        if all(each.role == "worker" for each in alive):
             found.append("No gateway is running, so clients cannot connect. Start one: atlas serve --role gateway")
-        if len({each.version for each in living}) > 1:
+        if len({each.version for each in alive}) > 1:
             found.append("Members run different versions")
         if self.jobs.dead:
             found.append(f"{self.jobs.dead} jobs are dead: see atlas jobs list --state dead")
         return tuple(found)
 
 
-_FORGOTTEN = 3600.0
-_OLDEST = 500
+_LAG_SAMPLE = 500
 """How many queue entries to examine for the longest wait; later entries are younger."""
-_TABLES = "SELECT to_regclass('runs') IS NOT NULL, to_regclass('cluster_members') IS NOT NULL"
+_TABLES_EXIST = "SELECT to_regclass('runs') IS NOT NULL, to_regclass('cluster_members') IS NOT NULL"
 _MEMBERS = """
 SELECT m.id, m.role, m.host, m.pid, m.door, m.version, extract(epoch FROM greatest(now() - m.since, '0'))::float8,
     extract(epoch FROM greatest(now() - m.seen, '0'))::float8, coalesce(q.count, 0), m.capacity, l.pid IS NOT NULL,
@@ -217,7 +220,7 @@ LEFT JOIN (SELECT worker_id, count(*) FROM procrastinate_jobs WHERE queue_name =
 LEFT JOIN pg_locks l ON l.locktype = 'advisory' AND l.granted AND l.pid = m.backend
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND l.classid = %(high)s AND l.objid = %(low)s AND l.objsubid = 1
-WHERE m.tenant = %(tenant)s AND m.seen > now() - make_interval(secs => %(kept)s)
+WHERE m.tenant = %(tenant)s AND m.seen > now() - make_interval(secs => %(ttl)s)
 ORDER BY m.role, m.since, m.id"""
 _RUNS = """
 SELECT count(*), count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status = 'waiting'),
@@ -228,7 +231,7 @@ SELECT count(*) FILTER (WHERE status = 'todo'), count(*) FILTER (WHERE status = 
 FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status IN ('todo', 'doing')"""
 _LAG = """
 SELECT extract(epoch FROM greatest(now() - min(put.at), '0'))::float8
-FROM (SELECT id FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'todo' ORDER BY id LIMIT %(most)s) j
+FROM (SELECT id FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'todo' ORDER BY id LIMIT %(limit)s) j
 CROSS JOIN LATERAL (SELECT max(e.at) AS at FROM procrastinate_events e WHERE e.job_id = j.id) put"""
 _JOBS = """
 SELECT count(*) FILTER (WHERE state = 'queued' AND due_at <= extract(epoch FROM now()) * 1000),
@@ -243,7 +246,7 @@ WHERE tenant = 'default' AND kind = 'pace' AND rest.seconds > 0 ORDER BY key"""
 """Cool-downs recorded by the shared rate limiter."""
 
 
-def lead_key(schema: str, tenant: str) -> int:
+def leader_lock_key(schema: str, tenant: str) -> int:
     """Return the key of the leader lock."""
     return int.from_bytes(hashlib.sha256(f"lead\0{schema}\0{tenant}".encode()).digest()[:8], signed=True)
 
@@ -252,7 +255,7 @@ async def read_backlog(connection: psycopg.AsyncConnection[Any], *, schema: str,
     """Read the backlog of the queue."""
     async with connection.transaction():
         await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(schema)))
-        return await _backlog(connection, queue_of(tenant))
+        return await _read_backlog(connection, queue_name(tenant))
 
 
 async def read_status(
@@ -262,7 +265,7 @@ async def read_status(
     async with connection.transaction():
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(schema)))
-        store, members = await _row(connection, _TABLES)
+        store, members = await _fetch_one(connection, _TABLES_EXIST)
         if not (store and members):
             missing = "a cluster" if store else "Atlas"
             raise ConfigError(
@@ -270,31 +273,31 @@ async def read_status(
                 "ATLAS_DATABASE_URL to the cluster's database"
             )
         return ClusterStatus(
-            (await _row(connection, "SELECT current_setting('server_version')"))[0],
-            await _members(connection, schema, tenant),
-            TurnCounts(*await _row(connection, _RUNS, tenant=tenant)),
-            await _backlog(connection, queue_of(tenant)),
-            JobCounts(*await _row(connection, _JOBS, tenant=tenant)),
-            tuple(KeyRest(*row) for row in await _rows(connection, _KEYS)),
+            (await _fetch_one(connection, "SELECT current_setting('server_version')"))[0],
+            await _read_members(connection, schema, tenant),
+            TurnCounts(*await _fetch_one(connection, _RUNS, tenant=tenant)),
+            await _read_backlog(connection, queue_name(tenant)),
+            JobCounts(*await _fetch_one(connection, _JOBS, tenant=tenant)),
+            tuple(KeyCooldown(*row) for row in await _fetch_all(connection, _KEYS)),
         )
 
 
-async def _backlog(connection: psycopg.AsyncConnection[Any], queue: str) -> Backlog:
-    waiting, taken = await _row(connection, _QUEUE, queue=queue)
-    (lag,) = await _row(connection, _LAG, queue=queue, most=_OLDEST) if waiting else (0.0,)
+async def _read_backlog(connection: psycopg.AsyncConnection[Any], queue: str) -> Backlog:
+    waiting, taken = await _fetch_one(connection, _QUEUE, queue=queue)
+    (lag,) = await _fetch_one(connection, _LAG, queue=queue, limit=_LAG_SAMPLE) if waiting else (0.0,)
     return Backlog(waiting, taken, lag or 0.0)
 
 
-async def _members(connection: psycopg.AsyncConnection[Any], schema: str, tenant: str) -> tuple[MemberStatus, ...]:
-    key = lead_key(schema, tenant) & 0xFFFFFFFFFFFFFFFF
+async def _read_members(connection: psycopg.AsyncConnection[Any], schema: str, tenant: str) -> tuple[MemberStatus, ...]:
+    key = leader_lock_key(schema, tenant) & 0xFFFFFFFFFFFFFFFF
     lock = {"high": key >> 32, "low": key & 0xFFFFFFFF}
-    rows = await _rows(connection, _MEMBERS, **lock, tenant=tenant, queue=queue_of(tenant), kept=_FORGOTTEN)
-    return tuple(MemberStatus(*row, lost=row[7] > STALLED) for row in rows)
+    rows = await _fetch_all(connection, _MEMBERS, **lock, tenant=tenant, queue=queue_name(tenant), ttl=_MEMBER_TTL)
+    return tuple(MemberStatus(*row, lost=row[7] > HEARTBEAT_TIMEOUT) for row in rows)
 
 
-async def _rows(connection: psycopg.AsyncConnection[Any], statement: str, **values: Any) -> list[tuple[Any, ...]]:
+async def _fetch_all(connection: psycopg.AsyncConnection[Any], statement: str, **values: Any) -> list[tuple[Any, ...]]:
     return await (await connection.execute(statement.encode(), values)).fetchall()
 
 
-async def _row(connection: psycopg.AsyncConnection[Any], statement: str, **values: Any) -> tuple[Any, ...]:
-    return (await _rows(connection, statement, **values))[0]
+async def _fetch_one(connection: psycopg.AsyncConnection[Any], statement: str, **values: Any) -> tuple[Any, ...]:
+    return (await _fetch_all(connection, statement, **values))[0]

@@ -31,8 +31,9 @@ from atlas_agents.core.store import (
     Write,
 )
 
+logger = logging.getLogger(__name__)
 Kind: TypeAlias = Literal["begun", "ended", "events", "stop", "asked", "answer", "job", "audit", "session"]
-_LONGEST = 7900
+_MAX_PAYLOAD = 7900
 """Payload limit in bytes; Postgres accepts less than 8000."""
 
 
@@ -51,14 +52,14 @@ class Notification(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.json.Decoder(Notification)
 
 
-def to_json(notice: Notification) -> str:
-    text = msgspec.json.encode(notice)
-    if len(text) > _LONGEST:
-        text = msgspec.json.encode(msgspec.structs.replace(notice, session=""))
+def encode_notification(notification: Notification) -> str:
+    text = msgspec.json.encode(notification)
+    if len(text) > _MAX_PAYLOAD:
+        text = msgspec.json.encode(msgspec.structs.replace(notification, session=""))
     return text.decode()
 
 
-def from_json(text: str) -> Notification | None:
+def decode_notification(text: str) -> Notification | None:
     """Decode a notification; None for one of a newer version that is unknown here."""
     try:
         return _decoder.decode(text)
@@ -66,10 +67,10 @@ def from_json(text: str) -> Notification | None:
         return None
 
 
-def notices_of(tenant: str, writes: Sequence[Write], results: Sequence[Any]) -> list[Notification]:
+def notifications_for(tenant: str, writes: Sequence[Write], results: Sequence[Any]) -> list[Notification]:
     """Return the notifications for a commit."""
     pairs = zip(writes, results, strict=True)
-    return [notice for write, result in pairs for notice in _notifications(tenant, write, result)]
+    return [notification for write, result in pairs for notification in _notifications(tenant, write, result)]
 
 
 def _notifications(tenant: str, write: Write, result: Any) -> Iterable[Notification]:
@@ -85,17 +86,17 @@ def _notifications(tenant: str, write: Write, result: Any) -> Iterable[Notificat
             yield Notification("stop" if result.status in OPEN else "ended", tenant, id, result.session)
         case AnswerApproval(id=id) if result is not None:
             yield Notification("answer", tenant, id, result.session)
-        case PutApproval(approval=asked):
-            yield Notification("asked", tenant, asked.id, asked.session)
+        case PutApproval(approval=approval):
+            yield Notification("asked", tenant, approval.id, approval.session)
         case AddEvents(run_id=id, events=events) if events:
             yield Notification("events", tenant, id, seq=events[-1][0])
         case AddJob() | ClaimJob() | SetJob() | RetryJob() if isinstance(result, JobRow):
             yield Notification("job", tenant, result.id)
         case _:
-            yield from _records(tenant, write)
+            yield from _record_notifications(tenant, write)
 
 
-def _records(tenant: str, write: Write) -> Iterable[Notification]:
+def _record_notifications(tenant: str, write: Write) -> Iterable[Notification]:
     match write:
         case AddAudit():
             yield Notification("audit", tenant, "")
@@ -107,7 +108,7 @@ def _records(tenant: str, write: Write) -> Iterable[Notification]:
             pass
 
 
-def submitted_by(writes: Sequence[Write], results: Sequence[Any]) -> list[str]:
+def find_ready_runs(writes: Sequence[Write], results: Sequence[Any]) -> list[str]:
     """Return runs that became ready by a commit and that its writer does not start itself."""
     claimed = {write.run_id for write in writes if isinstance(write, ClaimRun)}
     found: list[str] = []
@@ -124,8 +125,7 @@ def _is_new(id: str, result: Any) -> bool:
     return isinstance(result, RunRow) and result.id == id
 
 
-logger = logging.getLogger(__name__)
-LINE: dict[str, Any] = {
+CONNECTION_OPTIONS: dict[str, Any] = {
     "autocommit": True,
     "connect_timeout": 5,
     "keepalives_idle": 5,
@@ -139,60 +139,59 @@ _RECONNECT_DELAY = 0.5
 
 
 class PostgresSubscriber:
-    """Subscriber: calls `on_notice` for every notification, and `on_renewed` after every reconnect, because
+    """Subscriber: calls `on_notification` for every notification, and `on_reconnect` after every reconnect, because
     notifications in between were lost."""
 
     def __init__(
-        self, url: str, channel: str, on_notice: Callable[[Notification], None], on_renewed: Callable[[], None]
+        self, url: str, channel: str, on_notification: Callable[[Notification], None], on_reconnect: Callable[[], None]
     ) -> None:
         self._url = url
         self._channel = channel
-        self._on_notification = on_notice
-        self._on_reconnected = on_renewed
+        self._on_notification = on_notification
+        self._on_reconnect = on_reconnect
         self.ready = asyncio.Event()
         """Set once the first subscription is active."""
-        self._since: float | None = None
+        self._connected_at: float | None = None
 
     @property
-    def steady(self) -> float:
+    def connected_for(self) -> float:
         """Seconds since the connection was last established."""
-        return time.monotonic() - self._since if self._since is not None else 0.0
+        return time.monotonic() - self._connected_at if self._connected_at is not None else 0.0
 
     async def run(self) -> None:
         """Listen until cancelled."""
         while True:
             try:
-                async with await psycopg.AsyncConnection.connect(self._url, **LINE) as connection:
+                async with await psycopg.AsyncConnection.connect(self._url, **CONNECTION_OPTIONS) as connection:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
                     self.ready.set()
-                    self._since = time.monotonic()
-                    self._on_reconnected()
+                    self._connected_at = time.monotonic()
+                    self._on_reconnect()
                     await self._receive(connection)
             except (psycopg.Error, OSError, TimeoutError) as error:
-                logger.warning("not receiving notifications: error=%s", _one_line(error))
+                logger.warning("not receiving notifications: error=%s", describe_error(error))
             finally:
-                self._since = None
+                self._connected_at = None
             await asyncio.sleep(_RECONNECT_DELAY)
 
     async def _receive(self, connection: psycopg.AsyncConnection[Any]) -> None:
         while True:
-            async for told in connection.notifies(timeout=_PING_INTERVAL):
-                notice = from_json(told.payload)
-                if notice is not None:
-                    self._on_notification(notice)
-            async with asyncio.timeout(
-                _PING_INTERVAL
-            ):  # a suspended server keeps its connections open but does not respond
+            async for message in connection.notifies(timeout=_PING_INTERVAL):
+                if (notification := decode_notification(message.payload)) is not None:
+                    self._on_notification(notification)
+            # A suspended server keeps its connections open but does not respond.
+            async with asyncio.timeout(_PING_INTERVAL):
                 await connection.execute("SELECT 1")
 
 
-async def place_of(url: str, schema: str) -> str:
+async def read_database_identity(url: str, schema: str) -> str:
     """Return a name that identifies this database and schema, whichever address they are reached by."""
-    async with await psycopg.AsyncConnection.connect(url, **LINE) as connection:
-        asked = await connection.execute("SELECT system_identifier, current_database() FROM pg_control_system()")
-        system, database = await asked.fetchone() or ("", "")
+    async with await psycopg.AsyncConnection.connect(url, **CONNECTION_OPTIONS) as connection:
+        cursor = await connection.execute("SELECT system_identifier, current_database() FROM pg_control_system()")
+        system, database = await cursor.fetchone() or ("", "")
     return f"{system}\0{database}\0{schema}"
 
 
-def _one_line(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
+    """Return the message of an error on one line, at most 200 characters; its type if the message is empty."""
     return " ".join(str(error).split())[:200] or type(error).__name__

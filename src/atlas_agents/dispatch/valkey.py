@@ -15,56 +15,57 @@ from valkey.asyncio import Valkey
 from valkey.exceptions import AuthenticationError, AuthorizationError, ResponseError, ValkeyError
 
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.dispatch.notifications import describe_error
 
 logger = logging.getLogger(__name__)
-LOST = (ValkeyError, OSError, TimeoutError)
-_STARTING = 5.0
-_PING = 2.0
-_PAUSE = 1.0
-_AT_ONCE = 512
+CONNECTION_ERRORS = (ValkeyError, OSError, TimeoutError)
+_CONNECT_TIMEOUT = 5.0
+_PING_INTERVAL = 2.0
+_RECONNECT_DELAY = 1.0
+_BATCH_SIZE = 512
 
 
 class ValkeySubscriber:
-    """Publisher and subscriber: `on_told` receives every notification, and `on_gap` is called when some may have been
-    missed, every second while disconnected. Messages that cannot be published are passed to `otherwise`."""
+    """Publisher and subscriber: calls `on_message` for every notification, and `on_gap` when some may have been missed
+    (every second while disconnected). Messages that cannot be published are passed to `fallback`."""
 
     def __init__(
         self,
         client: Valkey,
-        on_told: Callable[[str], None],
+        on_message: Callable[[str], None],
         on_gap: Callable[[], None],
-        otherwise: Callable[[Sequence[str]], Awaitable[None]],
+        fallback: Callable[[Sequence[str]], Awaitable[None]],
     ) -> None:
         self._client: Any = client
-        self._on_message = on_told
+        self._on_message = on_message
         self._on_gap = on_gap
-        self._fallback = otherwise
+        self._fallback = fallback
         self._channel = ""
-        self._waiting: list[str] = []
-        self._more = asyncio.Event()
-        self._away = False
-        self.up = False
+        self._pending: list[str] = []
+        self._has_pending = asyncio.Event()
+        self._is_down = False
+        self.connected = False
         """Whether publishing and receiving work."""
 
-    async def open(self, place: str) -> None:
+    async def open(self, identity: str) -> None:
         """Connect on a channel that is unique to this cluster. ConfigError if access is denied; a server that is
         down may come back."""
-        self._channel = f"atlas:{hashlib.sha256(place.encode()).hexdigest()[:16]}:news"
+        self._channel = f"atlas:{hashlib.sha256(identity.encode()).hexdigest()[:16]}:news"
         try:
-            async with asyncio.timeout(_STARTING):
+            async with asyncio.timeout(_CONNECT_TIMEOUT):
                 await self._client.ping()
-        except LOST as error:
+        except CONNECTION_ERRORS as error:
             if _is_refusal(error):
-                raise ConfigError(f"redis_url: access to Valkey denied: {in_a_line(error)}") from None
+                raise ConfigError(f"redis_url: access to Valkey denied: {describe_error(error)}") from None
             self._log_unreachable(error)
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    def tell(self, notices: Sequence[str]) -> None:
+    def publish(self, payloads: Sequence[str]) -> None:
         """Publish notifications after the commit, without waiting."""
-        self._waiting += notices
-        self._more.set()
+        self._pending += payloads
+        self._has_pending.set()
 
     async def run(self) -> None:
         """Publish and receive until cancelled."""
@@ -73,79 +74,80 @@ class ValkeySubscriber:
                 async with self._client.pubsub() as connection:
                     await connection.subscribe(self._channel)
                     _deliver_cancellation()
-                    await self._hold(connection)
-            except LOST as error:
+                    await self._exchange(connection)
+            except CONNECTION_ERRORS as error:
                 self._log_unreachable(error)
             finally:
-                self.up = False
+                self.connected = False
             self._on_gap()
-            await self._pass_on(self._acquire_lock())
-            await asyncio.sleep(_PAUSE)
+            await self._send_fallback(self._take_batch())
+            await asyncio.sleep(_RECONNECT_DELAY)
 
-    async def _hold(self, connection: Any) -> None:
-        async with asyncio.timeout(_PING):
-            while (heard := await connection.get_message(timeout=_PING)) is None or heard["type"] != "subscribe":
-                pass
-        if self._away:
+    async def _exchange(self, connection: Any) -> None:
+        async with asyncio.timeout(_PING_INTERVAL):
+            message: Any = None
+            while message is None or message["type"] != "subscribe":
+                message = await connection.get_message(timeout=_PING_INTERVAL)
+        if self._is_down:
             logger.warning("Valkey connected again, notifications go through it")
-        self.up, self._away = True, False
+        self.connected, self._is_down = True, False
         self._on_gap()
-        telling = asyncio.create_task(self._publish())
-        hearing = asyncio.create_task(self._receive(connection))
+        publishing = asyncio.create_task(self._publish())
+        receiving = asyncio.create_task(self._receive(connection))
         try:
-            done, _ = await asyncio.wait((telling, hearing), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((publishing, receiving), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            self.up = False
-            for task in (telling, hearing):
+            self.connected = False
+            for task in (publishing, receiving):
                 task.cancel()
-            await asyncio.gather(telling, hearing, return_exceptions=True)
+            await asyncio.gather(publishing, receiving, return_exceptions=True)
 
     async def _receive(self, connection: Any) -> None:
         silent = False
         while True:
-            heard = await connection.get_message(timeout=_PING)
+            message = await connection.get_message(timeout=_PING_INTERVAL)
             _deliver_cancellation()
-            if heard is not None:
+            if message is not None:
                 silent = False
-                if heard["type"] == "message":
-                    for told in heard["data"].decode(errors="replace").split("\n"):
-                        self._on_message(told)
+                if message["type"] == "message":
+                    for payload in message["data"].decode(errors="replace").split("\n"):
+                        self._on_message(payload)
             elif silent:  # a suspended server keeps its connections open but does not respond
-                raise TimeoutError(f"no response for {_PING:g} seconds")
+                raise TimeoutError(f"no response for {_PING_INTERVAL:g} seconds")
             else:
                 silent = True
                 await connection.ping()
 
     async def _publish(self) -> None:
         while True:
-            await self._more.wait()
-            told = self._acquire_lock()
+            await self._has_pending.wait()
+            payloads = self._take_batch()
             try:
-                async with asyncio.timeout(_PING):
-                    await self._client.publish(self._channel, "\n".join(told))
+                async with asyncio.timeout(_PING_INTERVAL):
+                    await self._client.publish(self._channel, "\n".join(payloads))
             except BaseException:
-                self._waiting[:0] = told  # for `otherwise`
+                self._pending[:0] = payloads  # for `fallback`
                 raise
             _deliver_cancellation()
 
-    def _acquire_lock(self) -> list[str]:
-        told, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
-        if not self._waiting:
-            self._more.clear()
-        return told
+    def _take_batch(self) -> list[str]:
+        payloads, self._pending = self._pending[:_BATCH_SIZE], self._pending[_BATCH_SIZE:]
+        if not self._pending:
+            self._has_pending.clear()
+        return payloads
 
-    async def _pass_on(self, told: Sequence[str]) -> None:
-        while told:
-            await self._fallback(told)
-            told = self._acquire_lock()
+    async def _send_fallback(self, payloads: Sequence[str]) -> None:
+        while payloads:
+            await self._fallback(payloads)
+            payloads = self._take_batch()
 
     def _log_unreachable(self, error: BaseException) -> None:
-        if not self._away:
-            self._away = True
-            words = "Valkey unreachable, notifications go through Postgres: error=%s"
-            logger.warning(words, in_a_line(error))
+        if not self._is_down:
+            self._is_down = True
+            message = "Valkey unreachable, notifications go through Postgres: error=%s"
+            logger.warning(message, describe_error(error))
 
 
 def _deliver_cancellation() -> None:
@@ -154,10 +156,6 @@ def _deliver_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def in_a_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _is_refusal(error: BaseException) -> bool:
