@@ -26,32 +26,37 @@ def written(workspace: Path, **entries: dict[str, Any]) -> Path:
     return workspace
 
 
-def servers_of(workspace: Path, variables: dict[str, str] | None = None, speak: Any = None) -> Servers:
-    return Servers(workspace, workspace / "home", Environment(variables or {}, dotenv=None), speak)
+def servers_of(workspace: Path, variables: dict[str, str] | None = None, sample_model: Any = None) -> Servers:
+    return Servers(workspace, workspace / "home", Environment(variables or {}, dotenv=None), sample_model)
 
 
 async def approve(servers: Servers, *names: str) -> None:
     """What a person does who has read everything."""
     (servers.workspace / "home").mkdir(exist_ok=True)
-    for name in names or tuple(servers.known):
-        server = servers.known[name]
-        servers.pins.approve(server, await (await servers.reach(server)).tools())
+    for name in names or tuple(servers.configs):
+        server = servers.configs[name]
+        servers.approved.approve(server, await (await servers.connect(server)).tools())
     servers.load()
 
 
 def registry_of(servers: Servers) -> ToolRegistry:
     registry = ToolRegistry()
-    for offer in servers.offers():
+    for offer in servers.approved_tools():
         registry.add(offer.tool, source="mcp", namespace=offer.server)
     return registry
 
 
 @asynccontextmanager
 async def opened(
-    workspace: Path, *, model: Any = None, variables: dict[str, str] | None = None, speak: Any = None, **atlas: Any
+    workspace: Path,
+    *,
+    model: Any = None,
+    variables: dict[str, str] | None = None,
+    sample_model: Any = None,
+    **atlas: Any,
 ) -> AsyncGenerator[tuple[Atlas, Servers], None]:
     """A house with all servers of the workspace approved."""
-    servers = servers_of(workspace, variables, speak)
+    servers = servers_of(workspace, variables, sample_model)
     try:
         await approve(servers)
         agent = Agent("assistant", model=model or Scripted(), tools=list(registry_of(servers)))

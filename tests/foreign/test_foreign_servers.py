@@ -79,7 +79,7 @@ async def test_fetch(tmp_path: Path) -> None:
         entry = python_server("mcp-server-fetch", "--ignore-robots-txt", "--allow-private-ips")
         async with opened(written(tmp_path, fetch=entry)) as (atlas, servers):
             assert "It rains in Lima." in str(await call(atlas, "fetch/fetch", url=url))
-            names = [offer.tool.name for offer in servers.offers()]
+            names = [offer.tool.name for offer in servers.approved_tools()]
             assert names == ["fetch", "list_prompts", "get_prompt"]
             (prompt,) = await call(atlas, "fetch/list_prompts")
             assert prompt["name"] == "fetch"
@@ -97,7 +97,7 @@ async def test_filesystem(tmp_path: Path) -> None:
         assert "Buy milk." in str(await call(atlas, "files/read_text_file", path=path))
         outside = await atlas.invoke("files/read_text_file", {"path": "/etc/passwd"})
         assert outside.status == "error" and "root:" not in outside.result
-        effects = {offer.tool.name: offer.tool.effect for offer in servers.offers()}
+        effects = {offer.tool.name: offer.tool.effect for offer in servers.approved_tools()}
         assert effects["read_text_file"] == "pure" and effects["write_file"] == "unsafe"
 
 
@@ -106,7 +106,7 @@ async def test_everything_over_pipes(tmp_path: Path) -> None:
         assert "hello" in await call(atlas, "all/echo", message="hello")
         told: list[str] = []
         atlas.on("tool:progress", lambda event: told.append(event.message))
-        names = {offer.tool.name for offer in servers.offers()}
+        names = {offer.tool.name for offer in servers.approved_tools()}
         long = next(name for name in names if "long" in name)
         await call(atlas, f"all/{long}", duration=0.4, steps=2)
         assert told and re.match(r"\d of 2", told[0])
@@ -154,7 +154,7 @@ async def test_everything_over_http_ended_in_the_middle_of_a_call_and_started_ag
     workspace = written(tmp_path, all=entry)
     async with over_http(tmp_path, port) as process, opened(workspace) as (atlas, servers):
         assert "hello" in await call(atlas, "all/echo", message="hello")
-        long = next(offer.tool.name for offer in servers.offers() if "long" in offer.tool.name)
+        long = next(offer.tool.name for offer in servers.approved_tools() if "long" in offer.tool.name)
         stream = await atlas.begin_call(f"all/{long}", {"duration": 20, "steps": 40})
         async for event in stream:
             if event.type == "tool:progress":
@@ -165,7 +165,7 @@ async def test_everything_over_http_ended_in_the_middle_of_a_call_and_started_ag
         gone = await atlas.invoke("all/echo", {"message": "anybody?"})
         assert gone.status == "error" and "is unreachable" in gone.result
         with pytest.raises(Transient):
-            await (await servers.reach(servers.known["all"])).tools()
+            await (await servers.connect(servers.configs["all"])).tools()
 
         async def back() -> Any:
             result = await atlas.invoke("all/echo", {"message": "back"})

@@ -12,7 +12,7 @@ from mcp_house import acts, approve, opened, registry_of, scripted, servers_of, 
 from atlas_agents import Agent, Atlas, Policy, Question, Tool, ToolRegistry, Usage
 from atlas_agents.core.errors import ConfigError, DuplicateTool
 from atlas_agents.mcp.callbacks import SampledMessage
-from atlas_agents.mcp.config import DiscoveredTool, hidden_in, shown
+from atlas_agents.mcp.config import DiscoveredTool, reveal_invisible, tools_with_invisible
 from atlas_agents.testing import Scripted, calls, says
 from checks import until
 
@@ -31,7 +31,7 @@ def describe(folder: Path, **other: Any) -> None:
 async def test_nothing_is_started_and_nothing_offered_before_it_was_approved(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     servers = servers_of(written(tmp_path, s=scripted(folder)))
-    assert servers.offers() == [] and servers.state("s") == "not approved"
+    assert servers.approved_tools() == [] and servers.state("s") == "not approved"
     await servers.close()
     assert not (folder / "starts").exists()
 
@@ -42,7 +42,7 @@ async def test_an_approved_tool_is_offered_without_starting_its_server(tmp_path:
         pass
     (folder / "starts").unlink()
     servers = servers_of(tmp_path)
-    assert "echo" in [offer.tool.name for offer in servers.offers()]
+    assert "echo" in [offer.tool.name for offer in servers.approved_tools()]
     await servers.close()
     assert not (folder / "starts").exists()
 
@@ -111,7 +111,7 @@ async def test_an_edited_entry_disables_the_whole_server(change: dict[str, Any],
         pass
     written(tmp_path, s={**scripted(folder), **change})
     servers = servers_of(tmp_path)
-    assert servers.state("s") == "changed since it was approved" and servers.offers() == []
+    assert servers.state("s") == "changed since it was approved" and servers.approved_tools() == []
 
 
 @pytest.mark.parametrize("how", ["taken out", "edited", "forgotten"])
@@ -122,7 +122,7 @@ async def test_an_agent_that_still_holds_a_tool_cannot_call_it_when_its_server_m
     async with opened(written(tmp_path, s=scripted(folder, confirm=False))) as (atlas, servers):
         assert (await atlas.invoke("s/echo", {})).status == "ok"
         if how == "forgotten":
-            servers.pins.forget("s")
+            servers.approved.revoke("s")
         else:
             written(tmp_path, **({"s": scripted(folder, confirm=False, timeout=5)} if how == "edited" else {}))
         servers.load()
@@ -157,10 +157,10 @@ async def test_a_tool_called_bash_shadows_nothing_and_inherits_no_right(tmp_path
     async with opened(written(tmp_path, s=scripted(folder, confirm=False)), policy=policy) as (atlas, servers):
         registry = ToolRegistry()
         registry.add(Tool("bash", bash, parameters={"command": str}), source="builtin")
-        registry.add(servers.offers()[0].tool, source="mcp", namespace="s")
+        registry.add(servers.approved_tools()[0].tool, source="mcp", namespace="s")
         assert [tool.name for tool in registry] == ["bash", "s/bash"]
         with pytest.raises(DuplicateTool):
-            registry.add(servers.offers()[0].tool, source="mcp", namespace="s")
+            registry.add(servers.approved_tools()[0].tool, source="mcp", namespace="s")
         refused = await atlas.invoke("s/bash", {})
         assert refused.error == "not_permitted" and acts(folder) == []
         assert (await atlas.invoke("bash", {"command": "ls"})).error == "not_found"
@@ -226,11 +226,11 @@ async def test_a_server_has_our_model_speak_only_if_it_may_and_only_so_much(tmp_
 
     folder = tmp_path / "s"
     ask = {"text": "Say it.", "count": 30}
-    async with opened(written(tmp_path, s=scripted(folder, confirm=False)), speak=speak) as (atlas, _):
+    async with opened(written(tmp_path, s=scripted(folder, confirm=False)), sample_model=speak) as (atlas, _):
         assert "error" in json.loads((await atlas.invoke("s/sample", ask)).result)
         assert said == []
     entry = scripted(folder, confirm=False, sampling_tokens=50)
-    async with opened(written(tmp_path, s=entry), speak=speak) as (atlas, _):
+    async with opened(written(tmp_path, s=entry), sample_model=speak) as (atlas, _):
         first, second, third = [json.loads((await atlas.invoke("s/sample", ask)).result) for _ in range(3)]
     assert first["result"]["content"]["text"] == "I say so."
     assert "result" in second and "used up its 50 tokens" in third["error"]["message"]
@@ -239,24 +239,24 @@ async def test_a_server_has_our_model_speak_only_if_it_may_and_only_so_much(tmp_
 
 def test_what_hides_is_written_out() -> None:
     tool = DiscoveredTool("a", "Hi\u200b\U000e0041\x1b[2J\rthere\u202e", {"type": "object", "title": "\u00ad"})
-    assert shown(tool.description) == (
+    assert reveal_invisible(tool.description) == (
         "Hi<U+200B ZERO WIDTH SPACE><U+E0041 TAG LATIN CAPITAL LETTER A><U+001B UNNAMED>[2J<U+000D UNNAMED>there"
         "<U+202E RIGHT-TO-LEFT OVERRIDE>"
     )
     assert "<U+00AD SOFT HYPHEN>" in tool.text
-    assert hidden_in([tool, DiscoveredTool("b", "plain\n\ttext, é 漢", {})]) == ["a"]
+    assert tools_with_invisible([tool, DiscoveredTool("b", "plain\n\ttext, é 漢", {})]) == ["a"]
 
 
 def test_approvals_are_private_and_a_broken_file_allows_nothing(tmp_path: Path) -> None:
     servers = servers_of(written(tmp_path, s=scripted(tmp_path / "s")))
     (tmp_path / "home").mkdir()
-    servers.pins.approve(servers.known["s"], [DiscoveredTool("echo", "", {"type": "object"})])
-    assert stat.S_IMODE(os.stat(servers.pins.path).st_mode) == 0o600
-    assert stat.S_IMODE(os.stat(servers.pins.folder).st_mode) == 0o700
+    servers.approved.approve(servers.configs["s"], [DiscoveredTool("echo", "", {"type": "object"})])
+    assert stat.S_IMODE(os.stat(servers.approved.path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(servers.approved.folder).st_mode) == 0o700
     servers.load()
-    assert len(servers.offers()) == 1
-    servers.pins.path.write_text("{")
+    assert len(servers.approved_tools()) == 1
+    servers.approved.path.write_text("{")
     servers.load()
-    assert servers.offers() == [] and "approve the servers again" in servers.trouble
+    assert servers.approved_tools() == [] and "approve the servers again" in servers.config_error
     with pytest.raises(ConfigError):
-        servers.pins.read()
+        servers.approved.read()

@@ -20,7 +20,7 @@ from atlas_agents.core.errors import ConfigError, GatewayError
 from atlas_agents.gateway.protocol.events import ApprovalRequested, ApprovalResolved, ChatFinal, ToolSettled
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.mcp.callbacks import form_of
+from atlas_agents.mcp.callbacks import build_form
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 from checks import until
@@ -88,7 +88,7 @@ async def test_a_server_asks_the_person_of_the_turn_and_goes_on_with_the_values(
     ):
         sent = await feed.send("order something")
         told: list[Any] = []
-        async for event in feed.of(sent.run_id):
+        async for event in feed.run_events(sent.run_id):
             told.append(event)
             if not isinstance(event, ApprovalRequested):
                 continue
@@ -167,7 +167,7 @@ async def test_what_is_asked_no_more_is_taken_back(tool: str, status: str, tmp_p
         sent = await feed.send("go")
         told: list[Any] = []
         questions: list[str] = []
-        async for event in feed.of(sent.run_id):
+        async for event in feed.run_events(sent.run_id):
             told.append(event)
             if isinstance(event, ApprovalRequested):
                 questions.append(event.approval_id)
@@ -260,7 +260,7 @@ def asking(**properties: Any) -> types.ElicitRequestFormParams:
 
 def test_all_kinds_of_values_that_the_protocol_knows_are_read() -> None:
     titled = [{"const": "a", "title": "One"}, {"const": "b", "title": "Two"}]
-    form = form_of(
+    form = build_form(
         "s",
         asking(
             text={"type": "string", "title": "T", "minLength": 1, "maxLength": 5, "pattern": "^x", "default": "x"},
@@ -299,4 +299,4 @@ def test_all_kinds_of_values_that_the_protocol_knows_are_read() -> None:
 )
 def test_what_is_not_flat_too_much_or_no_address_is_not_asked(wrong: types.ElicitRequestParams) -> None:
     with pytest.raises(ConfigError):
-        form_of("s", wrong)
+        build_form("s", wrong)

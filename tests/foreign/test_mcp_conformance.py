@@ -16,12 +16,13 @@ from node_servers import NODE, script
 from atlas_agents import Image, Tool, ToolContext, ToolFailed, Usage, tool
 from atlas_agents.core.approvals import Filled, Form
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.mcp.resources import Resource, ResourceReader
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.mcp.client import McpConnection
 from atlas_agents.mcp.config import read_servers
-from atlas_agents.mcp.transports import asking
+from atlas_agents.mcp.transports import interactive_login
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Scripted, in_memory_atlas
 from atlas_agents.workspace.skills import Prompt
@@ -90,7 +91,7 @@ async def stepping(context: ToolContext) -> str:
     return "done"
 
 
-class Shelf:
+class TextResource:
     async def list(self, reader: ResourceReader, cursor: str = "") -> tuple[Sequence[Resource], str]:
         return [Resource("test://static-text", "static", "A text.")], ""
 
@@ -110,12 +111,12 @@ def conforming(home: Path) -> Gateway:
 
     shaped = Tool("json_schema_2020_12_tool", nothing, description="Takes this.", parameters=SCHEMA, effect="pure")
     atlas = in_memory_atlas(Scripted(), [simple_text, picture, failing, stepping, shaped], store=MemoryStore())
-    gateway = Gateway(atlas, GatewaySettings(home=home, port=0))
-    gateway.mcp.offers.library = Shelf()
-    gateway.mcp.offers.prompts = lambda: (
+    prompts = (
         Prompt("test_simple_prompt", "This is a simple prompt for testing.", "Simple."),
         Prompt("test_prompt_with_arguments", "Prompt with arguments: arg1='{arg1}', arg2='{arg2}'", "With two."),
     )
+    services = GatewayServices(prompts=lambda: prompts, resources=TextResource())
+    gateway = Gateway(atlas, GatewaySettings(home=home, port=0), services=services)
     inner, shown = gateway._app, f"Bearer {gateway.hub.tokens.main.reveal()}".encode()  # type: ignore
 
     async def owned(scope: Any, receive: Any, send: Any) -> None:
@@ -180,7 +181,7 @@ class Clients:
 
     async def _use(self, url: str) -> None:
         (server,) = read_servers(written(self._folder, s={"url": url, "timeout": 20})).values()
-        async with asking("s", url, self._folder, self._show) as auth:
+        async with interactive_login("s", url, self._folder, self._show) as auth:
             connection = McpConnection(server, Environment({}, dotenv=None), self._folder, auth=auth)
             try:
                 for each in await connection.tools():

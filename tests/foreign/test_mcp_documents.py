@@ -40,7 +40,7 @@ async def serving(folder: Path, policy: str = "") -> AsyncGenerator[ServedGatewa
         values["ATLAS_POLICY"] = str(folder / "policy.toml")
     environment = Environment({**values, "ATLAS_EMBEDDINGS": "none"}, dotenv=None)
     async with private_gateway(load({}, environment, folder), environment=environment) as here:
-        knowledge = here.runtime.study.knowledge
+        knowledge = here.runtime.knowledge.knowledge
         await knowledge.add(here.runtime.atlas.tenant, str(docs))
         await knowledge.add("another", str(folder / "secret.md"))
         yield here
@@ -82,7 +82,7 @@ async def test_documents_are_listed_read_and_searched_and_it_is_written_down(
         answer = await mcp.call_tool(SEARCH, {"query": "walrus"})
         assert answer.structured_content is not None
         assert [each["source"] for each in answer.structured_content["results"]] == ["docs/sea.md"]
-        theirs = await here.runtime.study.knowledge.documents("another")
+        theirs = await here.runtime.knowledge.knowledge.documents("another")
         for uri in (f"knowledge://documents/{theirs[0].id}", "knowledge://documents/x", "file:///etc/passwd"):
             with pytest.raises(MCPError, match="resource not found"):
                 await mcp.read_resource(uri)
@@ -110,7 +110,7 @@ async def test_an_agent_that_may_not_search_reads_nothing(tmp_path: Path) -> Non
 async def test_where_a_search_needs_a_persons_yes_nothing_is_read_without_one(tmp_path: Path) -> None:
     async with serving(tmp_path, POLICY) as here, client(here, ANA) as mcp:
         assert (await mcp.list_resources()).resources == []
-        (document, _) = await here.runtime.study.knowledge.documents(here.runtime.atlas.tenant)
+        (document, _) = await here.runtime.knowledge.knowledge.documents(here.runtime.atlas.tenant)
         with pytest.raises(MCPError, match="resource not found"):
             await mcp.read_resource(f"knowledge://documents/{document.id}")
         assert await audited(here) == [("DOCUMENT_READ", "document", False, "ana")]

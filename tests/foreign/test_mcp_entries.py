@@ -8,7 +8,7 @@ import pytest
 from mcp_house import written
 
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.mcp.config import LARGEST, read_servers
+from atlas_agents.mcp.config import MAX_SIZE, read_servers
 from atlas_agents.testing import Environment
 
 
@@ -20,7 +20,7 @@ def test_the_shape_that_people_know(tmp_path: Path) -> None:
     servers = read_servers(written(tmp_path, **entries))
     assert list(servers) == ["time", "far"]
     assert servers["time"].entry.text == "uvx mcp-server-time"
-    filled = servers["far"].filled(Environment({"TOKEN": "t"}, dotenv=None))
+    filled = servers["far"].expanded(Environment({"TOKEN": "t"}, dotenv=None))
     assert filled.headers == {"Authorization": "Bearer t"}
 
 
@@ -46,7 +46,7 @@ def test_no_file_names_no_server(tmp_path: Path) -> None:
         ('{"mcpServers": {"a": {"url": "https://x", "type": "sse"}}}', "mcpServers.a.type: unsupported type 'sse'"),
         ('{"mcpServers": {"a": {"command": "x", "timeout": 0}}}', "mcpServers.a.timeout: expected 1 to 3600 seconds"),
         ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "mcpServers.a.env"),
-        (" " * (LARGEST + 1), "exceeds 256 KiB"),
+        (" " * (MAX_SIZE + 1), "exceeds 256 KiB"),
     ],
 )
 def test_what_is_wrong_is_named_by_file_and_key(content: str, words: str, tmp_path: Path) -> None:
@@ -59,12 +59,12 @@ def test_what_is_wrong_is_named_by_file_and_key(content: str, words: str, tmp_pa
 def test_a_variable_that_is_not_set_is_named_with_its_place(tmp_path: Path) -> None:
     (server,) = read_servers(written(tmp_path, a={"command": "x", "env": {"KEY": "${MISSING}"}})).values()
     with pytest.raises(ConfigError, match=r"mcpServers\.a\.env\.KEY: MISSING is not set"):
-        server.filled(Environment({}, dotenv=None))
+        server.expanded(Environment({}, dotenv=None))
 
 
 def test_a_value_is_filled_in_once(tmp_path: Path) -> None:
     (server,) = read_servers(written(tmp_path, a={"command": "x", "args": ["${A}", "${env:B}"]})).values()
-    filled = server.filled(Environment({"A": "${B}", "B": "b"}, dotenv=None))
+    filled = server.expanded(Environment({"A": "${B}", "B": "b"}, dotenv=None))
     assert filled.args == ("${B}", "b")
 
 

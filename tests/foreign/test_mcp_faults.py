@@ -66,7 +66,7 @@ async def test_pauses_grow_from_one_second_to_thirty(tmp_path: Path, monkeypatch
             slept.append(seconds)
             await asyncio.sleep(0 if len(slept) < 8 else 3600)
 
-    reached = client.McpConnection(servers.known["s"], servers._environment, tmp_path, clock=Clock())  # type: ignore
+    reached = client.McpConnection(servers.configs["s"], servers._environment, tmp_path, clock=Clock())  # type: ignore
     with pytest.raises(Transient, match="I do not feel well"):
         await reached.tools()
 
@@ -88,11 +88,11 @@ async def test_a_hanging_server_is_left_at_the_timeout_and_the_outcome_is_unknow
 async def test_a_server_that_never_answers_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "CONNECTS_WITHIN", 0.5)
+    monkeypatch.setattr(client, "CONNECT_TIMEOUT", 0.5)
     folder = tmp_path / "s"
     servers = servers_of(written(tmp_path, s=scripted(folder)))
     (folder / "mute").touch()
-    reached = await servers.reach(servers.known["s"])
+    reached = await servers.connect(servers.configs["s"])
     with pytest.raises(Transient, match="no response within"):
         await reached.tools()
     await servers.close()
@@ -117,7 +117,7 @@ async def test_a_line_of_fifty_megabytes_fails_its_call_alone_and_takes_little_m
         assert await call(atlas, "echo", text="before") == ("ok", "before")
         before = _memory()
         status, words = await call(atlas, "huge", count=50)
-        assert status == "error" and f"exceeds {transports.LONGEST_LINE:,} bytes" in words
+        assert status == "error" and f"exceeds {transports.MAX_LINE:,} bytes" in words
         assert _memory() - before < 40_000_000
         assert await call(atlas, "echo", text="after") == ("ok", "after")
 
@@ -151,7 +151,7 @@ async def test_a_cancelled_turn_leaves_no_process_behind(tmp_path: Path) -> None
 
 async def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
     servers = servers_of(written(tmp_path, s={"command": "no-such-command-here"}))
-    reached = await servers.reach(servers.known["s"])
+    reached = await servers.connect(servers.configs["s"])
     with pytest.raises(Transient, match="'no-such-command-here': command not found"):
         await reached.tools()
     await servers.close()

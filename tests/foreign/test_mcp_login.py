@@ -13,7 +13,7 @@ import atlas_agents
 from atlas_agents.core.errors import ConfigError, Transient
 from atlas_agents.mcp.client import McpConnection
 from atlas_agents.mcp.config import read_servers
-from atlas_agents.mcp.transports import TokenStore, checked_address
+from atlas_agents.mcp.transports import TokenStore, check_login_url
 from atlas_agents.testing import Environment
 
 SOURCE = Path(atlas_agents.__file__).parent
@@ -36,12 +36,12 @@ SOURCE = Path(atlas_agents.__file__).parent
 )
 def test_an_address_that_is_no_web_page_is_not_even_shown(address: str) -> None:
     with pytest.raises(ConfigError, match="refused login URL"):
-        checked_address(address)
+        check_login_url(address)
 
 
 @pytest.mark.parametrize("address", ["https://login.example/authorize?x=1", "http://127.0.0.1:8123/authorize"])
 def test_a_web_page_may_be_shown(address: str) -> None:
-    assert checked_address(address) == address
+    assert check_login_url(address) == address
 
 
 async def test_tokens_are_for_their_owner_only(tmp_path: Path) -> None:

@@ -27,12 +27,12 @@ Name = Annotated[str, typer.Argument(metavar="SERVER", help="The name of the ser
 @command(app, "list")
 def list_servers(as_json: JsonFlag = False) -> None:
     """List the MCP servers of the workspace and whether they are approved."""
-    from atlas_agents.mcp.config import shown
+    from atlas_agents.mcp.config import reveal_invisible
 
     servers = _open_servers()
     rows = [
         (name, servers.state(name), len(servers.approvals[name].tools) if name in servers.approvals else 0, server)
-        for name, server in servers.known.items()
+        for name, server in servers.configs.items()
     ]
     if as_json:
         print_json(
@@ -42,7 +42,7 @@ def list_servers(as_json: JsonFlag = False) -> None:
             ]
         )
         return
-    lines = [(name, state, tools, shown(server.entry.text)) for name, state, tools, server in rows]
+    lines = [(name, state, tools, reveal_invisible(server.entry.text)) for name, state, tools, server in rows]
     print_table(
         ("server", "state", "tools", "command or url"), lines, f"There are no servers in {servers.workspace / _FILE}."
     )
@@ -70,11 +70,11 @@ async def approve(server: Name, yes: YesFlag = False) -> int:
         print(f"Entry of {server}:\n{_describe_entry(found)}\n", file=sys.stderr)
         if not yes and not confirm("Start it to read the descriptions of its tools?"):
             return _not_approved()
-        tools = await (await servers.reach(found)).tools()
+        tools = await (await servers.connect(found)).tools()
         _print_tools(found, tools, servers)
         if not yes and not confirm(f"Approve these {len(tools)} tools?"):
             return _not_approved()
-        servers.pins.approve(found, tools)
+        servers.approved.approve(found, tools)
     print(f"Approved {server}. Agents that may use all tools can now use its tools.", file=sys.stderr)
     return EXIT_OK
 
@@ -90,7 +90,7 @@ async def test(server: Name) -> int:
         if servers.state(server) != "approved":
             raise ConfigError(f"{server} is {servers.state(server)}; run: atlas mcp approve {server}")
         started = time.monotonic()
-        tools = await (await servers.reach(found)).tools()
+        tools = await (await servers.connect(found)).tools()
         seconds = time.monotonic() - started
         changes = _changes(servers.approvals[server], tools)
     for change in changes:
@@ -104,14 +104,14 @@ async def login(server: Name) -> None:
     """Log in to a server with OAuth. Prints the URL to open."""
     from atlas_agents.core.paths import Environment
     from atlas_agents.mcp.client import McpConnection
-    from atlas_agents.mcp.transports import asking
+    from atlas_agents.mcp.transports import interactive_login
 
     async with _connected_servers() as servers:
         found = _find(servers, server)
         if not found.entry.url:
             raise ConfigError(f"{server} is started by a command and has no login")
-        environment, folder = Environment(), servers.pins.folder
-        async with asking(server, found.filled(environment).url, folder, _print_login_url) as auth:
+        environment, folder = Environment(), servers.approved.folder
+        async with interactive_login(server, found.expanded(environment).url, folder, _print_login_url) as auth:
             connection = McpConnection(found, environment, folder, auth=auth)
             try:
                 tools = await connection.tools()
@@ -162,8 +162,8 @@ def remove(server: Name) -> None:
     servers = _open_servers()
     _find(servers, server)
     _write_entry(servers.workspace, server, None)
-    servers.pins.forget(server)
-    (servers.pins.folder / f"login-{server}.json").unlink(missing_ok=True)
+    servers.approved.revoke(server)
+    (servers.approved.folder / f"login-{server}.json").unlink(missing_ok=True)
     print(f"Removed {server}; its tools are no longer available.", file=sys.stderr)
 
 
@@ -188,8 +188,8 @@ def _open_servers() -> "Servers":
 
     settings = load_settings()
     servers = Servers(settings.workspace, open_home(settings), Environment())
-    if servers.trouble:
-        raise ConfigError(servers.trouble)
+    if servers.config_error:
+        raise ConfigError(servers.config_error)
     return servers
 
 
@@ -203,22 +203,22 @@ async def _connected_servers() -> "AsyncGenerator[Servers, None]":
 
 
 def _find(servers: "Servers", name: str) -> "ServerConfig":
-    server = servers.known.get(name)
+    server = servers.configs.get(name)
     if server is None:
-        known = ", ".join(servers.known) or "none"
+        known = ", ".join(servers.configs) or "none"
         raise ConfigError(f"server not found: {name!r} in {servers.workspace / _FILE}; servers: {known}")
     return server
 
 
 def _describe_entry(server: "ServerConfig") -> str:
-    from atlas_agents.mcp.config import shown
+    from atlas_agents.mcp.config import reveal_invisible
 
     entry = server.entry
-    lines = [shown(entry.text)]
-    lines += [f"env {shown(key)}={shown(value)}" for key, value in entry.env.items()]
-    lines += [f"header {shown(key)}={shown(value)}" for key, value in entry.headers.items()]
-    lines += [f"in {shown(entry.cwd)}"] if entry.cwd else []
-    lines += [f"without side effects: {shown(', '.join(entry.pure))}"] if entry.pure else []
+    lines = [reveal_invisible(entry.text)]
+    lines += [f"env {reveal_invisible(key)}={reveal_invisible(value)}" for key, value in entry.env.items()]
+    lines += [f"header {reveal_invisible(key)}={reveal_invisible(value)}" for key, value in entry.headers.items()]
+    lines += [f"in {reveal_invisible(entry.cwd)}"] if entry.cwd else []
+    lines += [f"without side effects: {reveal_invisible(', '.join(entry.pure))}"] if entry.pure else []
     lines += [] if entry.confirm else ["calls need no approval, unless a policy requires it"]
     lines += [f"may use {entry.sampling_tokens} tokens of your model per day"] if entry.sampling_tokens else []
     return "\n".join(f"    {line}" for line in lines)
@@ -226,17 +226,17 @@ def _describe_entry(server: "ServerConfig") -> str:
 
 def _print_tools(server: "ServerConfig", tools: "tuple[DiscoveredTool, ...]", servers: "Servers") -> None:
     """Print everything that an approval covers, on standard output so that it can be saved."""
-    from atlas_agents.mcp.config import hidden_in, shown
-    from atlas_agents.mcp.servers import as_tool
+    from atlas_agents.mcp.config import reveal_invisible, tools_with_invisible
+    from atlas_agents.mcp.servers import wrap_tool
 
     for tool in tools:
         print(f"{server.name}/{tool.text}\n")
         try:
-            as_tool(server, tool, servers)
+            wrap_tool(server, tool, servers)
         except BadTool as error:
             print(f"    (skipped: {error})\n")
-    if hidden := hidden_in(tools):
-        names = ", ".join(map(shown, hidden))
+    if hidden := tools_with_invisible(tools):
+        names = ", ".join(map(reveal_invisible, hidden))
         print(f"! Invisible characters in: {names}. They are shown as <U+…> above.\n", file=sys.stderr)
     if (before := servers.approvals.get(server.name)) is not None:
         for change in _changes(before, tools):
@@ -245,14 +245,14 @@ def _print_tools(server: "ServerConfig", tools: "tuple[DiscoveredTool, ...]", se
 
 def _changes(approval: "Approval", tools: "tuple[DiscoveredTool, ...]") -> list[str]:
     """List how the tools of a server differ from the approved ones."""
-    from atlas_agents.mcp.config import shown
+    from atlas_agents.mcp.config import reveal_invisible
 
     old, new = {tool.name: tool for tool in approval.tools}, {tool.name: tool for tool in tools}
     changed = [name for name in new if name in old and new[name].digest != old[name].digest]
     return [
-        *(f"{shown(name)} is new." for name in new if name not in old),
-        *(f"{shown(name)} was removed." for name in old if name not in new),
-        *(f"{shown(name)} has changed since it was approved." for name in changed),
+        *(f"{reveal_invisible(name)} is new." for name in new if name not in old),
+        *(f"{reveal_invisible(name)} was removed." for name in old if name not in new),
+        *(f"{reveal_invisible(name)} has changed since it was approved." for name in changed),
     ]
 
 

@@ -9,7 +9,6 @@ import re
 import time
 import unicodedata
 from collections.abc import Iterable
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
@@ -20,8 +19,8 @@ from atlas_agents.core.json import parse_object
 from atlas_agents.core.paths import make_private, write_json
 from atlas_agents.core.text import is_hidden
 
-NAME = "mcp.json"
-LARGEST = 256 * 1024
+FILE_NAME = "mcp.json"
+MAX_SIZE = 256 * 1024
 _SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _TYPES = ("", "stdio", "http", "streamable-http", "streamableHttp")
@@ -69,77 +68,77 @@ class ServerConfig(msgspec.Struct, frozen=True):
     folder: Path
 
     @property
-    def shown(self) -> bytes:
+    def canonical(self) -> bytes:
         """Return the canonical form of the entry, which an approval covers."""
         return msgspec.json.encode(self.entry, order="deterministic")
 
-    def filled(self, environment: VariableLookup) -> ServerEntry:
+    def expanded(self, environment: VariableLookup) -> ServerEntry:
         """Return the entry with its `${VARIABLES}` expanded; ConfigError names one that is not set."""
         entry = self.entry
         return msgspec.structs.replace(
             entry,
-            command=self._fill("command", entry.command, environment),
-            args=tuple(self._fill("args", each, environment) for each in entry.args),
-            env={key: self._fill(f"env.{key}", value, environment) for key, value in entry.env.items()},
-            cwd=self._fill("cwd", entry.cwd, environment),
-            url=self._fill("url", entry.url, environment),
-            headers={key: self._fill(f"headers.{key}", value, environment) for key, value in entry.headers.items()},
+            command=self._expand("command", entry.command, environment),
+            args=tuple(self._expand("args", each, environment) for each in entry.args),
+            env={key: self._expand(f"env.{key}", value, environment) for key, value in entry.env.items()},
+            cwd=self._expand("cwd", entry.cwd, environment),
+            url=self._expand("url", entry.url, environment),
+            headers={key: self._expand(f"headers.{key}", value, environment) for key, value in entry.headers.items()},
         )
 
-    def _fill(self, key: str, text: str, environment: VariableLookup) -> str:
+    def _expand(self, key: str, text: str, environment: VariableLookup) -> str:
         def value(found: re.Match[str]) -> str:
-            given = environment.get(found[1])
-            if given is None and found[2] is None:
+            variable = environment.get(found[1])
+            if variable is None and found[2] is None:
                 raise ConfigError(f"{self.where}.{key}: {found[1]} is not set; set it in the environment or in .env")
-            return found[2] if given is None else given
+            return found[2] if variable is None else variable
 
         return _VARIABLE.sub(value, text)
 
 
 def read_servers(folder: Path) -> dict[str, ServerConfig]:
     """Read all servers of a workspace; ConfigError names the file and key. A missing file means none."""
-    path = folder / NAME
-    data = _object(path)
+    path = folder / FILE_NAME
+    data = _read_object(path)
     unknown = [key for key in data if key != "mcpServers"]
     if unknown:
         raise ConfigError(f"{path}: unknown key {unknown[0]!r}; servers belong under mcpServers")
     servers: Any = data.get("mcpServers", {})
     if not isinstance(servers, dict):
         raise ConfigError(f"{path}: mcpServers: expected an object of server names and entries")
-    return {name: _server(path, name, entry) for name, entry in cast(dict[str, Any], servers).items()}
+    return {name: _parse_server(path, name, entry) for name, entry in cast(dict[str, Any], servers).items()}
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    if len(content) > LARGEST:
-        raise ConfigError(f"{path}: exceeds {LARGEST // 1024} KiB")
+    if len(content) > MAX_SIZE:
+        raise ConfigError(f"{path}: exceeds {MAX_SIZE // 1024} KiB")
     try:
         return parse_object(content.decode("utf-8").removeprefix("\ufeff"))
     except ValueError as error:
         raise ConfigError(f"{path}: invalid JSON: {error}") from error
 
 
-def _server(path: Path, name: str, entry: Any) -> ServerConfig:
+def _parse_server(path: Path, name: str, entry: Any) -> ServerConfig:
     where = f"{path}: mcpServers.{name}"
     if not _SERVER.fullmatch(name):
         raise ConfigError(f"{where}: invalid server name {name!r}: expected 1 to 32 letters, digits, _ or -")
     try:
         found = msgspec.convert(entry, ServerEntry)
     except msgspec.ValidationError as error:
-        words = str(error)
-        key = words.rpartition("`$.")[2].rstrip("`") if "`$." in words else ""
-        reason = words.partition(" - at ")[0]
+        message = str(error)
+        key = message.rpartition("`$.")[2].rstrip("`") if "`$." in message else ""
+        reason = message.partition(" - at ")[0]
         raise ConfigError(f"{where}{'.' if key else ''}{key}: {reason}") from error
-    _check(found, where)
+    _check_entry(found, where)
     return ServerConfig(name, found, where, path.parent)
 
 
-def _check(entry: ServerEntry, where: str) -> None:
+def _check_entry(entry: ServerEntry, where: str) -> None:
     if entry.kind not in _TYPES:
         raise ConfigError(f"{where}.type: unsupported type {entry.kind!r}; supported: stdio, http")
     if bool(entry.command) == bool(entry.url):
@@ -166,51 +165,51 @@ class DiscoveredTool(msgspec.Struct, frozen=True):
     @property
     def digest(self) -> str:
         """Return a hash over name, description and schema."""
-        said = [self.kind, self.name, self.description, self.parameters]
-        return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
+        definition = [self.kind, self.name, self.description, self.parameters]
+        return hashlib.sha256(msgspec.json.encode(definition, order="sorted")).hexdigest()
 
     @property
     def text(self) -> str:
         """Render the whole definition for review, with invisible characters shown."""
         schema = msgspec.json.format(msgspec.json.encode(self.parameters, order="sorted"), indent=2).decode()
-        return f"{shown(self.name)}\n{_indented(shown(self.description))}\n{_indented(shown(schema))}"
+        name, description, schema = map(reveal_invisible, (self.name, self.description, schema))
+        return f"{name}\n{_indent(description)}\n{_indent(schema)}"
 
 
-def shown(text: str) -> str:
+def reveal_invisible(text: str) -> str:
     """Replace every invisible character with its name, for example `<U+200B ZERO WIDTH SPACE>`."""
-    return "".join(_written(char) if _tricks(char) else char for char in text)
+    return "".join(_name_character(char) if _is_invisible(char) else char for char in text)
 
 
-def hidden_in(tools: Iterable[DiscoveredTool]) -> list[str]:
+def tools_with_invisible(tools: Iterable[DiscoveredTool]) -> list[str]:
     """Return the names of tools that contain invisible characters."""
-    return [each.name for each in tools if any(map(_tricks, f"{each.name}{each.description}{each.parameters!r}"))]
+    return [each.name for each in tools if any(map(_is_invisible, f"{each.name}{each.description}{each.parameters!r}"))]
 
 
-def more_tools(*, resources: bool, prompts: bool, taken: set[str]) -> list[DiscoveredTool]:
+def resource_tools(*, resources: bool, prompts: bool, taken: set[str]) -> list[DiscoveredTool]:
     """Return tools for a server's resources and prompts, unless it has tools with those names."""
     found: list[DiscoveredTool] = []
     if resources:
         found += [
             DiscoveredTool(
-                "list_resources", "List the available resources with their URIs.", _NOTHING, "list_resources"
+                "list_resources", "List the available resources with their URIs.", _NO_PARAMETERS, "list_resources"
             ),
-            DiscoveredTool("read_resource", "Read a resource by its URI.", _texts("uri"), "read_resource"),
+            DiscoveredTool("read_resource", "Read a resource by its URI.", _text_parameters("uri"), "read_resource"),
         ]
     if prompts:
-        words = "Get a prompt by name, with its arguments filled in."
         found += [
-            DiscoveredTool("list_prompts", "List the available prompts.", _NOTHING, "list_prompts"),
-            DiscoveredTool("get_prompt", words, _PROMPT, "get_prompt"),
+            DiscoveredTool("list_prompts", "List the available prompts.", _NO_PARAMETERS, "list_prompts"),
+            DiscoveredTool("get_prompt", "Get a prompt by name, with its arguments filled in.", _PROMPT, "get_prompt"),
         ]
     return [each for each in found if each.name not in taken]
 
 
-def _texts(*names: str) -> dict[str, Any]:
+def _text_parameters(*names: str) -> dict[str, Any]:
     properties = {name: {"type": "string"} for name in names}
     return {"type": "object", "properties": properties, "required": list(names), "additionalProperties": False}
 
 
-_NOTHING = _texts()
+_NO_PARAMETERS = _text_parameters()
 _PROMPT: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -222,16 +221,16 @@ _PROMPT: dict[str, Any] = {
 }
 
 
-def _tricks(char: str) -> bool:
+def _is_invisible(char: str) -> bool:
     """Return whether a character is invisible or changes the display of others."""
     return char == "\r" or is_hidden(char)
 
 
-def _written(char: str) -> str:
+def _name_character(char: str) -> str:
     return f"<U+{ord(char):04X} {unicodedata.name(char, 'UNNAMED')}>"
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines() or [""])
 
 
@@ -245,13 +244,13 @@ class Approval(msgspec.Struct, frozen=True):
     tools: tuple[DiscoveredTool, ...]
     at: int = 0
 
-    def fits(self, server: ServerConfig) -> bool:
+    def covers(self, server: ServerConfig) -> bool:
         """Return whether the entry is the approved one."""
         return self.entry == entry_digest(server)
 
 
 def entry_digest(server: ServerConfig) -> str:
-    return sha256(server.shown).hexdigest()
+    return hashlib.sha256(server.canonical).hexdigest()
 
 
 class ApprovedServers:
@@ -269,8 +268,7 @@ class ApprovedServers:
         except OSError as error:
             raise ConfigError(f"cannot read {self.path}: {error.strerror}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            words = f"{self.path}: {error}; delete the file and approve the servers again"
-            raise ConfigError(words) from error
+            raise ConfigError(f"{self.path}: {error}; delete the file and approve the servers again") from error
 
     def approve(self, server: ServerConfig, tools: Iterable[DiscoveredTool]) -> Approval:
         """Store an approval; it replaces earlier approvals of this server."""
@@ -278,26 +276,26 @@ class ApprovedServers:
         self._write({**self.read(), server.name: approval})
         return approval
 
-    def forget(self, name: str) -> bool:
+    def revoke(self, name: str) -> bool:
         """Revoke an approval."""
         approvals = self.read()
-        known = approvals.pop(name, None) is not None
-        if known:
+        existed = approvals.pop(name, None) is not None
+        if existed:
             self._write(approvals)
-        return known
+        return existed
 
     def stamp(self) -> Stamp:
         """Return a stamp that changes with the file."""
-        return stamp_of(self.path)
+        return file_stamp(self.path)
 
     def _write(self, approvals: dict[str, Approval]) -> None:
         make_private(self.folder)
         write_json(self.path, approvals)
 
 
-def stamp_of(path: Path) -> Stamp:
+def file_stamp(path: Path) -> Stamp:
     try:
-        seen = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return seen.st_mtime_ns, seen.st_ino, seen.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size

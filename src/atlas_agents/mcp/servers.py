@@ -11,18 +11,18 @@ import msgspec
 from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
 from atlas_agents.mcp.callbacks import Caller
 from atlas_agents.mcp.config import (
-    NAME,
+    FILE_NAME,
     Approval,
     ApprovedServers,
     DiscoveredTool,
     ServerConfig,
     Stamp,
     VariableLookup,
+    file_stamp,
     read_servers,
-    stamp_of,
 )
 from atlas_agents.tools.context import ToolContext
-from atlas_agents.tools.tool import Effect, Tool
+from atlas_agents.tools.tool import Tool
 
 logger = logging.getLogger(__name__)
 _CLIENT_MODULE = "atlas_agents.mcp.client"
@@ -31,7 +31,7 @@ _CLIENT_MODULE = "atlas_agents.mcp.client"
 class ServerConnection(Protocol):
     """A connection to a server; a protocol, because the MCP SDK is imported with the first connection."""
 
-    trouble: str
+    error: str
 
     async def tools(self) -> tuple[DiscoveredTool, ...]: ...
 
@@ -40,7 +40,7 @@ class ServerConnection(Protocol):
     async def close(self) -> None: ...
 
 
-class Offer(msgspec.Struct, frozen=True):
+class ServerTool(msgspec.Struct, frozen=True):
     """A server's tool, ready to be given to agents."""
 
     server: str
@@ -50,15 +50,15 @@ class Offer(msgspec.Struct, frozen=True):
 class Servers:
     """The servers in a workspace's `mcp.json`, as far as approved in a home folder. A server starts on first use."""
 
-    def __init__(self, workspace: Path, home: Path, environment: VariableLookup, speak: Any = None) -> None:
+    def __init__(self, workspace: Path, home: Path, environment: VariableLookup, sample_model: Any = None) -> None:
         self.workspace = workspace
-        self.pins = ApprovedServers(home)
-        self.known: dict[str, ServerConfig] = {}
+        self.approved = ApprovedServers(home)
+        self.configs: dict[str, ServerConfig] = {}
         self.approvals: dict[str, Approval] = {}
-        self.trouble = ""
+        self.config_error = ""
         """Why the configuration is invalid; then no server is used."""
         self._environment = environment
-        self._speak = speak
+        self._sample_model = sample_model
         self._connections: dict[str, tuple[ServerConfig, ServerConnection]] = {}
         self._loading = asyncio.Lock()
         self.load()
@@ -66,46 +66,45 @@ class Servers:
     def load(self) -> None:
         """Read the configuration and the approvals again."""
         try:
-            self.known, self.approvals, self.trouble = read_servers(self.workspace), self.pins.read(), ""
+            self.configs, self.approvals, self.config_error = read_servers(self.workspace), self.approved.read(), ""
         except ConfigError as error:
-            self.known, self.approvals, self.trouble = {}, {}, str(error)
+            self.configs, self.approvals, self.config_error = {}, {}, str(error)
             logger.warning("MCP servers disabled: error=%s", error)
 
     def stamp(self) -> tuple[Stamp, Stamp]:
         """Return stamps that change when the configuration or the approvals change."""
-        return stamp_of(self.workspace / NAME), self.pins.stamp()
+        return file_stamp(self.workspace / FILE_NAME), self.approved.stamp()
 
     def state(self, name: str) -> str:
         """Return whether a server may be used: approved, or why not."""
-        server, approval = self.known[name], self.approvals.get(name)
+        server, approval = self.configs[name], self.approvals.get(name)
         if server.entry.disabled:
             return "disabled"
         if approval is None:
             return "not approved"
-        return "approved" if approval.fits(server) else "changed since it was approved"
+        return "approved" if approval.covers(server) else "changed since it was approved"
 
     def check(self, server: ServerConfig) -> None:
         """Check right before a call that the server is still configured and approved; an agent may hold an old tool."""
-        known = self.known.get(server.name) == server
-        if not known or self.state(server.name) != "approved":
+        if self.configs.get(server.name) != server or self.state(server.name) != "approved":
             raise ToolFailed(f"tools of the MCP server {server.name} may no longer be used")
 
-    def trouble_of(self, name: str) -> str:
+    def connection_error(self, name: str) -> str:
         """Return why a server was last unreachable; empty if it was reached or not needed yet."""
         found = self._connections.get(name)
-        return found[1].trouble if found is not None else ""
+        return found[1].error if found is not None else ""
 
-    def offers(self) -> list[Offer]:
+    def approved_tools(self) -> list[ServerTool]:
         """Return the tools of all usable servers, as approved."""
-        found: list[Offer] = []
-        for name, server in self.known.items():
+        found: list[ServerTool] = []
+        for name, server in self.configs.items():
             if self.state(name) == "approved":
                 found += [
-                    Offer(name, tool) for each in self.approvals[name].tools if (tool := self._tool(server, each))
+                    ServerTool(name, tool) for each in self.approvals[name].tools if (tool := self._tool(server, each))
                 ]
         return found
 
-    async def reach(self, server: ServerConfig) -> ServerConnection:
+    async def connect(self, server: ServerConfig) -> ServerConnection:
         """Return the connection to a server, approved or not; an edited server gets a new one."""
         async with self._loading:
             old = self._connections.get(server.name)
@@ -118,42 +117,41 @@ class Servers:
             except ModuleNotFoundError as error:
                 raise ConfigError("MCP servers need an extra; run: pip install 'atlas-agents[mcp]'") from error
             made: ServerConnection = module.McpConnection(
-                server, self._environment, self.pins.folder, speak=self._speak
+                server, self._environment, self.approved.folder, sample_model=self._sample_model
             )
             self._connections[server.name] = server, made
             return made
 
-    async def tidy(self) -> None:
+    async def close_unused(self) -> None:
         """Close connections to servers that may no longer be used."""
         for name, (server, connection) in list(self._connections.items()):
-            if self.known.get(name) != server or self.state(name) != "approved":
+            if self.configs.get(name) != server or self.state(name) != "approved":
                 del self._connections[name]
                 await connection.close()
 
     async def close(self) -> None:
-        open_ones = [connection for _, connection in self._connections.values()]
+        connections = [connection for _, connection in self._connections.values()]
         self._connections.clear()
-        await asyncio.gather(*(connection.close() for connection in open_ones))
+        await asyncio.gather(*(connection.close() for connection in connections))
 
     def _tool(self, server: ServerConfig, found: DiscoveredTool) -> Tool | None:
         try:
-            return as_tool(server, found, self)
+            return wrap_tool(server, found, self)
         except BadTool as error:
             logger.warning("MCP tool skipped: server=%s error=%s", server.name, error)
             return None
 
 
-def as_tool(server: ServerConfig, found: DiscoveredTool, servers: Servers) -> Tool:
+def wrap_tool(server: ServerConfig, found: DiscoveredTool, servers: Servers) -> Tool:
     """Wrap a server's tool: unsafe and subject to approval, unless the owner configured otherwise. What the server
     claims about its effects is ignored."""
 
     async def call(_arguments_: dict[str, Any], _context_: ToolContext) -> Any:
         servers.check(server)
-        reaching = await servers.reach(server)
-        return await reaching.call(found, _arguments_, _context_)
+        connection = await servers.connect(server)
+        return await connection.call(found, _arguments_, _context_)
 
     pure = found.name in server.entry.pure
-    effect: Effect = "pure" if pure else "unsafe"
     return Tool(
         found.name,
         call,
@@ -161,5 +159,5 @@ def as_tool(server: ServerConfig, found: DiscoveredTool, servers: Servers) -> To
         parameters=found.parameters,
         timeout=server.entry.timeout,
         confirm=server.entry.confirm and not pure,
-        effect=effect,
+        effect="pure" if pure else "unsafe",
     )

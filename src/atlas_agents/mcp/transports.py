@@ -29,75 +29,75 @@ from atlas_agents.core.paths import make_private, write_file
 from atlas_agents.mcp.config import ServerEntry
 
 logger = logging.getLogger(__name__)
-LONGEST_LINE = 8 * 1024 * 1024
-MOST_GARBAGE = 16 * 1024 * 1024
+MAX_LINE = 8 * 1024 * 1024
+MAX_GARBAGE = 16 * 1024 * 1024
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
-_PIECE = 64 * 1024
-_GRACE = 1.0
-_EDGE = 512
+_CHUNK_SIZE = 64 * 1024
+_STOP_GRACE = 1.0
+_KEPT_EDGE = 512
 _FIRST_ID = re.compile(rb'^\s*\{(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")')
 _LAST_ID = re.compile(rb'"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 
 
 class StdioTransport:
-    """Stdio transport: a server's process and its message streams. `gone` is set when its output ends."""
+    """Stdio transport: a server's process and its message streams. `ended` is set when its output ends."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
-        self.gone = asyncio.Event()
-        self.last_words: deque[str] = deque(maxlen=20)
+        self.ended = asyncio.Event()
+        self.stderr_tail: deque[str] = deque(maxlen=20)
         """The last lines of its standard error."""
         self._name = name
         self._process = process
         self._garbage = 0
-        self._heard, self.heard = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        self.said, self._said = anyio.create_memory_object_stream[SessionMessage](0)
+        self._incoming, self.incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        self.outgoing, self._outgoing = anyio.create_memory_object_stream[SessionMessage](0)
 
-    async def listen(self) -> None:
+    async def read_stdout(self) -> None:
         """Decode its output lines as messages until it ends or sends too much garbage."""
         stdout = cast(asyncio.StreamReader, self._process.stdout)
         buffer, skipped = bytearray(), False
         try:
-            while piece := await stdout.read(_PIECE):
-                *lines, rest = piece.split(b"\n")
+            while chunk := await stdout.read(_CHUNK_SIZE):
+                *lines, rest = chunk.split(b"\n")
                 for line in lines:
                     buffer += line
-                    await self._take(buffer, skipped)
+                    await self._handle_line(buffer, skipped)
                     buffer, skipped = bytearray(), False
                 buffer += rest
-                if len(buffer) > LONGEST_LINE:  # keep both ends, which identify the request it answers
+                if len(buffer) > MAX_LINE:  # keep both ends, which identify the request it answers
                     skipped = True
-                    del buffer[_EDGE : len(buffer) - _EDGE]
+                    del buffer[_KEPT_EDGE : len(buffer) - _KEPT_EDGE]
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
             pass
         finally:
-            self._heard.close()
-            self.gone.set()
+            self._incoming.close()
+            self.ended.set()
 
-    async def speak(self) -> None:
+    async def write_stdin(self) -> None:
         stdin = cast(asyncio.StreamWriter, self._process.stdin)
         try:
-            async for message in self._said:
+            async for message in self._outgoing:
                 line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 stdin.write(line.encode() + b"\n")
                 await stdin.drain()
         except (anyio.ClosedResourceError, OSError):
             pass
         finally:
-            self.gone.set()
+            self.ended.set()
 
-    async def complain(self) -> None:
+    async def read_stderr(self) -> None:
         """Keep the last lines of standard error for diagnosis."""
         stderr = cast(asyncio.StreamReader, self._process.stderr)
-        while piece := await stderr.read(_PIECE):
-            for line in piece.decode("utf-8", "replace").splitlines()[-20:]:
-                self.last_words.append(line[:500])
+        while chunk := await stderr.read(_CHUNK_SIZE):
+            for line in chunk.decode("utf-8", "replace").splitlines()[-20:]:
+                self.stderr_tail.append(line[:500])
                 logger.debug("%s: %s", self._name, line[:500])
 
-    async def _take(self, line: bytearray, skipped: bool) -> None:
+    async def _handle_line(self, line: bytearray, skipped: bool) -> None:
         if not line.strip():
             return
         if skipped:
-            await self._heard.send(self._too_long(line))
+            await self._incoming.send(self._oversized_response(line))
             return
         try:
             message = types.jsonrpc_message_adapter.validate_json(bytes(line), by_name=False)
@@ -105,17 +105,17 @@ class StdioTransport:
             self._discard(len(line), bytes(line[:80]))
             return
         self._garbage = 0
-        await self._heard.send(SessionMessage(message))
+        await self._incoming.send(SessionMessage(message))
 
-    def _too_long(self, line: bytearray) -> SessionMessage | Exception:
+    def _oversized_response(self, line: bytearray) -> SessionMessage | Exception:
         """Convert an oversized response to an error, so that its call ends."""
         found = _FIRST_ID.search(line) or _LAST_ID.search(line)
-        words = f"the server's response exceeds {LONGEST_LINE:,} bytes"
-        logger.warning("MCP line dropped: server=%s limit=%d bytes", self._name, LONGEST_LINE)
+        message = f"the server's response exceeds {MAX_LINE:,} bytes"
+        logger.warning("MCP line dropped: server=%s limit=%d bytes", self._name, MAX_LINE)
         if found is None:
-            return ValueError(words)
+            return ValueError(message)
         id = found[1].decode()
-        error = types.ErrorData(code=types.INTERNAL_ERROR, message=words)
+        error = types.ErrorData(code=types.INTERNAL_ERROR, message=message)
         return SessionMessage(
             types.JSONRPCError(jsonrpc="2.0", id=id.strip('"') if id.startswith('"') else int(id), error=error)
         )
@@ -124,11 +124,11 @@ class StdioTransport:
         if self._garbage == 0:
             logger.warning("MCP server wrote non-protocol output: server=%s output=%r", self._name, start)
         self._garbage += size + 1
-        if self._garbage > MOST_GARBAGE:
-            self.last_words.append(f"it wrote {self._garbage:,} bytes of non-protocol output")
+        if self._garbage > MAX_GARBAGE:
+            self.stderr_tail.append(f"it wrote {self._garbage:,} bytes of non-protocol output")
             raise anyio.BrokenResourceError
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """End the process: close its input, then send SIGTERM, then SIGKILL to its whole process group."""
         process = self._process
         with suppress(OSError, RuntimeError):
@@ -139,7 +139,7 @@ class StdioTransport:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, number)
             with suppress(TimeoutError):
-                async with asyncio.timeout(_GRACE):
+                async with asyncio.timeout(_STOP_GRACE):
                     await process.wait()
                     break
         with suppress(ProcessLookupError, PermissionError):  # processes it may have left behind
@@ -147,12 +147,12 @@ class StdioTransport:
         transport = getattr(process, "_transport", None)  # private API: a pipe that was not read would stay open
         if transport is not None:
             transport.close()
-        for stream in (self._heard, self.heard, self.said, self._said):
+        for stream in (self._incoming, self.incoming, self.outgoing, self._outgoing):
             stream.close()
 
 
 @asynccontextmanager
-async def started(
+async def stdio_transport(
     name: str, command: str, args: tuple[str, ...], env: dict[str, str], folder: Path
 ) -> AsyncGenerator[StdioTransport, None]:
     """Run a server's process for the duration of the block."""
@@ -163,91 +163,92 @@ async def started(
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**inherited(), **env},
+            env={**inherited_environment(), **env},
             cwd=folder,
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        why = "command not found" if isinstance(error, FileNotFoundError) else str(error)
-        raise ConfigError(f"cannot start the MCP server {name} with {command!r}: {why}") from error
-    child = StdioTransport(name, process)
-    tasks = [asyncio.create_task(work) for work in (child.listen(), child.speak(), child.complain())]
+        reason = "command not found" if isinstance(error, FileNotFoundError) else str(error)
+        raise ConfigError(f"cannot start the MCP server {name} with {command!r}: {reason}") from error
+    transport = StdioTransport(name, process)
+    loops = (transport.read_stdout(), transport.write_stdin(), transport.read_stderr())
+    tasks = [asyncio.create_task(loop) for loop in loops]
     try:
-        yield child
+        yield transport
     finally:
-        await _whole(_put_away(child, tasks))
+        await _finish_despite_cancel(_stop(transport, tasks))
 
 
-async def _put_away(child: StdioTransport, tasks: list[asyncio.Task[None]]) -> None:
-    await child.end()
+async def _stop(transport: StdioTransport, tasks: list[asyncio.Task[None]]) -> None:
+    await transport.stop()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _whole(work: Coroutine[Any, Any, None]) -> None:
+async def _finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:
     """Finish the work before a cancellation takes effect; otherwise the child process would be left behind."""
-    doing, cancelled = asyncio.ensure_future(work), False
-    while not doing.done():
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
         try:
-            await asyncio.shield(doing)
+            await asyncio.shield(task)
         except asyncio.CancelledError:
             cancelled = True
     if cancelled:
         raise asyncio.CancelledError
 
 
-def inherited() -> dict[str, str]:
+def inherited_environment() -> dict[str, str]:
     """Return the environment variables passed to a server; none of them holds a key."""
     return {key: os.environ[key] for key in _INHERITED if key in os.environ}
 
 
-_CONNECT, _SILENCE = 15.0, 900.0
+_CONNECT_TIMEOUT, _READ_TIMEOUT = 15.0, 900.0
 
 
 @asynccontextmanager
-async def dialled(entry: ServerEntry, auth: httpx2.Auth | None) -> AsyncGenerator[tuple[object, object], None]:
+async def http_transport(entry: ServerEntry, auth: httpx2.Auth | None) -> AsyncGenerator[tuple[object, object], None]:
     """Open the message streams over HTTP for the duration of the block. Redirects to other hosts are not followed."""
-    timeout = httpx2.Timeout(_CONNECT, read=_SILENCE)
+    timeout = httpx2.Timeout(_CONNECT_TIMEOUT, read=_READ_TIMEOUT)
     own = any(name.lower() == "authorization" for name in entry.headers)
     async with (
         httpx2.AsyncClient(
-            headers=entry.headers, timeout=timeout, auth=None if own else auth, transport=_Bounded()
+            headers=entry.headers, timeout=timeout, auth=None if own else auth, transport=_LimitedTransport()
         ) as client,
-        streamable_http_client(entry.url, http_client=client, max_sse_event_size=LONGEST_LINE) as streams,
+        streamable_http_client(entry.url, http_client=client, max_sse_event_size=MAX_LINE) as streams,
     ):
         yield streams
 
 
-class _Bounded(httpx2.AsyncHTTPTransport):
+class _LimitedTransport(httpx2.AsyncHTTPTransport):
     """HTTP transport with a size limit per response, or per event of a stream."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await super().handle_async_request(request)
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            response.stream = _Counted(cast(httpx2.AsyncByteStream, response.stream))
+            response.stream = _LimitedStream(cast(httpx2.AsyncByteStream, response.stream))
         return response
 
 
-class _Counted(httpx2.AsyncByteStream):
+class _LimitedStream(httpx2.AsyncByteStream):
     def __init__(self, stream: httpx2.AsyncByteStream) -> None:
         self._stream = stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
-        async for piece in self._stream:
-            size += len(piece)
-            if size > LONGEST_LINE:
-                raise httpx2.ReadError(f"the response exceeds {LONGEST_LINE:,} bytes")
-            yield piece
+        async for chunk in self._stream:
+            size += len(chunk)
+            if size > MAX_LINE:
+                raise httpx2.ReadError(f"the response exceeds {MAX_LINE:,} bytes")
+            yield chunk
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
 
-_NEAR = ("127.0.0.1", "localhost", "::1")
-_PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nYou may close this page now.\n"
-_PATIENCE = 300.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_CALLBACK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nYou may close this page now.\n"
+_LOGIN_TIMEOUT = 300.0
 
 
 class StoredLogin(BaseModel):
@@ -275,7 +276,7 @@ class TokenStore:
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
         self._write(self._read().model_copy(update={"client": client_info}))
 
-    def empty(self) -> None:
+    def delete(self) -> None:
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> StoredLogin:
@@ -287,21 +288,21 @@ class TokenStore:
             logger.warning("unreadable token file, log in again: path=%s", self.path)
             return StoredLogin()
 
-    def _write(self, kept: StoredLogin) -> None:
+    def _write(self, login: StoredLogin) -> None:
         make_private(self.path.parent)
-        write_file(self.path, kept.model_dump_json(exclude_none=True).encode())
+        write_file(self.path, login.model_dump_json(exclude_none=True).encode())
 
 
-def checked_address(url: str) -> str:
+def check_login_url(url: str) -> str:
     """Validate a login URL: a web page over TLS or on this machine."""
     parts = urlsplit(url)
-    near = parts.scheme == "http" and parts.hostname in _NEAR
-    if not (parts.scheme == "https" or near) or not parts.hostname or not url.isprintable() or " " in url:
+    is_local = parts.scheme == "http" and parts.hostname in _LOOPBACK
+    if not (parts.scheme == "https" or is_local) or not parts.hostname or not url.isprintable() or " " in url:
         raise ConfigError(f"refused login URL {url[:80]!r}: expected a web page over https, or http on this machine")
     return url
 
 
-def remembered(server: str, url: str, folder: Path) -> OAuthClientProvider:
+def stored_auth(server: str, url: str, folder: Path) -> OAuthClientProvider:
     """Use and refresh the tokens of an earlier login; raises ConfigError if a person must log in."""
 
     async def refuse(address: str) -> None:
@@ -310,28 +311,32 @@ def remembered(server: str, url: str, folder: Path) -> OAuthClientProvider:
     async def never() -> AuthorizationCodeResult:
         raise ConfigError("login required, but no person is present")
 
-    return OAuthClientProvider(url, _about("http://127.0.0.1/callback"), TokenStore(folder, server), refuse, never)
+    return OAuthClientProvider(
+        url, _client_metadata("http://127.0.0.1/callback"), TokenStore(folder, server), refuse, never
+    )
 
 
 @asynccontextmanager
-async def asking(
+async def interactive_login(
     server: str, url: str, folder: Path, show: Callable[[str], object]
 ) -> AsyncGenerator[OAuthClientProvider, None]:
     """Log in: pass the URL to `show`, and receive the callback on a local port."""
     answer: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
     async with await asyncio.start_server(_Callback(answer).serve, "127.0.0.1", 0) as listening:
         port: int = listening.sockets[0].getsockname()[1]
-        purse = TokenStore(folder, server)
-        purse.empty()
+        tokens = TokenStore(folder, server)
+        tokens.delete()
 
         async def redirect(address: str) -> None:
-            show(checked_address(address))
+            show(check_login_url(address))
 
         async def callback() -> AuthorizationCodeResult:
-            return await asyncio.wait_for(asyncio.shield(answer), _PATIENCE)
+            return await asyncio.wait_for(asyncio.shield(answer), _LOGIN_TIMEOUT)
 
         try:
-            yield OAuthClientProvider(url, _about(f"http://127.0.0.1:{port}/callback"), purse, redirect, callback)
+            yield OAuthClientProvider(
+                url, _client_metadata(f"http://127.0.0.1:{port}/callback"), tokens, redirect, callback
+            )
         finally:
             answer.cancel()
 
@@ -346,11 +351,11 @@ class _Callback:
         try:
             line = (await asyncio.wait_for(reader.readline(), 10)).decode("latin-1").split(" ")
             parts = urlsplit(line[1] if len(line) > 2 else "")
-            told = {key: values[0] for key, values in parse_qs(parts.query).items()}
-            if parts.path == "/callback" and "code" in told and not self._answer.done():
-                given = AuthorizationCodeResult(code=told["code"], state=told.get("state"), iss=told.get("iss"))
+            query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+            if parts.path == "/callback" and "code" in query and not self._answer.done():
+                given = AuthorizationCodeResult(code=query["code"], state=query.get("state"), iss=query.get("iss"))
                 self._answer.set_result(given)
-            writer.write(_PAGE)
+            writer.write(_CALLBACK)
             await writer.drain()
         except (OSError, TimeoutError, ValueError):
             pass
@@ -358,7 +363,7 @@ class _Callback:
             writer.close()
 
 
-def _about(redirect: str) -> OAuthClientMetadata:
+def _client_metadata(redirect: str) -> OAuthClientMetadata:
     return OAuthClientMetadata(
         client_name="Atlas Agents",
         redirect_uris=[AnyUrl(redirect)],
