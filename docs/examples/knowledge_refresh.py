@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
+from atlas_agents.knowledge.library import Progress
 from atlas_agents.storage.memory import MemoryStore
 
 
@@ -15,7 +16,11 @@ async def main() -> None:
         folder = Path(place)
         (folder / "tea.md").write_text("# Tea\n\nGreen tea wants 80 degrees.\n")
         (folder / "bread.txt").write_text("Bread wants 220 degrees.\n")
-        print(await knowledge.add("default", place, category="kitchen", tell=lambda at: print(at.done, "of", at.total)))
+
+        def show(progress: Progress) -> None:
+            print(progress.done, "of", progress.total)
+
+        print(await knowledge.add("default", place, category="kitchen", on_progress=show))
 
         (folder / "tea.md").write_text("# Tea\n\nBlack tea wants 95 degrees.\n")
         (folder / "bread.txt").unlink()

@@ -6,7 +6,7 @@ import re
 from atlas_agents import Agent, Atlas
 from atlas_agents.knowledge.embedding import LocalEmbedder
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.knowledge.memories import MemoryOrigin, Whose
+from atlas_agents.knowledge.memories import MemoryOrigin, MemoryOwner
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, says
 
@@ -14,12 +14,12 @@ from atlas_agents.testing import Scripted, says
 async def main() -> None:
     store = MemoryStore()
     knowledge_base = KnowledgeBase(store, LocalEmbedder())
-    ann = Whose("default", "tina", "ann")
+    ann = MemoryOwner("default", "tina", "ann")
     await knowledge_base.memories.remember(ann, "Ann drinks tea, never coffee.", ["food"], MemoryOrigin(key="1"))
     await knowledge_base.memories.remember(ann, "Her boat is called Petrel.", ["boat"], MemoryOrigin(key="2"))
 
     model = Scripted(says("A tea."))
-    atlas = Atlas([Agent("tina", model=model)], store=store, interceptors=[knowledge_base.recalling()])
+    atlas = Atlas([Agent("tina", model=model)], store=store, interceptors=[knowledge_base.recall_interceptor()])
     async with atlas:
         await atlas.ask("Order me tea or coffee", user="ann")
     for message in model.requests[0].messages:

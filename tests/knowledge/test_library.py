@@ -10,7 +10,7 @@ from library_words import T, opened, pdf_file, word_file, write
 from atlas_agents.core.errors import ConfigError, NotFound, ToolFailed
 from atlas_agents.core.store import Where
 from atlas_agents.knowledge import library, loaders
-from atlas_agents.knowledge.library import Knowledge, Progress, about_of
+from atlas_agents.knowledge.library import Knowledge, Progress, document_details
 from atlas_agents.knowledge.loaders import Item, Sources
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
@@ -24,7 +24,12 @@ async def knowledge() -> AsyncIterator[Knowledge]:
 
 async def first(knowledge: Knowledge, question: str) -> tuple[str, str, str, str]:
     (found, *_) = await knowledge.search(T, question)
-    return about_of(found.document).name, found.passage.heading, found.passage.position, found.document.collection
+    return (
+        document_details(found.document).name,
+        found.passage.heading,
+        found.passage.position,
+        found.document.collection,
+    )
 
 
 async def test_a_folder_comes_in_and_what_is_found_says_where_it_stands(knowledge: Knowledge, tmp_path: Path) -> None:
@@ -33,7 +38,7 @@ async def test_a_folder_comes_in_and_what_is_found_says_where_it_stands(knowledg
     (tmp_path / "picture.png").write_bytes(b"\x89PNG whale")
     (tmp_path / "link.md").symlink_to("/etc/hostname")
     seen: list[Progress] = []
-    report = await knowledge.add(T, str(tmp_path), category="nature", tell=seen.append)
+    report = await knowledge.add(T, str(tmp_path), category="nature", on_progress=seen.append)
     assert (report.added, report.passages, report.skipped) == (2, 2, [])
     assert [(each.done, each.total) for each in seen] == [(0, 2), (1, 2), (2, 2)]
     assert await first(knowledge, "whale") == (f"{tmp_path.name}/sea.md", "Sea > Whales", "line 5", "nature")
@@ -87,7 +92,7 @@ async def test_removing_leaves_nothing_behind(tmp_path: Path) -> None:
         assert await knowledge.remove(T, str(tmp_path / "docs" / "a.md")) == 1
         assert await knowledge.remove(T, str(tmp_path / "docs")) == 1
         assert await knowledge.search(T, "walrus") == await knowledge.documents(T) == []
-        assert await store.matching(T, Where("knowledge"), ["walrus"]) == []
+        assert await store.search_text(T, Where("knowledge"), ["walrus"]) == []
         with pytest.raises(NotFound):
             await knowledge.remove(T, str(tmp_path / "docs"))
     await store.close()
@@ -129,7 +134,7 @@ async def test_another_way_to_make_vectors_reads_everything_again(tmp_path: Path
 async def test_a_long_document_is_kept_in_slices_and_counts_only_when_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "_SLICE", 4)
+    monkeypatch.setattr(library, "_BATCH_SIZE", 4)
     write(tmp_path, a_md="\n\n".join(f"# Part {n}\n\nwalrus number {n}" for n in range(10)))
     store = MemoryStore()
     async with opened(store) as knowledge:
@@ -198,7 +203,7 @@ async def test_a_word_file_with_entities_is_not_read(knowledge: Knowledge, tmp_p
 async def test_a_file_that_is_too_large_is_not_read(
     knowledge: Knowledge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaders, "LARGEST", 10)
+    monkeypatch.setattr(loaders, "MAX_SIZE", 10)
     write(tmp_path, a_md="x" * 11)
     assert "larger" in (await knowledge.add(T, str(tmp_path))).skipped[0][1]
 

@@ -9,7 +9,7 @@ import pytest
 from library_words import EMBEDDER, HERE, Asked, T, asked, opened
 
 from atlas_agents.core.store import Hit, Where
-from atlas_agents.knowledge.search import fused, weight_of, words_of
+from atlas_agents.knowledge.search import fuse_hits, keyword_weight, significant_words
 from atlas_agents.storage.sqlite import SqliteStore
 
 Scores = tuple[float, float, float]
@@ -42,13 +42,13 @@ async def results(tmp_path: object) -> dict[str, dict[bool, Scores]]:
         ways: dict[str, Callable[[list[Hit], list[Hit], str], list[Hit]]] = {
             "words": lambda words, meaning, question: words,
             "meaning": lambda words, meaning, question: meaning,
-            "both": lambda words, meaning, question: fused(meaning, words, weight_of(question)),
+            "both": lambda words, meaning, question: fuse_hits(meaning, words, keyword_weight(question)),
         }
         ranks: dict[str, dict[bool, list[int]]] = {name: {True: [], False: []} for name in ways}
         for each in asked():
             (vector,) = await embedder.embed([each.question])
-            by_words = await store.matching(T, ALL, words_of(each.question), limit=60)
-            by_meaning = await store.nearest(T, ALL, embedder.model, vector, limit=60)
+            by_words = await store.search_text(T, ALL, significant_words(each.question), limit=60)
+            by_meaning = await store.search_vectors(T, ALL, embedder.model, vector, limit=60)
             for name, way in ways.items():
                 hits = way(by_words, by_meaning, each.question)[:10]
                 ranks[name][each.held_out].append(await _rank(store, each, hits))

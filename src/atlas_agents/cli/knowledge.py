@@ -32,9 +32,9 @@ async def add(
 
     Run it again with the same source to read only what has changed.
     """
-    from atlas_agents.knowledge.library import whole_source
+    from atlas_agents.knowledge.library import canonical_source
 
-    return await _ingest("knowledge.add", as_json=as_json, source=whole_source(source), category=category)
+    return await _ingest("knowledge.add", as_json=as_json, source=canonical_source(source), category=category)
 
 
 @command(app, "list")
@@ -87,9 +87,9 @@ async def refresh(
     as_json: JsonFlag = False,
 ) -> int:
     """Read changed documents again and remove those that no longer exist."""
-    from atlas_agents.knowledge.library import whole_source
+    from atlas_agents.knowledge.library import canonical_source
 
-    return await _ingest("knowledge.refresh", as_json=as_json, source=source and whole_source(source))
+    return await _ingest("knowledge.refresh", as_json=as_json, source=source and canonical_source(source))
 
 
 @command(app)
@@ -98,9 +98,9 @@ async def remove(
     yes: YesFlag = False,
 ) -> None:
     """Remove a document, or all documents of a source."""
-    from atlas_agents.knowledge.library import whole_source
+    from atlas_agents.knowledge.library import canonical_source
 
-    full_source = whole_source(source)
+    full_source = canonical_source(source)
     async with connect() as gateway:
         documents = (await gateway.client.call("knowledge.list"))["documents"]
         matching = [
@@ -147,7 +147,7 @@ async def _progress(gateway: GatewaySession) -> AsyncGenerator[None, None]:
 async def _show_progress(gateway: GatewaySession) -> None:
     from atlas_agents.gateway.protocol.events import KnowledgeProgress
 
-    async for event in gateway.client.news():
+    async for event in gateway.client.server_events():
         if isinstance(event, KnowledgeProgress):
             counts = f"{event.done} of {event.total} documents, {event.passages} passages"
             rewrite_line(f"{counts}  {printable(event.current)}")

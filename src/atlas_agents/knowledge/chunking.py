@@ -24,7 +24,7 @@ class Block(msgspec.Struct, frozen=True):
     table: bool = False
 
 
-class _Reader:
+class _BlockParser:
     """Line-based block parser; emits a block when the next one begins."""
 
     def __init__(self, *, plain: bool) -> None:
@@ -34,83 +34,78 @@ class _Reader:
         self.first = 0
         self.page = 0
         self.fence = ""
-        self.bare: Block | None = None
+        self.empty_heading: Block | None = None
         """A heading without content so far, as a block of its own."""
 
-    def give(self, *, whole: bool = False, table: bool = False) -> Iterator[Block]:
+    def emit(self, *, whole: bool = False, table: bool = False) -> Iterator[Block]:
         text = "\n".join(self.lines).strip("\n")
         self.lines = []
         if text.strip():
-            self.bare = None
+            self.empty_heading = None
             yield Block(self._path, text, self.first, self.page, whole or table, table)
 
     @property
     def _path(self) -> tuple[str, ...]:
-        return tuple(words for _, words in self.path)
+        return tuple(title for _, title in self.path)
 
     def add(self, line: str, number: int) -> None:
         if not self.lines:
             self.first = number
         self.lines.append(line)
 
-    def head(self, level: int, words: str, line: int) -> Iterator[Block]:
+    def start_heading(self, level: int, title: str, line: int) -> Iterator[Block]:
         """Start a heading; a preceding heading without content becomes a block."""
-        if self.bare is not None and self.path and level <= self.path[-1][0]:
-            yield self.bare
-        self.path = [*(each for each in self.path if each[0] < level), (level, words)]
-        self.bare = Block(self._path, words, line, self.page) if words else None
+        if self.empty_heading is not None and self.path and level <= self.path[-1][0]:
+            yield self.empty_heading
+        self.path = [*(each for each in self.path if each[0] < level), (level, title)]
+        self.empty_heading = Block(self._path, title, line, self.page) if title else None
 
     @property
     def in_table(self) -> bool:
         return not (self.plain or self.fence) and bool(self.lines) and self.lines[-1].lstrip().startswith("|")
 
-    def read(self, line: str, number: int) -> Iterator[Block]:
+    def feed(self, line: str, number: int) -> Iterator[Block]:
         page = _PAGE.fullmatch(line)
         fence = None if self.plain else _FENCE.match(line)
         if page:
-            yield from self.give()
+            yield from self.emit()
             self.page = int(page[1])
         elif self.fence:
             self.add(line, number)
             if fence and fence[1].startswith(self.fence) and not line.strip(" \t`~"):
                 self.fence = ""
-                yield from self.give(whole=True)
+                yield from self.emit(whole=True)
         elif fence:
-            yield from self.give(table=self.in_table)
+            yield from self.emit(table=self.in_table)
             self.fence = fence[1]
             self.add(line, number)
         else:
-            yield from self._plain(line, number)
+            yield from self._feed_text(line, number)
 
-    def _plain(self, line: str, number: int) -> Iterator[Block]:
-        under = None if self.plain else _UNDERLINE.fullmatch(line)
+    def _feed_text(self, line: str, number: int) -> Iterator[Block]:
+        underline = None if self.plain else _UNDERLINE.fullmatch(line)
         if not self.plain and (heading := _HEADING.fullmatch(line)):
-            yield from self.give(table=self.in_table)
-            yield from self.head(len(heading[1]), heading[2], number)
-        elif under and len(self.lines) == 1 and not self.in_table and not _ITEM.match(self.lines[0]):
-            yield from self.head(1 if under[1][0] == "=" else 2, self.lines.pop().strip(), number - 1)
+            yield from self.emit(table=self.in_table)
+            yield from self.start_heading(len(heading[1]), heading[2], number)
+        elif underline and len(self.lines) == 1 and not self.in_table and not _ITEM.match(self.lines[0]):
+            yield from self.start_heading(1 if underline[1][0] == "=" else 2, self.lines.pop().strip(), number - 1)
         elif not line.strip():
-            yield from self.give(table=self.in_table)
+            yield from self.emit(table=self.in_table)
         else:
             is_row = not self.plain and line.lstrip().startswith("|")
             if self.lines and is_row != self.in_table:
-                yield from self.give(table=self.in_table)
+                yield from self.emit(table=self.in_table)
             self.add(line.rstrip(), number)
 
 
-def blocks(markdown: str, *, plain: bool = False) -> Iterator[Block]:
+def parse_blocks(markdown: str, *, plain: bool = False) -> Iterator[Block]:
     """Yield all blocks in order; an unclosed fence is code to the end. `plain` text has paragraphs only."""
-    reader = _Reader(plain=plain)
+    parser = _BlockParser(plain=plain)
     for number, line in enumerate(_without_front_matter(markdown).split("\n"), 1):
-        yield from reader.read(line, number)
-    yield from reader.give(whole=bool(reader.fence), table=reader.in_table)
-    if reader.bare is not None:
-        yield reader.bare
-
-
-def title_of(markdown: str) -> str:
-    """Return the first heading of the highest level."""
-    return next((block.path[0] for block in blocks(markdown) if block.path), "")
+        yield from parser.feed(line, number)
+    yield from parser.emit(whole=bool(parser.fence), table=parser.in_table)
+    if parser.empty_heading is not None:
+        yield parser.empty_heading
 
 
 def _without_front_matter(markdown: str) -> str:
@@ -120,14 +115,13 @@ def _without_front_matter(markdown: str) -> str:
     end = markdown.find("\n---\n", 3)
     if end < 0:
         return markdown
-    head = markdown[: end + 5]
-    return "\n" * head.count("\n") + markdown[end + 5 :]
+    return "\n" * markdown.count("\n", 0, end + 5) + markdown[end + 5 :]
 
 
-LARGEST = 900
+MAX_PASSAGE = 900
 """Maximum characters of a passage; code and tables may be longer."""
-_LARGEST_WHOLE = 4 * LARGEST
-_ENOUGH = 250
+_MAX_WHOLE = 4 * MAX_PASSAGE
+_MIN_PASSAGE = 250
 """Minimum characters of a passage that need not be joined with the next one."""
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n")
 
@@ -145,68 +139,69 @@ class TextPassage(msgspec.Struct, frozen=True):
         return " > ".join(self.path)
 
 
-def chunks(markdown: str, *, plain: bool = False) -> list[TextPassage]:
+def split_passages(markdown: str, *, plain: bool = False) -> list[TextPassage]:
     """Split a document into passages, in order, without duplicates."""
     seen: set[str] = set()
-    found: list[TextPassage] = []
-    for chunk in _joined(piece for block in blocks(markdown, plain=plain) for piece in _pieces(block)):
+    passages: list[TextPassage] = []
+    for chunk in _join_pieces(piece for block in parse_blocks(markdown, plain=plain) for piece in _split_block(block)):
         key = " ".join((chunk.heading, *chunk.text.split()))
         if key not in seen:
             seen.add(key)
-            found.append(chunk)
-    return found
+            passages.append(chunk)
+    return passages
 
 
-def _joined(pieces: Iterable[Block]) -> Iterator[TextPassage]:
+def _join_pieces(pieces: Iterable[Block]) -> Iterator[TextPassage]:
     """Join pieces under the same headings while they fit."""
-    held: list[Block] = []
+    pending: list[Block] = []
     for piece in pieces:
-        if held and not _fits(held, piece):
-            yield _chunk(held)
-            held = []
-        held.append(piece)
-    if held:
-        yield _chunk(held)
+        if pending and not _fits(pending, piece):
+            yield _to_passage(pending)
+            pending = []
+        pending.append(piece)
+    if pending:
+        yield _to_passage(pending)
 
 
-def _fits(held: list[Block], piece: Block) -> bool:
-    size = sum(len(each.text) + 2 for each in held)
-    if held[0].path != piece.path or held[0].page != piece.page:
+def _fits(pending: list[Block], piece: Block) -> bool:
+    size = sum(len(each.text) + 2 for each in pending)
+    if pending[0].path != piece.path or pending[0].page != piece.page:
         return False
-    return size + len(piece.text) <= LARGEST or (size < _ENOUGH and piece.whole)
+    return size + len(piece.text) <= MAX_PASSAGE or (size < _MIN_PASSAGE and piece.whole)
 
 
-def _chunk(held: list[Block]) -> TextPassage:
-    return TextPassage(held[0].path, "\n\n".join(each.text for each in held), held[0].line, held[0].page)
+def _to_passage(pending: list[Block]) -> TextPassage:
+    return TextPassage(pending[0].path, "\n\n".join(each.text for each in pending), pending[0].line, pending[0].page)
 
 
-def _pieces(block: Block) -> Iterator[Block]:
+def _split_block(block: Block) -> Iterator[Block]:
     """Split a block that is too long: tables between rows, code between lines, text after sentences."""
-    most = _LARGEST_WHOLE if block.whole and not block.table else LARGEST
-    if len(block.text) <= most:
+    limit = _MAX_WHOLE if block.whole and not block.table else MAX_PASSAGE
+    if len(block.text) <= limit:
         yield block
         return
     lines = block.text.split("\n")
-    head = lines[:2] if block.table and len(lines) > 2 and len(lines[0]) + len(lines[1]) < most // 2 else []
+    header = lines[:2] if block.table and len(lines) > 2 and len(lines[0]) + len(lines[1]) < limit // 2 else []
     if block.whole:
-        units = [(place, line) for place, line in enumerate(lines)][len(head) :]
+        units = [(offset, line) for offset, line in enumerate(lines)][len(header) :]
     else:
         units = [(0, unit) for unit in _SENTENCE.split(block.text) if unit.strip()]
-    for place, text in _packed(units, most - sum(len(line) + 1 for line in head), "\n" if block.whole else " "):
-        yield msgspec.structs.replace(block, text="\n".join([*head, text]), line=block.line + place)
+    budget = limit - sum(len(line) + 1 for line in header)
+    for offset, text in _pack_units(units, budget, "\n" if block.whole else " "):
+        yield msgspec.structs.replace(block, text="\n".join([*header, text]), line=block.line + offset)
 
 
-def _packed(units: Iterable[tuple[int, str]], most: int, between: str) -> Iterator[tuple[int, str]]:
-    held: list[str] = []
+def _pack_units(units: Iterable[tuple[int, str]], limit: int, separator: str) -> Iterator[tuple[int, str]]:
+    pending: list[str] = []
     first = 0
-    for place, unit in units:
-        for start in range(0, len(unit) or 1, max(most, 1)):  # a unit that is too long by itself is cut anywhere
-            piece = unit[start : start + max(most, 1)]
-            if held and sum(len(each) + 1 for each in held) + len(piece) > most:
-                yield first, between.join(held)
-                held = []
-            if not held:
-                first = place
-            held.append(piece)
-    if held:
-        yield first, between.join(held)
+    for offset, unit in units:
+        for start in range(0, len(unit) or 1, max(limit, 1)):  # a unit that is too long by itself is cut anywhere
+            piece = unit[start : start + max(limit, 1)]
+            if pending and sum(len(each) + 1 for each in pending) + len(piece) > limit:
+                yield first, separator.join(pending)
+                pending = []
+            if not pending:
+                first = offset
+            pending.append(piece)
+    if pending:
+        yield first, separator.join(pending)

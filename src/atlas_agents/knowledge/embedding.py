@@ -18,13 +18,13 @@ from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.http import backoff
 from atlas_agents.core.json import encode
 from atlas_agents.core.paths import Secret
-from atlas_agents.providers.base import fault_of_status
-from atlas_agents.providers.http import HttpClient, Timeouts, header_value, read_error
+from atlas_agents.providers.base import classify_response
+from atlas_agents.providers.http import HttpClient, header_value, read_error
 
 _LOCAL_BATCH = 256
 _WEIGHTS = "weights/l2_supercat_256.safetensors"
 _TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
-MISSING = "semantic search needs an extra; run: pip install 'atlas-agents[local]', or set `embeddings` to a model"
+MISSING_EXTRA = "semantic search needs an extra; run: pip install 'atlas-agents[local]', or set `embeddings` to a model"
 
 
 class Embedder(Protocol):
@@ -49,8 +49,8 @@ class LocalEmbedder:
     model = "wordllama/l2-supercat-256"
 
     def __init__(self) -> None:
-        self._folder = _folder()
-        self._loaded: _Words | None = None
+        self._folder = _package_folder()
+        self._loaded: _VectorTable | None = None
 
     async def embed(self, texts: Sequence[str]) -> list[bytes]:
         found: list[bytes] = []
@@ -63,19 +63,19 @@ class LocalEmbedder:
 
     def _embed(self, texts: Sequence[str]) -> list[bytes]:
         if self._loaded is None:
-            self._loaded = _Words(self._folder)
+            self._loaded = _VectorTable(self._folder)
         return self._loaded.vectors(texts)
 
 
-def _folder() -> Path:
+def _package_folder() -> Path:
     found = importlib.util.find_spec("wordllama")
-    places = found.submodule_search_locations if found is not None else None
-    if not places or importlib.util.find_spec("tokenizers") is None:
-        raise ConfigError(MISSING)
-    return Path(places[0])
+    locations = found.submodule_search_locations if found is not None else None
+    if not locations or importlib.util.find_spec("tokenizers") is None:
+        raise ConfigError(MISSING_EXTRA)
+    return Path(locations[0])
 
 
-class _Words:
+class _VectorTable:
     """The vector table, memory-mapped from the file."""
 
     def __init__(self, folder: Path) -> None:
@@ -86,7 +86,7 @@ class _Words:
         self._tokenizer: Any = Tokenizer.from_file(str(folder / _TOKENIZER))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._table: Any = _table(folder / _WEIGHTS).astype(numpy.float32)
+        self._table: Any = _read_table(folder / _WEIGHTS).astype(numpy.float32)
 
     def vectors(self, texts: Sequence[str]) -> list[bytes]:
         encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -107,15 +107,15 @@ class _Tensor(msgspec.Struct):
     data_offsets: list[int]
 
 
-def _table(path: Path) -> Any:
+def _read_table(path: Path) -> Any:
     """Read the single table of a safetensors file: header length in eight bytes, JSON header, data."""
     import numpy
 
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     size = int.from_bytes(content[:8], "little")
-    head = msgspec.json.decode(content[8 : 8 + size], type=dict[str, msgspec.Raw])
-    tensor = msgspec.json.decode(head["embedding.weight"], type=_Tensor)
+    header = msgspec.json.decode(content[8 : 8 + size], type=dict[str, msgspec.Raw])
+    tensor = msgspec.json.decode(header["embedding.weight"], type=_Tensor)
     if tensor.dtype != "F16":
         raise ConfigError(f"{path}: expected F16 data, got {tensor.dtype}; is this another version of wordllama?")
     begin, end = (8 + size + offset for offset in tensor.data_offsets)
@@ -123,31 +123,31 @@ def _table(path: Path) -> Any:
 
 
 _ENDPOINT_BATCH = 64
-_LARGEST_ANSWER = 64 << 20
-_MOST_CHARACTERS = 8_000
+_MAX_RESPONSE = 64 << 20
+_MAX_CHARACTERS = 8_000
 _RETRIES = 3
 _FIRST_DELAY = 1.0
-_AGAIN = ("rate_limit", "overloaded", "server", "network", "timeout")
+_RETRIABLE = ("rate_limit", "overloaded", "server", "network", "timeout")
 
 
-class _Item(msgspec.Struct):
+class _EmbeddingItem(msgspec.Struct):
     index: int
     embedding: list[float]
 
 
 class _EmbeddingResponse(msgspec.Struct):
-    data: list[_Item]
+    data: list[_EmbeddingItem]
 
 
 class EndpointEmbedder:
     """Calls `POST base_url/embeddings` in batches, with retries."""
 
-    def __init__(self, name: str, *, base_url: str, key: Secret | None = None, clocks: Timeouts | None = None) -> None:
+    def __init__(self, name: str, *, base_url: str, key: Secret | None = None) -> None:
         self.model = f"{base_url.rstrip('/')}#{name}"
         self._name = name
         self._url = f"{base_url.rstrip('/')}/embeddings"
         self._key = key
-        self._http = HttpClient(clocks)
+        self._http = HttpClient()
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key is not None:
             self._headers["Authorization"] = f"Bearer {header_value(key, 'embeddings')}"
@@ -155,52 +155,53 @@ class EndpointEmbedder:
     async def embed(self, texts: Sequence[str]) -> list[bytes]:
         found: list[bytes] = []
         for start in range(0, len(texts), _ENDPOINT_BATCH):
-            found += await self._some([text[:_MOST_CHARACTERS] for text in texts[start : start + _ENDPOINT_BATCH]])
+            batch = texts[start : start + _ENDPOINT_BATCH]
+            found += await self._embed_batch([text[:_MAX_CHARACTERS] for text in batch])
         return found
 
     async def close(self) -> None:
         await self._http.close()
 
-    async def _some(self, texts: list[str]) -> list[bytes]:
-        said = [text for text in texts if text.strip()]
-        vectors = iter(await self._patiently(said) if said else [])
+    async def _embed_batch(self, texts: list[str]) -> list[bytes]:
+        nonempty = [text for text in texts if text.strip()]
+        vectors = iter(await self._request_with_retries(nonempty) if nonempty else [])
         return [next(vectors) if text.strip() else b"" for text in texts]
 
-    async def _patiently(self, texts: list[str]) -> list[bytes]:
+    async def _request_with_retries(self, texts: list[str]) -> list[bytes]:
         for attempt in range(_RETRIES):
             try:
-                return await self._ask(texts)
+                return await self._request(texts)
             except ProviderError as error:
-                if error.kind not in _AGAIN:
+                if error.kind not in _RETRIABLE:
                     raise
                 delay = backoff(attempt, _FIRST_DELAY, factor=3.0)
                 await asyncio.sleep(delay if error.retry_after is None else min(error.retry_after, 60.0))
-        return await self._ask(texts)
+        return await self._request(texts)
 
-    async def _ask(self, texts: list[str]) -> list[bytes]:
+    async def _request(self, texts: list[str]) -> list[bytes]:
         body = encode({"model": self._name, "input": texts, "encoding_format": "float"})
         try:
-            async with self._http.request("POST", self._url, self._headers, body) as answer:
-                if answer.status != 200:
-                    raise fault_of_status(answer.status, await read_error(answer), answer.headers)
-                return _vectors(await answer.read_all(_LARGEST_ANSWER), len(texts))
+            async with self._http.request("POST", self._url, self._headers, body) as response:
+                if response.status != 200:
+                    raise classify_response(response.status, await read_error(response), response.headers)
+                return _decode_vectors(await response.read_all(_MAX_RESPONSE), len(texts))
         except ProviderError as error:
             if self._key and self._key.reveal() in str(error):
                 error.args = (str(error).replace(self._key.reveal(), "[REDACTED]"),)
             raise
 
 
-def _vectors(content: bytes, count: int) -> list[bytes]:
+def _decode_vectors(content: bytes, count: int) -> list[bytes]:
     try:
         items = sorted(msgspec.json.decode(content, type=_EmbeddingResponse).data, key=lambda item: item.index)
         if [item.index for item in items] != list(range(count)):
             raise ProviderError(f"expected {count} vectors, got {len(items)}", "protocol")
-        return [_packed(item.embedding) for item in items]
+        return [_pack_vector(item.embedding) for item in items]
     except (msgspec.DecodeError, struct.error, OverflowError) as error:
         raise ProviderError(f"invalid embeddings response: {error}", "protocol") from error
 
 
-def _packed(numbers: list[float]) -> bytes:
+def _pack_vector(numbers: list[float]) -> bytes:
     """Normalise to unit length and pack as 16-bit floats."""
     length = sum(number * number for number in numbers) ** 0.5
     return struct.pack(f"<{len(numbers)}e", *(number / length for number in numbers)) if length > 0 else b""

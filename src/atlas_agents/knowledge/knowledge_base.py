@@ -7,7 +7,7 @@ from atlas_agents.core.store import Store
 from atlas_agents.knowledge.embedding import Embedder
 from atlas_agents.knowledge.library import Knowledge
 from atlas_agents.knowledge.loaders import Sources
-from atlas_agents.knowledge.memories import HistorySource, Memories, Recall, Source, recalling
+from atlas_agents.knowledge.memories import HistorySource, Memories, Recall, Source, recall_interceptor
 from atlas_agents.knowledge.tools import SEARCH_TOOL, knowledge_tool, memory_tools
 from atlas_agents.tools.tool import Tool
 
@@ -15,8 +15,8 @@ from atlas_agents.tools.tool import Tool
 class KnowledgeBase:
     """`KnowledgeBase(store, LocalEmbedder())`; without an embedder, search uses keywords only.
 
-    `pasts` are further history sources for `search_my_memories`, by source name; `search_tool` is the name under
-    which agents see the tool that searches documents.
+    `history_sources` adds history to `search_my_memories`, by source name. `search_tool` is the name under which agents
+    see the tool that searches documents.
     """
 
     def __init__(
@@ -25,21 +25,21 @@ class KnowledgeBase:
         embedder: Embedder | None = None,
         *,
         sources: Sources | None = None,
-        pasts: Mapping[Source, Sequence[HistorySource]] | None = None,
+        history_sources: Mapping[Source, Sequence[HistorySource]] | None = None,
         search_tool: str = SEARCH_TOOL,
     ) -> None:
         self.search_tool = search_tool
         self.knowledge = Knowledge(store, embedder, sources or Sources())
         self.memories = Memories(store, embedder)
-        self.recollections = Recall(store, embedder, self.memories, self.knowledge, pasts)
+        self.recall = Recall(store, embedder, self.memories, self.knowledge, history_sources)
         self.tools: list[Tool] = [
             knowledge_tool(self.knowledge, search_tool),
-            *memory_tools(self.memories, self.recollections),
+            *memory_tools(self.memories, self.recall),
         ]
 
-    def recalling(self, wanted: Callable[[str], bool] | None = None) -> Interceptor:
+    def recall_interceptor(self, applies_to: Callable[[str], bool] = lambda agent_id: True) -> Interceptor:
         """Return an interceptor for `Atlas(interceptors=[…])` that recalls matching memories before each turn."""
-        return recalling(self.recollections) if wanted is None else recalling(self.recollections, wanted=wanted)
+        return recall_interceptor(self.recall, applies_to=applies_to)
 
     async def close(self) -> None:
         await self.knowledge.close()

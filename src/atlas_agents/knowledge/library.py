@@ -12,7 +12,7 @@ import msgspec
 from atlas_agents.core.errors import ConfigError, NotFound, ToolFault
 from atlas_agents.core.json import encode
 from atlas_agents.core.store import AddPassages, Document, DropDocument, Passage, PutDocument, Store, Where
-from atlas_agents.knowledge.chunking import TextPassage, chunks
+from atlas_agents.knowledge.chunking import TextPassage, split_passages
 from atlas_agents.knowledge.embedding import Embedder
 from atlas_agents.knowledge.loaders import Item, LoadedDocument, Raw, Sources, is_url
 from atlas_agents.knowledge.search import Searcher, SearchResult
@@ -20,14 +20,14 @@ from atlas_agents.knowledge.search import Searcher, SearchResult
 CATEGORY = "general"
 _VERSION = "1"
 """Version of the chunking; changing it re-reads all documents."""
-_SLICE = 128
+_BATCH_SIZE = 128
 _PAGE = 500
-_MOST_TOLD = 50
-LONGEST_TEXT = 1_000_000
+_MAX_SKIPPED = 50
+MAX_TEXT = 1_000_000
 """Maximum characters returned when a document is read whole."""
 
 
-class About(msgspec.Struct, frozen=True):
+class DocumentDetails(msgspec.Struct, frozen=True):
     """Details of a document: how it is cited, its source, who added it and its size in bytes."""
 
     name: str
@@ -56,15 +56,15 @@ class Report(msgspec.Struct):
     passages: int = 0
     skipped: list[tuple[str, str]] = []
 
-    def skip(self, source: str, why: str) -> None:
-        if len(self.skipped) < _MOST_TOLD:
-            self.skipped.append((source, why))
+    def skip(self, source: str, reason: str) -> None:
+        if len(self.skipped) < _MAX_SKIPPED:
+            self.skipped.append((source, reason))
 
 
-Tell: TypeAlias = Callable[[Progress], object]
+OnProgress: TypeAlias = Callable[[Progress], object]
 
 
-def _quietly(progress: Progress) -> None:
+def _ignore_progress(progress: Progress) -> None:
     """Default progress callback: does nothing."""
 
 
@@ -76,51 +76,59 @@ class Knowledge:
         self._embedder = embedder
         self._sources = sources
         self._searcher = Searcher(store, embedder)
-        self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._import_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def search(
-        self, tenant: str, question: str, *, category: str | None = None, max_results: int = 5
+        self, tenant: str, query: str, *, category: str | None = None, max_results: int = 5
     ) -> list[SearchResult]:
         """Return the best matching passages, best first."""
-        return await self._searcher.search(tenant, Where("knowledge", category), question, max_results)
+        return await self._searcher.search(tenant, Where("knowledge", category), query, max_results)
 
     async def add(
-        self, tenant: str, source: str, *, category: str = CATEGORY, user: str = "", tell: Tell = _quietly
+        self,
+        tenant: str,
+        source: str,
+        *,
+        category: str = CATEGORY,
+        user: str = "",
+        on_progress: OnProgress = _ignore_progress,
     ) -> Report:
         """Import a file, a folder or a URL. Unchanged documents are kept; documents that disappeared from a folder
         added before are removed."""
         items = await self._sources.find(source)
         root = items[0].root
-        async with self._alone(tenant):
-            report = await self._take_in(tenant, items, category or CATEGORY, user, tell)
-            gone = {item.source for item in items}
-            for document in [each async for each in self._all(tenant)]:
-                if about_of(document).root == root and document.source not in gone:
-                    await self._drop(tenant, document, report)
+        async with self._import_lock(tenant):
+            report = await self._import_items(tenant, items, category or CATEGORY, user, on_progress)
+            present = {item.source for item in items}
+            for document in [each async for each in self._iterate_documents(tenant)]:
+                if document_details(document).root == root and document.source not in present:
+                    await self._remove_document(tenant, document, report)
         return report
 
-    async def refresh(self, tenant: str, source: str | None = None, *, tell: Tell = _quietly) -> Report:
+    async def refresh(
+        self, tenant: str, source: str | None = None, *, on_progress: OnProgress = _ignore_progress
+    ) -> Report:
         """Re-import everything, or what was added from one source."""
         roots: dict[str, tuple[str, str]] = {}
-        async for document in self._all(tenant):
-            about = about_of(document)
-            if source is None or about.root == source:
-                roots.setdefault(about.root, (document.collection, about.user))
+        async for document in self._iterate_documents(tenant):
+            details = document_details(document)
+            if source is None or details.root == source:
+                roots.setdefault(details.root, (document.collection, details.user))
         if source is not None and not roots:
             raise NotFound(f"not found: no document was added from {source!r}")
         total = Report()
         for root, (category, user) in roots.items():
             try:
-                one = await self.add(tenant, root, category=category, user=user, tell=tell)
+                part = await self.add(tenant, root, category=category, user=user, on_progress=on_progress)
             except ConfigError as error:  # the folder or file itself is gone
-                one = Report()
-                one.skip(root, str(error))
-            _sum(total, one)
+                part = Report()
+                part.skip(root, str(error))
+            _add_report(total, part)
         return total
 
     async def documents(self, tenant: str, *, category: str | None = None) -> list[Document]:
         """Return all documents, ordered by source."""
-        found = [each async for each in self._all(tenant, category)]
+        found = [each async for each in self._iterate_documents(tenant, category)]
         return sorted(found, key=lambda document: document.source)
 
     async def page(self, tenant: str, *, after: str = "", limit: int = _PAGE) -> list[Document]:
@@ -134,10 +142,10 @@ class Knowledge:
         if document is None or not document.hash:
             raise NotFound(f"document not found: {id[:80]!r}")
         lines, size, heading, after = [f"# {document.title}"], 0, document.title, -1
-        while rows := await self._store.passages_of(tenant, "knowledge", id, after=after, limit=_PAGE):
+        while rows := await self._store.document_passages(tenant, "knowledge", id, after=after, limit=_PAGE):
             after = rows[-1].place
             for row in rows:
-                if size > LONGEST_TEXT:
+                if size > MAX_TEXT:
                     return "\n\n".join([*lines, f"… {document.passages - row.place:,} more passages omitted"])
                 lines += [row.text] if row.heading == heading else [f"## {row.heading}", row.text]
                 heading, size = row.heading, size + len(row.text)
@@ -146,10 +154,10 @@ class Knowledge:
     async def remove(self, tenant: str, which: str) -> int:
         """Remove a document by id or source, or everything added from a source; return the number of documents."""
         report = Report()
-        async with self._alone(tenant):
-            for document in [each async for each in self._all(tenant)]:
-                if which in (document.id, document.source, about_of(document).root):
-                    await self._drop(tenant, document, report)
+        async with self._import_lock(tenant):
+            for document in [each async for each in self._iterate_documents(tenant)]:
+                if which in (document.id, document.source, document_details(document).root):
+                    await self._remove_document(tenant, document, report)
         if not report.removed:
             raise NotFound(f"document not found: {which!r}")
         return report.removed
@@ -159,44 +167,56 @@ class Knowledge:
         if self._embedder is not None:
             await self._embedder.close()
 
-    async def _take_in(self, tenant: str, items: Sequence[Item], category: str, user: str, tell: Tell) -> Report:
+    async def _import_items(
+        self, tenant: str, items: Sequence[Item], category: str, user: str, on_progress: OnProgress
+    ) -> Report:
         report = Report()
-        hashes = {each.hash: each.source async for each in self._all(tenant, category)}
+        hashes = {each.hash: each.source async for each in self._iterate_documents(tenant, category)}
         for done, item in enumerate(items):
-            tell(Progress(done, len(items), item.name, report.passages))
-            known = await self._store.document(tenant, "knowledge", id_of(item.source))
+            on_progress(Progress(done, len(items), item.name, report.passages))
+            existing = await self._store.document(tenant, "knowledge", document_id(item.source))
             try:
                 raw = await self._sources.fetch(item)
                 hash = self._hash(raw)
-                if known is not None and (known.hash, known.collection) == (hash, category):
+                if existing is not None and (existing.hash, existing.collection) == (hash, category):
                     report.unchanged += 1
                 elif hashes.get(hash, item.source) != item.source:
                     report.duplicates += 1
                 else:
-                    readable = await self._sources.read(item, raw)
-                    about = About(item.name, item.root, user, len(raw.content))
-                    await self._keep(tenant, item, category, about, readable, hash, report)
+                    loaded = await self._sources.read(item, raw)
+                    details = DocumentDetails(item.name, item.root, user, len(raw.content))
+                    await self._store_document(tenant, item, category, details, loaded, hash, report)
                     hashes[hash] = item.source
-                    report.added, report.changed = report.added + (known is None), report.changed + (known is not None)
+                    report.added += existing is None
+                    report.changed += existing is not None
             except FileNotFoundError:
                 report.skip(item.name, "no longer exists")
             except ToolFault as error:
                 report.skip(item.name, str(error))
-        tell(Progress(len(items), len(items), "", report.passages))
+        on_progress(Progress(len(items), len(items), "", report.passages))
         return report
 
-    async def _keep(
-        self, tenant: str, item: Item, category: str, about: About, readable: LoadedDocument, hash: str, report: Report
+    async def _store_document(
+        self,
+        tenant: str,
+        item: Item,
+        category: str,
+        details: DocumentDetails,
+        loaded: LoadedDocument,
+        hash: str,
+        report: Report,
     ) -> None:
-        """Store a document in slices, so that other writers do not wait long; the hash comes with the last slice."""
-        cut = chunks(readable.text, plain=readable.plain)
-        title = readable.title or next((chunk.path[0] for chunk in cut if chunk.path), "") or about.name
+        """Store a document in batches, so that other writers do not wait long; the last batch writes the hash."""
+        chunks = split_passages(loaded.text, plain=loaded.plain)
+        title = loaded.title or next((chunk.path[0] for chunk in chunks if chunk.path), "") or details.name
         model = self._embedder.model if self._embedder is not None else ""
-        document = Document("knowledge", id_of(item.source), category, item.source, title, "", model, encode(about))
-        slices = [cut[start : start + _SLICE] for start in range(0, len(cut), _SLICE)] or [[]]
-        for number, part in enumerate(slices):
-            passages = await self._passages(part, title, readable)
-            last = hash if number == len(slices) - 1 else ""
+        document = Document(
+            "knowledge", document_id(item.source), category, item.source, title, "", model, encode(details)
+        )
+        batches = [chunks[start : start + _BATCH_SIZE] for start in range(0, len(chunks), _BATCH_SIZE)] or [[]]
+        for number, batch in enumerate(batches):
+            passages = await self._embed_passages(batch, title, loaded)
+            last = hash if number == len(batches) - 1 else ""
             if number == 0:
                 write = PutDocument(msgspec.structs.replace(document, hash=last), passages)
             else:
@@ -204,22 +224,24 @@ class Knowledge:
             await self._store.commit(tenant, [write])
             report.passages += len(passages)
 
-    async def _passages(self, part: Sequence[TextPassage], title: str, readable: LoadedDocument) -> tuple[Passage, ...]:
-        headings = [chunk.heading or title for chunk in part]
-        vectors = [b""] * len(part)
+    async def _embed_passages(
+        self, batch: Sequence[TextPassage], title: str, loaded: LoadedDocument
+    ) -> tuple[Passage, ...]:
+        headings = [chunk.heading or title for chunk in batch]
+        vectors = [b""] * len(batch)
         if self._embedder is not None:
-            pairs = zip(headings, part, strict=True)
+            pairs = zip(headings, batch, strict=True)
             vectors = await self._embedder.embed([f"{heading}\n{chunk.text}" for heading, chunk in pairs])
         return tuple(
-            Passage(heading, chunk.text, _position(chunk, readable), vector)
-            for heading, chunk, vector in zip(headings, part, vectors, strict=True)
+            Passage(heading, chunk.text, _position(chunk, loaded), vector)
+            for heading, chunk, vector in zip(headings, batch, vectors, strict=True)
         )
 
-    async def _drop(self, tenant: str, document: Document, report: Report) -> None:
+    async def _remove_document(self, tenant: str, document: Document, report: Report) -> None:
         await self._store.commit(tenant, [DropDocument("knowledge", document.id)])
         report.removed += 1
 
-    async def _all(self, tenant: str, category: str | None = None) -> AsyncIterator[Document]:
+    async def _iterate_documents(self, tenant: str, category: str | None = None) -> AsyncIterator[Document]:
         after = ""
         while page := await self._store.documents(tenant, Where("knowledge", category), after=after, limit=_PAGE):
             for document in page:
@@ -230,36 +252,36 @@ class Knowledge:
         model = self._embedder.model if self._embedder is not None else ""
         return hashlib.sha256(f"{_VERSION}\n{raw.media}\n{model}\n".encode() + raw.content).hexdigest()
 
-    def _alone(self, tenant: str) -> asyncio.Lock:
+    def _import_lock(self, tenant: str) -> asyncio.Lock:
         """Return the import lock of a tenant; concurrent imports of one document would corrupt each other."""
-        lock = self._busy.get(tenant)
+        lock = self._import_locks.get(tenant)
         if lock is None:
-            lock = self._busy[tenant] = asyncio.Lock()
+            lock = self._import_locks[tenant] = asyncio.Lock()
         return lock
 
 
-def id_of(source: str) -> str:
+def document_id(source: str) -> str:
     """Return the document id of a source."""
     return "d" + hashlib.sha256(source.encode(errors="replace")).hexdigest()[:20]
 
 
-def about_of(document: Document) -> About:
-    return msgspec.json.decode(document.about, type=About)
+def document_details(document: Document) -> DocumentDetails:
+    return msgspec.json.decode(document.about, type=DocumentDetails)
 
 
-def _position(chunk: TextPassage, readable: LoadedDocument) -> str:
+def _position(chunk: TextPassage, loaded: LoadedDocument) -> str:
     if chunk.page:
         return f"page {chunk.page}"
-    return f"line {chunk.line}" if readable.lines else ""
+    return f"line {chunk.line}" if loaded.lines else ""
 
 
-def _sum(total: Report, one: Report) -> None:
+def _add_report(total: Report, part: Report) -> None:
     for name in ("added", "changed", "unchanged", "removed", "duplicates", "passages"):
-        setattr(total, name, getattr(total, name) + getattr(one, name))
-    for source, why in one.skipped:
-        total.skip(source, why)
+        setattr(total, name, getattr(total, name) + getattr(part, name))
+    for source, reason in part.skipped:
+        total.skip(source, reason)
 
 
-def whole_source(source: str) -> str:
+def canonical_source(source: str) -> str:
     """Return the canonical source: a URL unchanged, a path made absolute."""
     return source if is_url(source) else str(Path(source).expanduser().resolve())

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from atlas_agents.builtin_tools.web.extract import Extract, decoded, extract, kind_of, sniffed
+from atlas_agents.builtin_tools.web.extract import Extract, content_kind, decode_text, extract, sniff_kind
 from atlas_agents.builtin_tools.web.ssrf import CAPS, INTERNET, Hosts, Network
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ConfigError, ToolFailed
@@ -20,47 +20,47 @@ from atlas_agents.tools.worker_pool import WorkerDied, Workers
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _TITLE = "{http://purl.org/dc/elements/1.1/}title"
-_LARGEST = 50_000_000
+_MAX_UNPACKED = 50_000_000
 """Maximum unpacked size of a Word document in bytes."""
 
 
 def read_word_file(content: bytes) -> Extract:
     """Read title and text of a Word document; ToolFailed if it is invalid."""
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as packed:
-            body = _tree(packed, "word/document.xml").find(f"{_W}body")
-            about = "docProps/core.xml"
-            title = _tree(packed, about).findtext(_TITLE) if about in packed.namelist() else ""
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            body = _parse_xml(archive, "word/document.xml").find(f"{_W}body")
+            properties = "docProps/core.xml"
+            title = _parse_xml(archive, properties).findtext(_TITLE) if properties in archive.namelist() else ""
     except (zipfile.BadZipFile, KeyError, ElementTree.ParseError, EOFError, RuntimeError, ValueError, OSError) as error:
         raise ToolFailed(f"damaged, or not a Word document: {error}") from None
-    pieces = [] if body is None else [piece for each in body for piece in _block(each)]
+    pieces = [] if body is None else [piece for each in body for piece in _convert_element(each)]
     return Extract(title or "", "\n\n".join(pieces))
 
 
-def _tree(packed: zipfile.ZipFile, name: str) -> ElementTree.Element:
-    if packed.getinfo(name).file_size > _LARGEST:
+def _parse_xml(archive: zipfile.ZipFile, name: str) -> ElementTree.Element:
+    if archive.getinfo(name).file_size > _MAX_UNPACKED:
         raise ToolFailed("too large to read")
-    with packed.open(name) as file:
-        content = file.read(_LARGEST + 1)
-    if b"<!DOCTYPE" in content or b"<!ENTITY" in content or len(content) > _LARGEST:
+    with archive.open(name) as file:
+        content = file.read(_MAX_UNPACKED + 1)
+    if b"<!DOCTYPE" in content or b"<!ENTITY" in content or len(content) > _MAX_UNPACKED:
         raise ToolFailed("contains XML entities, which Word documents never need")
     return ElementTree.fromstring(content)  # noqa: S314 - see above
 
 
-def _block(element: ElementTree.Element) -> Iterator[str]:
+def _convert_element(element: ElementTree.Element) -> Iterator[str]:
     if element.tag == f"{_W}p":
-        text = _text(element)
+        text = _paragraph_text(element)
         if text.strip():
             yield _prefix(element) + text.strip()
     elif element.tag == f"{_W}tbl":
-        rows = [[_cell(cell) for cell in row.findall(f"{_W}tc")] for row in element.findall(f"{_W}tr")]
+        rows = [[_cell_text(cell) for cell in row.findall(f"{_W}tc")] for row in element.findall(f"{_W}tr")]
         if rows:
             head, *rest = rows
             lines = [head, ["---"] * len(head), *rest]
             yield "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     elif element.tag == f"{_W}sdt":
         for inner in element.iter(f"{_W}p"):
-            yield from _block(inner)
+            yield from _convert_element(inner)
 
 
 def _prefix(paragraph: ElementTree.Element) -> str:
@@ -73,11 +73,11 @@ def _prefix(paragraph: ElementTree.Element) -> str:
     return "- " if paragraph.find(f"{_W}pPr/{_W}numPr") is not None else ""
 
 
-def _cell(cell: ElementTree.Element) -> str:
-    return " ".join(" ".join(_text(each).split()) for each in cell.iter(f"{_W}p")).replace("|", "/").strip()
+def _cell_text(cell: ElementTree.Element) -> str:
+    return " ".join(" ".join(_paragraph_text(each).split()) for each in cell.iter(f"{_W}p")).replace("|", "/").strip()
 
 
-def _text(paragraph: ElementTree.Element) -> str:
+def _paragraph_text(paragraph: ElementTree.Element) -> str:
     pieces: list[str] = []
     for each in paragraph.iter():
         if each.tag == f"{_W}t":
@@ -88,9 +88,9 @@ def _text(paragraph: ElementTree.Element) -> str:
 
 
 Media: TypeAlias = Literal["markdown", "text", "html", "pdf", "docx"]
-LARGEST = 30_000_000
+MAX_SIZE = 30_000_000
 """Maximum file size in bytes."""
-_READING = 60.0
+_READ_TIMEOUT = 60.0
 _WORD_FILE = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 _MEDIA: dict[str, Media] = {
     **dict.fromkeys((".md", ".markdown", ".mdx", ".rst"), "markdown"),
@@ -99,7 +99,7 @@ _MEDIA: dict[str, Media] = {
     ".pdf": "pdf",
     ".docx": "docx",
 }
-KINDS = "Markdown, text, HTML, PDF and Word files (.docx)"
+SUPPORTED = "Markdown, text, HTML, PDF and Word files (.docx)"
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -146,30 +146,30 @@ class Sources:
         """Return all documents of a file, a folder or a URL; ConfigError if it does not exist."""
         if is_url(source):
             return [Item(source, source, source)]
-        return await in_thread(_find, source)
+        return await in_thread(_find_items, source)
 
     async def fetch(self, item: Item) -> Raw:
         """Download a document; FileNotFoundError if it is gone, ToolFailed if it has no text."""
-        return await self._download(item) if is_url(item.source) else await in_thread(_load, Path(item.source))
+        return await self._download(item) if is_url(item.source) else await in_thread(_load_file, Path(item.source))
 
     async def read(self, item: Item, raw: Raw) -> LoadedDocument:
         """Convert a document to text without hidden characters; ToolFailed if that fails."""
         if raw.media in ("markdown", "text"):
-            text = _plain(decoded(raw.content, raw.charset))
+            text = _clean(decode_text(raw.content, raw.charset))
             return LoadedDocument("", text, plain=raw.media == "text", lines=True)
         if raw.media == "docx":
-            found = await self._apart(read_word_file, {"content": raw.content})
+            found = await self._run_in_worker(read_word_file, {"content": raw.content})
         else:
-            asked = {"kind": raw.media, "content": raw.content, "charset": raw.charset, "url": item.source}
-            found = await self._apart(extract, asked)
-        return LoadedDocument(_plain(found.title), _plain(found.text), plain=raw.media == "pdf")
+            arguments = {"kind": raw.media, "content": raw.content, "charset": raw.charset, "url": item.source}
+            found = await self._run_in_worker(extract, arguments)
+        return LoadedDocument(_clean(found.title), _clean(found.text), plain=raw.media == "pdf")
 
-    async def _apart(self, function: Any, arguments: dict[str, Any]) -> Extract:
+    async def _run_in_worker(self, function: Any, arguments: dict[str, Any]) -> Extract:
         try:
-            async with asyncio.timeout(_READING):
+            async with asyncio.timeout(_READ_TIMEOUT):
                 return await self._workers.run(function, arguments)
         except TimeoutError:
-            raise ToolFailed(f"reading took longer than {_READING:g} s") from None
+            raise ToolFailed(f"reading took longer than {_READ_TIMEOUT:g} s") from None
         except WorkerDied:
             raise ToolFailed("the reader process crashed") from None
 
@@ -178,64 +178,67 @@ class Sources:
             download,  # imported with the first page, because it needs the HTTP client
         )
 
-        def wanted(url: str, media_type: str) -> None:
+        def check_type(url: str, media_type: str) -> None:
             """Accept any media type; the content decides."""
 
-        page = await download(item.source, hosts=self._hosts, wanted=wanted, caps=CAPS, network=self._network)
+        page = await download(item.source, hosts=self._hosts, check_type=check_type, caps=CAPS, network=self._network)
         if page.cut:
             raise ToolFailed(f"larger than {page.size / 1e6:.1f} MB")
         if page.media_type == _WORD_FILE:
             return Raw(page.body, "docx")
-        kind = kind_of(page.media_type) or sniffed(page.body)
+        kind = content_kind(page.media_type) or sniff_kind(page.body)
         if kind is None:
-            raise ToolFailed(f"unsupported type {page.media_type or 'unknown'}; supported: {KINDS}")
+            raise ToolFailed(f"unsupported type {page.media_type or 'unknown'}; supported: {SUPPORTED}")
         if kind in ("html", "pdf"):
             return Raw(page.body, kind, page.charset)
-        is_markdown = page.media_type == "text/markdown" or _media(Path(page.url)) == "markdown"
+        is_markdown = page.media_type == "text/markdown" or _media_type(Path(page.url)) == "markdown"
         return Raw(page.body, "markdown" if is_markdown else "text", page.charset)
 
 
-def _plain(text: str) -> str:
+def _clean(text: str) -> str:
     return without_hidden(clean(text)).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _media(path: Path) -> Media | None:
+def _media_type(path: Path) -> Media | None:
     return _MEDIA.get(path.suffix.lower())
 
 
-def _find(source: str) -> list[Item]:
+def _find_items(source: str) -> list[Item]:
     path = Path(source).expanduser()
     try:
-        whole = path.resolve(strict=True)
+        resolved = path.resolve(strict=True)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    if not whole.is_dir():
-        if _media(whole) is None:
-            raise ConfigError(f"unsupported file type: {path}; supported: {KINDS}")
-        return [Item(str(whole), whole.name, str(whole))]
-    found = [Item(str(each), f"{whole.name}/{each.relative_to(whole)}", str(whole)) for each in _files(whole)]
+    if not resolved.is_dir():
+        if _media_type(resolved) is None:
+            raise ConfigError(f"unsupported file type: {path}; supported: {SUPPORTED}")
+        return [Item(str(resolved), resolved.name, str(resolved))]
+    found = [
+        Item(str(each), f"{resolved.name}/{each.relative_to(resolved)}", str(resolved))
+        for each in _walk_files(resolved)
+    ]
     if not found:
-        raise ConfigError(f"no supported documents in {path}; supported: {KINDS}")
+        raise ConfigError(f"no supported documents in {path}; supported: {SUPPORTED}")
     return found
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _walk_files(folder: Path) -> Iterator[Path]:
     """Yield files in name order, without hidden files and without links, which may lead anywhere."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "node_modules")
         for name in sorted(names):
             path = Path(parent, name)
-            if not name.startswith(".") and _media(path) is not None and not path.is_symlink() and path.is_file():
+            if not name.startswith(".") and _media_type(path) is not None and not path.is_symlink() and path.is_file():
                 yield path
 
 
-def _load(path: Path) -> Raw:
-    media = _media(path)
+def _load_file(path: Path) -> Raw:
+    media = _media_type(path)
     if media is None:
-        raise ToolFailed(f"unsupported type; supported: {KINDS}")
+        raise ToolFailed(f"unsupported type; supported: {SUPPORTED}")
     try:
-        if path.stat().st_size > LARGEST:
-            raise ToolFailed(f"larger than {LARGEST / 1e6:.0f} MB")
+        if path.stat().st_size > MAX_SIZE:
+            raise ToolFailed(f"larger than {MAX_SIZE / 1e6:.0f} MB")
         return Raw(path.read_bytes(), media)
     except FileNotFoundError:
         raise
