@@ -20,7 +20,7 @@ async def talk(url: str, token: str) -> None:
 
         async with client.follow("main") as feed:
             sent = await feed.send("Hello!")
-            async for event in feed.of(sent.run_id):
+            async for event in feed.run_events(sent.run_id):
                 match event:
                     case ChatDelta(text=words):
                         print(words, end="")

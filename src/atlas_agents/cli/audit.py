@@ -50,7 +50,7 @@ async def follow(
         print("Waiting for tool calls; press Ctrl-C to stop.", file=sys.stderr, flush=True)
         newest = await _newest(gateway)
         while True:  # the event stream ends when the connection is lost: subscribe again and print what was missed
-            events = gateway.client.news()
+            events = gateway.client.server_events()
             await gateway.client.call("audit.subscribe")
             for entry in reversed(await _entries_after(gateway, newest)):
                 newest = max(newest, entry["seq"])

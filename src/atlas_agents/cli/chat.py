@@ -244,7 +244,7 @@ class ChatLoop:
     async def _joined(self) -> "SessionFeed":
         if self._feed is None:
             self._feed = self.gateway.client.follow(self.session_key)
-            await self._feed.join()
+            await self._feed.subscribe()
         return self._feed
 
     async def _show_session(self) -> None:

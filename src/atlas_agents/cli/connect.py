@@ -89,7 +89,7 @@ class GatewaySession:
 
         self.settings = settings
         self.client = GatewayClient(
-            find=self.find_gateway, patience=_RECONNECT_SECONDS, name="atlas", on_trouble=self._on_connection_status
+            find=self.find_gateway, reconnect_timeout=_RECONNECT_SECONDS, name="atlas", on_connection_change=self._on_connection_status
         )
         self.model_choice: ModelChoice | None = None
         self.on_status = _ignore
@@ -134,7 +134,7 @@ class GatewaySession:
         from atlas_agents.client.client import GatewayAddress
 
         try:
-            serving = private_gateway(settings, told=self._on_download, idle=self._idle)
+            serving = private_gateway(settings, on_progress=self._on_download, idle=self._idle)
             gateway = await self._resources.enter_async_context(serving)
         except ConfigError as error:
             if find_running(settings.home) is not None or _is_locked(settings.home):

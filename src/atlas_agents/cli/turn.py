@@ -192,7 +192,7 @@ async def follow_turn(
     view.begin()
     try:
         with _cancel_on_interrupt(client, run_id), _echo_off():
-            async for event in feed.of(run_id):
+            async for event in feed.run_events(run_id):
                 renderer.show(event)
                 if isinstance(event, ChatFinal | ChatError):
                     return renderer.outcome(event)

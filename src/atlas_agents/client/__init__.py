@@ -1,4 +1,4 @@
-"""A client of the gateway: ask for its methods, and hear what happens in a session, also over a line that breaks."""
+"""Gateway client: call methods and follow the events of sessions. It reconnects when the connection is lost."""
 
 from atlas_agents.client.client import GatewayAddress, GatewayClient, SessionEvent, SessionFeed
 from atlas_agents.core.errors import GatewayError, Unauthorized, Unreachable

@@ -1,4 +1,4 @@
-"""The client: one line to a gateway, made again when it breaks."""
+"""Gateway client: one WebSocket connection that is reopened when it is lost, and event feeds of sessions."""
 
 import asyncio
 import logging
@@ -11,15 +11,15 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 import aiohttp
 import msgspec
 
-from atlas_agents.client.connection import ConnectionLost, OnAnswer, WebSocketLink, open_link
+from atlas_agents.client.connection import ConnectionLost, OnResult, WebSocketLink, open_link
 from atlas_agents.core.errors import GatewayError, Unreachable
 from atlas_agents.core.http import backoff, open_session
 from atlas_agents.core.messages import new_id
 from atlas_agents.gateway.protocol.chat import Sent
 from atlas_agents.gateway.protocol.events import (
-    LAST_WORDS,
     RUN_EVENTS,
     SERVER_EVENTS,
+    TERMINAL_EVENTS,
     ChatError,
     ChatFinal,
     ChatMessage,
@@ -32,52 +32,53 @@ from atlas_agents.gateway.protocol.sessions import RunPosition, Subscribed
 from atlas_agents.gateway.protocol.types import MessageShape, SessionShape, WireStruct
 
 SessionEvent: TypeAlias = RunEvent | RunPosition
-"""An event of a run; or, of one that was under way before anybody looked, where it stands: its `parts` so far."""
-_MOST_WAITING = 10_000
-"""Events that nobody has taken yet; what comes beyond is fetched again once there is room."""
-_MOST_ENDED = 1000
-_subscribed = msgspec.json.Decoder(Subscribed)
-_events = {name: msgspec.json.Decoder(kind) for name, kind in RUN_EVENTS.items()}
+"""An event of a run, or the position of a run that had started before the subscription, with its `parts` so far."""
+_MAX_PENDING = 10_000
+"""Maximum number of unread events; later ones are requested again once these are read."""
+_MAX_ENDED = 1000
+_subscribed_decoder = msgspec.json.Decoder(Subscribed)
+_event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in RUN_EVENTS.items()}
 
 
-class _Place(WireStruct, frozen=True):
-    """Which event it is."""
+class _EventPosition(WireStruct, frozen=True):
+    """Identifies an event of a run."""
 
     run_id: str
     session_key: str
     seq: int
 
 
-_places = msgspec.json.Decoder(_Place)
+_position_decoder = msgspec.json.Decoder(_EventPosition)
 
 
-class Ask(Protocol):
-    """Sends a request, and again over a new line if need be."""
+class SendRequest(Protocol):
+    """Sends a request, if necessary again over a new connection."""
 
-    def __call__(self, method: str, params: dict[str, Any], on_answer: OnAnswer | None = None) -> Awaitable[Any]: ...
+    def __call__(self, method: str, params: dict[str, Any], on_result: OnResult | None = None) -> Awaitable[Any]: ...
 
 
 class SessionFeed:
-    """`async for event in feed`, and `feed.send` to say something. `messages` is what was said before."""
+    """Events of one session: `async for event in feed`, and `feed.send` to send a message. `messages` is the history at
+    the time of the subscription."""
 
-    def __init__(self, session_key: str, ask: Ask, leave: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, session_key: str, request: SendRequest, unsubscribe: Callable[[str], Awaitable[None]]) -> None:
         self.session_key = session_key
         self.session: SessionShape | None = None
         self.messages: tuple[MessageShape, ...] = ()
         self.positions: dict[str, int] = {}
-        """The last number that came of each run under way."""
-        self._ask = ask
-        self._leave = leave
-        self._waiting: deque[SessionEvent] = deque()
-        self._news = asyncio.Event()
+        """The last event number received of each open run."""
+        self._request = request
+        self._unsubscribe = unsubscribe
+        self._pending: deque[SessionEvent] = deque()
+        self._changed = asyncio.Event()
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._last_message: str | None = None
-        self._joining = asyncio.Lock()
-        self._live = False
-        self._over = False
+        self._subscribing = asyncio.Lock()
+        self._subscribed = False
+        self._closed = False
 
     async def __aenter__(self) -> Self:
-        await self.join()
+        await self.subscribe()
         return self
 
     async def __aexit__(
@@ -89,25 +90,27 @@ class SessionFeed:
         return self
 
     async def __anext__(self) -> SessionEvent:
-        while not self._waiting:
-            if self._over:
+        while not self._pending:
+            if self._closed:
                 raise StopAsyncIteration
-            if not self._live:
-                await self.join()
+            if not self._subscribed:
+                await self.subscribe()
                 continue
-            self._news.clear()
-            await self._news.wait()
-        return self._waiting.popleft()
+            self._changed.clear()
+            await self._changed.wait()
+        return self._pending.popleft()
 
-    async def join(self) -> SessionShape | None:
-        """Hear the session from now on, and of the runs that are known what was missed."""
-        async with self._joining:
-            if not self._live and not self._over:
-                asked = dict(self.positions)
-                params: dict[str, Any] = {"sessionKey": self.session_key, "runs": asked}
+    async def subscribe(self) -> SessionShape | None:
+        """Subscribe to the session, and receive the missed events of known runs."""
+        async with self._subscribing:
+            if not self._subscribed and not self._closed:
+                known_positions = dict(self.positions)
+                params: dict[str, Any] = {"sessionKey": self.session_key, "runs": known_positions}
                 if self._last_message is not None:
                     params["afterMessageId"] = self._last_message
-                await self._ask("sessions.subscribe", params, lambda result: self._joined(result, asked))
+                await self._request(
+                    "sessions.subscribe", params, lambda result: self._handle_subscribed(result, known_positions)
+                )
         return self.session
 
     async def send(
@@ -118,8 +121,8 @@ class SessionFeed:
         when_busy: Literal["queue", "reject", "interrupt"] | None = None,
         idempotency_key: str | None = None,
     ) -> Sent:
-        """Say something. It is said once, whatever happens to the line; the answer follows as events."""
-        await self.join()
+        """Send a message exactly once, even if the connection is lost meanwhile. The answer arrives as events."""
+        await self.subscribe()
         params = {
             "sessionKey": self.session_key,
             "message": message,
@@ -127,16 +130,16 @@ class SessionFeed:
             "whenBusy": when_busy,
             "idempotencyKey": idempotency_key or new_id(),
         }
-        answer = await self._ask("chat.send", {key: value for key, value in params.items() if value is not None})
+        answer = await self._request("chat.send", {key: value for key, value in params.items() if value is not None})
         sent = msgspec.convert(answer, Sent)
         if sent.run_id not in self.positions and sent.run_id not in self._ended:
             self.positions[sent.run_id] = 0
-            if sent.status in ("in_flight", "done"):  # it began over another line: hear it from its beginning
-                self.lose()
+            if sent.status in ("in_flight", "done"):  # sent over an earlier connection: receive it from its beginning
+                self.mark_lost()
         return sent
 
-    async def of(self, run_id: str) -> AsyncGenerator[SessionEvent, None]:
-        """The events of one run up to its last word; those of others are passed over."""
+    async def run_events(self, run_id: str) -> AsyncGenerator[SessionEvent, None]:
+        """Yield the events of one run up to its terminal event, and skip those of other runs."""
         async for event in self:
             if event.run_id == run_id:
                 yield event
@@ -144,131 +147,131 @@ class SessionFeed:
                     return
 
     async def close(self) -> None:
-        """Hear it no more."""
+        """End the feed and unsubscribe."""
         self.end()
-        await self._leave(self.session_key)
+        await self._unsubscribe(self.session_key)
 
     def end(self) -> None:
         """End the feed: iteration stops."""
-        self._over = True
-        self._live = False
-        self._news.set()
+        self._closed = True
+        self._subscribed = False
+        self._changed.set()
 
-    def lose(self) -> None:
-        """The line broke, or what came is not to be had: join again before anything else is taken."""
-        self._live = False
-        self._news.set()
+    def mark_lost(self) -> None:
+        """Subscribe again before the next event: the connection was lost, or events were dropped."""
+        self._subscribed = False
+        self._changed.set()
 
-    def hear(self, name: str, data: msgspec.Raw) -> None:
-        """An event from the line; of another session, or before we have joined, it is not for us."""
-        if not self._live:
+    def receive(self, name: str, data: msgspec.Raw) -> None:
+        """Handle an event; ignore it if it belongs to another session or comes before the subscription."""
+        if not self._subscribed:
             return
-        place = _places.decode(data)
-        if place.session_key != self.session_key or place.run_id in self._ended:
+        position = _position_decoder.decode(data)
+        if position.session_key != self.session_key or position.run_id in self._ended:
             return
-        if place.seq <= self.positions.get(place.run_id, 0):
+        if position.seq <= self.positions.get(position.run_id, 0):
             return
-        if len(self._waiting) >= _MOST_WAITING:
-            self.lose()
+        if len(self._pending) >= _MAX_PENDING:
+            self.mark_lost()
             return
-        self.positions[place.run_id] = place.seq
-        if (decoder := _events.get(name)) is not None:
-            self._put(decoder.decode(data))
-        if name in LAST_WORDS:
-            self._close_run(place.run_id)
+        self.positions[position.run_id] = position.seq
+        if (decoder := _event_decoders.get(name)) is not None:
+            self._append(decoder.decode(data))
+        if name in TERMINAL_EVENTS:
+            self._close_run(position.run_id)
 
-    def _joined(self, result: msgspec.Raw, asked: dict[str, int]) -> None:
-        """Called before any event that follows: from here on nothing is missed, and nothing is told twice."""
-        found = _subscribed.decode(result)
+    def _handle_subscribed(self, result: msgspec.Raw, known_positions: dict[str, int]) -> None:
+        """Handle the response of a subscription. Called before any later event, so none is missed or received twice."""
+        found = _subscribed_decoder.decode(result)
         first = self.session is None
         self.session = found.session
-        self._live = True
+        self._subscribed = True
         if first:
             self.messages = found.messages
         for message in found.messages:
             self._last_message = message.id
-            if not first and message.run_id not in asked and message.run_id not in self._ended:
-                self._put(ChatMessage(message.run_id, message))
+            if not first and message.run_id not in known_positions and message.run_id not in self._ended:
+                self._append(ChatMessage(message.run_id, message))
         for run in found.runs:
             if run.mode == "snapshot" and run.run_id not in self._ended:
                 self.positions[run.run_id] = run.seq
-                self._put(run)
-        for run_id in asked.keys() - {run.run_id for run in found.runs}:
-            self.positions.pop(run_id, None)  # it is not there any more: the session was removed
+                self._append(run)
+        for run_id in known_positions.keys() - {run.run_id for run in found.runs}:
+            self.positions.pop(run_id, None)  # the session was deleted
 
-    def _put(self, event: SessionEvent) -> None:
+    def _append(self, event: SessionEvent) -> None:
         if isinstance(event, ChatMessage):
             self._last_message = event.message.id
-        self._waiting.append(event)
-        self._news.set()
+        self._pending.append(event)
+        self._changed.set()
 
     def _close_run(self, run_id: str) -> None:
         self.positions.pop(run_id, None)
         self._ended[run_id] = None
-        if len(self._ended) > _MOST_ENDED:
+        if len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
 
 
 logger = logging.getLogger(__name__)
-HERE = "http://127.0.0.1:18789"
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-_TRIES = 5
-_news = {name: msgspec.json.Decoder(kind) for name, kind in SERVER_EVENTS.items()}
+DEFAULT_URL = "http://127.0.0.1:18789"
+_MIN_BACKOFF, _MAX_BACKOFF = 0.1, 2.0
+_MAX_ATTEMPTS = 5
+_server_event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in SERVER_EVENTS.items()}
 
 
 class GatewayAddress(msgspec.Struct, frozen=True):
-    """Where a gateway is, and the token that opens it."""
+    """The URL of a gateway, and a token for it."""
 
     url: str
     token: str
 
     def __repr__(self) -> str:
-        return f"Address({self.url!r}, …)"
+        return f"GatewayAddress({self.url!r}, …)"
 
 
-Find: TypeAlias = Callable[[], Awaitable[GatewayAddress]]
-"""Finds the gateway, each time anew: it may have moved."""
-OnTrouble: TypeAlias = Callable[[str], None]
-"""Is told that the line broke, and with an empty text that there is one again."""
+FindGateway: TypeAlias = Callable[[], Awaitable[GatewayAddress]]
+"""Returns the address of the gateway; called before each connection attempt, because it may change."""
+OnConnectionChange: TypeAlias = Callable[[str], None]
+"""Called with a message when the connection is lost, and with an empty string when it is restored."""
 
 
 class GatewayClient:
     """`async with GatewayClient(url, token) as client`: call methods, follow sessions.
 
-    A line that breaks is made again, for `patience` seconds at most. A request that only reads, or that carries an
-    idempotency key, is then sent again; of another one nobody knows whether it was done, and Unreachable says so.
+    A lost connection is reopened. A request that only reads, or that has an idempotency key, is then repeated; for any
+    other request `Unreachable` is raised with `unclear=True`, because it may have been executed.
 
     Args:
         url: WebSocket address of the gateway.
         token: Token to authenticate with.
         find: Function that returns the address and token, called at every connection attempt.
-        patience: Seconds to retry a lost connection before `Unreachable` is raised.
+        reconnect_timeout: Seconds to retry a lost connection before `Unreachable` is raised.
         name: Name of this client in the gateway's log.
-        on_trouble: Called with a sentence when the connection is lost or restored.
+        on_connection_change: Called with a message when the connection is lost, and with "" when it is restored.
     """
 
     def __init__(
         self,
-        url: str = HERE,
+        url: str = DEFAULT_URL,
         token: str = "",
         *,
-        find: Find | None = None,
-        patience: float = 30.0,
+        find: FindGateway | None = None,
+        reconnect_timeout: float = 30.0,
         name: str = "atlas-client",
-        on_trouble: OnTrouble | None = None,
+        on_connection_change: OnConnectionChange | None = None,
     ) -> None:
         self._address = GatewayAddress(url, token)
         self._find = find
-        self._patience = patience
+        self._reconnect_timeout = reconnect_timeout
         self._name = name
-        self._on_trouble = on_trouble
+        self._on_connection_change = on_connection_change
         self._http: aiohttp.ClientSession | None = None
         self._link: WebSocketLink | None = None
-        self._opening = asyncio.Lock()
+        self._connecting = asyncio.Lock()
         self._feeds: dict[str, SessionFeed] = {}
         self._listeners: set[asyncio.Queue[ServerEvent | None]] = set()
         self._closed = False
-        self._broken = False
+        self._was_lost = False
 
     async def __aenter__(self) -> Self:
         try:
@@ -284,41 +287,43 @@ class GatewayClient:
         await self.close()
 
     async def connect(self) -> WelcomeFrame:
-        """Be let in, if that is not so yet; what the gateway says of itself and of the token's owner."""
-        return (await self._linked()).welcome
+        """Connect if needed, and return the gateway's welcome: its version, its limits and the owner of the token."""
+        return (await self._connected_link()).welcome
 
     async def call(self, method: str, /, **params: Any) -> Any:
-        """The result of a method, as it is on the wire; GatewayError with its kind if it has none.
+        """Call a method and return its result as decoded JSON; GatewayError with its kind if it fails.
 
-        `session_key=` and `sessionKey=` mean the same; what is None is left out.
+        `session_key=` and `sessionKey=` mean the same; parameters that are None are omitted.
         """
-        return await self.ask(method, {_wire_name(key): value for key, value in params.items() if value is not None})
+        return await self.request(
+            method, {_wire_name(key): value for key, value in params.items() if value is not None}
+        )
 
-    async def ask(self, method: str, params: dict[str, Any], on_answer: OnAnswer | None = None) -> Any:
-        """The same with the params as they are; `on_answer` sees the result before any event that follows it."""
-        again = (method in METHODS and METHODS[method].scope == "read") or "idempotencyKey" in params
-        lost = ConnectionLost("", sent=False)
-        for _ in range(_TRIES):
-            link = await self._linked()
+    async def request(self, method: str, params: dict[str, Any], on_result: OnResult | None = None) -> Any:
+        """Like `call`, with the parameters as given. `on_result` receives the result before any later event."""
+        repeatable = (method in METHODS and METHODS[method].scope == "read") or "idempotencyKey" in params
+        last_loss = ConnectionLost("", sent=False)
+        for _ in range(_MAX_ATTEMPTS):
+            link = await self._connected_link()
             try:
-                return await link.ask(method, params, on_answer)
+                return await link.request(method, params, on_result)
             except ConnectionLost as loss:
-                lost = loss
-                if loss.sent and not again:
+                last_loss = loss
+                if loss.sent and not repeatable:
                     break
-        raise Unreachable(f"{method}: {lost.words}", unclear=lost.sent and not again)
+        raise Unreachable(f"{method}: {last_loss.reason}", unclear=last_loss.sent and not repeatable)
 
     def follow(self, session_key: str) -> SessionFeed:
-        """What happens in a session, from the moment of the first look on."""
+        """Return a feed of the session's events; it subscribes when it is entered or first read."""
         if session_key in self._feeds:
-            raise GatewayError(f"this client follows {session_key!r} already", "CONFLICT")
-        feed = self._feeds[session_key] = SessionFeed(session_key, self.ask, self._leave)
+            raise GatewayError(f"this client already follows session {session_key!r}", "CONFLICT")
+        feed = self._feeds[session_key] = SessionFeed(session_key, self.request, self._unsubscribe)
         return feed
 
-    async def news(self) -> AsyncGenerator[ServerEvent, None]:
-        """What is told unasked: sessions that change, lines of the audit log, the end of the server. Ends when the
-        line breaks: what was told meanwhile is lost, and has to be looked up."""
-        await self._linked()
+    async def server_events(self) -> AsyncGenerator[ServerEvent, None]:
+        """Yield events that belong to no followed session: changed sessions, audit records, server shutdown. Ends when
+        the connection is lost; then read the current state again."""
+        await self._connected_link()
         queue: asyncio.Queue[ServerEvent | None] = asyncio.Queue()
         self._listeners.add(queue)
         try:
@@ -328,7 +333,7 @@ class GatewayClient:
             self._listeners.discard(queue)
 
     async def close(self) -> None:
-        """Let go of everything; feeds end."""
+        """Close the connection and end all feeds."""
         self._closed = True
         for feed in list(self._feeds.values()):
             feed.end()
@@ -338,62 +343,62 @@ class GatewayClient:
         if self._http is not None:
             await self._http.close()
 
-    async def _linked(self) -> WebSocketLink:
-        async with self._opening:
+    async def _connected_link(self) -> WebSocketLink:
+        async with self._connecting:
             if self._closed:
                 raise Unreachable("this client is closed", retryable=False)
             if self._link is None or self._link.ended:
-                self._link = await self._opened()
-                if self._broken:
-                    self._broken = False
-                    self._tell("")
+                self._link = await self._open_link()
+                if self._was_lost:
+                    self._was_lost = False
+                    self._report_connection("")
             return self._link
 
-    async def _opened(self) -> WebSocketLink:
-        """Try until it succeeds, ever more slowly, as long as there is patience and a chance."""
+    async def _open_link(self) -> WebSocketLink:
+        """Connect, retrying with backoff up to `reconnect_timeout`. The first attempt at a fixed URL is not retried."""
         if self._http is None:
             self._http = open_session()
         loop = asyncio.get_running_loop()
-        end, attempt = loop.time() + self._patience, 0
+        deadline, attempt = loop.time() + self._reconnect_timeout, 0
         while True:
-            pause = backoff(attempt, _FIRST_PAUSE, _LONGEST_PAUSE)
+            delay = backoff(attempt, _MIN_BACKOFF, _MAX_BACKOFF)
             try:
                 if self._find is not None:
                     self._address = await self._find()
                 url, token = self._address.url, self._address.token
-                return await open_link(self._http, url, token, self._name, self._hear, self._ended)
+                return await open_link(self._http, url, token, self._name, self._receive, self._ended)
             except Unreachable as error:
-                if not error.retryable or loop.time() + pause > end or (self._link is None and self._find is None):
+                if not error.retryable or loop.time() + delay > deadline or (self._link is None and self._find is None):
                     raise
-            await asyncio.sleep(pause)
+            await asyncio.sleep(delay)
             attempt += 1
 
-    def _hear(self, name: str, data: msgspec.Raw) -> None:
-        if (decoder := _news.get(name)) is not None:
+    def _receive(self, name: str, data: msgspec.Raw) -> None:
+        if (decoder := _server_event_decoders.get(name)) is not None:
             event = decoder.decode(data)
             for queue in self._listeners:
                 queue.put_nowait(event)
             return
         for feed in list(self._feeds.values()):
-            feed.hear(name, data)
+            feed.receive(name, data)
 
     def _ended(self, link: WebSocketLink) -> None:
         if self._closed:
             return
-        self._broken = True
-        self._tell("the line to the gateway broke")
+        self._was_lost = True
+        self._report_connection("the connection to the gateway was lost")
         for feed in list(self._feeds.values()):
-            feed.lose()
+            feed.mark_lost()
         for queue in list(self._listeners):
             queue.put_nowait(None)
 
-    def _tell(self, words: str) -> None:
-        if self._on_trouble is not None:
-            self._on_trouble(words)
+    def _report_connection(self, message: str) -> None:
+        if self._on_connection_change is not None:
+            self._on_connection_change(message)
 
-    async def _leave(self, session_key: str) -> None:
+    async def _unsubscribe(self, session_key: str) -> None:
         if self._feeds.pop(session_key, None) is not None and self._link is not None and not self._link.ended:
-            await self.ask("sessions.unsubscribe", {"sessionKey": session_key})
+            await self.request("sessions.unsubscribe", {"sessionKey": session_key})
 
 
 def _wire_name(name: str) -> str:
