@@ -72,7 +72,7 @@ async def everything(store: Store, tenant: str = TENANT) -> dict[str, Any]:
         "events": [row for run in runs for row in await store.events(tenant, run.id)],
         "approvals": await store.pending_approvals(tenant),
         "grants": await store.grants(tenant, "b"),
-        "counted": await store.counted(tenant, "a", DAY),
+        "counted": await store.call_count(tenant, "a", DAY),
         "usage": await store.usage(tenant),
         "jobs": await store.jobs(tenant),
         "records": await store.records(tenant, "user"),

@@ -39,7 +39,7 @@ async def test_counter_is_exact_under_200_callers(two: list[Store]) -> None:
     good, bad = await outcomes(two[n % 2].commit(TENANT, [Reserve("a", DAY, 120)]) for n in range(200))
     assert sorted(result[0] for result in good) == list(range(1, 121))
     assert [type(error) for error in bad] == [DailyLimitExceeded] * 80
-    assert await two[0].counted(TENANT, "a", DAY) == 120
+    assert await two[0].call_count(TENANT, "a", DAY) == 120
 
 
 async def test_only_the_last_of_many_claims_of_a_run_can_write(two: list[Store]) -> None:

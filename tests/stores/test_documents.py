@@ -45,14 +45,14 @@ async def texts(store: Store, ids: list[int], tenant: str = TENANT) -> list[str]
 
 
 async def by_words(store: Store, *words: str, where: Where = ALL, tenant: str = TENANT) -> list[str]:
-    hits = await store.matching(tenant, where, words)
+    hits = await store.search_text(tenant, where, words)
     return await texts(store, [hit.passage for hit in hits], tenant)
 
 
 async def by_vector(
     store: Store, wanted: bytes, where: Where = ALL, tenant: str = TENANT, limit: int = 50
 ) -> list[str]:
-    hits = await store.nearest(tenant, where, MODEL, wanted, limit=limit)
+    hits = await store.find_nearest(tenant, where, MODEL, wanted, limit=limit)
     return await texts(store, [hit.passage for hit in hits], tenant)
 
 
@@ -63,7 +63,7 @@ async def test_document_is_stored_with_its_passages(store: Store) -> None:
     )
     assert await store.document(TENANT, "knowledge", "d1") == kept
     assert await store.documents(TENANT, ALL) == [kept]
-    (hit,) = await store.matching(TENANT, ALL, ["walrus"])
+    (hit,) = await store.search_text(TENANT, ALL, ["walrus"])
     (row,) = await store.passages(TENANT, [hit.passage])
     assert (row.document, row.collection, row.place, row.heading, row.text, row.position) == (
         "d1", "news", 0, "Top > Sub", "the walrus of d1", "line 1",
@@ -74,11 +74,11 @@ async def test_passages_of_a_document_are_read_in_order_page_by_page(store: Stor
     first = tuple(Passage("", f"passage {number}") for number in range(3))
     await store.commit(TENANT, [paper("d1", "news", *first, hash=""), paper("d2")])
     await store.commit(TENANT, [AddPassages("knowledge", "d1", (Passage("", "passage 3"),), "whole")])
-    page = await store.passages_of(TENANT, "knowledge", "d1", limit=3)
+    page = await store.document_passages(TENANT, "knowledge", "d1", limit=3)
     assert [row.text for row in page] == ["passage 0", "passage 1", "passage 2"]
-    rest = await store.passages_of(TENANT, "knowledge", "d1", after=page[-1].place)
+    rest = await store.document_passages(TENANT, "knowledge", "d1", after=page[-1].place)
     assert [(row.text, row.place) for row in rest] == [("passage 3", 3)]
-    assert await store.passages_of("other", "knowledge", "d1") == []
+    assert await store.document_passages("other", "knowledge", "d1") == []
 
 
 async def test_more_passages_follow_and_the_hash_comes_with_the_last(store: Store) -> None:
@@ -87,7 +87,7 @@ async def test_more_passages_follow_and_the_hash_comes_with_the_last(store: Stor
         TENANT, [AddPassages("knowledge", "d1", (Passage("", "a narwhal", "line 9", Y),), "whole")]
     )
     assert (grown.passages, grown.hash) == (2, "whole")
-    hits = await store.matching(TENANT, ALL, ["narwhal"])
+    hits = await store.search_text(TENANT, ALL, ["narwhal"])
     assert [row.place for row in await store.passages(TENANT, [hit.passage for hit in hits])] == [1]
     with pytest.raises(NotFound):
         await store.commit(TENANT, [AddPassages("knowledge", "d2", ())])
@@ -135,7 +135,7 @@ async def test_kinds_with_the_same_ids_are_separate(store: Store) -> None:
 
 async def test_tenants_never_see_each_others_documents(store: Store) -> None:
     await store.commit("a", [paper("d1"), paper("d2")])
-    (hit, _) = await store.matching("a", ALL, ["walrus"])
+    (hit, _) = await store.search_text("a", ALL, ["walrus"])
     assert await store.passages("b", [hit.passage]) == []
     assert await store.document("b", "knowledge", "d1") is None
     assert await store.documents("b", ALL) == []
@@ -161,9 +161,9 @@ async def test_rare_words_and_headings_score_higher(store: Store) -> None:
             *(paper(f"e{n}", "n", Passage("Other", "the sea is wide and cold", "", X)) for n in range(6)),
         ],
     )
-    (first, *_) = await store.matching(TENANT, ALL, ["sea", "lighthouse"])
+    (first, *_) = await store.search_text(TENANT, ALL, ["sea", "lighthouse"])
     assert await texts(store, [first.passage]) == ["the sea is wide and the lighthouse is tall"]
-    (first, *_) = await store.matching(TENANT, ALL, ["tides", "small"])
+    (first, *_) = await store.search_text(TENANT, ALL, ["tides", "small"])
     assert [row.document for row in await store.passages(TENANT, [first.passage])] == ["d1"]
 
 
@@ -172,12 +172,12 @@ async def test_nearest_passages_come_first_with_their_cosines(store: Store) -> N
     await store.commit(
         TENANT, [paper("d1", "n", Passage("", "x", "", X), Passage("", "y", "", Y), Passage("", "none", "", b""))]
     )
-    hits = await store.nearest(TENANT, ALL, MODEL, between)
+    hits = await store.find_nearest(TENANT, ALL, MODEL, between)
     assert await texts(store, [hit.passage for hit in hits]) == ["y", "x"]
     assert [round(hit.score, 2) for hit in hits] == [0.8, 0.6]
-    assert await store.nearest(TENANT, ALL, "another/3", between) == []
-    assert len(await store.nearest(TENANT, ALL, MODEL, between, limit=1)) == 1
-    assert await store.nearest(TENANT, ALL, MODEL, between, limit=0) == []
+    assert await store.find_nearest(TENANT, ALL, "another/3", between) == []
+    assert len(await store.find_nearest(TENANT, ALL, MODEL, between, limit=1)) == 1
+    assert await store.find_nearest(TENANT, ALL, MODEL, between, limit=0) == []
 
 
 async def test_documents_are_listed_in_pages(store: Store) -> None:
@@ -248,7 +248,7 @@ async def test_vectors_are_compared_by_postgres_or_by_the_store(postgres_server:
             await with_index.commit(tenant, [paper("d1", tenant, *passages)])
         for wanted in numbers[:5]:
             ours, theirs = [
-                await each.nearest("b", ALL, MODEL, wanted.tobytes(), limit=5) for each in (without, with_index)
+                await each.find_nearest("b", ALL, MODEL, wanted.tobytes(), limit=5) for each in (without, with_index)
             ]
             assert [hit.passage for hit in ours] == [hit.passage for hit in theirs]
             assert [hit.score for hit in ours] == pytest.approx([hit.score for hit in theirs], abs=1e-3)

@@ -63,9 +63,9 @@ def url(postgres: PostgresServer) -> str:
 
 
 @asynccontextmanager
-async def opened(url: str, valkey: ValkeyServer | None = None, most: int = 64 << 20) -> AsyncGenerator[Counting]:
+async def opened(url: str, valkey: ValkeyServer | None = None, max_bytes: int = 64 << 20) -> AsyncGenerator[Counting]:
     shared = ValkeyCache(open_valkey(Secret(valkey.url))) if valkey is not None else None
-    store = Counting(url, history_cache=HistoryCache(shared, most=most))
+    store = Counting(url, history_cache=HistoryCache(shared, max_bytes=max_bytes))
     store.shared = shared
     async with asyncio.timeout(4 * PATIENCE):
         await store.open()
@@ -147,7 +147,7 @@ async def test_tenants_with_the_same_session_key_have_separate_entries(url: str)
 
 
 async def test_cache_is_bounded_and_keeps_the_latest_entries(url: str) -> None:
-    async with opened(url, most=10_000) as store:
+    async with opened(url, max_bytes=10_000) as store:
         for n in range(4):
             await say(store, range(10), session=f"s{n}")
             assert len(await read(store, f"s{n}")) == 10

@@ -83,7 +83,7 @@ async def all_of(store: Store, tenant: str) -> dict[str, Any]:
         "pending_approvals": await store.pending_approvals(tenant),
         "approvals": [approval for approval in approvals if approval is not None],
         "usage": await store.usage(tenant),
-        "counted": [await store.counted(tenant, agent, "2026-11-15") for agent in ("a", "b")],
+        "counted": [await store.call_count(tenant, agent, "2026-11-15") for agent in ("a", "b")],
     }
 
 

@@ -51,7 +51,7 @@ async def test_commit_returns_the_rows_that_are_read_afterwards(store: Store) ->
     assert await store.messages(TENANT, "s") == [message] == [StoredMessage("s", 1, "m1", "r1", b'{"role":"user"}')]
     assert await store.journal(TENANT, "r1") == [step]
     assert await store.audit(TENANT) == [entry]
-    assert await store.counted(TENANT, "a", DAY) == used == 1
+    assert await store.call_count(TENANT, "a", DAY) == used == 1
     assert await store.approval(TENANT, "p1") == asked == approval()
     assert await store.pending_approvals(TENANT) == [asked]
     assert await store.grants(TENANT, "b") == [granted] == [await store.approval(TENANT, "p0")]
@@ -247,8 +247,8 @@ async def test_counter_stops_at_its_limit(store: Store) -> None:
     with pytest.raises(DailyLimitExceeded):
         await store.commit(TENANT, [Reserve("b", DAY, 0)])
     assert await store.commit(TENANT, [Release("a", DAY), reserve, Release("b", DAY)]) == [1, 2, 0]
-    assert await store.counted(TENANT, "a", DAY) == 2
-    assert await store.counted(TENANT, "a", "2026-11-16") == 0
+    assert await store.call_count(TENANT, "a", DAY) == 2
+    assert await store.call_count(TENANT, "a", "2026-11-16") == 0
 
 
 async def test_clock_that_was_set_back_does_not_reset_the_daily_limit(store: Store) -> None:
@@ -259,7 +259,7 @@ async def test_clock_that_was_set_back_does_not_reset_the_daily_limit(store: Sto
     assert await store.commit(TENANT, [Reserve("a", "2026-11-16", 2), Reserve("a", DAY, 2)]) == [1, 2]
     assert await store.commit(TENANT, [Reserve("a", "2026-11-01", 2), Reserve("b", "2026-11-14", 2)]) == [1, 1]
     days = (DAY, "2026-11-16", "2026-11-01")
-    assert [await store.counted(TENANT, "a", day) for day in days] == [1, 2, 1]
+    assert [await store.call_count(TENANT, "a", day) for day in days] == [1, 2, 1]
 
 
 async def test_usage_is_summed_and_filtered_by_day(store: Store) -> None:

@@ -40,7 +40,10 @@ async def test_process_reserves_one_second_of_capacity_at_a_time(make_store: Mak
 @pytest.mark.durable
 async def test_rate_limited_key_is_paused_in_all_processes(make_store: Make) -> None:
     clock = VirtualClock()
-    first, second = SharedRateLimiter(await make_store(), clock=clock), SharedRateLimiter(await make_store(), clock=clock)
+    first, second = (
+        SharedRateLimiter(await make_store(), clock=clock),
+        SharedRateLimiter(await make_store(), clock=clock),
+    )
     assert await second.acquire("k", RateLimit(), 0) == 0
     await first.cool_down("k", 30)
     assert await first.acquire("k", RateLimit(), 0) == 30

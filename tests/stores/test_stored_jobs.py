@@ -36,8 +36,8 @@ async def test_job_is_stored_as_given(store: Store) -> None:
     (added,) = await add(store, given)
     assert added == msgspec.structs.replace(given, created_at=added.created_at, seq=1)
     assert await store.job(TENANT, "j1") == added and added.created_at > 0
-    assert await store.jobs(TENANT) == await store.jobs_under(TENANT, "j0") == [added]
-    assert await store.jobs_under(TENANT, "") == await store.jobs("other") == []
+    assert await store.jobs(TENANT) == await store.child_jobs(TENANT, "j0") == [added]
+    assert await store.child_jobs(TENANT, "") == await store.jobs("other") == []
     assert await store.job("other", "j1") is None
 
 
@@ -50,11 +50,11 @@ async def test_adding_a_job_again_changes_nothing(store: Store) -> None:
 
 
 async def test_jobs_per_root_run_are_limited_under_a_race(store: Store) -> None:
-    tries = (store.commit(TENANT, [AddAudit(b""), AddJob(job(f"j{n}"), most=5)]) for n in range(12))
+    tries = (store.commit(TENANT, [AddAudit(b""), AddJob(job(f"j{n}"), limit=5)]) for n in range(12))
     good, bad = await outcomes(tries)
     assert (len(good), {type(error) for error in bad}) == (5, {DailyLimitExceeded})
     assert len(await store.audit(TENANT)) == 5, "what belonged to the refused ones is not written either"
-    await store.commit(TENANT, [AddJob(good[0][1], most=5), AddJob(job("x", root="other"), most=5)])
+    await store.commit(TENANT, [AddJob(good[0][1], limit=5), AddJob(job("x", root="other"), limit=5)])
 
 
 async def test_previous_owner_of_a_job_cannot_write(store: Store) -> None:

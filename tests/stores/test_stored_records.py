@@ -53,7 +53,11 @@ async def test_records_of_tenants_are_separate(store: Store) -> None:
 
 
 async def test_usage_of_a_tenant_is_summed(store: Store) -> None:
-    assert (await store.tokens(TENANT, "", "9999"), await store.stored(TENANT), await store.active(TENANT)) == (
+    assert (
+        await store.tokens(TENANT, "", "9999"),
+        await store.storage_bytes(TENANT),
+        await store.last_turns(TENANT),
+    ) == (
         0,
         0,
         [],
@@ -65,7 +69,11 @@ async def test_usage_of_a_tenant_is_summed(store: Store) -> None:
     assert await store.tokens(TENANT, "2026-11-16", "9999") == 15
     await with_run(store)
     await store.commit(TENANT, [AddMessage("s", "m", b"12345", "r1"), AddJournal("r1", 0, "accepted", "", b"123")])
-    assert await store.stored(TENANT) == 8
+    assert await store.storage_bytes(TENANT) == 8
     await store.commit(TENANT, [PutSession("t"), AcceptRun("r2", "t", "b", "ann"), AcceptRun("r3", "t", "a", "ann")])
-    assert [(agent, user) for agent, user, _ in await store.active(TENANT)] == [("a", ""), ("a", "ann"), ("b", "ann")]
-    assert all(at > 1_700_000_000_000 for _, _, at in await store.active(TENANT))
+    assert [(agent, user) for agent, user, _ in await store.last_turns(TENANT)] == [
+        ("a", ""),
+        ("a", "ann"),
+        ("b", "ann"),
+    ]
+    assert all(at > 1_700_000_000_000 for _, _, at in await store.last_turns(TENANT))

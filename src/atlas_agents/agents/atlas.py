@@ -371,8 +371,8 @@ class Atlas:
         call = tool_call_for(stream.stream_id, tool, arguments)
         options = TurnOptions(idempotency_key=idempotency_key, asks=asks, call=call)
         own = tool_call_session(user, stream.stream_id, idempotency_key)
-        place: str | Conversation = session or (own if self._runtime.store is not None else Conversation(id=own))
-        run = self._runner.create(place, agent_id, options, user=user, stream=stream)
+        target: str | Conversation = session or (own if self._runtime.store is not None else Conversation(id=own))
+        run = self._runner.create(target, agent_id, options, user=user, stream=stream)
         if idempotency_key and run.journal is None:
             raise ConfigError("an idempotency key requires a store: Atlas(store=…)")
         if not session and self._runtime.store is not None:
@@ -399,8 +399,8 @@ class Atlas:
 
         Raises NotFound if there is no such approval, Conflict if it is too late.
         """
-        given = answer if isinstance(answer, Answer) else Answer(answer)
-        question = await self._runtime.answer(approval_id, given)
+        decided = answer if isinstance(answer, Answer) else Answer(answer)
+        question = await self._runtime.answer(approval_id, decided)
         if self._runtime.store is not None:
             await self._dispatcher.wake(approval_id)
         return question

@@ -60,7 +60,7 @@ class Context:
     child's. Tools: by name, the child's replaces a parent's. An ancestor reached twice counts once.
     """
 
-    __slots__ = ("__weakref__", "_given", "_messages", "_metadata", "_parents", "_rules", "_tools", "name")
+    __slots__ = ("__weakref__", "_assigned", "_messages", "_metadata", "_parents", "_rules", "_tools", "name")
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Context:
     ) -> None:
         self.name = name
         self._parents = parents
-        self._given: tuple[Metadata, ...] = ()
+        self._assigned: tuple[Metadata, ...] = ()
         self._metadata = Metadata(*[parent._metadata for parent in parents])
         self._rules: tuple[Rule, ...] = ()
         self._tools: dict[str, Tool] = {}
@@ -122,7 +122,7 @@ class Context:
     def metadata(self, values: Metadata | Mapping[str, Any]) -> None:
         if values is self._metadata:  # as in `context.metadata = context.metadata.set(…)`
             return
-        self._given = (values,) if isinstance(values, Metadata) else ()
+        self._assigned = (values,) if isinstance(values, Metadata) else ()
         self._metadata.rebase(*self._brokers(), values=None if isinstance(values, Metadata) else values)
 
     @property
@@ -222,10 +222,10 @@ class Context:
         return list(seen.values())
 
     def _brokers(self) -> list[Metadata]:
-        return [*self._given, *[parent._metadata for parent in self._parents]]
+        return [*self._assigned, *[parent._metadata for parent in self._parents]]
 
     def _own_values(self) -> dict[str, Any]:
-        return {name: value for given in self._given for name, value in given.all().items()} | self._metadata.local()
+        return {name: value for each in self._assigned for name, value in each.all().items()} | self._metadata.local()
 
 
 def _origins(names: Sequence[str], definitions: Sequence[Mapping[str, Any]]) -> tuple[Origin, ...]:

@@ -112,7 +112,7 @@ def _results_for(message: Message, messages: Sequence[Message], start: int) -> M
 
 def _drop_leading_replies(units: list[list[Message]], selected: list[int]) -> list[Message]:
     """Start at a user or system message: a reply without its question only confuses the model."""
-    start = next((place for place, index in enumerate(selected) if units[index][0].role in ("user", "system")), 0)
+    start = next((start for start, index in enumerate(selected) if units[index][0].role in ("user", "system")), 0)
     return [message for index in selected[start:] for message in units[index]]
 
 

@@ -380,7 +380,7 @@ class JobExecutor:
 
     async def _has_open_work(self, job: JobRow) -> bool:
         """Return whether delegated jobs are open or not reported, or turns of its session are unfinished."""
-        children = await self._store.jobs_under(self._tenant, job.id)
+        children = await self._store.child_jobs(self._tenant, job.id)
         if any(child.state in OPEN_JOB or not child.notified for child in children):
             return True
         return bool(await self._store.runs(self._tenant, job.session, open_only=True))
@@ -405,8 +405,8 @@ class JobExecutor:
             return SetJob(job.id, "failed", job.epoch, error=error)
         if isinstance(failure, CrashLoop) or job.attempts >= job.allowed:
             return SetJob(job.id, "dead", job.epoch, error=error)
-        pause = self._backoff[min(job.attempts, len(self._backoff)) - 1]
-        return SetJob(job.id, "queued", job.epoch, error=error, due_at=int((self._clock.time() + pause) * 1000))
+        delay = self._backoff[min(job.attempts, len(self._backoff)) - 1]
+        return SetJob(job.id, "queued", job.epoch, error=error, due_at=int((self._clock.time() + delay) * 1000))
 
     async def _report(self, job: JobRow) -> AtlasStream | None:
         """Start the turn that reports the outcome to the asker; None if there is no asker."""
@@ -437,7 +437,7 @@ class JobExecutor:
         self._waiting.pop(job.id, None)
         for run in await self._store.runs(self._tenant, job.session, open_only=True):
             await self._turns.cancel(run.id)
-        for child in await self._store.jobs_under(self._tenant, job.id):
+        for child in await self._store.child_jobs(self._tenant, job.id):
             if child.state in OPEN_JOB:
                 await self.end(child, "cancelled", f"its parent job {job.id} has ended")
 

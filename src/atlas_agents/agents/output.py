@@ -98,7 +98,7 @@ def partial_parser(wanted: Any) -> ParsePartial:
 
     if isinstance(wanted, Mapping):
         convert: Callable[[Any], Any] = _identity
-    elif fields := _fields_of(wanted):
+    elif fields := _list_fields(wanted):
         convert = _convert_fields({name: pydantic.TypeAdapter(kind) for name, kind in fields.items()})
     else:
         convert = _convert_value(pydantic.TypeAdapter(wanted))
@@ -140,7 +140,7 @@ def _convert_fields(adapters: dict[str, Any]) -> Callable[[Any], Any]:
     return convert
 
 
-def _fields_of(wanted: Any) -> dict[str, Any]:
+def _list_fields(wanted: Any) -> dict[str, Any]:
     """Return the fields of a model, a dataclass or a TypedDict by their JSON names."""
     if hasattr(wanted, "model_fields"):
         return {field.alias or name: field.annotation for name, field in wanted.model_fields.items()}

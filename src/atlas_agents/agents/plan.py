@@ -154,8 +154,8 @@ class _PlanExecution:
         for result in [result for message in added for result in message.tool_results]:
             if names.get(result.call_id) != MAKE_PLAN:
                 continue
-            if result.status == "ok" and _steps_of(result.result):
-                self._adopt(_steps_of(result.result))
+            if result.status == "ok" and _read_steps(result.result):
+                self._adopt(_read_steps(result.result))
                 changed = True
             elif self._plans == 0 and _is_refusal(result.result):
                 self.refused = changed = True
@@ -194,7 +194,7 @@ def _parse_plan(text: str) -> list[str]:
     return _NUMBERED.findall(text, heading.end()) if heading else []
 
 
-def _steps_of(result: Any) -> list[str]:
+def _read_steps(result: Any) -> list[str]:
     """Return the steps of a plan; of one that a person edited, the edited steps."""
     if not isinstance(result, dict):
         return []

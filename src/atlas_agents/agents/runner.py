@@ -269,7 +269,7 @@ class TurnRunner:
     async def _follow_remote(self, row: RunRow, on_event: OnEvent) -> Message:
         """Return the answer of a remote turn. Cancelling the wait cancels the turn, unless this process shuts down."""
         try:
-            return await self._answer_of(await self._dispatcher.submit(row, on_event))
+            return await self._read_answer(await self._dispatcher.submit(row, on_event))
         except asyncio.CancelledError:
             if not self._stopping:
                 await asyncio.shield(self._dispatcher.cancel(row.id))
@@ -362,9 +362,9 @@ class TurnRunner:
             return await self._follow_remote(row, stream.push)
         if row.status in OPEN:
             raise Conflict(f"run {row.id!r} is running in another process")
-        return await self._answer_of(row)
+        return await self._read_answer(row)
 
-    async def _answer_of(self, row: RunRow) -> Message:
+    async def _read_answer(self, row: RunRow) -> Message:
         """Return the answer of a turn that has ended, or raise its error."""
         if row.status == "cancelled":
             raise Cancelled("the turn was cancelled")

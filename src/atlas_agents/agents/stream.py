@@ -100,7 +100,7 @@ class AtlasStream:
     @property
     def text(self) -> str:
         """All text of the turn so far, in order; also after it was cancelled."""
-        return (self._run.text if self._run else "") or _text_of(self._events)
+        return (self._run.text if self._run else "") or _join_text(self._events)
 
     @property
     def output(self) -> Any:
@@ -202,7 +202,7 @@ class AtlasStream:
         self._waiters.clear()
 
 
-def _text_of(events: Sequence[Event]) -> str:
+def _join_text(events: Sequence[Event]) -> str:
     """Return the text of a turn of another process from its events, without what was withdrawn."""
     complete: list[str] = []
     draft: list[str] = []

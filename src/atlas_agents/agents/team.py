@@ -21,11 +21,11 @@ Predicate: TypeAlias = Callable[[Message], bool]
 
 def by_keywords(table: Mapping[str, Iterable[str]], default: str = "") -> Strategy:
     """Route to the agent with the most keywords in the message, else to the default."""
-    patterns = {agent_id: [_pattern(word) for word in words] for agent_id, words in table.items()}
+    patterns = {agent_id: [_pattern(word) for word in keywords] for agent_id, keywords in table.items()}
 
     def choose(message: Message, agents: Sequence[Agent]) -> HandoffPlan:
         text = message.text.casefold()
-        hits = {agent_id: sum(1 for each in found if each.search(text)) for agent_id, found in patterns.items()}
+        hits = {agent_id: sum(1 for each in group if each.search(text)) for agent_id, group in patterns.items()}
         best = max(hits, key=lambda agent_id: hits[agent_id], default="")
         return HandoffPlan(best if best and hits[best] else default)
 
@@ -44,8 +44,8 @@ def by_rules(*rules: tuple[Predicate, str], default: str = "") -> Strategy:
 def supervisor(router: str, *agents: str) -> Strategy:
     """Start with the router, which answers or hands off to one of the agents; without names, to any other."""
 
-    def choose(message: Message, known: Sequence[Agent]) -> HandoffPlan:
-        others = agents or tuple(agent.id for agent in known if agent.id != router)
+    def choose(message: Message, available: Sequence[Agent]) -> HandoffPlan:
+        others = agents or tuple(agent.id for agent in available if agent.id != router)
         return HandoffPlan(router, hands_to=others)
 
     return choose
@@ -93,10 +93,10 @@ def agent_tool(atlas: Any, agent: Agent, *, name: str = "") -> Tool:
     )
 
 
-def check_plan(plan: HandoffPlan, is_known: Callable[[str], bool]) -> HandoffPlan:
+def check_plan(plan: HandoffPlan, exists: Callable[[str], bool]) -> HandoffPlan:
     """Return the plan; raises ConfigError if it names an unknown agent."""
     for agent_id in filter(None, (plan.agent_id, *plan.hands_to, *plan.then)):
-        if not is_known(agent_id):
+        if not exists(agent_id):
             raise ConfigError(f"the routing strategy returned an unknown agent {agent_id!r}")
     return plan
 

@@ -636,7 +636,7 @@ class Store(Protocol):
 
     async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]: ...
 
-    async def counted(self, tenant: str, agent_id: str, day: str) -> int: ...
+    async def call_count(self, tenant: str, agent_id: str, day: str) -> int: ...
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
         """Sums of the days from `since` up to `until`, exclusive."""
@@ -654,18 +654,18 @@ class Store(Protocol):
         """The passages that exist, in the order of the ids."""
         ...
 
-    async def passages_of(
+    async def document_passages(
         self, tenant: str, kind: DocumentKind, document: str, *, after: int = -1, limit: int | None = None
     ) -> list[PassageRow]:
         """Passages of one document in order; `after` is the place to continue from."""
         ...
 
-    async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
+    async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         """Full-text search: passages with any of the words. Rare words, several words and short passages score
         higher."""
         ...
 
-    async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
+    async def find_nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
         """Vector search among the vectors of this model; the score is the cosine similarity."""
         ...
 
@@ -677,7 +677,7 @@ class Store(Protocol):
         """Newest first, in the given states or in any. To page, pass the last `seq` as `before`."""
         ...
 
-    async def jobs_under(self, tenant: str, parent: str) -> list[JobRow]:
+    async def child_jobs(self, tenant: str, parent: str) -> list[JobRow]:
         """Jobs that were delegated from within a job, in order."""
         ...
 
@@ -691,7 +691,7 @@ class Store(Protocol):
         """All records of a kind, ordered by key."""
         ...
 
-    async def active(self, tenant: str) -> list[tuple[str, str, int]]:
+    async def last_turns(self, tenant: str) -> list[tuple[str, str, int]]:
         """(agent, user, time of the last turn) for every pair that has had a turn."""
         ...
 
@@ -699,7 +699,7 @@ class Store(Protocol):
         """Input and output tokens of the days from `since` up to `until`, exclusive."""
         ...
 
-    async def stored(self, tenant: str) -> int:
+    async def storage_bytes(self, tenant: str) -> int:
         """Total size of messages, journals and events in bytes."""
         ...
 

@@ -124,7 +124,7 @@ class Tenancy:
 
     async def used(self) -> PlanUsage:
         """Return how much of the plan is used: tokens of this month, bytes, users."""
-        tokens, storage = await self._tokens_this_month(), await self._store.stored(self.tenant)
+        tokens, storage = await self._tokens_this_month(), await self._store.storage_bytes(self.tenant)
         return PlanUsage(tokens, storage, len(await self.users()))
 
     async def admit(self, agent_id: str, agents: Sequence[str]) -> None:
@@ -153,7 +153,7 @@ class Tenancy:
     async def _stored_bytes(self) -> int:
         now = self._clock.monotonic()
         if self._storage_total is None or now - self._storage_total[0] > _STORAGE_TTL:
-            self._storage_total = now, await self._store.stored(self.tenant)
+            self._storage_total = now, await self._store.storage_bytes(self.tenant)
         return self._storage_total[1]
 
     async def _all(self, kind: RecordKind, type: type[T]) -> list[T]:

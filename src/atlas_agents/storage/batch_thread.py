@@ -36,9 +36,9 @@ class Job(Generic[J]):
 class BatchThread(Generic[J]):
     """`work` is called on the thread with all waiting jobs. It sets the result or error of each, and must not raise."""
 
-    def __init__(self, name: str, work: Callable[[Sequence[Job[J]]], None], *, at_most: int = 256) -> None:
+    def __init__(self, name: str, work: Callable[[Sequence[Job[J]]], None], *, max_batch: int = 256) -> None:
         self._work = work
-        self._at_most = at_most
+        self._max_batch = max_batch
         self._waiting: deque[Job[J]] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -78,7 +78,7 @@ class BatchThread(Generic[J]):
         with self._wake:
             while not self._waiting and not self._closing:
                 self._wake.wait()
-            return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._at_most))]
+            return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._max_batch))]
 
 
 def _report(jobs: Sequence[Job[Any]]) -> None:

@@ -25,7 +25,7 @@ def journal_row(
 
 
 def find_audit_break(rows: Iterable[AuditRow]) -> int | None:
-    """The number of the first row that does not follow from the one before it; `rows` start at the first row."""
+    """Return the number of the first row that does not follow from the one before it; `rows` start at the first row."""
     previous = START
     for seq, row in enumerate(rows, 1):
         if row != audit_row(seq, previous, row.entry):
@@ -35,7 +35,7 @@ def find_audit_break(rows: Iterable[AuditRow]) -> int | None:
 
 
 def find_journal_break(rows: Iterable[JournalRow]) -> int | None:
-    """The same for the journal of one run."""
+    """Return the number of the first row of a journal that does not follow from the one before it."""
     previous = START
     for seq, row in enumerate(rows, 1):
         if row != journal_row(row.run_id, seq, row.kind, row.key, row.at, previous, row.payload):

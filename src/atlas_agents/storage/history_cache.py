@@ -37,8 +37,8 @@ class SharedCache(Protocol):
         """The cached messages from the first one on; empty if there are none or the cache is unavailable."""
         ...
 
-    def put(self, tenant: str, session: str, created_at: int, rows: Rows, known: int) -> None:
-        """Store the messages after the first `known` ones, in the background."""
+    def put(self, tenant: str, session: str, created_at: int, rows: Rows, cached: int) -> None:
+        """Store the messages after the first `cached` ones, in the background."""
         ...
 
     def drop(self, tenant: str, session: str) -> None: ...
@@ -51,11 +51,11 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class HistoryCache:
-    """LRU cache of up to `most` bytes, with an optional shared cache behind it."""
+    """LRU cache of up to `max_bytes` bytes, with an optional shared cache behind it."""
 
-    def __init__(self, shared: SharedCache | None = None, *, most: int = 64 << 20) -> None:
+    def __init__(self, shared: SharedCache | None = None, *, max_bytes: int = 64 << 20) -> None:
         self.shared = shared
-        self._most = most
+        self._max_bytes = max_bytes
         self._size = 0
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
 
@@ -64,18 +64,18 @@ class HistoryCache:
         entry = self._entries.get((tenant, session))
         if entry is None and self.shared is not None:
             entry = await self._from_shared(self.shared, fetch, tenant, session)
-        known = entry.rows if entry is not None else ()
-        created_at, found = await _read_since(fetch, tenant, session, known[-1].seq if known else 0)
-        if known and (entry is None or entry.created_at != created_at or found[:1] != known[-1:]):
-            known = ()
+        cached = entry.rows if entry is not None else ()
+        created_at, found = await _read_since(fetch, tenant, session, cached[-1].seq if cached else 0)
+        if cached and (entry is None or entry.created_at != created_at or found[:1] != cached[-1:]):
+            cached = ()
             created_at, found = await _read_since(fetch, tenant, session, 0)
-        rows = (*known, *found[1:]) if known else found
+        rows = (*cached, *found[1:]) if cached else found
         if created_at is None:
             self.evict(tenant, session)
         else:
-            self._put((tenant, session), _Entry(created_at, rows, _size_of(rows)))
-            if self.shared is not None and len(rows) > len(known):
-                self.shared.put(tenant, session, created_at, rows, len(known))
+            self._put((tenant, session), _Entry(created_at, rows, _estimate_size(rows)))
+            if self.shared is not None and len(rows) > len(cached):
+                self.shared.put(tenant, session, created_at, rows, len(cached))
         return list(rows)
 
     def evict(self, tenant: str, session: str) -> None:
@@ -97,11 +97,11 @@ class HistoryCache:
 
     def _put(self, key: tuple[str, str], entry: _Entry) -> None:
         self.evict(*key)
-        if entry.size > self._most:
+        if entry.size > self._max_bytes:
             return
         self._entries[key] = entry
         self._size += entry.size
-        while self._size > self._most:
+        while self._size > self._max_bytes:
             _, oldest = self._entries.popitem(last=False)
             self._size -= oldest.size
 
@@ -130,5 +130,5 @@ async def _read_since(fetch: Fetch, tenant: str, session: str, seq: int) -> tupl
     return session_created_at, tuple(messages)
 
 
-def _size_of(rows: Sequence[StoredMessage]) -> int:
+def _estimate_size(rows: Sequence[StoredMessage]) -> int:
     return sum(len(row.body) + _ROW_SIZE for row in rows)

@@ -59,7 +59,7 @@ class MemoryStore(SqlReads):
             except sqlite3.Error as error:
                 raise translate_error(error, _NAME) from error
 
-    async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
+    async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await search_sqlite(self.search, tenant, where, words, limit)
 
     def _connected(self) -> sqlite3.Connection:

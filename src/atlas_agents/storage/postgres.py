@@ -34,7 +34,7 @@ from atlas_agents.storage.sql.query import Query, Row, Vector, bind
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.text_search import scope_values, search_postgres
 
-_PAUSE = 0.1
+_RETRY_DELAY = 0.1
 
 
 class PostgresStore(SqlReads):
@@ -169,20 +169,20 @@ class PostgresStore(SqlReads):
             except psycopg.Error as error:
                 if not is_lost(error) or self._clock.monotonic() >= end:
                     raise translate_error(error) from error
-            await self._clock.sleep(_PAUSE)
+            await self._clock.sleep(_RETRY_DELAY)
 
     @property
     def has_pgvector(self) -> bool:
         """Whether the server compares vectors; otherwise this process does, with all of them in memory."""
         return self._vectors_in is not None
 
-    async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
+    async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await search_postgres(self.search, tenant, where, words, limit)
 
-    async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
+    async def find_nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
         dimensions = len(vector) // 2
         if not await self._is_indexed(model, dimensions):
-            return await super().nearest(tenant, where, model, vector, limit=limit)
+            return await super().find_nearest(tenant, where, model, vector, limit=limit)
         statement = sql.postgres_nearest(dimensions)
         values = {"model": model, "vector": Vector(vector), "limit": max(limit, 0)}
         rows = await self.search(bind(tenant, statement, **scope_values(where), **values))

@@ -35,7 +35,7 @@ TransactionHook: TypeAlias = Callable[
 exception rolls the commit back; the callable it returns is called after the commit."""
 
 _MAX_GROUP = 64
-_PAUSE = 0.1
+_RETRY_DELAY = 0.1
 _UNCLEAR = "the connection to Postgres was lost while committing: the commit may or may not have been written"
 _BEGIN = """BEGIN; INSERT INTO commit_tokens SELECT '{id}', {token:d}, now() FROM pg_advisory_xact_lock({lock:d})
 ON CONFLICT (id) DO UPDATE SET token = excluded.token, written_at = excluded.written_at"""
@@ -133,7 +133,7 @@ class Writer:
             if self._clock.monotonic() >= end:
                 _fail(group, failure)
                 return
-            await self._clock.sleep(_PAUSE)
+            await self._clock.sleep(_RETRY_DELAY)
 
     async def _commit_each(self, tenant: str, group: Sequence[Commit], failure: StoreError) -> None:
         """Give each commit a transaction of its own after the shared one failed, unless the lock is still busy."""
@@ -210,7 +210,7 @@ class Writer:
                 busy = isinstance(translate_error(error), StoreBusy)  # the transaction in question has not ended yet
                 if not (busy or is_lost(error)) or self._clock.monotonic() >= end:
                     raise StoreLost(_UNCLEAR, unclear=True) from error
-            await self._clock.sleep(_PAUSE)
+            await self._clock.sleep(_RETRY_DELAY)
 
     def _with_token(self, statement: str, tenant: str, token: int) -> bytes:
         id = hashlib.blake2b(tenant.encode(errors="replace"), key=self._id, digest_size=16).hexdigest()

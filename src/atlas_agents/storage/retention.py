@@ -17,7 +17,7 @@ INTERVAL = 3600.0
 """Seconds between two rounds."""
 FIRST_DELAY = 60.0
 """Seconds from the start of the process to the first round."""
-_PAUSE = 0.05
+_BATCH_DELAY = 0.05
 _DAY = 86_400_000
 _CLAIM = ("chore", "forget")
 
@@ -68,14 +68,14 @@ class RetentionJob:
         if not await self._claim_round():
             return False
         for what in KINDS:
-            pruned = await self.prune(what, pause=_PAUSE)
+            pruned = await self.prune(what, delay=_BATCH_DELAY)
             if pruned:
                 fields = {"runs": pruned.runs, "rows": pruned.rows, "bytes": pruned.size}
                 logger.info("expired %s deleted", what, extra={"fields": fields})
         return True
 
     async def prune(
-        self, what: Prunable, *, pause: float = 0.0, on_progress: Callable[[Pruned], object] | None = None
+        self, what: Prunable, *, delay: float = 0.0, on_progress: Callable[[Pruned], object] | None = None
     ) -> Pruned:
         """Delete now, in small commits with a pause between them. `on_progress` receives the running total."""
         total = Pruned()
@@ -87,7 +87,7 @@ class RetentionJob:
             total += pruned
             if on_progress is not None:
                 on_progress(total)
-            await self._clock.sleep(pause)
+            await self._clock.sleep(delay)
         return total
 
     async def due(self, what: Prunable) -> Pruned:

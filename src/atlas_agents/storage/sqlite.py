@@ -84,7 +84,7 @@ class SqliteStore(SqlReads):
         _, _, searcher = self._open_threads()
         return await searcher.thread.run(query)
 
-    async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
+    async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await search_sqlite(self.search, tenant, where, words, limit)
 
     def _open_threads(self) -> "tuple[_WriteThread, _ReadThread, _ReadThread]":

@@ -29,7 +29,7 @@ APPLICATION_ID = 0x41544C53
 """Application id in the file header: ATLS."""
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with the bytes copied so far and their total."""
-_OLDEST = (3, 35, 0)
+_MIN_VERSION = (3, 35, 0)
 _LARGE_CACHE = 64 << 10
 """In kilobytes."""
 _CHECKED_BYTES = 64 << 20
@@ -69,7 +69,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
 
 def open_writer(options: OpenOptions) -> sqlite3.Connection:
     """Open the connection that writes, and migrate the schema."""
-    if sqlite3.sqlite_version_info < _OLDEST:
+    if sqlite3.sqlite_version_info < _MIN_VERSION:
         raise StoreError(f"expected SQLite 3.35 or newer, got {sqlite3.sqlite_version}")
     path = options.path
     _prepare_file(path, must_exist=options.must_exist)
@@ -150,8 +150,8 @@ def _prepare_file(path: Path, *, must_exist: bool) -> None:
 
 
 def _create(path: Path, *, must_exist: bool) -> None:
-    left = path.with_name(path.name + "-wal")
-    if must_exist or (left.exists() and left.stat().st_size > 0):
+    log = path.with_name(path.name + "-wal")
+    if must_exist or (log.exists() and log.stat().st_size > 0):
         raise StoreError(f"database {path} is missing, but existed before: restore it; no new one was created")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -217,11 +217,11 @@ _COUNTS = {
     "open_runs": "SELECT count(*) FROM runs WHERE status IN ('queued', 'running', 'waiting')",
 }
 _OPEN_JOBS = "SELECT count(*) FROM jobs WHERE state IN ('queued', 'running')"
-_HOLDS = (
+_HAS_ROWS = (
     "SELECT EXISTS (SELECT 1 FROM sessions) OR EXISTS (SELECT 1 FROM audit) OR EXISTS (SELECT 1 FROM records)"
     " OR EXISTS (SELECT 1 FROM documents) OR EXISTS (SELECT 1 FROM usage_sums)"
 )
-_WITH_JOBS = 4
+_FIRST_WITH_JOBS = 4
 """The first schema version with jobs."""
 
 
@@ -244,17 +244,17 @@ def back_up(source: Path, target: Path, progress: Progress | None = None) -> Dat
         raise StoreError(f"not found: database {source}")
     if target.exists():
         raise Conflict(f"{target} exists already: choose another file for the backup")
-    with _temporary_file(target) as fresh:
+    with _temporary_file(target) as temporary:
         try:
-            _copy(source, fresh, progress)
+            _copy(source, temporary, progress)
         except sqlite3.Error as error:
             problem = translate_error(error, source)
             raise translate_error(error, target) if isinstance(problem, StoreFull) else problem from error
-        content = inspect(fresh)
-        _sync(fresh)
-        fresh.rename(target)
+        summary = inspect(temporary)
+        _sync(temporary)
+        temporary.rename(target)
         _sync(target.parent)
-    return content
+    return summary
 
 
 def restore(
@@ -269,17 +269,17 @@ def restore(
     if backup.resolve() == target.resolve():
         raise Conflict(f"{backup} is the database itself: expected a backup of it")
     _check_replaceable(target, replace=replace)
-    with _temporary_file(target) as fresh:
+    with _temporary_file(target) as temporary:
         _check_no_log(backup)
-        shutil.copyfile(backup, fresh)
-        content = inspect(fresh, shown_as=backup)
-        if content.broken and not unverified:
-            raise StoreError(f"{backup}: {content.broken}; nothing was changed")
-        _sync(fresh)
+        shutil.copyfile(backup, temporary)
+        summary = inspect(temporary, shown_as=backup)
+        if summary.broken and not unverified:
+            raise StoreError(f"{backup}: {summary.broken}; nothing was changed")
+        _sync(temporary)
         old = _rename_aside(target)
-        fresh.rename(target)
+        temporary.rename(target)
         _sync(target.parent)
-    return content, old
+    return summary, old
 
 
 def inspect(path: Path, *, shown_as: Path | None = None) -> DatabaseSummary:
@@ -294,11 +294,11 @@ def inspect(path: Path, *, shown_as: Path | None = None) -> DatabaseSummary:
             if found_id != APPLICATION_ID:
                 raise StoreError(f"{name} is not a database of Atlas Agents")
             pending(schema, str(name), SQLITE)
-            whole: str = found.execute("PRAGMA integrity_check(1)").fetchone()[0]
-            if whole != "ok":
-                raise StoreError(f"{name} is damaged: {' '.join(whole.split())}")
+            integrity: str = found.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if integrity != "ok":
+                raise StoreError(f"{name} is damaged: {' '.join(integrity.split())}")
             counts = {each: found.execute(sql).fetchone()[0] for each, sql in _COUNTS.items()}
-            if schema >= _WITH_JOBS:
+            if schema >= _FIRST_WITH_JOBS:
                 counts["open_jobs"] = found.execute(_OPEN_JOBS).fetchone()[0]
             return DatabaseSummary(schema, path.stat().st_size, **counts, broken=_broken_chain(found))
     except sqlite3.Error as error:
@@ -326,16 +326,16 @@ def _copy(source: Path, target: Path, progress: Progress | None) -> None:
             progress((total - remaining) * size, total * size)
 
     with (
-        contextlib.closing(sqlite3.connect(source, timeout=_BACKUP_BUSY_TIMEOUT, isolation_level=None)) as there,
-        contextlib.closing(sqlite3.connect(target, isolation_level=None)) as here,
+        contextlib.closing(sqlite3.connect(source, timeout=_BACKUP_BUSY_TIMEOUT, isolation_level=None)) as source_db,
+        contextlib.closing(sqlite3.connect(target, isolation_level=None)) as target_db,
     ):
-        there.execute("PRAGMA query_only = ON")
-        there.execute("BEGIN")
-        size: int = there.execute("PRAGMA page_size").fetchone()[0]
-        if there.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        source_db.execute("PRAGMA query_only = ON")
+        source_db.execute("BEGIN")
+        size: int = source_db.execute("PRAGMA page_size").fetchone()[0]
+        if source_db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             raise StoreError(f"{source} is not a database of Atlas Agents")
-        there.backup(here, pages=_BACKUP_PAGES, progress=report)
-        here.execute("PRAGMA journal_mode = DELETE")  # leave everything in one file
+        source_db.backup(target_db, pages=_BACKUP_PAGES, progress=report)
+        target_db.execute("PRAGMA journal_mode = DELETE")  # leave everything in one file
 
 
 def _check_replaceable(target: Path, *, replace: bool) -> None:
@@ -349,12 +349,12 @@ def _check_replaceable(target: Path, *, replace: bool) -> None:
                 raise StoreError(f"{target} is a database of another program; it was not changed")
             # This needs exclusive access, and moves the content of the write-ahead log into the file.
             found.execute("PRAGMA journal_mode = DELETE")
-            holds = bool(tables) and bool(found.execute(_HOLDS).fetchone()[0])
+            has_rows = bool(tables) and bool(found.execute(_HAS_ROWS).fetchone()[0])
     except sqlite3.DatabaseError as error:
         if isinstance(translate_error(error, target), StoreBusy):
             raise StoreBusy(f"database {target} is in use: stop the gateway first") from error
-        holds = True  # damaged, or its schema is older than some of these tables
-    if holds and not replace:
+        has_rows = True  # damaged, or its schema is older than some of these tables
+    if has_rows and not replace:
         raise Conflict(f"database {target} is not empty: pass --replace to rename it and restore the backup")
 
 
@@ -380,22 +380,22 @@ def _rename_aside(target: Path) -> Path | None:
 @contextlib.contextmanager
 def _temporary_file(target: Path) -> Generator[Path, None, None]:
     """A file in the same directory, for its owner only. It is deleted unless it was renamed."""
-    fresh = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
+    temporary = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
     try:
-        os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        yield fresh
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        yield temporary
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror}") from error
     finally:
         for end in ("", "-journal", "-wal", "-shm"):
             with contextlib.suppress(OSError):
-                fresh.with_name(fresh.name + end).unlink()
+                temporary.with_name(temporary.name + end).unlink()
 
 
 def _sync(path: Path) -> None:
     """Flush a file to disk, or the names in a directory."""
-    opened = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)

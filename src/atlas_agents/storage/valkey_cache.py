@@ -76,12 +76,12 @@ class ValkeyCache:
             rows += [StoredMessage(session, seq, *each) for seq, each in enumerate(segment.messages, len(rows) + 1)]
         return tuple(rows)
 
-    def put(self, tenant: str, session: str, created_at: int, rows: Rows, known: int) -> None:
+    def put(self, tenant: str, session: str, created_at: int, rows: Rows, cached: int) -> None:
         if sum(len(row.body) for row in rows) > _MAX_SIZE or rows[-1].seq != len(rows):
             return
-        key, field = self._key(tenant, session), _field(created_at, known + 1)
-        messages = tuple((row.id, row.run_id, row.body) for row in rows[known:])
-        payload = _encoder.encode(_Segment(rows[known - 1].id if known else "", messages))
+        key, field = self._key(tenant, session), _field(created_at, cached + 1)
+        messages = tuple((row.id, row.run_id, row.body) for row in rows[cached:])
+        payload = _encoder.encode(_Segment(rows[cached - 1].id if cached else "", messages))
         value = self._mac(key, field, payload) + payload
 
         async def share() -> None:

@@ -46,7 +46,7 @@ class Vectors:
         self._source = source
         self._matrices: OrderedDict[Library, _Matrix] = OrderedDict()
 
-    async def nearest(self, library: Library, collection: str | None, vector: bytes, limit: int) -> list[Hit]:
+    async def search(self, library: Library, collection: str | None, vector: bytes, limit: int) -> list[Hit]:
         """Best matches first."""
         version, count = await self._source.library(library)
         if not count or limit < 1:
@@ -58,8 +58,8 @@ class Vectors:
         async with matrix.lock:
             if matrix.version != version:
                 await self._refresh(library, matrix)
-            wanted = matrix.wanted(vector)
-            hits = await in_thread(matrix.nearest, collection, wanted, limit)
+            query = matrix.query(vector)
+            hits = await in_thread(matrix.search, collection, query, limit)
         self._evict()
         return hits
 
@@ -69,7 +69,7 @@ class Vectors:
             await in_thread(matrix.add, rows)
         after, count = await self._source.library(library)
         if len(matrix) != count or after != version:
-            await in_thread(matrix.keep, await self._source.vector_ids(library))
+            await in_thread(matrix.retain, await self._source.vector_ids(library))
         matrix.version = version
 
     def _evict(self) -> None:
@@ -103,7 +103,7 @@ class _Matrix:
     def size(self) -> int:
         return self._rows.nbytes
 
-    def wanted(self, vector: bytes) -> Any:
+    def query(self, vector: bytes) -> Any:
         return self._unit(self._read([vector]))[0]
 
     def add(self, rows: Sequence[tuple[int, str, Any]]) -> None:
@@ -114,20 +114,20 @@ class _Matrix:
         self._collections[self._count : end] = [self._names.setdefault(name, len(self._names)) for _, name, _ in rows]
         self._count = end
 
-    def keep(self, ids: Sequence[int]) -> None:
+    def retain(self, ids: Sequence[int]) -> None:
         """Remove all other rows."""
-        kept = self._np.isin(self._ids[: self._count], self._np.asarray(ids, self._np.int64))
+        retained = self._np.isin(self._ids[: self._count], self._np.asarray(ids, self._np.int64))
         for name in ("_rows", "_ids", "_collections"):
-            setattr(self, name, getattr(self, name)[: self._count][kept])
+            setattr(self, name, getattr(self, name)[: self._count][retained])
         self._count = len(self._ids)
 
-    def nearest(self, collection: str | None, wanted: Any, limit: int) -> list[Hit]:
+    def search(self, collection: str | None, query: Any, limit: int) -> list[Hit]:
         np = self._np
         ids, rows = self._ids[: self._count], self._rows[: self._count]
         if collection is not None:
             indices = np.flatnonzero(self._collections[: self._count] == self._names.get(collection, -1))
             ids, rows = ids[indices], rows[indices]
-        scores = rows @ wanted
+        scores = rows @ query
         best = np.argpartition(-scores, limit - 1)[:limit] if limit < len(scores) else np.arange(len(scores))
         best = best[np.lexsort((ids[best], -scores[best]))]
         return [Hit(int(ids[index]), float(scores[index])) for index in best]

@@ -48,7 +48,7 @@ class SqlReads(ABC):
         return await self.fetch(query)
 
     @abstractmethod
-    async def matching(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]: ...
+    async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]: ...
 
     async def session(self, tenant: str, key: str) -> Session | None:
         return tables.SESSIONS.first(await self.fetch(bind(tenant, sql.SESSION, key=key)))
@@ -69,7 +69,7 @@ class SqlReads(ABC):
     ) -> list[StoredMessage]:
         statement = sql.LAST_MESSAGES if last else sql.MESSAGES
         end = _MAX if before is None else before
-        query = bind(tenant, statement, session=session, after=after, before=end, limit=_at_most(limit))
+        query = bind(tenant, statement, session=session, after=after, before=end, limit=_limit_or_max(limit))
         rows = tables.MESSAGES.all(await self.fetch(query))
         return rows[::-1] if last else rows
 
@@ -89,7 +89,7 @@ class SqlReads(ABC):
     async def audit(
         self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
     ) -> list[AuditRow]:
-        query = bind(tenant, sql.LAST_AUDIT if last else sql.AUDIT, after=after, limit=_at_most(limit))
+        query = bind(tenant, sql.LAST_AUDIT if last else sql.AUDIT, after=after, limit=_limit_or_max(limit))
         rows = tables.AUDIT.all(await self.fetch(query))
         return rows[::-1] if last else rows
 
@@ -103,10 +103,10 @@ class SqlReads(ABC):
         return tables.APPROVALS.all(await self.fetch(bind(tenant, sql.GRANTS, binding=binding)))
 
     async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]:
-        query = bind(tenant, sql.EVENTS, run_id=run_id, after=after, limit=_at_most(limit))
+        query = bind(tenant, sql.EVENTS, run_id=run_id, after=after, limit=_limit_or_max(limit))
         return tables.EVENTS.all(await self.fetch(query))
 
-    async def counted(self, tenant: str, agent_id: str, day: str) -> int:
+    async def call_count(self, tenant: str, agent_id: str, day: str) -> int:
         rows = await self.fetch(bind(tenant, sql.COUNTED, agent_id=agent_id, day=day))
         return next((used for (used,) in rows), 0)
 
@@ -119,7 +119,7 @@ class SqlReads(ABC):
     async def documents(
         self, tenant: str, where: Where, *, after: str = "", limit: int | None = None
     ) -> list[Document]:
-        query = bind(tenant, sql.DOCUMENTS, **scope_values(where), after=after, limit=_at_most(limit))
+        query = bind(tenant, sql.DOCUMENTS, **scope_values(where), after=after, limit=_limit_or_max(limit))
         return tables.DOCUMENTS.all(await self.fetch(query))
 
     async def passages(self, tenant: str, ids: Sequence[int]) -> list[PassageRow]:
@@ -130,14 +130,14 @@ class SqlReads(ABC):
         found = {row.id: row for row in rows}
         return [found[id] for id in ids if id in found]
 
-    async def passages_of(
+    async def document_passages(
         self, tenant: str, kind: DocumentKind, document: str, *, after: int = -1, limit: int | None = None
     ) -> list[PassageRow]:
-        query = bind(tenant, sql.PASSAGES_OF, kind=kind, id=document, after=after, limit=_at_most(limit))
+        query = bind(tenant, sql.PASSAGES_OF, kind=kind, id=document, after=after, limit=_limit_or_max(limit))
         return tables.PASSAGES.all(await self.fetch(query))
 
-    async def nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
-        return await self._vectors.nearest(Library(tenant, where.kind, model), where.collection, vector, limit)
+    async def find_nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
+        return await self._vectors.search(Library(tenant, where.kind, model), where.collection, vector, limit)
 
     async def library(self, library: Library) -> tuple[int, int]:
         rows = await self.fetch(bind(library.tenant, sql.LIBRARY, kind=library.kind, model=library.model))
@@ -163,7 +163,7 @@ class SqlReads(ABC):
         query = bind(tenant, statement, limit=max(limit, 0), before=_MAX if before is None else before, **named)
         return tables.JOBS.all(await self.fetch(query))
 
-    async def jobs_under(self, tenant: str, parent: str) -> list[JobRow]:
+    async def child_jobs(self, tenant: str, parent: str) -> list[JobRow]:
         return tables.JOBS.all(await self.fetch(bind(tenant, sql.JOBS_UNDER, parent=parent)))
 
     async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
@@ -175,14 +175,14 @@ class SqlReads(ABC):
     async def records(self, tenant: str, kind: RecordKind) -> list[StoredRecord]:
         return tables.RECORDS.all(await self.fetch(bind(tenant, sql.RECORDS, kind=kind)))
 
-    async def active(self, tenant: str) -> list[tuple[str, str, int]]:
+    async def last_turns(self, tenant: str) -> list[tuple[str, str, int]]:
         return [(agent, user, at) for agent, user, at in await self.fetch(bind(tenant, sql.ACTIVE))]
 
     async def tokens(self, tenant: str, since: str, until: str) -> int:
         ((count,),) = await self.fetch(bind(tenant, sql.TOKENS, since=since, until=until))
         return int(count)
 
-    async def stored(self, tenant: str) -> int:
+    async def storage_bytes(self, tenant: str) -> int:
         ((size,),) = await self.fetch(bind(tenant, sql.STORED))
         return int(size)
 
@@ -194,5 +194,5 @@ class SqlReads(ABC):
         return [tenant for (tenant,) in await self.fetch(Query(sql.TENANTS, {}))]
 
 
-def _at_most(limit: int | None) -> int:
+def _limit_or_max(limit: int | None) -> int:
     return _MAX if limit is None else max(limit, 0)

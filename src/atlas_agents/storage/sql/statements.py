@@ -60,7 +60,7 @@ HISTORY_STATE = "SELECT created_at, last_message FROM sessions WHERE tenant = :t
 
 # Runs
 
-KNOWN_RUN = f"""
+RUN_BY_KEY = f"""
 SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND idempotency_key = :idempotency_key
 AND idempotency_key <> ''"""
 NEXT_RUN = f"""
@@ -253,12 +253,12 @@ VECTOR_IDS = f"SELECT id FROM passages WHERE {_WITH_VECTORS} ORDER BY id"
 SQLITE_MATCHING = """
 SELECT p.id, -w.score FROM (SELECT id, score FROM (
         SELECT rowid AS id, bm25(passage_words, 0.0, 2.0, 1.0) AS score FROM passage_words
-        WHERE passage_words MATCH :match LIMIT :most)
+        WHERE passage_words MATCH :match LIMIT :max_rows)
     ORDER BY score LIMIT :limit) w
 JOIN passages p ON p.id = w.id WHERE p.tenant = :tenant AND p.kind = :kind ORDER BY w.score, p.id"""
 POSTGRES_MATCHING = f"""
 SELECT id, ts_rank(words, to_tsquery('english', :match), 1) AS score FROM (
-    SELECT id, words FROM passages WHERE {_IN_SCOPE} AND words @@ to_tsquery('english', :match) LIMIT :most) found
+    SELECT id, words FROM passages WHERE {_IN_SCOPE} AND words @@ to_tsquery('english', :match) LIMIT :max_rows) found
 ORDER BY score DESC, id LIMIT :limit"""
 
 
@@ -274,15 +274,15 @@ def add_passages(count: int) -> str:
 
 @cache
 def postgres_counts(count: int) -> str:
-    """The number of passages with each word (`:match0` and so on), counted up to `:most`."""
-    one = "SELECT 1 FROM passages WHERE {} AND words @@ to_tsquery('english', :match{}) LIMIT :most"
+    """The number of passages with each word (`:match0` and so on), counted up to `:max_rows`."""
+    one = "SELECT 1 FROM passages WHERE {} AND words @@ to_tsquery('english', :match{}) LIMIT :max_rows"
     return " UNION ALL ".join(f"SELECT count(*) FROM ({one.format(_IN_SCOPE, n)}) found" for n in range(count))
 
 
 @cache
 def sqlite_counts(count: int) -> str:
     """The same for SQLite, where the match expression includes the owner."""
-    one = "SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH :match{} LIMIT :most)"
+    one = "SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH :match{} LIMIT :max_rows)"
     return " UNION ALL ".join(one.format(n) for n in range(count))
 
 

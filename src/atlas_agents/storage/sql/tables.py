@@ -76,8 +76,8 @@ class Table(Generic[R]):
         """A row of the columns in `select` order."""
         if self._decoders:
             row = list(row)
-            for place, convert in self._decoders:
-                row[place] = convert(row[place])
+            for index, convert in self._decoders:
+                row[index] = convert(row[index])
         return self._struct(*row)
 
     def first(self, rows: Sequence[Row]) -> R | None:

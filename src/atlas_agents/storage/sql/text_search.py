@@ -19,11 +19,11 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 class _Bounds(NamedTuple):
-    """Cost limits of a search. A word in `everywhere` passages or more is common; rare words are searched for as long
-    as they occur in no more than `scored` passages together."""
+    """Cost limits of a search. A word in `common_from` passages or more is common; rare words are searched for as long
+    as they occur in no more than `max_scored` passages together."""
 
-    everywhere: int
-    scored: int
+    common_from: int
+    max_scored: int
 
 
 _SQLITE = _Bounds(2_000, 8_000)
@@ -42,9 +42,9 @@ async def search_sqlite(search: Fetch, tenant: str, where: Where, words: Sequenc
         return f"owners : {owner} AND {{heading text}} : ({expression})"
 
     each = {f"match{n}": match(word) for n, word in enumerate(wanted)}
-    counted = await search(bind(tenant, sql.sqlite_counts(len(wanted)), most=_SQLITE.everywhere, **each))
-    chosen = match(_choose_words(_SQLITE, wanted, counted, " OR ", " AND "))
-    values = {"kind": where.kind, "match": chosen, "most": _SQLITE.scored, "limit": max(limit, 0)}
+    counts = await search(bind(tenant, sql.sqlite_counts(len(wanted)), max_rows=_SQLITE.common_from, **each))
+    chosen = match(_choose_words(_SQLITE, wanted, counts, " OR ", " AND "))
+    values = {"kind": where.kind, "match": chosen, "max_rows": _SQLITE.max_scored, "limit": max(limit, 0)}
     return [Hit(id, score) for id, score in await search(bind(tenant, sql.SQLITE_MATCHING, **values))]
 
 
@@ -55,19 +55,19 @@ async def search_postgres(search: Fetch, tenant: str, where: Where, words: Seque
         return []
     each = {f"match{n}": word for n, word in enumerate(wanted)}
     scope = scope_values(where)
-    counts = bind(tenant, sql.postgres_counts(len(wanted)), **scope, most=_POSTGRES.everywhere, **each)
+    counts = bind(tenant, sql.postgres_counts(len(wanted)), **scope, max_rows=_POSTGRES.common_from, **each)
     chosen = _choose_words(_POSTGRES, wanted, await search(counts), " | ", " & ")
-    values = {"match": chosen, "most": _POSTGRES.scored, "limit": max(limit, 0)}
+    values = {"match": chosen, "max_rows": _POSTGRES.max_scored, "limit": max(limit, 0)}
     return [Hit(id, score) for id, score in await search(bind(tenant, sql.POSTGRES_MATCHING, **scope, **values))]
 
 
-def _choose_words(bounds: _Bounds, wanted: Sequence[str], counted: Sequence[Row], any_of: str, all_of: str) -> str:
+def _choose_words(bounds: _Bounds, wanted: Sequence[str], counts: Sequence[Row], any_of: str, all_of: str) -> str:
     """Any of the rarest words; if all words are common, all of them together."""
     rare: list[str] = []
     passages = 0
-    for count, word in sorted(zip((count for (count,) in counted), wanted, strict=True), key=lambda pair: pair[0]):
+    for count, word in sorted(zip((count for (count,) in counts), wanted, strict=True), key=lambda pair: pair[0]):
         passages += count
-        if count >= bounds.everywhere or (rare and passages > bounds.scored):
+        if count >= bounds.common_from or (rare and passages > bounds.max_scored):
             break
         rare.append(word)
     return any_of.join(rare) if rare else all_of.join(wanted)

@@ -72,9 +72,9 @@ def apply_writes(context: WriteContext, writes: Sequence[Write]) -> Steps[list[A
     """Apply the writes of one commit. If an `AcceptRun` repeats an idempotency key, nothing is written."""
     for index, write in enumerate(writes):
         if isinstance(write, AcceptRun) and write.idempotency_key:
-            known = yield from known_run(context, write)
-            if known is not None:
-                return [known if i == index else None for i in range(len(writes))]
+            existing = yield from find_run_by_key(context, write)
+            if existing is not None:
+                return [existing if i == index else None for i in range(len(writes))]
     results: list[Any] = []
     for write in writes:
         steps = _STEPS.get(type(write))
@@ -110,9 +110,9 @@ def _drop_session(context: WriteContext, write: DropSession) -> Steps[None]:
 
 
 def _add_message(context: WriteContext, write: AddMessage) -> Steps[StoredMessage]:
-    known = tables.MESSAGES.first((yield context.bind(sql.MESSAGE_OF_ID, session=write.session, id=write.id)))
-    if known is not None:
-        return known
+    existing = tables.MESSAGES.first((yield context.bind(sql.MESSAGE_OF_ID, session=write.session, id=write.id)))
+    if existing is not None:
+        return existing
     rows = yield context.bind(sql.NEXT_MESSAGE, session=write.session)
     if not rows:
         raise _not_found("session", write.session)
@@ -125,13 +125,13 @@ def _add_message(context: WriteContext, write: AddMessage) -> Steps[StoredMessag
 # Runs
 
 
-def known_run(context: WriteContext, write: AcceptRun) -> Steps[RunRow | None]:
+def find_run_by_key(context: WriteContext, write: AcceptRun) -> Steps[RunRow | None]:
     """The run that was accepted under the same idempotency key, if any."""
-    rows = yield context.bind(sql.KNOWN_RUN, session=write.session, idempotency_key=write.idempotency_key)
-    known = tables.RUNS.first(rows)
-    if known is not None and known.fingerprint != write.fingerprint:
+    rows = yield context.bind(sql.RUN_BY_KEY, session=write.session, idempotency_key=write.idempotency_key)
+    existing = tables.RUNS.first(rows)
+    if existing is not None and existing.fingerprint != write.fingerprint:
         raise Conflict(f"idempotency key {write.idempotency_key!r} was used before for another request")
-    return known
+    return existing
 
 
 def _accept_run(context: WriteContext, write: AcceptRun) -> Steps[RunRow]:
@@ -183,8 +183,8 @@ def _stop_run(context: WriteContext, write: StopRun) -> Steps[RunRow]:
 
 
 def _raise_ended(context: WriteContext, run_id: str) -> Steps[None]:
-    known = yield context.bind(sql.RUN, run_id=run_id)
-    raise _ended(run_id) if known else _not_found("run", run_id)
+    existing = yield context.bind(sql.RUN, run_id=run_id)
+    raise _ended(run_id) if existing else _not_found("run", run_id)
 
 
 def _add_journal(context: WriteContext, write: AddJournal) -> Steps[JournalRow]:
@@ -262,10 +262,10 @@ def _put_approval(context: WriteContext, write: PutApproval) -> Steps[ApprovalRo
     if stored is not None:
         return stored
     (row,) = yield context.bind(sql.APPROVAL, id=new.id)
-    known = tables.APPROVALS.decode(row)
-    if (known.run_id, known.call_id, known.binding) != (new.run_id, new.call_id, new.binding):
+    existing = tables.APPROVALS.decode(row)
+    if (existing.run_id, existing.call_id, existing.binding) != (new.run_id, new.call_id, new.binding):
         raise Conflict(f"approval {new.id!r} exists already, for another call")
-    return known
+    return existing
 
 
 def _answer_approval(context: WriteContext, write: AnswerApproval) -> Steps[ApprovalRow]:
@@ -286,9 +286,9 @@ def _add_usage(context: WriteContext, write: AddUsage) -> Steps[None]:
 
 def _add_job(context: WriteContext, write: AddJob) -> Steps[JobRow]:
     job = write.job
-    known = tables.JOBS.first((yield context.bind(sql.JOB, id=job.id)))
-    if known is not None:
-        return known
+    existing = tables.JOBS.first((yield context.bind(sql.JOB, id=job.id)))
+    if existing is not None:
+        return existing
     if write.limit is not None:
         ((count,),) = yield context.bind(sql.COUNT_JOBS, root=job.root)
         if count >= write.limit:
@@ -359,8 +359,8 @@ def _stored_job(context: WriteContext, id: str) -> Steps[JobRow]:
 
 def _put_record(context: WriteContext, write: PutRecord) -> Steps[StoredRecord]:
     if write.version is not None:
-        known = tables.RECORDS.first((yield context.bind(sql.RECORD, kind=write.kind, key=write.key)))
-        version = known.version if known is not None else 0
+        existing = tables.RECORDS.first((yield context.bind(sql.RECORD, kind=write.kind, key=write.key)))
+        version = existing.version if existing is not None else 0
         if write.version != version:
             raise Conflict(f"{write.kind} {write.key!r} was changed: expected version {write.version}, got {version}")
     (row,) = yield context.bind(sql.PUT_RECORD, kind=write.kind, key=write.key, body=write.body)
