@@ -10,7 +10,7 @@ import pytest
 from atlas_agents import MemoryAudit, Policy, ToolContext, ToolFailed, ToolResult, tool, verify, what_if
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.audit import AuditRecord
-from atlas_agents.tools.redact import HIDDEN, Redactor, is_secret_name
+from atlas_agents.tools.redact import REDACTED, Redactor, is_secret_name
 
 
 @tool(effect="pure")
@@ -202,9 +202,9 @@ SECRET_NAMES = [
 def test_fields_of_these_names_are_hidden(name: str) -> None:
     redactor = Redactor(environment={})
     assert is_secret_name(name)
-    assert redactor.value({name: "value"}) == {name: HIDDEN}
-    assert redactor.value([{"deep": [{name: {"a": 1}}]}]) == [{"deep": [{name: HIDDEN}]}]
-    assert redactor.value([[name, "value"]]) == [[name, HIDDEN]]
+    assert redactor.value({name: "value"}) == {name: REDACTED}
+    assert redactor.value([{"deep": [{name: {"a": 1}}]}]) == [{"deep": [{name: REDACTED}]}]
+    assert redactor.value([[name, "value"]]) == [[name, REDACTED]]
     assert "value-1" not in redactor.value(f'{{"{name}": "value-1"}}')
 
 
@@ -230,7 +230,7 @@ def test_fields_of_these_names_are_not(name: str) -> None:
 )
 def test_what_looks_like_a_secret_is_hidden(text: str) -> None:
     hidden = Redactor(environment={}).text(f"see {text} there")
-    assert HIDDEN in hidden
+    assert REDACTED in hidden
     assert hidden.startswith("see ")
     assert hidden.endswith(" there")
 
@@ -245,4 +245,4 @@ def test_common_words_and_paths_of_the_environment_are_not_hidden_everywhere() -
     redactor = Redactor(environment=environment)
     text = "The development password lies in /home/ana"
     assert redactor.text(text) == text
-    assert redactor.text("it is zebra-42-zulu") == f"it is {HIDDEN}"
+    assert redactor.text("it is zebra-42-zulu") == f"it is {REDACTED}"

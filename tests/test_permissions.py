@@ -58,7 +58,7 @@ def test_what_a_tool_needs_must_be_granted_to_the_agent_its_role_or_the_user() -
     assert policy.verdict("t", Actor("bob", "operator"), needs=["file:write"]).cell == "yes"
     assert policy.verdict("t", Actor("bob", "", "uma"), needs=["mail:send"]).cell == "yes"
     denied = policy.verdict("t", Actor("bob", "clerk"), needs=["mail:send"])
-    assert (denied.cell, denied.rule) == ("no", "policy: no grant of mail:send to bob (clerk)")
+    assert (denied.cell, denied.rule) == ("no", "policy: mail:send is not granted to bob (clerk)")
 
 
 def test_with_a_policy_what_acts_is_denied_until_a_line_grants_it() -> None:
@@ -87,7 +87,7 @@ async def test_a_model_is_shown_only_what_its_agent_may_call_and_is_checked_agai
     assert isinstance(result, ToolResult)
     assert (result.error, result.result) == (
         "not_permitted",
-        "wipe is not permitted for assistant: policy: wipe has effects and no line grants it.",
+        "wipe is not permitted for assistant: policy: wipe has side effects, and no entry allows it.",
     )
 
 
@@ -116,13 +116,13 @@ async def test_two_agents_are_judged_by_their_own_roles() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[tools.act]\nmaybe = ['a']", "tools.act.maybe: write yes, ask or no"),
-        ("[tools.act]\nyes = 'a'", "tools.act.yes: write yes, ask or no"),
-        ("[tools.act]\nyes = ['a']\nno = ['a']", "tools.act names 'a' twice"),
-        ("[tool.act]\nyes = ['a']", "there is no section 'tool'"),
+        ("[tools.act]\nmaybe = ['a']", "tools.act.maybe: expected yes, ask or no"),
+        ("[tools.act]\nyes = 'a'", "tools.act.yes: expected yes, ask or no"),
+        ("[tools.act]\nyes = ['a']\nno = ['a']", "tools.act lists 'a' twice"),
+        ("[tool.act]\nyes = ['a']", "unknown section 'tool'"),
         ("[grants]\na = 'file:read'", "grants.a must be a list of names"),
         ("tools = 3", "tools must be a table"),
-        ("[tools", "is no TOML"),
+        ("[tools", "is not valid TOML"),
     ],
 )
 def test_a_wrong_policy_file_is_refused_by_file_and_key(text: str, complaint: str, tmp_path: Path) -> None:
@@ -134,5 +134,5 @@ def test_a_wrong_policy_file_is_refused_by_file_and_key(text: str, complaint: st
 
 
 def test_a_missing_policy_file_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot read policy nowhere\.toml"):
         Policy.load("nowhere.toml")

@@ -153,5 +153,5 @@ async def test_edited_arguments_are_bound_to_their_own_facts_and_only_once() -> 
 
 @pytest.mark.parametrize("term", ["preview", "binds", "reconcile"])
 def test_terms_that_are_no_functions_are_told_at_once(term: str) -> None:
-    with pytest.raises(BadTool, match=f"{term} of the tool 'put' must be a function"):
+    with pytest.raises(BadTool, match=f"{term} of tool 'put' must be a function"):
         Tool("put", print, **{term: "text"})  # pyright: ignore[reportArgumentType]

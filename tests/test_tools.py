@@ -174,10 +174,10 @@ async def test_parameters_may_be_names_with_types_or_schemas() -> None:
 @pytest.mark.parametrize(
     ("parameters", "complaint"),
     [
-        ({"city": 7}, "parameter 'city' of the tool 'book' is neither a JSON schema nor a plain type: 7"),
-        ({"type": "object", "properties": {"a": {"type": "strong"}}}, "the tool 'book' are no valid JSON schema"),
-        ({"a": {"$ref": "http://127.0.0.1:9/s.json"}}, "the tool 'book' refer to 'http"),
-        ({"a": {"$ref": "file:///etc/passwd"}}, "only references inside the schema are followed"),
+        ({"city": 7}, "parameter 'city' of tool 'book' must be a JSON schema or a plain type, not 7"),
+        ({"type": "object", "properties": {"a": {"type": "strong"}}}, "tool 'book' are not a valid JSON schema"),
+        ({"a": {"$ref": "http://127.0.0.1:9/s.json"}}, "tool 'book' refer to 'http"),
+        ({"a": {"$ref": "file:///etc/passwd"}}, "only references inside the schema are supported"),
     ],
 )
 def test_parameters_that_are_no_schema_are_refused(parameters: dict[str, Any], complaint: str) -> None:
@@ -233,7 +233,7 @@ async def test_a_definition_may_have_no_parameters() -> None:
 
 
 def test_a_definition_needs_a_name_and_a_function() -> None:
-    with pytest.raises(BadTool, match="needs a name"):
+    with pytest.raises(BadTool, match="requires a name"):
         tool({"description": "x"}, print)
 
 
@@ -588,28 +588,28 @@ def test_a_parameter_that_cannot_be_described_is_named_with_its_tool(
 ) -> None:
     with pytest.raises(BadTool) as caught:
         tool(function)
-    assert f"parameter {parameter!r} of the tool {function.__name__!r}" in str(caught.value)
+    assert f"parameter {parameter!r} of tool {function.__name__!r}" in str(caught.value)
     with pytest.raises(BadTool):
         Agent("a", model="openai/x", tools=[function])
 
 
 def test_a_type_that_cannot_be_found_is_named() -> None:
-    with pytest.raises(BadTool, match="the tool 'of_an_unknown' cannot be read: name 'Nowhere' is not defined"):
+    with pytest.raises(BadTool, match="cannot read the parameters of tool 'of_an_unknown': name 'Nowhere' is not defined"):
         tool(of_an_unknown)
 
 
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: Tool("", print), "'' is no name for a tool"),
-        (lambda: Tool("a\nb", print), "is no name for a tool"),
-        (lambda: Tool("x" * 201, print), "is no name for a tool"),
-        (lambda: Tool("a"), "the tool 'a' needs a function"),
-        (lambda: Tool("a", "print"), "the tool 'a' needs a function"),  # pyright: ignore[reportArgumentType]
+        (lambda: Tool("", print), "invalid tool name ''"),
+        (lambda: Tool("a\nb", print), "invalid tool name"),
+        (lambda: Tool("x" * 201, print), "invalid tool name"),
+        (lambda: Tool("a"), "tool 'a' requires a function"),
+        (lambda: Tool("a", "print"), "tool 'a' requires a function"),  # pyright: ignore[reportArgumentType]
         (lambda: tool(lambda: 1), "a lambda has no name"),
-        (lambda: Tool("a", print, timeout=0), "the timeout of the tool 'a' must be more than 0 seconds, not 0"),
-        (lambda: Tool("a", print, timeout=float("nan")), "the timeout of the tool 'a'"),
-        (lambda: Tool("a", print, effect="loud"), "the effect of the tool 'a' is one of pure, keyed, unsafe"),  # pyright: ignore[reportArgumentType]
+        (lambda: Tool("a", print, timeout=0), "timeout of tool 'a' must be more than 0 seconds, not 0"),
+        (lambda: Tool("a", print, timeout=float("nan")), "timeout of tool 'a'"),
+        (lambda: Tool("a", print, effect="loud"), "effect of tool 'a' must be one of pure, keyed, unsafe"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_what_cannot_be_a_tool_is_refused(make: Callable[[], Tool], complaint: str) -> None:

@@ -28,7 +28,6 @@ PENDING = {
     "knowledge",
     "local",
     "mcp",
-    "tools",
     "workspace",
 }
 

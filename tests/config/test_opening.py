@@ -73,5 +73,5 @@ def test_policy_is_read_from_its_file(sources: SettingsSources) -> None:
     assert policy is not None
     assert policy.verdict("bash", Actor("assistant")).cell == "ask"
     (sources.cwd / "team.toml").write_text("[tool.bash]\nask = ['assistant']\n")
-    with pytest.raises(ConfigError, match=r"team\.toml: there is no section 'tool'"):
+    with pytest.raises(ConfigError, match=r"team\.toml: unknown section 'tool'"):
         open_policy(sources.load())

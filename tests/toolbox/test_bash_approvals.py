@@ -150,13 +150,13 @@ def test_rules_stand_in_a_policy_file() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("commands = 3", "commands are tables"),
-        ("[[commands]]\nwho = ['x']", "commands[1]: write argv"),
-        ("[[commands]]\nargv = 'git status'", "commands[1]: write argv"),
-        ("[[commands]]\nargv = []", "argv begins with the name of a program"),
-        ("[[commands]]\nargv = ['*', 'x']", "argv begins with the name of a program"),
-        ("[[commands]]\nargv = ['git', '**', 'x']", "it comes last"),
-        ("[[commands]]\nargv = ['git']\nagents = ['x']", "there is no 'agents'"),
+        ("commands = 3", "commands must be a list of tables"),
+        ("[[commands]]\nwho = ['x']", "commands[1]: expected argv"),
+        ("[[commands]]\nargv = 'git status'", "commands[1]: expected argv"),
+        ("[[commands]]\nargv = []", "argv must start with the name of a program"),
+        ("[[commands]]\nargv = ['*', 'x']", "argv must start with the name of a program"),
+        ("[[commands]]\nargv = ['git', '**', 'x']", "** must be the last element"),
+        ("[[commands]]\nargv = ['git']\nagents = ['x']", "unknown key 'agents'"),
     ],
 )
 def test_a_wrong_rule_is_named(text: str, words: str, tmp_path: Path) -> None:

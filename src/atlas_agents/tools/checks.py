@@ -17,7 +17,7 @@ from atlas_agents.core.text import clean
 from atlas_agents.tools.approvals import Answer, Question, compute_binding, question_id
 from atlas_agents.tools.governance import Approved, ToolScope
 from atlas_agents.tools.policy import Verdict
-from atlas_agents.tools.redact import secrets_in
+from atlas_agents.tools.redact import find_secrets
 from atlas_agents.tools.tool import Tool
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ async def _confirm(approved: Approved, scope: ToolScope) -> Approved:
     except (ToolFault, asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as error:  # a user's own function failed: without an answer there is no approval
-        trace = scope.governance.redactor.trace(error, secrets_in(call.arguments))
+        trace = scope.governance.redactor.trace(error, find_secrets(call.arguments))
         logger.error("approval failed: tool=%s run=%s\n%s", approved.tool.name, scope.run_id, trace)
         raise Declined(f"{approved.tool.name} was not approved") from error
     return approved
@@ -154,7 +154,7 @@ async def _preview(approved: Approved, scope: ToolScope) -> str:
     if preview is None:
         return ""
     text = clean(str(await call_user(preview, copy.deepcopy(approved.call.arguments))))
-    text = str(scope.governance.redactor.known_in(text))
+    text = str(scope.governance.redactor.remove_known(text))
     hidden = len(text) - MAX_PREVIEW
     return text if hidden <= 0 else f"{text[:MAX_PREVIEW]}\n… {hidden:,} more characters are not shown"
 

@@ -137,7 +137,7 @@ class ToolElicitation:
             tenant=scope.actor.tenant,
             id=question_id(scope.run_id, call.id, bound),
             policy=governance.policy_version,
-            preview=str(governance.redactor.known_in(clean(form.text))),
+            preview=str(governance.redactor.remove_known(clean(form.text))),
             form=form,
         )
 

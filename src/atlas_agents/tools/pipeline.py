@@ -28,7 +28,7 @@ from atlas_agents.tools.elicitation import ToolElicitation
 from atlas_agents.tools.execute import CANCEL_GRACE, MAX_MESSAGE, Attempt, fault_message, to_json_value
 from atlas_agents.tools.governance import Approved, ToolScope
 from atlas_agents.tools.journal import ShuttingDown
-from atlas_agents.tools.redact import secrets_in
+from atlas_agents.tools.redact import find_secrets
 from atlas_agents.tools.tool import Tool
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ async def query_outcome(tool: Tool, call: ToolCall, scope: ToolScope) -> Finding
 
 def _as_result(finding: Finding, call: ToolCall, scope: ToolScope) -> ToolResult | None:
     if isinstance(finding, Happened):
-        return ToolResult(call.id, "ok", scope.governance.redactor.known_in(finding.result))
+        return ToolResult(call.id, "ok", scope.governance.redactor.remove_known(finding.result))
     if isinstance(finding, NotHappened):
         text = "The call was interrupted before it took effect: nothing was done. Call again if it is still needed."
         return ToolResult(call.id, "error", text, "failed")
@@ -274,7 +274,7 @@ class ToolCallExecution:
             return self._not_started()
         if isinstance(self._decision, Approved) and self._decision.edited:
             value = {"edited_arguments": call.arguments, "result": value}
-        return ToolResult(call.id, "ok", self._scope.governance.redactor.known_in(value))
+        return ToolResult(call.id, "ok", self._scope.governance.redactor.remove_known(value))
 
     async def _query_unknown(self, result: ToolResult) -> ToolResult:
         """Replace an unknown outcome by what the tool's `reconcile` finds out."""
@@ -323,18 +323,18 @@ class ToolCallExecution:
         if isinstance(error, Declined) and self._scope.asks:
             return ToolResult(call.id, "error", {"cancelled": True, **self._decline_reason(error)}, error.kind)
         if not isinstance(error, ToolFault):
-            trace = redactor.trace(error, secrets_in(call.arguments))
+            trace = redactor.trace(error, find_secrets(call.arguments))
             logger.error("tool failed: tool=%s run=%s\n%s", self._name, self._scope.run_id, trace)
             return ToolResult(call.id, "error", NEUTRAL, "internal")
         pure = isinstance(self._decision, Approved) and self._decision.tool.effect == "pure"
         uncertain = error.kind == "unknown" or (isinstance(error, ToolTimeout) and not pure)
-        text = redactor.text(fault_message(error), secrets_in(call.arguments))
+        text = redactor.text(fault_message(error), find_secrets(call.arguments))
         if uncertain and "may have happened" not in text:
             text += "; it may have happened"
         return ToolResult(call.id, "unknown" if uncertain else "error", text, error.kind)
 
     def _decline_reason(self, error: Declined) -> dict[str, str]:
-        redactor, secrets = self._scope.governance.redactor, secrets_in(self._decision.call.arguments)
+        redactor, secrets = self._scope.governance.redactor, find_secrets(self._decision.call.arguments)
         reason = redactor.text(clean(error.reason.strip())[:MAX_MESSAGE], secrets)
         return {"reason": reason} if reason else {}
 
@@ -371,7 +371,7 @@ class ToolCallExecution:
         ok = result.status == "ok"
         tool, verdict = decision.tool, decision.verdict
         arguments = redactor.value(decision.call.arguments)
-        secrets = secrets_in(decision.call.arguments) if arguments != decision.call.arguments else ()
+        secrets = find_secrets(decision.call.arguments) if arguments != decision.call.arguments else ()
         meta: dict[str, Any] = {
             "arguments": arguments,
             "result": redactor.head(result.result, MAX_RESULT, secrets),

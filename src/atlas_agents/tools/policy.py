@@ -1,6 +1,6 @@
-"""Who may do what: grants by name, and a matrix of tools and those who may call them.
+"""Policy: grants of permissions, and a matrix of which agents and roles may call which tools.
 
-Denied unless granted. A policy is plain data, read from TOML, and says of every verdict which of its lines made it.
+Everything that is not granted is denied. A policy is plain data read from TOML; each verdict names the rule behind it.
 """
 
 import hashlib
@@ -21,44 +21,46 @@ _EVERYONE = ("*",)
 
 
 class CommandRule(msgspec.Struct, frozen=True):
-    """A command that nobody need be asked about: each word as it is, `*` for any one word, `**` last for any others.
+    """A command that needs no approval: literal arguments, `*` for any one, and `**` at the end for any others.
 
-    `who` are agents, roles and groups, as in the lines of a tool.
+    `who` lists agents, roles and groups, as in the entries of a tool.
     """
 
     argv: tuple[str, ...]
     who: tuple[str, ...] = _EVERYONE
 
-    def fits(self, argv: Sequence[str]) -> bool:
-        words, rest = (self.argv[:-1], True) if self.argv[-1] == REST else (self.argv, False)
-        if len(argv) < len(words) or (len(argv) > len(words) and not rest):
+    def matches(self, argv: Sequence[str]) -> bool:
+        pattern, rest = (self.argv[:-1], True) if self.argv[-1] == REST else (self.argv, False)
+        if len(argv) < len(pattern) or (len(argv) > len(pattern) and not rest):
             return False
-        return all(word in (ANY, given) for word, given in zip(words, argv, strict=False))
+        return all(part in (ANY, given) for part, given in zip(pattern, argv, strict=False))
 
     @property
-    def words(self) -> str:
+    def pattern(self) -> str:
         return " ".join(self.argv)
 
 
-def rules_from(data: Any, where: str) -> tuple[CommandRule, ...]:
-    """The `[[commands]]` of a policy file; ConfigError names the one that is wrong."""
+def parse_command_rules(data: Any, where: str) -> tuple[CommandRule, ...]:
+    """Parse the `[[commands]]` of a policy file; raises ConfigError for an invalid one."""
     if not isinstance(data, list):
-        raise ConfigError(f"{where}: commands are tables, each under [[commands]]")
-    return tuple(rule_from(each, f"{where}: commands[{place}]") for place, each in enumerate(cast(list[Any], data), 1))
+        raise ConfigError(f"{where}: commands must be a list of tables: expected [[commands]]")
+    return tuple(
+        parse_command_rule(each, f"{where}: commands[{number}]") for number, each in enumerate(cast(list[Any], data), 1)
+    )
 
 
-def rule_from(given: "CommandRule | Mapping[str, Any]", where: str) -> CommandRule:
-    """One rule, checked: a program by name or path, and no star in its place, which would be everything."""
+def parse_command_rule(given: "CommandRule | Mapping[str, Any]", where: str) -> CommandRule:
+    """Parse a rule. It starts with a program name or path, not with a wildcard, which would allow everything."""
     try:
         rule = given if isinstance(given, CommandRule) else msgspec.convert(given, CommandRule, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: write argv = [words] and, if you like, who = [names]: {error}") from None
+        raise ConfigError(f"{where}: expected argv = [arguments] and, optionally, who = [names]: {error}") from None
     if isinstance(given, Mapping) and (unknown := set(given) - {"argv", "who"}):
-        raise ConfigError(f"{where}: there is no {sorted(unknown)[0]!r}; there are argv and who")
+        raise ConfigError(f"{where}: unknown key {sorted(unknown)[0]!r}; known keys: argv, who")
     if not rule.argv or rule.argv[0] in ("", ANY, REST):
-        raise ConfigError(f"{where}: argv begins with the name of a program")
+        raise ConfigError(f"{where}: argv must start with the name of a program")
     if REST in rule.argv[:-1]:
-        raise ConfigError(f"{where}: ** stands for the rest, so it comes last")
+        raise ConfigError(f"{where}: ** must be the last element of argv")
     return rule
 
 
@@ -69,7 +71,7 @@ _CELLS: tuple[Cell, ...] = ("yes", "ask", "no")
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Who wants to call: an agent with its role, for a user of a tenant."""
+    """Who calls a tool: an agent with its role, on behalf of a user of a tenant."""
 
     agent_id: str
     role: str = ""
@@ -78,7 +80,7 @@ class Actor(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """yes, no or ask, and the rule that says so."""
+    """The decision (yes, no or ask) and the rule behind it."""
 
     cell: Cell
     rule: str
@@ -87,10 +89,9 @@ class Verdict(msgspec.Struct, frozen=True):
 class Policy:
     """A role × tool matrix and grants.
 
-    `groups` are roles by another door: an agent belongs to a group that lists it, besides the role it has itself.
-    `tools` gives each tool's cells; the closest line wins: the agent's own, then its roles', then `*`. A line for
-    `server/*` is for all tools of an MCP server or a plugin that have none of their own. `grants` gives permissions
-    such as `file:read` or `file:*` to agents, roles and users (`user:ana`). `commands` may be run without asking.
+    An agent belongs to its role and to every group that lists it. For each tool the most specific entry decides: the
+    agent's own, then those of its role and groups, then `*`. An entry for `server/*` applies to all tools of an MCP
+    server or a plugin that have no entry of their own.
 
     Args:
         tools: For each tool, the cell of each agent, role, group or `*`: `yes`, `ask` or `no`.
@@ -110,71 +111,71 @@ class Policy:
         name: str = "policy",
     ) -> None:
         self.name = name
-        self._cells = {tool: _checked_cells(tool, cells) for tool, cells in (tools or {}).items()}
-        self._grants = {subject: _names("grants", subject, names) for subject, names in (grants or {}).items()}
-        self._groups = {group: frozenset(_names("groups", group, found)) for group, found in (groups or {}).items()}
-        self._commands = tuple(rule_from(rule, f"commands[{place}]") for place, rule in enumerate(commands, 1))
-        self._ranks = lru_cache(1024)(self._find_ranks)  # the same few are asked for again and again, for every tool
-        self._holder = lru_cache(4096)(self._find_holder)
+        self._cells = {tool: _check_cells(tool, cells) for tool, cells in (tools or {}).items()}
+        self._grants = {subject: _name_tuple("grants", subject, names) for subject, names in (grants or {}).items()}
+        self._groups = {
+            group: frozenset(_name_tuple("groups", group, found)) for group, found in (groups or {}).items()
+        }
+        self._commands = tuple(
+            parse_command_rule(rule, f"commands[{number}]") for number, rule in enumerate(commands, 1)
+        )
+        self._ranks = lru_cache(1024)(self._find_ranks)  # looked up for every tool of every round
+        self._grantee = lru_cache(4096)(self._find_grantee)
         plain: list[Any] = [
             self._cells,
             self._grants,
             {group: sorted(members) for group, members in self._groups.items()},
         ]
-        plain += [self._commands] if self._commands else []  # a policy without any keeps its version
+        plain += [self._commands] if self._commands else []  # keeps the version of policies without command rules
         self.version = hashlib.sha256(encode(msgspec.to_builtins(plain, order="sorted"))).hexdigest()[:16]
 
     @classmethod
     def load(cls, path: Path | str) -> "Policy":
-        """Read a policy file; ConfigError names the file and the key that is wrong."""
+        """Read a policy file; raises ConfigError that names the file and the key."""
         path = Path(path)
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"the policy {path} cannot be read: {error.strerror}") from error
+            raise ConfigError(f"cannot read policy {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the policy {path} is no TOML: {error}") from error
-        return _from_data(data, path.name)
+            raise ConfigError(f"policy {path} is not valid TOML: {error}") from error
+        return _parse(data, path.name)
 
     def verdict(self, tool: str, actor: Actor, *, needs: Sequence[str] = (), acts: bool = True) -> Verdict:
-        """May this actor call this tool, which needs these permissions and has effects or not?"""
-        holder = ""
+        """Decide whether an actor may call a tool that needs these permissions; `acts` if the tool has side effects."""
+        grantee = ""
         for permission in needs:
-            found = self._holder(permission, actor)
+            found = self._grantee(permission, actor)
             if found is None:
-                return Verdict("no", f"{self.name}: no grant of {permission} to {_who(actor)}")
-            holder = found
-        line = tool if tool in self._cells else f"{tool.partition('/')[0]}/*" if "/" in tool else ""
-        if line in self._cells:
-            return self._cell(line, actor)
-        if holder:
-            return Verdict("yes", f"{self.name}: grants.{holder}")
+                return Verdict("no", f"{self.name}: {permission} is not granted to {_describe_actor(actor)}")
+            grantee = found
+        entry = tool if tool in self._cells else f"{tool.partition('/')[0]}/*" if "/" in tool else ""
+        if entry in self._cells:
+            return self._cell(entry, actor)
+        if grantee:
+            return Verdict("yes", f"{self.name}: grants.{grantee}")
         if acts:
-            return Verdict("no", f"{self.name}: {tool} has effects and no line grants it")
-        return Verdict("yes", f"{self.name}: {tool} has no effects")
+            return Verdict("no", f"{self.name}: {tool} has side effects, and no entry allows it")
+        return Verdict("yes", f"{self.name}: {tool} has no side effects")
 
     def command(self, argv: Sequence[str], actor: Actor) -> Verdict | None:
-        """The rule that lets this actor run this command unasked; None if there is none."""
+        """Return the rule that lets this actor run a command without approval; None if there is none."""
         names = {name for rank in self._ranks(actor.agent_id, actor.role) for name in rank}
-        for place, rule in enumerate(self._commands, 1):
-            if rule.fits(argv) and not names.isdisjoint(rule.who):
-                return Verdict("yes", f"{self.name}: commands[{place}], {rule.words}")
+        for number, rule in enumerate(self._commands, 1):
+            if rule.matches(argv) and not names.isdisjoint(rule.who):
+                return Verdict("yes", f"{self.name}: commands[{number}], {rule.pattern}")
         return None
-
-    def tools_of(self, actor: Actor) -> dict[str, Cell]:
-        """The matrix as one actor sees it."""
-        return {tool: self._cell(tool, actor).cell for tool in self._cells}
 
     def _cell(self, tool: str, actor: Actor) -> Verdict:
         cells = self._cells[tool]
         for rank in self._ranks(actor.agent_id, actor.role):
             named = [subject for subject in rank if subject in cells]
-            if named:  # of several groups, the most cautious
+            if named:  # of several groups, the most restrictive
                 subject = max(named, key=lambda name: _CELLS.index(cells[name]))
                 return Verdict(cells[subject], f"{self.name}: tools.{tool}, {cells[subject]} for {subject}")
-        return Verdict("no", f"{self.name}: tools.{tool} has no line for {_who(actor)}")
+        return Verdict("no", f"{self.name}: tools.{tool} has no entry for {_describe_actor(actor)}")
 
-    def _find_holder(self, permission: str, actor: Actor) -> str | None:
+    def _find_grantee(self, permission: str, actor: Actor) -> str | None:
         subjects = [subject for rank in self._ranks(actor.agent_id, actor.role) for subject in rank]
         for subject in (*subjects, f"{_USER}{actor.user}") if actor.user else subjects:
             if any(fnmatchcase(permission, pattern) for pattern in self._grants.get(subject, ())):
@@ -182,9 +183,9 @@ class Policy:
         return None
 
     def _find_ranks(self, agent_id: str, role: str) -> tuple[list[str], ...]:
-        """Names under which an agent may stand in a line, closest first: itself, its role and groups, everyone.
+        """Return the names that apply to an agent, most specific first: its own, its role and groups, everyone.
 
-        One that is called like a group, or like a user, is neither.
+        An agent cannot take the name of a group or of a user.
         """
         own = [] if agent_id in self._groups or agent_id.startswith(_USER) else [agent_id]
         roles = [] if not role or role.startswith(_USER) else [role]
@@ -192,52 +193,52 @@ class Policy:
         return own, [*roles, *groups], [EVERYONE]
 
 
-def _who(actor: Actor) -> str:
+def _describe_actor(actor: Actor) -> str:
     return f"{actor.agent_id} ({actor.role})" if actor.role else actor.agent_id
 
 
-def _checked_cells(tool: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
+def _check_cells(tool: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
     for subject, cell in cells.items():
         if cell not in _CELLS:
             raise ConfigError(f"tools.{tool}.{subject} must be yes, ask or no, not {cell!r}")
         if subject.startswith(_USER):
-            raise ConfigError(f"tools.{tool}.{subject}: a user has grants; cells are for agents, roles and groups")
+            raise ConfigError(f"tools.{tool}.{subject}: expected an agent, role or group; users can only have grants")
     return dict(cells)
 
 
-def _names(section: str, subject: str, names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(names, str):  # its letters would be names, and the star in "file:*" a grant of everything
+def _name_tuple(section: str, subject: str, names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):  # it would be split into letters, and the star in "file:*" would grant everything
         raise ConfigError(f"{section}.{subject} must be a list of names, not {names!r}")
     return tuple(names)
 
 
-def _from_data(data: Mapping[str, Any], where: str) -> Policy:
+def _parse(data: Mapping[str, Any], where: str) -> Policy:
     for key in data:
         if key not in ("groups", "grants", "tools", "commands"):
-            raise ConfigError(f"{where}: there is no section {key!r}; there are groups, grants, tools and commands")
+            raise ConfigError(f"{where}: unknown section {key!r}; known sections: groups, grants, tools, commands")
     tools: dict[str, dict[str, Cell]] = {}
-    for tool, lines in _table(data, "tools", where).items():
-        tools[tool] = _cells_of(tool, lines, where)
+    for tool, entries in _table(data, "tools", where).items():
+        tools[tool] = _parse_cells(tool, entries, where)
     return Policy(
         tools=tools,
-        grants=_lists(data, "grants", where),
-        groups=_lists(data, "groups", where),
-        commands=rules_from(data.get("commands", []), where),
+        grants=_name_lists(data, "grants", where),
+        groups=_name_lists(data, "groups", where),
+        commands=parse_command_rules(data.get("commands", []), where),
         name=where,
     )
 
 
-def _cells_of(tool: str, lines: Any, where: str) -> dict[str, Cell]:
-    """`yes = [...]`, `ask = [...]`, `no = [...]` as one cell per subject; nobody may stand in two of them."""
-    if not isinstance(lines, dict):
+def _parse_cells(tool: str, entries: Any, where: str) -> dict[str, Cell]:
+    """Convert `yes = [...]`, `ask = [...]`, `no = [...]` to one cell per subject, which may appear only once."""
+    if not isinstance(entries, dict):
         raise ConfigError(f"{where}: tools.{tool} must be a table with yes, ask and no")
     cells: dict[str, Cell] = {}
-    for cell, subjects in cast(dict[str, Any], lines).items():
+    for cell, subjects in cast(dict[str, Any], entries).items():
         if cell not in _CELLS or not isinstance(subjects, list):
-            raise ConfigError(f"{where}: tools.{tool}.{cell}: write yes, ask or no = [names]")
+            raise ConfigError(f"{where}: tools.{tool}.{cell}: expected yes, ask or no = [names]")
         for subject in cast(list[Any], subjects):
             if subject in cells:
-                raise ConfigError(f"{where}: tools.{tool} names {subject!r} twice")
+                raise ConfigError(f"{where}: tools.{tool} lists {subject!r} twice")
             cells[str(subject)] = cell
     return cells
 
@@ -249,7 +250,7 @@ def _table(data: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     return cast(dict[str, Any], table)
 
 
-def _lists(data: Mapping[str, Any], key: str, where: str) -> dict[str, list[str]]:
+def _name_lists(data: Mapping[str, Any], key: str, where: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, items in _table(data, key, where).items():
         if not isinstance(items, list) or not all(isinstance(item, str) for item in cast(list[Any], items)):

@@ -1,4 +1,4 @@
-"""From a typed function to the JSON schema of its parameters, and from JSON back to its Python values.
+"""Tool schemas: the JSON schema of a typed function's parameters, and conversion of JSON to its Python values.
 
 pydantic, griffe and jsonschema-rs are imported with the first tool, not with the package.
 """
@@ -30,28 +30,28 @@ from atlas_agents.tools.context import ToolContext
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 40
-MAX_WORK = 20_000
+MAX_NODES = 20_000
 
 
 def check_bounds(name: str, schema: dict[str, Any]) -> None:
-    """Refuse a schema that could hang or burst whoever checks arguments against it; BadTool says why."""
-    where = f"the parameters of the tool {name!r}"
+    """Raise BadTool for a schema whose validation could take too long or use too much memory."""
+    where = f"the parameters of tool {name!r}"
     try:
         size = len(encode(schema))
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadTool(f"{where} are no plain JSON: {error}") from error
+        raise BadTool(f"{where} are not plain JSON: {error}") from error
     if size > MAX_BYTES:
-        raise BadTool(f"{where} are {size:,} bytes long; at most {MAX_BYTES:,} are taken")
+        raise BadTool(f"{where} are {size:,} bytes long; the maximum is {MAX_BYTES:,}")
     if _depth(schema) > MAX_DEPTH:
-        raise BadTool(f"{where} are nested deeper than {MAX_DEPTH} levels")
-    if _NodeCount(schema, where).of(schema) > MAX_WORK:
-        raise BadTool(f"{where} refer to themselves so often that checking them would not end")
+        raise BadTool(f"{where} are nested more than {MAX_DEPTH} levels deep")
+    if _NodeCount(schema, where).count(schema) > MAX_NODES:
+        raise BadTool(f"{where} contain too many nested references to be validated")
 
 
 def _depth(schema: Any) -> int:
-    level, here = 0, [schema]
-    while here and level <= MAX_DEPTH:
-        level, here = level + 1, [child for node in here for child in _children(node)]
+    level, nodes = 0, [schema]
+    while nodes and level <= MAX_DEPTH:
+        level, nodes = level + 1, [child for node in nodes for child in _children(node)]
     return level
 
 
@@ -62,37 +62,37 @@ def _children(node: Any) -> list[Any]:
 
 
 class _NodeCount:
-    """How many nodes a check visits once every reference is followed; a reference to something open counts as one."""
+    """Counts the nodes that validation visits when it follows every reference; a recursive reference counts as one."""
 
     def __init__(self, root: dict[str, Any], where: str) -> None:
         self._root = root
         self._where = where
-        self._known: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._open: set[str] = set()
 
-    def of(self, node: Any) -> int:
-        work = 1
+    def count(self, node: Any) -> int:
+        nodes = 1
         if isinstance(node, dict):
             for key in ("$ref", "$dynamicRef"):
                 target = cast(dict[str, Any], node).get(key)
                 if isinstance(target, str):
-                    work += self._behind(target)
+                    nodes += self._count_reference(target)
         for child in _children(node):
-            work += self.of(child)
-            if work > MAX_WORK:
+            nodes += self.count(child)
+            if nodes > MAX_NODES:
                 break
-        return work
+        return nodes
 
-    def _behind(self, pointer: str) -> int:
+    def _count_reference(self, pointer: str) -> int:
         if not pointer.startswith("#"):
-            raise BadTool(f"{self._where} refer to {pointer!r}; only references inside the schema are followed")
+            raise BadTool(f"{self._where} refer to {pointer!r}; only references inside the schema are supported")
         if pointer in self._open:
             return 1
-        if pointer not in self._known:
+        if pointer not in self._counts:
             self._open.add(pointer)
-            self._known[pointer] = self.of(self._target(pointer))
+            self._counts[pointer] = self.count(self._target(pointer))
             self._open.discard(pointer)
-        return self._known[pointer]
+        return self._counts[pointer]
 
     def _target(self, pointer: str) -> Any:
         node: Any = self._root
@@ -105,16 +105,16 @@ class _NodeCount:
         return node
 
 
-def readable(annotation: Any) -> Any:
-    """The same type, with each TypedDict in it in the form that pydantic reads."""
-    return annotation if sys.version_info >= (3, 12) else _backported(annotation)
+def backport_typed_dicts(annotation: Any) -> Any:
+    """Return the same type with each TypedDict in the form that pydantic requires before Python 3.12."""
+    return annotation if sys.version_info >= (3, 12) else _backport(annotation)
 
 
-def _backported(annotation: Any) -> Any:
+def _backport(annotation: Any) -> Any:
     if is_typeddict(annotation) and type(annotation).__module__ == "typing":
-        return _rebuilt(annotation)
+        return _rebuild(annotation)
     inner = get_args(annotation)
-    newer = tuple([_backported(each) for each in inner])
+    newer = tuple([_backport(each) for each in inner])
     if newer == inner:
         return annotation
     origin: Any = get_origin(annotation)
@@ -123,54 +123,54 @@ def _backported(annotation: Any) -> Any:
     return Union[newer] if origin is UnionType else origin[newer]  # noqa: UP007 - a tuple of types
 
 
-def _rebuilt(old: Any) -> Any:
+def _rebuild(old: Any) -> Any:
     import typing_extensions
 
     fields: dict[str, Any] = {}
     for name, hint in get_type_hints(old, include_extras=True).items():
         bare = get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
-        fields[name] = (Required if name in old.__required_keys__ else NotRequired)[_backported(bare)]
+        fields[name] = (Required if name in old.__required_keys__ else NotRequired)[_backport(bare)]
     make: Any = typing_extensions.TypedDict
     return make(old.__name__, fields)
 
 
 Convert = Callable[[dict[str, Any]], dict[str, Any]]
 Check = Callable[[dict[str, Any]], None]
-_MOST_PROBLEMS = 8
-_LONG = 100_000
+_MAX_PROBLEMS = 8
+_LONG_ARGUMENTS = 100_000
 
 
-class Description(msgspec.Struct, frozen=True):
-    """What can be read off a function."""
+class FunctionDescription(msgspec.Struct, frozen=True):
+    """The tool definition that a function's signature and docstring give."""
 
     text: str
     parameters: dict[str, Any]
     convert: Convert
     context: str | None
-    """The parameter that takes the ToolContext, if there is one."""
+    """The parameter that receives the ToolContext, if there is one."""
 
 
-def describe(name: str, function: Callable[..., Any]) -> Description:
-    """Read a function's signature and docstring, or raise BadTool saying which parameter is at fault."""
+def describe_function(name: str, function: Callable[..., Any]) -> FunctionDescription:
+    """Read a function's signature and docstring; raises BadTool that names an unsuitable parameter."""
     context, typed = None, dict[str, inspect.Parameter]()
-    given = _given(function)
+    bound = _bound_arguments(function)
     for parameter in _signature(name, function).parameters.values():
         if is_context(parameter.annotation):
             context = parameter.name
-        elif parameter.name not in given:
+        elif parameter.name not in bound:
             _check_parameter(name, parameter)
             typed[parameter.name] = parameter
-    text, words = read_docstring(function)
-    parameters, convert = _model(name, typed)
+    text, descriptions = read_docstring(function)
+    parameters, convert = _argument_model(name, typed)
     for field, schema in parameters.get("properties", {}).items():
-        if said := _annotated(typed[field].annotation) or words.get(field):
-            schema.setdefault("description", said)
-    return Description(text, parameters, convert, context)
+        if description := _annotated_description(typed[field].annotation) or descriptions.get(field):
+            schema.setdefault("description", description)
+    return FunctionDescription(text, parameters, convert, context)
 
 
 def compile_check(name: str, schema: dict[str, Any], *, formats: bool = False) -> Check:
-    """A function that raises BadArguments naming every field that does not fit; with `formats`, a text that is no
-    address or date, too."""
+    """Return a function that raises BadArguments listing the invalid fields; with `formats`, also check string
+    formats."""
     import jsonschema_rs
 
     check_bounds(name, schema)
@@ -179,11 +179,11 @@ def compile_check(name: str, schema: dict[str, Any], *, formats: bool = False) -
             schema, offline=True, pattern_options=jsonschema_rs.RegexOptions(), validate_formats=formats
         )
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
-        raise BadTool(f"the parameters of the tool {name!r} are no valid JSON schema: {error}") from error
+        raise BadTool(f"the parameters of tool {name!r} are not a valid JSON schema: {error}") from error
 
-    def problems_of(arguments: dict[str, Any]) -> list[Any]:
-        """Of long arguments the first alone: there could be thousands, and all are looked for before any is given."""
-        if len(repr(arguments)) < _LONG:
+    def find_problems(arguments: dict[str, Any]) -> list[Any]:
+        """Return the errors, but only the first for long arguments: all of them could take too long to collect."""
+        if len(repr(arguments)) < _LONG_ARGUMENTS:
             return list(validator.iter_errors(arguments))
         try:
             validator.validate(arguments)
@@ -195,36 +195,36 @@ def compile_check(name: str, schema: dict[str, Any], *, formats: bool = False) -
         try:
             if validator.is_valid(arguments):
                 return
-            problems = [f"{_path(error.instance_path)}{error.message}" for error in problems_of(arguments)]
+            problems = [f"{_path(error.instance_path)}{error.message}" for error in find_problems(arguments)]
         except (ValueError, RecursionError) as error:
-            raise BadArguments(f"the arguments are no plain JSON: {error}") from error
+            raise BadArguments(f"the arguments are not plain JSON: {error}") from error
         if any("unexpected" in problem for problem in problems):
             problems.append(f"the parameters are {', '.join(schema.get('properties') or ()) or 'none'}")
-        raise BadArguments("; ".join(problems[:_MOST_PROBLEMS]))
+        raise BadArguments("; ".join(problems[:_MAX_PROBLEMS]))
 
     return check
 
 
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """(the description, what it says of each parameter); Google, NumPy and Sphinx styles are known."""
-    text = inspect.getdoc(_documented(function)) or ""
+    """Return the description and those of the parameters, from a docstring in Google, NumPy or Sphinx style."""
+    text = inspect.getdoc(_docstring_owner(function)) or ""
     if "\n" not in text:
         return text, {}
     import griffe
 
-    found, words = list[str](), dict[str, str]()
-    for section in griffe.parse_auto(griffe.Docstring(text, lineno=1), per_style_options=_quiet()):
+    found, descriptions = list[str](), dict[str, str]()
+    for section in griffe.parse_auto(griffe.Docstring(text, lineno=1), per_style_options=_parser_options()):
         if section.kind is griffe.DocstringSectionKind.text:
             found.append(str(section.value).strip())
         elif section.kind is griffe.DocstringSectionKind.parameters:
-            words.update(
+            descriptions.update(
                 {item.name: " ".join(str(item.description).split()) for item in cast(list[Any], section.value)}
             )
-    return "\n\n".join(found), words
+    return "\n\n".join(found), descriptions
 
 
-def _quiet() -> Any:
-    """The parser is given no signature to compare with, so it must not complain that there is none."""
+def _parser_options() -> Any:
+    """Silence the parser's warnings about the missing signature."""
     return {style: {"warnings": False} for style in ("google", "numpy", "sphinx")}
 
 
@@ -232,16 +232,17 @@ def _signature(name: str, function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
     except (NameError, TypeError, ValueError, AttributeError, SyntaxError) as error:
-        raise BadTool(f"the parameters of the tool {name!r} cannot be read: {error}") from error
+        raise BadTool(f"cannot read the parameters of tool {name!r}: {error}") from error
 
 
-def _given(function: Any) -> Mapping[str, Any]:
-    """What a partial already has by name: the model has no say in it, and does not see it."""
+def _bound_arguments(function: Any) -> Mapping[str, Any]:
+    """Return the named arguments that a partial already binds; the model does not see these."""
     return cast(Any, function).keywords if isinstance(function, partial) else {}
 
 
-def _documented(function: Any) -> Any:
-    """Whose docstring speaks for it: what a partial wraps, and an object's `__call__` before its class."""
+def _docstring_owner(function: Any) -> Any:
+    """Return the object whose docstring applies: what a partial wraps; `__call__` rather than the class of an
+    object."""
     while isinstance(function, partial):
         function = cast(Any, function).func
     if inspect.isroutine(function):
@@ -250,49 +251,49 @@ def _documented(function: Any) -> Any:
 
 
 def is_context(annotation: Any) -> bool:
-    """Whether a parameter is to be given the ToolContext; `ToolContext | None` counts."""
+    """Return whether a parameter receives the ToolContext; `ToolContext | None` counts."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType, Annotated) else (annotation,)
     return any(isinstance(kind, type) and issubclass(kind, ToolContext) for kind in kinds)
 
 
-def _annotated(annotation: Any) -> str | None:
-    """The words in `Annotated[str, "the words"]`, or in a `Doc`."""
-    notes = annotation.__metadata__ if get_origin(annotation) is Annotated else ()
-    said = [note if isinstance(note, str) else getattr(note, "documentation", None) for note in notes]
-    return next((words for words in said if isinstance(words, str)), None)
+def _annotated_description(annotation: Any) -> str | None:
+    """Return the text in `Annotated[str, "text"]`, or in a `Doc`."""
+    metadata = annotation.__metadata__ if get_origin(annotation) is Annotated else ()
+    texts = [item if isinstance(item, str) else getattr(item, "documentation", None) for item in metadata]
+    return next((text for text in texts if isinstance(text, str)), None)
 
 
 def _check_parameter(name: str, parameter: inspect.Parameter) -> None:
-    where = f"parameter {parameter.name!r} of the tool {name!r}"
+    where = f"parameter {parameter.name!r} of tool {name!r}"
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-        raise BadTool(f"{where} has no fixed name: a model can only give named arguments")
+        raise BadTool(f"{where} must be a named parameter: a model can only pass arguments by name")
     if parameter.annotation is parameter.empty:
-        raise BadTool(f"{where} has no type: write for example {parameter.name}: str")
+        raise BadTool(f"{where} has no type annotation: expected for example {parameter.name}: str")
 
 
-def _model(name: str, parameters: Mapping[str, inspect.Parameter]) -> tuple[dict[str, Any], Convert]:
+def _argument_model(name: str, parameters: Mapping[str, inspect.Parameter]) -> tuple[dict[str, Any], Convert]:
     import pydantic
 
     problems = (pydantic.errors.PydanticUserError, TypeError, ValueError, RecursionError)
     try:
-        model, schema = _described(parameters.values())
+        model, schema = _build_model(parameters.values())
     except problems:
         for parameter in parameters.values():
             try:
-                _described([parameter])
+                _build_model([parameter])
             except problems as error:
                 reason = str(error).splitlines()[0].partition(". Set `")[0]
-                where = f"parameter {parameter.name!r} of the tool {name!r}"
-                raise BadTool(f"{where} cannot be described as JSON: {reason}") from error
+                where = f"parameter {parameter.name!r} of tool {name!r}"
+                raise BadTool(f"{where} has no JSON schema: {reason}") from error
         raise
-    aliases = {f"p{place}": field for place, field in enumerate(parameters)}
+    aliases = {f"p{index}": field for index, field in enumerate(parameters)}
 
     def convert(arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             values = model.model_validate(arguments).__dict__
         except pydantic.ValidationError as error:
-            misfits = [f"{_path(item['loc'])}{item['msg']}" for item in error.errors(include_url=False)]
-            raise BadArguments("; ".join(misfits[:_MOST_PROBLEMS])) from error
+            problems = [f"{_path(item['loc'])}{item['msg']}" for item in error.errors(include_url=False)]
+            raise BadArguments("; ".join(problems[:_MAX_PROBLEMS])) from error
         return {aliases[field]: value for field, value in values.items()}
 
     return schema, convert
@@ -302,41 +303,41 @@ def _field(parameter: inspect.Parameter) -> Any:
     from pydantic import Field
     from pydantic.fields import FieldInfo
 
-    annotation, default = readable(parameter.annotation), parameter.default
+    annotation, default = backport_typed_dicts(parameter.annotation), parameter.default
     if isinstance(default, FieldInfo):  # as in `count: int = Field(5, ge=1)`
         annotation = Annotated[annotation, default]
         default = parameter.empty if default.is_required() else default.get_default(call_default_factory=True)
     return annotation, Field(... if default is parameter.empty else default, alias=parameter.name)
 
 
-def _described(parameters: Iterable[inspect.Parameter]) -> tuple[Any, dict[str, Any]]:
+def _build_model(parameters: Iterable[inspect.Parameter]) -> tuple[Any, dict[str, Any]]:
     import pydantic
     from pydantic.json_schema import PydanticJsonSchemaWarning
 
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
-    # pydantic keeps some names for itself; under an alias every parameter name is free
-    fields: dict[str, Any] = {f"p{place}": _field(parameter) for place, parameter in enumerate(parameters)}
+    # pydantic reserves some names; with an alias every parameter name can be used
+    fields: dict[str, Any] = {f"p{index}": _field(parameter) for index, parameter in enumerate(parameters)}
     model = pydantic.create_model("Arguments", __config__=config, **fields)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PydanticJsonSchemaWarning)  # a default that has no JSON is not told to a model
-        return model, _tidy(model.model_json_schema())
+        warnings.simplefilter("ignore", PydanticJsonSchemaWarning)  # a default that JSON cannot encode is omitted
+        return model, _strip_titles(model.model_json_schema())
 
 
-def _tidy(schema: Any) -> Any:
-    """Without the titles that pydantic adds: they cost tokens and say nothing. A property named title stays."""
+def _strip_titles(schema: Any) -> Any:
+    """Remove the titles that pydantic adds, which only cost tokens. A property named title stays."""
     if isinstance(schema, list):
-        return [_tidy(item) for item in cast(list[Any], schema)]
+        return [_strip_titles(item) for item in cast(list[Any], schema)]
     if not isinstance(schema, dict):
         return schema
-    tidy: dict[str, Any] = {}
+    stripped: dict[str, Any] = {}
     for key, value in cast(dict[str, Any], schema).items():
         if key in ("properties", "$defs") and isinstance(value, dict):
-            tidy[key] = {name: _tidy(inner) for name, inner in cast(dict[str, Any], value).items()}
+            stripped[key] = {name: _strip_titles(inner) for name, inner in cast(dict[str, Any], value).items()}
         elif not (key == "title" and isinstance(value, str)):
-            tidy[key] = value if key in ("default", "const", "enum", "examples") else _tidy(value)
-    return tidy
+            stripped[key] = value if key in ("default", "const", "enum", "examples") else _strip_titles(value)
+    return stripped
 
 
 def _path(steps: Any) -> str:
-    words = ".".join(str(step) for step in steps)
-    return f"{words}: " if words else ""
+    path = ".".join(str(step) for step in steps)
+    return f"{path}: " if path else ""

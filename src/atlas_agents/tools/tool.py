@@ -1,4 +1,4 @@
-"""A tool is a function, the schema of its arguments, and the terms under which it may run."""
+"""Tool: a function, the JSON schema of its arguments, and how it may be run."""
 
 import copy
 import inspect
@@ -13,20 +13,20 @@ from atlas_agents.core.errors import BadTool
 from atlas_agents.core.messages import ToolSpec
 from atlas_agents.core.text import wire_name
 from atlas_agents.tools.context import ToolContext
-from atlas_agents.tools.schema import Check, Convert, compile_check, describe, is_context, read_docstring
+from atlas_agents.tools.schema import Check, Convert, compile_check, describe_function, is_context, read_docstring
 
 Function: TypeAlias = Callable[..., Any]
 Effect: TypeAlias = Literal["pure", "keyed", "unsafe"]
 Confirm: TypeAlias = bool | Callable[[dict[str, Any]], bool]
 Reconcile: TypeAlias = Callable[..., Any]
 Preview: TypeAlias = Callable[[dict[str, Any]], Any]
-"""Sync or async; gives the text that a person is shown who is asked about a call with these arguments."""
+"""Sync or async; returns the text shown to the person who approves a call with these arguments."""
 Argv: TypeAlias = Callable[[dict[str, Any]], Any]
-"""Sync or async; gives the words of the one program that a call would run, or None if it would do more than that."""
+"""Sync or async; returns the argument vector of a call that runs exactly one program, else None."""
 Binds: TypeAlias = Callable[[dict[str, Any]], Any]
-"""Sync or async; gives what else than its arguments a call depends on, as plain JSON."""
+"""Sync or async; returns what a call depends on besides its arguments, as plain JSON."""
 _EFFECTS = ("pure", "keyed", "unsafe")
-_ONE_TEXT: dict[str, Any] = {
+_SINGLE_INPUT: dict[str, Any] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
@@ -35,16 +35,16 @@ _ONE_TEXT: dict[str, Any] = {
 
 
 class Tool:
-    """Something an agent can do.
+    """A function that agents can call.
 
     `Tool(name, function)` takes one string. With `parameters` (a JSON schema, or names with their schemas) the
-    function takes those by name. `@tool` reads all of it off a typed function.
+    function takes those by name. `@tool` derives everything from a typed function.
 
     Args:
         name: Name of the tool; a prefix such as `shop/` names its source.
         function: The function to call, sync or async. A sync function runs in a worker process.
         func: The same as `function`.
-        description: What the model reads; the docstring by default.
+        description: Description for the model; the docstring by default.
         parameters: JSON Schema of the arguments, or names with their schemas; one string by default.
         timeout: Seconds after which a call is stopped.
         permissions: Permissions that a policy must grant, such as `file:read`.
@@ -55,7 +55,7 @@ class Tool:
         preview: Describes what a call would change, for the person who approves it.
         binds: Facts besides the arguments that an approval is bound to.
         argv: The argument vector of a call that runs exactly one program, for command rules.
-        described: Schema, converter and context parameter that `@tool` has read already.
+        described: Schema, converter and context parameter that `@tool` has derived already.
     """
 
     def __init__(
@@ -79,58 +79,60 @@ class Tool:
     ) -> None:
         chosen = function or func
         if chosen is None or not callable(chosen):
-            raise BadTool(f"the tool {name!r} needs a function")
-        _functions(name, reconcile=reconcile, preview=preview, binds=binds, argv=argv)
-        self.name = _checked_name(name)
+            raise BadTool(f"tool {name!r} requires a function")
+        _check_callables(name, reconcile=reconcile, preview=preview, binds=binds, argv=argv)
+        self.name = _check_name(name)
         self.function: Function = chosen
         self.description = description or read_docstring(chosen)[0]
-        self.timeout = _positive(name, timeout)
+        self.timeout = _check_timeout(name, timeout)
         self.permissions = (permissions,) if isinstance(permissions, str) else tuple(permissions)
         self.confirm = confirm
-        self.effect: Effect = _one_of(name, effect)
+        self.effect: Effect = _check_effect(name, effect)
         self.in_process = in_process
         self.reconcile = reconcile
-        """Finds out what became of a call that was cut short, by its idempotency key."""
+        """Finds out, by its idempotency key, whether an interrupted call took effect."""
         self.preview = preview
-        """Says what a call would change, to a person who is asked about it; a fault that it raises ends the call."""
+        """Describes what a call would change, for the person who approves it; a ToolFault that it raises ends the
+        call."""
         self.binds = binds
-        """Looks up what a yes holds for besides the arguments, when it is asked for and again before the tool acts."""
+        """Returns facts that an approval is bound to; called when asking and again right before the tool acts."""
         self.argv = argv
-        """Lets the command rules of a policy spare a question, for calls that run exactly one program."""
+        """Returns the argument vector that the command rules of a policy are matched against."""
         self.is_async = is_async(chosen)
-        self._one_text = parameters is None and described is None
+        self._single_input = parameters is None and described is None
         if described:
             self.parameters: dict[str, Any] = described[0]
             self._convert, self._context = described[1], described[2]
         else:
-            self.parameters = _ONE_TEXT if parameters is None else _object_schema(name, parameters)
+            self.parameters = _SINGLE_INPUT if parameters is None else _object_schema(name, parameters)
             self._convert, self._context = None, _context_parameter(chosen)
         self.check: Check = compile_check(name, self.parameters)
-        """Raises BadArguments unless the arguments fit the schema."""
+        """Raises BadArguments unless the arguments match the schema."""
 
     @cached_property
     def wire_name(self) -> str:
-        """The name under which a model knows it."""
+        """The name that the model uses."""
         return wire_name(self.name)
 
     @cached_property
     def spec(self) -> ToolSpec:
-        """What a model is told of it."""
+        """The definition that is sent to the model."""
         return ToolSpec(self.wire_name, self.description, self.parameters)
 
     def convert(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Checked JSON as the values that the function's types ask for; its own, so that it may change them."""
+        """Convert valid JSON arguments to the types of the function. The result is a copy that the function may
+        modify."""
         own = {
             name: copy.deepcopy(value) if type(value) in (list, dict) else value for name, value in arguments.items()
         }
         return self._convert(own) if self._convert else own
 
     def bind(self, values: dict[str, Any], context: ToolContext) -> tuple[list[Any], dict[str, Any]]:
-        """The positional and named arguments to call the function with."""
+        """Return the positional and named arguments for the function."""
         named = dict(values)
-        if self._one_text:
+        if self._single_input:
             first: list[Any] = [named.pop("input")]
-            if self._context_leads:
+            if self._context_first:
                 return [context, *first], {}
         elif self._takes_dict:
             return [named, context][: self._takes_dict], {}
@@ -142,8 +144,8 @@ class Tool:
 
     @cached_property
     def _takes_dict(self) -> int:
-        """1 or 2 for a function that wants the arguments as one dict (and the context); 0 for one that wants names."""
-        if self._convert or self._one_text:
+        """1 or 2 for a function that takes the arguments as one dict (and the context); 0 for named arguments."""
+        if self._convert or self._single_input:
             return 0
         known = inspect.signature(self.function).parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
@@ -153,22 +155,22 @@ class Tool:
         return min(len(known), 2)
 
     @cached_property
-    def _context_leads(self) -> bool:
+    def _context_first(self) -> bool:
         return self._context is not None and next(iter(inspect.signature(self.function).parameters)) == self._context
 
     def named(self, name: str) -> "Tool":
-        """The same tool under another name."""
-        twin = copy.copy(self)
-        twin.name = _checked_name(name)
-        for worked_out in ("wire_name", "spec"):
-            twin.__dict__.pop(worked_out, None)
-        return twin
+        """Return the same tool with another name."""
+        copied = copy.copy(self)
+        copied.name = _check_name(name)
+        for cached in ("wire_name", "spec"):
+            copied.__dict__.pop(cached, None)
+        return copied
 
-    def around(self, function: Function) -> "Tool":
-        """The same tool around another function of the same signature."""
-        twin = copy.copy(self)
-        twin.function = function
-        return twin
+    def with_function(self, function: Function) -> "Tool":
+        """Return the same tool with another function of the same signature."""
+        copied = copy.copy(self)
+        copied.function = function
+        return copied
 
     def __repr__(self) -> str:
         return f"Tool({self.name!r})"
@@ -200,86 +202,86 @@ def tool(
     *,
     name: str | None = None,
     description: str = "",
-    **terms: Any,
+    **options: Any,
 ) -> Tool | Callable[[Function], Tool]:
-    """Make a tool of a typed function: its name, docstring and type hints are the definition.
+    """Create a tool from a typed function: its name, docstring and type hints are the definition.
 
     Also `tool(definition, function)`, with the definition as a dict of name, description and parameters.
     """
     if isinstance(first, Mapping):
         definition = dict(cast(Mapping[str, Any], first))
         if "name" not in definition or function is None:
-            raise BadTool("tool(definition, function) needs a name in the definition, and a function")
+            raise BadTool("tool(definition, function) requires a name in the definition, and a function")
         parameters: dict[str, Any] = definition.get("parameters") or {"type": "object", "properties": {}}
-        words = str(definition.get("description") or "")
-        return Tool(str(definition["name"]), function, description=words, parameters=parameters, **terms)
+        text = str(definition.get("description") or "")
+        return Tool(str(definition["name"]), function, description=text, parameters=parameters, **options)
 
     def build(function: Function) -> Tool:
-        chosen = name or _name_of(function)
+        chosen = name or _function_name(function)
         if not name and chosen == "<lambda>":
-            raise BadTool("a lambda has no name: use Tool(name, function) or @tool(name=…)")
-        found = describe(chosen, function)
+            raise BadTool("a lambda has no name: expected Tool(name, function) or @tool(name=…)")
+        found = describe_function(chosen, function)
         described = (found.parameters, found.convert, found.context)
-        return Tool(chosen, function, description=description or found.text, described=described, **terms)
+        return Tool(chosen, function, description=description or found.text, described=described, **options)
 
     return build(first) if first is not None else build
 
 
-_moulds: weakref.WeakKeyDictionary[Function, Tool] = weakref.WeakKeyDictionary()
-"""What was read off a function, without the function: it would keep itself alive here for ever."""
+_templates: weakref.WeakKeyDictionary[Function, Tool] = weakref.WeakKeyDictionary()
+"""Tools derived from functions, without the functions: a reference would keep the weak key alive."""
 
 
 def as_tool(item: Tool | Function) -> Tool:
-    """A tool as it is; of a typed function, or anything else that can be called, the tool it describes."""
+    """Return a tool unchanged, or the tool that a typed function or another callable defines."""
     if isinstance(item, Tool):
         return item
     if not callable(item):
         raise BadTool(f"{item!r} is neither a tool nor a function")
     if not isinstance(item, FunctionType):
         return tool(item)
-    mould = _moulds.get(item)
-    if mould is None:
-        mould = _moulds[item] = tool(item).around(_nothing)
-        _ = mould.spec  # worked out once for all
-    return mould.around(item)
+    template = _templates.get(item)
+    if template is None:
+        template = _templates[item] = tool(item).with_function(_placeholder)
+        _ = template.spec  # cached for all copies
+    return template.with_function(item)
 
 
-def _nothing() -> None:
-    """Stands where a function will be."""
+def _placeholder() -> None:
+    """Placeholder for a function that is set later."""
 
 
-def _name_of(function: Any) -> str:
+def _function_name(function: Any) -> str:
     while isinstance(function, partial):
         function = cast(Any, function).func
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _checked_name(name: str) -> str:
+def _check_name(name: str) -> str:
     if not name or not name.strip() or len(name) > 200 or not name.isprintable():
-        raise BadTool(f"{name!r} is no name for a tool")
+        raise BadTool(f"invalid tool name {name!r}: expected 1 to 200 printable characters")
     return name
 
 
-def _functions(name: str, **given: object) -> None:
-    for term, value in given.items():
+def _check_callables(name: str, **given: object) -> None:
+    for option, value in given.items():
         if value is not None and not callable(value):
-            raise BadTool(f"{term} of the tool {name!r} must be a function, not {value!r}")
+            raise BadTool(f"{option} of tool {name!r} must be a function, not {value!r}")
 
 
-def _positive(name: str, timeout: float) -> float:
+def _check_timeout(name: str, timeout: float) -> float:
     if not timeout > 0:
-        raise BadTool(f"the timeout of the tool {name!r} must be more than 0 seconds, not {timeout!r}")
+        raise BadTool(f"timeout of tool {name!r} must be more than 0 seconds, not {timeout!r}")
     return float(timeout)
 
 
-def _one_of(name: str, effect: Effect) -> Effect:
+def _check_effect(name: str, effect: Effect) -> Effect:
     if effect not in _EFFECTS:
-        raise BadTool(f"the effect of the tool {name!r} is one of {', '.join(_EFFECTS)}, not {effect!r}")
+        raise BadTool(f"effect of tool {name!r} must be one of {', '.join(_EFFECTS)}, not {effect!r}")
     return effect
 
 
 def _object_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole JSON schema as it is; `{"city": {"type": "string"}}` or `{"city": str}` completed to one."""
+    """Return a complete JSON schema unchanged; complete `{"city": {"type": "string"}}` or `{"city": str}`."""
     given = dict(parameters)
     if given.get("type") == "object":
         return given
@@ -291,9 +293,7 @@ def _object_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             properties[field] = dict(cast(Mapping[str, Any], value))
         else:
-            raise BadTool(
-                f"parameter {field!r} of the tool {name!r} is neither a JSON schema nor a plain type: {value!r}"
-            )
+            raise BadTool(f"parameter {field!r} of tool {name!r} must be a JSON schema or a plain type, not {value!r}")
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 

@@ -1,6 +1,6 @@
-"""How a call, its result or its error becomes bytes and is read again, and the frames these travel in.
+"""Worker protocol: pickles calls, results and errors, and frames them for the socket.
 
-A worker loads this file too, and does so without the package: here only the standard library is imported.
+A worker loads this file without the package, so it imports only the standard library.
 """
 
 import io
@@ -17,135 +17,129 @@ from functools import reduce
 from importlib import import_module
 from typing import Any, NoReturn, TypeAlias
 
-SMALL = 1 << 16  # bytes that are pickled in well under a millisecond, so on the loop itself
-MAX_WORDS = 10_000  # characters of a message; a fault's own `str` may be of any length
+SMALL = 1 << 16  # bytes that are pickled in well under a millisecond, so without a thread
+MAX_TEXT = 10_000  # characters of an error message
 MAX_FAULT = 1 << 20
 
-HEAD = struct.Struct("!cQ")
-CALL, READY, RESULT, FAULT, NEWS, MISSING = b"c", b"!", b"r", b"f", b"n", b"m"
+HEADER = struct.Struct("!cQ")
+CALL, READY, RESULT, FAULT, PROGRESS, MISSING_MODULE = b"c", b"!", b"r", b"f", b"n", b"m"
 
 Frame: TypeAlias = tuple[bytes, list[bytes]]
 Values: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def framed(kind: bytes, body: Sequence[bytes] = ()) -> list[bytes]:
-    return [HEAD.pack(kind, sum(map(len, body))), *body]
+def frame(kind: bytes, body: Sequence[bytes] = ()) -> list[bytes]:
+    return [HEADER.pack(kind, sum(map(len, body))), *body]
 
 
-def here() -> str | None:
-    """The working directory; None if it is gone."""
+def working_directory() -> str | None:
+    """Return the working directory; None if it was deleted."""
     try:
         return os.getcwd()
     except OSError:
         return None
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)[:MAX_WORDS]
+def function_name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)[:MAX_TEXT]
 
 
-def words_of(error: BaseException, say: Callable[[BaseException], str] = str) -> str:
+def error_text(error: BaseException, render: Callable[[BaseException], str] = str) -> str:
     try:
-        return say(error)[:MAX_WORDS]
-    except Exception:  # noqa: BLE001 - the message is the fault's own code
-        return "its message cannot be read"
+        return render(error)[:MAX_TEXT]
+    except Exception:  # noqa: BLE001 - `__str__` of a user's class may raise anything
+        return "(the error message cannot be formatted)"
 
 
-# Pickling, whoever does it.
+class _TooLarge(Exception):
+    """The pickled value exceeds the size limit."""
 
 
-class _TooBig(Exception):
-    """More was pickled than there is room for."""
-
-
-class _Outbox:
-    """Takes what a pickler writes, up to a limit; being Python, it lets other threads run every 64 KB."""
+class _PickleBuffer:
+    """Collects pickled bytes up to a limit. Because it is Python code, other threads can run every 64 KB."""
 
     def __init__(self, limit: int) -> None:
-        self.pieces: list[bytes] = []
+        self.chunks: list[bytes] = []
         self._limit = limit
         self._size = 0
 
-    def write(self, piece: bytes) -> None:
-        self._size += len(piece)
+    def write(self, chunk: bytes) -> None:
+        self._size += len(chunk)
         if self._size > self._limit:
-            raise _TooBig
-        self.pieces.append(bytes(piece))
+            raise _TooLarge
+        self.chunks.append(bytes(chunk))
 
     def add(self, value: Any, pickler: type[pickle.Pickler] = pickle.Pickler) -> None:
-        """Pickle a value; with cloudpickle what the given pickler cannot."""
-        count, size = len(self.pieces), self._size
+        """Pickle a value, with cloudpickle if the given pickler fails."""
+        count, size = len(self.chunks), self._size
         try:
             pickler(self, 5).dump(value)
-        except _TooBig:
+        except _TooLarge:
             raise
-        except Exception:  # noqa: BLE001 - a value's own code may raise anything, and cloudpickle may do without it
-            del self.pieces[count:]
+        except Exception:  # noqa: BLE001 - a value's own code may raise anything; cloudpickle may succeed
+            del self.chunks[count:]
             self._size = size
             _cloudpickle().Pickler(self, 5).dump(value)
 
 
-class _Inbox(io.BytesIO):
-    """Gives an unpickler its bytes; being Python, it lets other threads run every 64 KB."""
+class _PickleReader(io.BytesIO):
+    """Provides bytes to an unpickler. Because it is Python code, other threads can run every 64 KB."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         return super().read(size)
 
 
 class _PlainPickler(pickle.Pickler):
-    """Pickles built-in types and nothing else: a class of `__main__` has a name that means nothing to a worker."""
+    """Pickles only built-in types: a worker cannot import a class of `__main__` by its name."""
 
     def reducer_override(self, obj: Any, /) -> NoReturn:
         raise pickle.PicklingError(type(obj).__name__)
 
 
 def _cloudpickle() -> Any:
-    """Imported when first needed: most calls do without, and a worker starts faster."""
+    """Import cloudpickle on first use, so that workers start faster: most calls do not need it."""
     return import_module("cloudpickle")
 
 
-# A call: packed by the parent, unpacked by the worker.
-
-
-def pack_at_once(function: Callable[..., Any], values: Values, foreign: AbstractSet[str]) -> list[bytes] | None:
-    """A call as bytes, if that takes no time: few values, of built-in types, and a function that a worker can find."""
-    reference = _reference(function, foreign)
+def try_pack(function: Callable[..., Any], values: Values, unimportable: AbstractSet[str]) -> list[bytes] | None:
+    """Pickle a small call of built-in types with an importable function; None for any other call."""
+    reference = _reference(function, unimportable)
     if reference is not None:
-        out = _Outbox(SMALL)
+        out = _PickleBuffer(SMALL)
         with suppress(Exception):
             _PlainPickler(out, 5).dump(reference)
             _PlainPickler(out, 5).dump(values)
-            return out.pieces
+            return out.chunks
     return None
 
 
-def pack(function: Callable[..., Any], values: Values, foreign: AbstractSet[str]) -> list[bytes]:
-    """A call as bytes: the function by reference where a worker can find it, else by value."""
-    out, reference = _Outbox(sys.maxsize), _reference(function, foreign)
+def pack(function: Callable[..., Any], values: Values, unimportable: AbstractSet[str]) -> list[bytes]:
+    """Pickle a call: the function by reference if a worker can import it, else by value."""
+    out, reference = _PickleBuffer(sys.maxsize), _reference(function, unimportable)
     out.add(reference)
-    with _by_value(foreign):
+    with _by_value(unimportable):
         if reference is None:
-            _add_or_say(out, function, f"{name_of(function)} cannot be sent to a worker")
+            _add_or_raise(out, function, f"cannot send {function_name(function)} to a worker")
         try:
             out.add(values, _PlainPickler)
         except BaseException:
             for name, value in [*enumerate(values[0], 1), *values[1].items()]:
-                _add_or_say(out, value, f"argument {name!r} of {name_of(function)} cannot be sent to a worker")
+                _add_or_raise(out, value, f"cannot send argument {name!r} of {function_name(function)} to a worker")
             raise
-    return out.pieces
+    return out.chunks
 
 
-def _add_or_say(out: _Outbox, value: Any, complaint: str) -> None:
+def _add_or_raise(out: _PickleBuffer, value: Any, problem: str) -> None:
     try:
         out.add(value, _PlainPickler)
     except BaseException as error:
-        raise TypeError(f"{complaint}: {words_of(error)}") from error
+        raise TypeError(f"{problem}: {error_text(error)}") from error
 
 
-def _reference(function: Callable[..., Any], foreign: AbstractSet[str]) -> tuple[str, str] | None:
-    """The module and the attributes that lead to this very function; `@tool` puts it behind `.function`."""
+def _reference(function: Callable[..., Any], unimportable: AbstractSet[str]) -> tuple[str, str] | None:
+    """Return the module and attribute path of a function; for `@tool` functions it ends in `.function`."""
     module, path = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if module not in sys.modules or module == "__main__" or module in foreign:
+    if module not in sys.modules or module == "__main__" or module in unimportable:
         return None
     try:
         found = reduce(getattr, path.split("."), sys.modules[module])
@@ -156,31 +150,31 @@ def _reference(function: Callable[..., Any], foreign: AbstractSet[str]) -> tuple
     return (module, f"{path}.function") if getattr(found, "function", None) is function else None
 
 
-_registering = threading.Lock()
+_registry_lock = threading.Lock()
 
 
 @contextmanager
 def _by_value(names: AbstractSet[str]) -> Generator[None]:
-    """For a while, cloudpickle sends what lives in these modules by value; its register is the whole process's."""
+    """Have cloudpickle pickle these modules by value meanwhile. Its registry is global, hence the lock."""
     if not names:
         yield
         return
     cloudpickle = _cloudpickle()
-    with _registering:
-        mine = [
+    with _registry_lock:
+        registered = [
             sys.modules[name] for name in names - cloudpickle.list_registry_pickle_by_value() if name in sys.modules
         ]
         try:
-            for module in mine:
+            for module in registered:
                 cloudpickle.register_pickle_by_value(module)
             yield
         finally:
-            for module in mine:
+            for module in registered:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
 def unpack_call(stream: io.BytesIO) -> tuple[Callable[..., Any], Values]:
-    """The function and what to call it with; ModuleNotFoundError names a module that is not found here."""
+    """Unpickle a call; raises ModuleNotFoundError for a module that cannot be imported."""
     reference = pickle.load(stream)  # noqa: S301
     function = pickle.load(stream) if reference is None else _find(*reference)  # noqa: S301
     return function, pickle.load(stream)  # noqa: S301
@@ -189,53 +183,50 @@ def unpack_call(stream: io.BytesIO) -> tuple[Callable[..., Any], Values]:
 def _find(module: str, attributes: str) -> Any:
     try:
         return reduce(getattr, attributes.split("."), import_module(module))
-    except BaseException as error:  # importing runs code
-        raise ModuleNotFoundError(words_of(error), name=module) from error
-
-
-# What came of it: packed by the worker, unpacked by the parent.
+    except BaseException as error:  # importing a module may raise anything
+        raise ModuleNotFoundError(error_text(error), name=module) from error
 
 
 def pack_result(result: Any, function: Callable[..., Any], limit: int) -> Frame:
-    out = _Outbox(limit)
+    out = _PickleBuffer(limit)
     try:
         out.add(result)
-    except _TooBig:
-        return pack_fault(ValueError(f"the result of {name_of(function)} is larger than {limit / 1e6:g} MB"))
+    except _TooLarge:
+        return pack_fault(ValueError(f"the result of {function_name(function)} is larger than {limit / 1e6:g} MB"))
     except BaseException as error:  # noqa: BLE001 - a value's own code may raise anything
-        what = f"the result of {name_of(function)}, a {type(result).__name__},"
-        return pack_fault(TypeError(f"{what} cannot be sent back from a worker: {words_of(error)}"))
-    return RESULT, out.pieces
+        what = f"cannot send the result of {function_name(function)} ({type(result).__name__}) from a worker"
+        return pack_fault(TypeError(f"{what}: {error_text(error)}"))
+    return RESULT, out.chunks
 
 
 def pack_fault(error: BaseException) -> Frame:
-    """An error as bytes: its words, which always arrive, then itself, where it can be pickled."""
-    if not isinstance(error, Exception) or isinstance(error, StopIteration):  # the parent's loop would obey it
-        error = RuntimeError(f"the function raised {words_of(error, repr)}")
-    out = _Outbox(MAX_FAULT)
-    out.add((type(error).__name__, words_of(error)))
-    count = len(out.pieces)
+    """Pickle an error: its type name and message, and the error itself if it can be pickled."""
+    if not isinstance(error, Exception) or isinstance(error, StopIteration):  # it would stop the parent's event loop
+        error = RuntimeError(f"the function raised {error_text(error, repr)}")
+    out = _PickleBuffer(MAX_FAULT)
+    out.add((type(error).__name__, error_text(error)))
+    count = len(out.chunks)
     try:
-        error.add_note("In the worker:\n" + "".join(traceback.format_exception(error))[-MAX_WORDS:])
+        error.add_note("Traceback in the worker:\n" + "".join(traceback.format_exception(error))[-MAX_TEXT:])
         out.add(error)
-    except BaseException:  # noqa: BLE001 - as above
-        del out.pieces[count:]
-    return FAULT, out.pieces
+    except BaseException:  # noqa: BLE001 - a value's own code may raise anything
+        del out.chunks[count:]
+    return FAULT, out.chunks
 
 
 def unpack_answer(kind: bytes, body: list[bytes], function: Callable[..., Any]) -> Any:
-    """What the function returned, or raise what it raised. The bytes came over a socket that only the worker has."""
-    stream = _Inbox(b"".join(body))
+    """Return what the function returned, or raise what it raised. Only the worker can write to the socket."""
+    stream = _PickleReader(b"".join(body))
     if kind == RESULT:
         try:
             return pickle.load(stream)  # noqa: S301
         except BaseException as error:
-            raise TypeError(f"the result of {name_of(function)} cannot be rebuilt here: {words_of(error)}") from error
-    kind_of_error, words = pickle.load(stream)  # noqa: S301
+            raise TypeError(f"cannot unpickle the result of {function_name(function)}: {error_text(error)}") from error
+    error_type, text = pickle.load(stream)  # noqa: S301
     try:
         error = pickle.load(stream)  # noqa: S301
-    except BaseException:  # noqa: BLE001 - the fault's class may ask for more than its text, or be unknown here
+    except BaseException:  # noqa: BLE001 - its class may need other arguments, or not be importable
         error = None
-    if isinstance(error, Exception) and words_of(error) == words:
+    if isinstance(error, Exception) and error_text(error) == text:
         raise error
-    raise RuntimeError(f"{kind_of_error}: {words}")
+    raise RuntimeError(f"{error_type}: {text}")

@@ -1,6 +1,6 @@
-"""Plain functions run in processes of their own, kept warm, which can be killed at any moment: the pool of these.
+"""Worker pool: runs plain functions in warm processes that can be killed at any moment.
 
-`worker_link` is one of them seen from here, `worker_process` what runs there, `worker_codec` what passes between.
+`worker_process` is the code that runs in them, `worker_codec` the protocol between the two.
 """
 
 import asyncio
@@ -14,32 +14,36 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from atlas_agents.core.aio import BackgroundTasks, in_thread
 from atlas_agents.tools.worker_codec import (
     CALL,
-    HEAD,
+    HEADER,
     MAX_FAULT,
-    MISSING,
-    NEWS,
+    MISSING_MODULE,
+    PROGRESS,
     SMALL,
     Frame,
-    framed,
-    here,
-    name_of,
+    frame,
+    function_name,
     pack,
-    pack_at_once,
+    try_pack,
     unpack_answer,
+    working_directory,
 )
 from atlas_agents.tools.worker_process import report
 
-_PIECE = 1 << 18
-_PATIENCE = 5.0  # seconds until a killed process is taken for dead: one held by the kernel cannot act any more
+__all__ = ["WorkerDied", "Workers", "report"]
 
-# While the worker loads its own two files, a bare module stands for the package around them. They stay loaded under
-# their names, so that a function which imports the package finds the `report` that is connected.
-_BOOT = """
+Report: TypeAlias = Callable[[str], None]
+_CLOSED_MESSAGE = "the worker pool was closed"
+_MAX_READ = 1 << 18
+_KILL_TIMEOUT = 5.0  # seconds after which a killed process counts as dead, even if the kernel holds it
+
+# An empty module replaces the package while the worker loads its two files. They stay loaded under their names, so that
+# a function that imports the package gets the `report` that is connected.
+_BOOTSTRAP = """
 import sys
 _, _, folder, *numbers = sys.argv
 del sys.argv[1:]
@@ -52,7 +56,7 @@ serve(*map(int, numbers))
 
 
 class WorkerProcess:
-    """One process; `end` comes when it is dead and reaped, and says how it died."""
+    """One worker process. `end` is set to how it ended once it is dead and reaped."""
 
     def __init__(self, max_result: int) -> None:
         loop = asyncio.get_running_loop()
@@ -61,111 +65,111 @@ class WorkerProcess:
         self._limit = max(max_result, MAX_FAULT) + SMALL
         self._lock = threading.Lock()
         self._pid: int | None = None
-        self._doomed = False
+        self._killed = False
         self._path: list[str] | None = None
-        self._heard = bytearray()
-        self._line, line = socket.socketpair()
-        self._pulse, pulse = socket.socketpair()
-        self._line.setblocking(False)
-        arguments = (loop, line, pulse, max_result)
-        threading.Thread(target=self._live, args=arguments, name="atlas-worker", daemon=True).start()
+        self._buffer = bytearray()
+        self._socket, child_socket = socket.socketpair()
+        self._watch, child_watch = socket.socketpair()
+        self._socket.setblocking(False)
+        arguments = (loop, child_socket, child_watch, max_result)
+        threading.Thread(target=self._supervise, args=arguments, name="atlas-worker", daemon=True).start()
 
-    async def greet(self) -> None:
-        """Wait until it is ready; EOFError if the process ends first."""
+    async def wait_until_ready(self) -> None:
+        """Wait until the process is ready; raises EOFError if it ends first."""
         await self._receive()
         self.ready = True
 
-    async def ask(self, call: Sequence[bytes], where: str | None, report: Callable[[str], None] | None) -> Frame:
-        """Send a call and wait for its answer; EOFError if the process ends first."""
+    async def call(self, request: Sequence[bytes], directory: str | None, report: Report | None) -> Frame:
+        """Send a call and return its answer; raises EOFError if the process ends first."""
         loop = asyncio.get_running_loop()
-        pieces = framed(CALL, [self._place(where), *call])
-        if sum(map(len, pieces)) <= SMALL:
-            pieces = [b"".join(pieces)]
-        for piece in pieces:
-            await loop.sock_sendall(self._line, piece)
+        chunks = frame(CALL, [self._pack_environment(directory), *request])
+        if sum(map(len, chunks)) <= SMALL:
+            chunks = [b"".join(chunks)]
+        for chunk in chunks:
+            await loop.sock_sendall(self._socket, chunk)
         while True:
             kind, body = await self._receive()
-            if kind != NEWS:
+            if kind != PROGRESS:
                 return kind, body
             if report is not None:
                 loop.call_soon(report, b"".join(body).decode())
-            await asyncio.sleep(0)  # a receive that need not wait does not let others run
+            await asyncio.sleep(0)  # a receive that does not block does not let other tasks run
 
     def kill(self) -> None:
         with self._lock:
-            self._doomed = True
+            self._killed = True
             self._kill_group()
 
     def close(self) -> None:
-        self._line.close()
-        self._pulse.close()
+        self._socket.close()
+        self._watch.close()
 
-    async def gone(self) -> None:
-        """Wait for the end of the killed process, however often this is cancelled meanwhile."""
-        alarm = asyncio.get_running_loop().call_later(_PATIENCE, self._settle, "did not end")
+    async def wait_until_dead(self) -> None:
+        """Wait for the end of the killed process, even if this wait is cancelled."""
+        timer = asyncio.get_running_loop().call_later(_KILL_TIMEOUT, self._set_end, "did not exit")
         cancelled = False
         while not self.end.done():
             try:
                 await asyncio.shield(self.end)
             except asyncio.CancelledError:
                 cancelled = True
-        alarm.cancel()
+        timer.cancel()
         if cancelled:
             raise asyncio.CancelledError
 
-    async def bury(self) -> None:
-        """Kill it and wait until it is gone. Only who uses a worker may do this: a line is closed under nobody."""
+    async def kill_and_wait(self) -> None:
+        """Kill the process and wait for its end. Only for the current user of the worker: it closes the socket."""
         self.kill()
         try:
-            await self.gone()
+            await self.wait_until_dead()
         finally:
             self.close()
 
-    def _place(self, where: str | None) -> bytes:
-        """The directory to be in, and the import path if it is not the one last sent."""
+    def _pack_environment(self, directory: str | None) -> bytes:
+        """Pickle the working directory, and the import path if it changed since the last call."""
         path = [str(entry) for entry in sys.path]
-        news, self._path = None if path == self._path else path, path
-        return pickle.dumps((where, news))
+        new_path, self._path = None if path == self._path else path, path
+        return pickle.dumps((directory, new_path))
 
     async def _receive(self) -> Frame:
-        while len(self._heard) < HEAD.size:
-            self._heard += await self._more(SMALL)
-        kind, size = HEAD.unpack_from(self._heard)
+        while len(self._buffer) < HEADER.size:
+            self._buffer += await self._read(SMALL)
+        kind, size = HEADER.unpack_from(self._buffer)
         if size > self._limit:
             raise EOFError
-        end = HEAD.size + size
-        body = [bytes(self._heard[HEAD.size : end])]
-        del self._heard[:end]
+        end = HEADER.size + size
+        body = [bytes(self._buffer[HEADER.size : end])]
+        del self._buffer[:end]
         missing = size - len(body[0])
         while missing:
-            await asyncio.sleep(0)  # as in `ask`
-            body.append(await self._more(min(missing, _PIECE)))
+            await asyncio.sleep(0)  # let other tasks run, as in `call`
+            body.append(await self._read(min(missing, _MAX_READ)))
             missing -= len(body[-1])
         return kind, body
 
-    async def _more(self, at_most: int) -> bytes:
-        piece = await asyncio.get_running_loop().sock_recv(self._line, at_most)
-        if not piece:
+    async def _read(self, limit: int) -> bytes:
+        chunk = await asyncio.get_running_loop().sock_recv(self._socket, limit)
+        if not chunk:
             raise EOFError
-        return piece
+        return chunk
 
-    def _live(
-        self, loop: asyncio.AbstractEventLoop, line: socket.socket, pulse: socket.socket, max_result: int
+    def _supervise(
+        self, loop: asyncio.AbstractEventLoop, child_socket: socket.socket, child_watch: socket.socket, max_result: int
     ) -> None:
-        """Start the process, outlive it, and tell the loop how it ended: the work of a thread."""
+        """Start the process, wait for its end and report it to the loop. Runs in a thread."""
         try:
-            process = _start(line, pulse, max_result)
+            process = _start(child_socket, child_watch, max_result)
         except (OSError, TypeError, ValueError) as error:  # an embedded interpreter has no executable
             how = f"could not be started: {error}"
         else:
-            how = self._outlive(process)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(self._settle, how)
+            how = self._wait_and_reap(process)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._set_end, how)
 
-    def _outlive(self, process: subprocess.Popen[bytes]) -> str:
+    def _wait_and_reap(self, process: subprocess.Popen[bytes]) -> str:
         with self._lock:
             self._pid = process.pid
-            if self._doomed:
+            if self._killed:
                 self._kill_group()
         if hasattr(os, "waitid"):
             with suppress(ChildProcessError):
@@ -173,7 +177,7 @@ class WorkerProcess:
         else:  # macOS before Python 3.13
             process.wait()
         with self._lock:
-            self._kill_group()  # before it is reaped: until then its number cannot be a stranger's
+            self._kill_group()  # before it is reaped: until then its id cannot be reused
             code = process.wait()
             self._pid = None
         if code >= 0:
@@ -185,39 +189,31 @@ class WorkerProcess:
             with suppress(OSError):
                 os.killpg(self._pid, signal.SIGKILL)
 
-    def _settle(self, how: str) -> None:
+    def _set_end(self, how: str) -> None:
         if not self.end.done():
             self.end.set_result(how)
 
 
-def _start(line: socket.socket, pulse: socket.socket, max_result: int) -> subprocess.Popen[bytes]:
-    """Start the process with its ends of the two sockets; what a function prints goes to stderr."""
-    with line, pulse:
-        fds = (line.fileno(), pulse.fileno())
+def _start(child_socket: socket.socket, child_watch: socket.socket, max_result: int) -> subprocess.Popen[bytes]:
+    """Start the process with its ends of the two sockets; output of functions goes to stderr."""
+    with child_socket, child_watch:
+        fds = (child_socket.fileno(), child_watch.fileno())
         arguments = ["atlas_agents_worker", os.path.dirname(__file__), *map(str, (*fds, max_result))]
         return subprocess.Popen(
-            [sys.executable, "-P", "-u", "-c", _BOOT, *arguments],
+            [sys.executable, "-P", "-u", "-c", _BOOTSTRAP, *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=2,  # stdout may be somebody's protocol
+            stdout=2,  # stdout may carry a protocol
             pass_fds=fds,
             start_new_session=True,
         )
 
 
-__all__ = ["WorkerDied", "Workers", "report"]
-
-_CLOSED = "the workers were closed"
-
-
 class WorkerDied(Exception):
-    """The process ended while it ran the function (os._exit, a crash, the out-of-memory killer)."""
+    """The process ended while it ran the function: os._exit, a crash, or the out-of-memory killer."""
 
 
 class Workers:
-    """Processes that run plain functions and can be killed at any moment, one set of them per event loop.
-
-    A loop that ends takes its workers with it; they never outlive this process, however it ends.
-    """
+    """Worker pools, one per event loop. Workers end with their event loop, and never outlive this process."""
 
     def __init__(self, *, warm: int = 2, at_most: int = 16, max_result: int = 32_000_000) -> None:
         self._sizes = (warm, at_most, max_result)
@@ -229,55 +225,55 @@ class Workers:
         arguments: Mapping[str, Any],
         *,
         positional: Sequence[Any] = (),
-        report: Callable[[str], None] | None = None,
+        report: Report | None = None,
     ) -> Any:
-        """Call function(*positional, **arguments) in a worker and give back what it returned, or raise what it raised.
+        """Call function(*positional, **arguments) in a worker; return what it returns, or raise what it raises.
 
-        It runs where this process is now, however long it waits for a worker. If this is cancelled, the worker is dead,
-        with all its process group, before CancelledError leaves.
+        It runs in the working directory at the time of this call. If this is cancelled, the worker and its process
+        group are dead before CancelledError is raised.
         """
-        where = here()
+        directory = working_directory()
         pool = await self._pool()
         values = (tuple(positional), dict(arguments))
         while True:
-            call = pack_at_once(function, values, pool.foreign)
-            if call is None:
-                call = await in_thread(pack, function, values, frozenset(pool.foreign))
-            kind, body = await pool.ask(call, where, report)
-            if kind != MISSING:
+            request = try_pack(function, values, pool.unimportable)
+            if request is None:
+                request = await in_thread(pack, function, values, frozenset(pool.unimportable))
+            kind, body = await pool.call(request, directory, report)
+            if kind != MISSING_MODULE:
                 break
             module = b"".join(body).decode()
-            if module in pool.foreign or module not in sys.modules:
-                raise TypeError(f"{name_of(function)} cannot be rebuilt in a worker, which does not find {module}")
-            pool.foreign.add(module)
+            if module in pool.unimportable or module not in sys.modules:
+                raise TypeError(f"cannot send {function_name(function)} to a worker, which cannot import {module}")
+            pool.unimportable.add(module)
         if sum(map(len, body)) <= SMALL:
             return unpack_answer(kind, body, function)
         return await in_thread(unpack_answer, kind, body, function)
 
     async def close(self) -> None:
-        """Kill this loop's workers, with whatever they run; the object can be used again."""
+        """Kill the workers of this event loop and what they run. The object can be used again."""
         pool = self._pools.pop(asyncio.get_running_loop(), None)
         if pool is not None:
-            await pool.keeper.aclose()
+            await pool.closer.aclose()
 
     async def _pool(self) -> "_Pool":
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None or pool.closed:
             for other in list(self._pools):
-                if other.is_closed() and (left := self._pools.pop(other, None)):
-                    left.abandon()  # that loop may have been closed without being shut down
+                if other.is_closed() and (unused := self._pools.pop(other, None)):
+                    unused.abandon()  # the loop may have been closed without shutting down its generators
             pool = self._pools[loop] = _Pool(*self._sizes)
-            await anext(pool.keeper)
+            await anext(pool.closer)
         return pool
 
 
 class _Pool:
-    """The workers of one loop, and who waits for one."""
+    """The workers of one event loop, and the queue of calls that wait for one."""
 
     def __init__(self, warm: int, at_most: int, max_result: int) -> None:
-        self.foreign: set[str] = set()  # modules that a worker cannot import
-        self.keeper = self._keep()
+        self.unimportable: set[str] = set()  # modules that a worker cannot import
+        self.closer = self._close_with_loop()
         self.closed = False
         self._warm, self._at_most, self._max_result = warm, max(1, at_most), max_result
         self._all: set[WorkerProcess] = set()
@@ -285,65 +281,65 @@ class _Pool:
         self._idle: list[WorkerProcess] = []
         self._waiting: deque[asyncio.Future[WorkerProcess]] = deque()
 
-    async def ask(self, call: Sequence[bytes], where: str | None, report: Callable[[str], None] | None) -> Frame:
-        """Have a call answered; a worker that was dead before it could begin is passed over."""
+    async def call(self, request: Sequence[bytes], directory: str | None, report: Report | None) -> Frame:
+        """Send a call to a free worker; if that died before it could start, use another."""
         for _ in range(3):
-            worker = await self._take()
+            worker = await self._acquire()
             try:
-                answer = await worker.ask(call, where, report)
+                answer = await worker.call(request, directory, report)
             except ConnectionError:
-                await worker.bury()
+                await worker.kill_and_wait()
             except EOFError:
-                await worker.bury()
-                raise WorkerDied(f"the worker {worker.end.result()} before the function had returned") from None
+                await worker.kill_and_wait()
+                raise WorkerDied(f"the worker {worker.end.result()} before the function returned") from None
             except BaseException:
-                await worker.bury()
+                await worker.kill_and_wait()
                 raise
             else:
-                self._give(worker)
+                self._release(worker)
                 return answer
-        raise WorkerDied("no worker lived long enough to begin")
+        raise WorkerDied("three workers died before they could start the function")
 
-    async def _keep(self) -> AsyncGenerator[None]:
-        """A generator that the loop closes at its end, and the workers with it."""
+    async def _close_with_loop(self) -> AsyncGenerator[None]:
+        """Async generator that kills the workers when the event loop closes it on shutdown."""
         try:
             yield
         finally:
             self.closed = True
-            self._turn_away(WorkerDied(_CLOSED))
-            dying = list(self._all)
-            for worker in dying:
+            self._fail_waiters(WorkerDied(_CLOSED_MESSAGE))
+            workers = list(self._all)
+            for worker in workers:
                 worker.kill()
-            for worker in dying:
-                await worker.gone()
+            for worker in workers:
+                await worker.wait_until_dead()
 
     def abandon(self) -> None:
-        """Kill and close from outside, when the loop can do nothing more."""
+        """Kill and close the workers of an event loop that is closed."""
         for worker in self._all:
             worker.kill()
             worker.close()
 
-    async def _take(self) -> WorkerProcess:
+    async def _acquire(self) -> WorkerProcess:
         if self._idle:
             return self._idle.pop()
         if self.closed:
-            raise WorkerDied(_CLOSED)
-        place: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+            raise WorkerDied(_CLOSED_MESSAGE)
+        waiter: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         self._grow()
         try:
-            return await place
+            return await waiter
         except asyncio.CancelledError:
-            if not place.cancelled() and place.exception() is None:
-                self._give(place.result())
+            if not waiter.cancelled() and waiter.exception() is None:
+                self._release(waiter.result())
             raise
 
-    def _give(self, worker: WorkerProcess) -> None:
-        """Pass it to who has waited longest, else keep it, unless enough are kept."""
+    def _release(self, worker: WorkerProcess) -> None:
+        """Pass a worker to the longest waiting call; else keep it warm, or kill it if enough are warm."""
         while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(worker)
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(worker)
                 return
         if len(self._idle) < self._warm and not self.closed:
             self._idle.append(worker)
@@ -352,37 +348,37 @@ class _Pool:
             worker.close()
 
     def _grow(self) -> None:
-        """Start as many workers as are waited for, and as many as are to be warm."""
+        """Start workers for the waiting calls, and to keep enough warm."""
         if self.closed:
             return
-        coming = sum(not worker.ready for worker in self._all)
-        wanted = max(len(self._waiting) - coming, self._warm - len(self._all))
+        starting = sum(not worker.ready for worker in self._all)
+        wanted = max(len(self._waiting) - starting, self._warm - len(self._all))
         for _ in range(min(wanted, self._at_most - len(self._all))):
             try:
                 worker = WorkerProcess(self._max_result)
-            except (OSError, RuntimeError) as error:  # no descriptors or no threads are left
-                self._give_up(f"could not be started: {error}")
+            except (OSError, RuntimeError) as error:  # out of file descriptors or threads
+                self._fail_if_none(f"could not be started: {error}")
                 return
             self._all.add(worker)
-            worker.end.add_done_callback(lambda _, worker=worker: self._forget(worker))
-            self._tasks.spawn(self._open(worker))
+            worker.end.add_done_callback(lambda _, worker=worker: self._on_end(worker))
+            self._tasks.spawn(self._start_worker(worker))
 
-    async def _open(self, worker: WorkerProcess) -> None:
+    async def _start_worker(self, worker: WorkerProcess) -> None:
         try:
-            await worker.greet()
+            await worker.wait_until_ready()
         except (EOFError, ConnectionError):
-            await worker.bury()
+            await worker.kill_and_wait()
             self._all.discard(worker)
-            self._give_up(worker.end.result())
+            self._fail_if_none(worker.end.result())
         except BaseException:
             worker.kill()
             worker.close()
             raise
         else:
-            self._give(worker)
+            self._release(worker)
 
-    def _forget(self, worker: WorkerProcess) -> None:
-        """See to a successor, unless it could not even start, or died while nobody needed it: that might go on."""
+    def _on_end(self, worker: WorkerProcess) -> None:
+        """Replace a worker, unless it could not start or died while idle: that might repeat endlessly."""
         self._all.discard(worker)
         was_idle = worker in self._idle
         if was_idle:
@@ -391,13 +387,13 @@ class _Pool:
         if worker.ready and (self._waiting or not was_idle):
             self._grow()
 
-    def _give_up(self, why: str) -> None:
-        """Let nobody wait for a worker that will not come; while one lives, its turn may come."""
+    def _fail_if_none(self, reason: str) -> None:
+        """Fail the waiting calls if no worker is left that could take them."""
         if not self._all:
-            self._turn_away(WorkerDied(f"a worker {why}, before it could begin"))
+            self._fail_waiters(WorkerDied(f"a worker {reason} before it could start the function"))
 
-    def _turn_away(self, error: Exception) -> None:
+    def _fail_waiters(self, error: Exception) -> None:
         while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_exception(error)
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_exception(error)

@@ -1,6 +1,6 @@
-"""What runs in a worker: it answers calls until its parent ends, and reports on the one under way.
+"""Worker process: executes calls and reports their progress until its parent exits.
 
-`worker_link` has the process load this file without the package, whose import would cost more than most calls.
+`worker_pool` loads this file without the package, whose import would take longer than most calls.
 """
 
 import fcntl
@@ -17,118 +17,118 @@ from importlib import invalidate_caches
 from queue import SimpleQueue
 
 from atlas_agents.tools.worker_codec import (
-    HEAD,
-    MAX_WORDS,
-    MISSING,
-    NEWS,
+    HEADER,
+    MAX_TEXT,
+    MISSING_MODULE,
+    PROGRESS,
     READY,
     Frame,
-    framed,
-    here,
+    error_text,
+    frame,
     pack_fault,
     pack_result,
     unpack_call,
-    words_of,
+    working_directory,
 )
 
 
-class _Line:
-    """A worker's end of the socket."""
+class _ParentSocket:
+    """The worker's end of the socket to its parent."""
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._socket = socket.socket(fileno=fd)
         self._lock = threading.Lock()
-        self._calls: SimpleQueue[bytes] = SimpleQueue()
+        self._requests: SimpleQueue[bytes] = SimpleQueue()
         self._busy = False
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._read_requests, daemon=True).start()
 
     def send(self, kind: bytes, body: Sequence[bytes] = ()) -> None:
         with self._lock:
             self._busy = False
-            self._socket.sendall(b"".join(framed(kind, body)))
+            self._socket.sendall(b"".join(frame(kind, body)))
 
-    def tell(self, message: str) -> None:
-        """Send news of the call under way; a thread that outlives its call has nobody to tell."""
-        news = b"".join(framed(NEWS, [message.encode(errors="replace")]))
+    def send_progress(self, message: str) -> None:
+        """Send the progress of the running call; ignored for a thread that outlives its call."""
+        message_frame = b"".join(frame(PROGRESS, [message.encode(errors="replace")]))
         with self._lock:
             if self._busy:
-                self._socket.sendall(news)
+                self._socket.sendall(message_frame)
 
-    def next_call(self) -> bytes:
-        call = self._calls.get()
+    def next_request(self) -> bytes:
+        request = self._requests.get()
         self._busy = True
-        return call
+        return request
 
     def close(self) -> None:
-        os.close(self._socket.detach())  # `close` would wait for the stream that is listened to
+        os.close(self._socket.detach())  # `close` would block while `_read_requests` reads
 
-    def _listen(self) -> None:
-        """Listen also while a function runs: the end of the line is the end of the parent, and of all that is here."""
+    def _read_requests(self) -> None:
+        """Read requests, also while a function runs: when the parent closes the socket, kill the process group."""
         with suppress(OSError), self._socket.makefile("rb") as stream:
-            while len(head := stream.read(HEAD.size)) == HEAD.size:
-                self._calls.put(stream.read(HEAD.unpack(head)[1]))
+            while len(head := stream.read(HEADER.size)) == HEADER.size:
+                self._requests.put(stream.read(HEADER.unpack(head)[1]))
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-_line: _Line | None = None  # set in a worker alone
+_parent: _ParentSocket | None = None  # set only in a worker
 
 
 def report(message: str) -> None:
-    """Tell who called how far the function is; outside a worker nothing happens."""
-    if _line is not None:
-        _line.tell(str(message)[:MAX_WORDS])
+    """Report progress to the caller; does nothing outside a worker."""
+    if _parent is not None:
+        _parent.send_progress(str(message)[:MAX_TEXT])
 
 
-def serve(fd: int, pulse: int, max_result: int) -> None:
-    """Be a worker: answer calls until the parent ends."""
-    global _line
-    _die_with_parent(pulse)
-    os.register_at_fork(after_in_child=_leave_line)
-    line = _line = _Line(fd)
-    line.send(READY)
+def serve(fd: int, watch: int, max_result: int) -> None:
+    """Execute calls until the parent exits."""
+    global _parent
+    _die_with_parent(watch)
+    os.register_at_fork(after_in_child=_close_in_fork)
+    parent = _parent = _ParentSocket(fd)
+    parent.send(READY)
     while True:
-        line.send(*_answer(line.next_call(), max_result))
+        parent.send(*_handle(parent.next_request(), max_result))
 
 
-def _leave_line() -> None:
-    """A fork of the worker is not the worker: it neither answers nor keeps the line open."""
-    global _line
-    if _line is not None:
-        _line.close()
-    _line = None
+def _close_in_fork() -> None:
+    """Close the socket in a forked child, which must neither answer nor keep the connection open."""
+    global _parent
+    if _parent is not None:
+        _parent.close()
+    _parent = None
 
 
-def _die_with_parent(pulse: int) -> None:
-    """Let the kernel kill this group when the parent's end closes: C code may keep the listening thread from it."""
-    os.set_inheritable(pulse, False)
+def _die_with_parent(watch: int) -> None:
+    """Have the kernel kill this group when the parent exits: C code that holds the GIL blocks the reading thread."""
+    os.set_inheritable(watch, False)
     if sys.platform == "linux":
         with suppress(OSError):
-            fcntl.fcntl(pulse, fcntl.F_SETOWN, -os.getpgrp())
-            fcntl.fcntl(pulse, fcntl.F_SETSIG, signal.SIGKILL)
-            fcntl.fcntl(pulse, fcntl.F_SETFL, os.O_ASYNC)
+            fcntl.fcntl(watch, fcntl.F_SETOWN, -os.getpgrp())
+            fcntl.fcntl(watch, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(watch, fcntl.F_SETFL, os.O_ASYNC)
 
 
-def _answer(call: bytes, max_result: int) -> Frame:
-    """Do a call, whatever comes of it."""
-    stream = io.BytesIO(call)
+def _handle(request: bytes, max_result: int) -> Frame:
+    """Execute a call and return its result or its error."""
+    stream = io.BytesIO(request)
     try:
-        _follow(*pickle.load(stream))  # noqa: S301
+        _apply_environment(*pickle.load(stream))  # noqa: S301
         function, (positional, named) = unpack_call(stream)
     except ModuleNotFoundError as error:
-        return MISSING, [(error.name or "?").encode()]
+        return MISSING_MODULE, [(error.name or "?").encode()]
     except BaseException as error:  # noqa: BLE001 - a value's own code may raise anything
-        return pack_fault(TypeError(f"the call cannot be rebuilt in a worker: {words_of(error, repr)}"))
+        return pack_fault(TypeError(f"cannot unpickle the call in a worker: {error_text(error, repr)}"))
     try:
         result = function(*positional, **named)
-    except BaseException as error:  # noqa: BLE001 - this is the border around a tool's body
+    except BaseException as error:  # noqa: BLE001 - a tool may raise anything
         return pack_fault(error)
     return pack_result(result, function, max_result)
 
 
-def _follow(directory: str | None, path: list[str] | None) -> None:
-    """Be where the parent is, or fail rather than run elsewhere, and import from where it does."""
-    if directory is not None and here() != directory:
+def _apply_environment(directory: str | None, path: list[str] | None) -> None:
+    """Use the parent's working directory and import path; raises if the directory is gone."""
+    if directory is not None and working_directory() != directory:
         os.chdir(directory)
     if path is not None:
         sys.path[:] = path
