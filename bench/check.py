@@ -1,4 +1,4 @@
-"""Holds the results against our bars: python bench/check.py [--out results.json]. Ends with status 1 on a miss."""
+"""Compare the results with our bars: python bench/check.py [--out results.json]. Exits with 1 if one is missed."""
 
 import argparse
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ IMPORT_MS, CREATE_US, KB_PER_TURN = 250.0, 200.0, 80.0
 
 @dataclass(frozen=True)
 class Bar:
-    """One promise and what was measured; without a figure it is neither kept nor broken."""
+    """A limit and the measured value, if there is one."""
 
     what: str
     limit: float
@@ -32,7 +32,7 @@ class Bar:
 
 
 def all_bars(results: Results) -> list[Bar]:
-    """Every bar, in the order in which they are promised."""
+    """Return all bars in the order of the table."""
 
     def figure(scenario: str, field: str) -> float | None:
         return results.median(scenario, "ours", field)
@@ -58,7 +58,7 @@ def _baseline_bar(results: Results, scenario: str, limit: float) -> Bar:
 
 
 def _peer_bar(results: Results, scenario: str) -> Bar:
-    """Against the peer that leaves us looking worst."""
+    """Compare with the fastest peer."""
     what = f"{scenario} CPU × best peer"
     peers = [name for name in results.adapters if name not in FIRST]
     ratios = {peer: results.ratio(scenario, "ours", peer) for peer in peers}

@@ -1,8 +1,8 @@
-"""What the gateway costs: CPU of its process per turn of 50 deltas, what it adds to a delta's way, sockets at rest.
+"""Cost of the gateway: CPU of its process per turn of 50 deltas, and the latency it adds to a delta.
 
-python bench/gateway.py           needs atlas_agents[gateway] importable; SQLite with every commit on the disk
+python bench/gateway.py           needs atlas_agents[gateway]; SQLite with every commit on disk
 
-The model is a function in the gateway's own process that says fifty words; `engine` are the same turns in the same
+The model is a function in the gateway process that answers with fifty words; `library` runs the same turns in the same
 process and store without a gateway. The client runs in another process.
 """
 
@@ -25,12 +25,12 @@ from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.sqlite import SqliteStore
 
 WORDS = 50
-PARTS = (0.5, 0.95, 0.99)
+QUANTILES = (0.5, 0.95, 0.99)
 TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Model:
-    """Says fifty words, at once or at a pace; each tells when it was said."""
+    """Answers with fifty words, at once or paced; each paced word is its time."""
 
     id = "model"
     capabilities = Capabilities()
@@ -49,25 +49,25 @@ async def serve(home: Path, pause: float) -> None:
     store = SqliteStore(home / "atlas.db")
     await store.open()
     atlas = Atlas([Agent("assistant", model=Model(pause))], store=store)
-    if "engine" in sys.argv:
-        await engine(atlas)
+    if "library" in sys.argv:
+        await run_library(atlas)
     else:
         await Gateway(atlas, GatewaySettings(home=home, port=0)).serve(lambda it: print(it.port, flush=True))
     await store.close()
 
 
-async def engine(atlas: Atlas, turns: int = 300) -> None:
-    """The same turns without a gateway."""
+async def run_library(atlas: Atlas, turns: int = 300) -> None:
+    """Run the same turns without a gateway."""
     for number in range(turns + 50):
         if number == 50:
-            begun = time.process_time()
+            started = time.process_time()
         async for _ in atlas.send("Go", session=f"s{number % 10}"):
             pass
-    print((time.process_time() - begun) / turns * 1000)
+    print((time.process_time() - started) / turns * 1000)
 
 
 class Server:
-    """A gateway in a process of its own."""
+    """A gateway in its own process."""
 
     def __init__(self, pause: float = 0.0) -> None:
         self._pause = pause
@@ -85,15 +85,15 @@ class Server:
         await self._process.wait()
 
     def cpu(self) -> float:
-        """Seconds of CPU that it has used."""
+        """Return the CPU seconds it has used."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICK
 
     def memory(self) -> float:
-        """Resident MiB."""
+        """Return its resident memory in MiB."""
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * 4096 / 1024 / 1024
 
-    async def join(self) -> ClientConnection:
+    async def connect_client(self) -> ClientConnection:
         socket = await connect(f"ws://127.0.0.1:{self.port}/", compression=None)
         token = (self.home / "token").read_text().strip()
         await socket.send(json.dumps({"type": "auth", "token": token, "protocol": 1}))
@@ -102,7 +102,7 @@ class Server:
 
 
 async def turn(socket: ClientConnection, session: str) -> list[float]:
-    """One turn; how long each paced word was on its way, in milliseconds."""
+    """Run one turn and return the latency of each paced word in milliseconds."""
     await socket.send(json.dumps({"id": 1, "method": "chat.send", "params": {"sessionKey": session, "message": "Go"}}))
     delays: list[float] = []
     while True:
@@ -115,36 +115,40 @@ async def turn(socket: ClientConnection, session: str) -> list[float]:
 
 async def cpu_per_turn(turns: int = 300) -> float:
     async with Server() as server:
-        socket = await server.join()
+        socket = await server.connect_client()
         for number in range(50):
             await turn(socket, f"s{number % 10}")
-        begun = server.cpu()
+        started = server.cpu()
         for number in range(turns):
             await turn(socket, f"s{number % 10}")
-        return (server.cpu() - begun) / turns * 1000
+        return (server.cpu() - started) / turns * 1000
 
 
 async def delays(streams: int, pause: float) -> tuple[list[float], float]:
-    """(milliseconds of each word's way with so many streams at once, the server's share of a core)."""
+    """Return (latency of each word in milliseconds with this many streams, the server's share of a core)."""
     async with Server(pause) as server:
-        sockets = [await server.join() for _ in range(streams)]
-        begun, cpu = time.monotonic(), server.cpu()
-        found = await asyncio.gather(*(turn(socket, f"s{place}") for place, socket in enumerate(sockets)))
-        return sorted([delay for each in found for delay in each]), (server.cpu() - cpu) / (time.monotonic() - begun)
+        sockets = [await server.connect_client() for _ in range(streams)]
+        started, cpu = time.monotonic(), server.cpu()
+        results = await asyncio.gather(*(turn(socket, f"s{index}") for index, socket in enumerate(sockets)))
+        share = (server.cpu() - cpu) / (time.monotonic() - started)
+        return sorted([delay for each in results for delay in each]), share
 
 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as home:
-        command = (sys.executable, __file__, "serve", home, "0", "engine")
+        command = (sys.executable, __file__, "serve", home, "0", "library")
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         alone = float((await process.communicate())[0])
     through = statistics.median([await cpu_per_turn() for _ in range(3)])
-    print(f"CPU per turn of {WORDS} deltas: engine {alone:.2f} ms, through the gateway {through:.2f} ms (bar 10)")
+    print(f"CPU per turn of {WORDS} deltas: library {alone:.2f} ms, through the gateway {through:.2f} ms (bar 10)")
     for streams, pause in ((1, 0.02), (200, 0.2)):
         rounds = [await delays(streams, pause) for _ in range(3)]
-        p50, p95, p99 = (statistics.median([found[int(len(found) * part)] for found, _ in rounds]) for part in PARTS)
+        p50, p95, p99 = (
+            statistics.median([results[int(len(results) * quantile)] for results, _ in rounds])
+            for quantile in QUANTILES
+        )
         share = statistics.median([share for _, share in rounds])
-        print(f"{streams} streams: a delta's way p50 {p50:.2f}, p95 {p95:.2f}, p99 {p99:.2f} ms; {share:.0%} of a core")
+        print(f"{streams} streams: delta latency p50 {p50:.2f}, p95 {p95:.2f}, p99 {p99:.2f} ms; {share:.0%} of a core")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What governance costs: one call of an async tool that does nothing, and a turn that is kept in SQLite.
+"""Cost of governance: one call of an empty async tool, and a turn stored in SQLite.
 
-python bench/governed.py          needs atlas_agents importable; CPU time of this process, best of several
+python bench/governed.py          needs atlas_agents; CPU time of this process, best of several
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def nothing(query: str, limit: int = 5) -> str:
 
 
 class Model:
-    """Asks for so many calls, then says twenty words."""
+    """Makes this many calls, then answers with twenty words."""
 
     id = "model"
     capabilities = Capabilities()
@@ -51,13 +51,13 @@ class Model:
 
 
 async def best(turn: Callable[[int], Awaitable[object]], count: int = 60, repeats: int = 6) -> float:
-    """CPU microseconds of one turn."""
+    """Return the CPU microseconds of one turn."""
     found: list[float] = []
     for repeat in range(repeats):
-        begin = time.process_time()
-        for place in range(count):
-            await turn(repeat * count + place)
-        found.append((time.process_time() - begin) / count * 1e6)
+        started = time.process_time()
+        for index in range(count):
+            await turn(repeat * count + index)
+        found.append((time.process_time() - started) / count * 1e6)
     return min(found)
 
 
@@ -70,14 +70,14 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStore(f"{folder}/bench.db")
         await store.open()
-        kept = Atlas([Agent("bench", model=Model(1), tools=[nothing])], store=store)
+        stored = Atlas([Agent("bench", model=Model(1), tools=[nothing])], store=store)
         plain = Atlas([Agent("bench", model=Model(1), tools=[nothing])])
-        in_memory = await best(lambda place: plain.ask("go", session=str(place)))
+        in_memory = await best(lambda index: plain.ask("go", session=str(index)))
         before = store.transactions
-        durable = await best(lambda place: kept.ask("go", session=str(place)))
+        durable = await best(lambda index: stored.ask("go", session=str(index)))
         per_turn = (store.transactions - before) / 360
-        print(f"a turn with one call: {in_memory / 1e3:.2f} ms in memory, {durable / 1e3:.2f} ms kept")
-        print(f"commits of a kept turn: {per_turn:.0f}")
+        print(f"a turn with one call: {in_memory / 1e3:.2f} ms in memory, {durable / 1e3:.2f} ms stored")
+        print(f"commits of a stored turn: {per_turn:.0f}")
         await store.close()
 
 

@@ -1,7 +1,8 @@
-"""How fast a large library is filled and searched: `python bench/knowledge.py [--passages 100000] [--postgres URL]`.
+"""Speed of ingest and search in a large knowledge base: `python bench/knowledge.py [--passages 100000] [--postgres
+URL]`.
 
-The documents are made of the words of tests/knowledge, by a fixed seed, with frequencies as in a language: few words
-are in most passages, most words in few.
+The documents consist of words of tests/knowledge, drawn with a fixed seed and the frequencies of a natural language:
+few words are in most passages, most words are in few.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from atlas_agents.knowledge.search import Searcher
 from atlas_agents.storage.sqlite import SqliteStore
 
 CORPUS = Path(__file__).parent.parent / "tests" / "knowledge"
-_OF_A_DOCUMENT = 50
+_PASSAGES_PER_DOCUMENT = 50
 
 
 def questions() -> list[str]:
@@ -31,57 +32,57 @@ def questions() -> list[str]:
 
 
 def write_documents(folder: Path, passages: int) -> None:
-    """Sections of about a hundred words, drawn from real text and from a long tail of made-up words."""
+    """Write sections of about a hundred words, drawn from real text and a long tail of random words."""
     rng = random.Random(11)
     real = re.findall(r"[A-Za-z]+", " ".join(path.read_text() for path in sorted(CORPUS.glob("corpus/*.md"))))
     tail = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(4, 9))) for _ in range(40_000)]
-    for number in range(0, passages, _OF_A_DOCUMENT):
+    for number in range(0, passages, _PASSAGES_PER_DOCUMENT):
         lines = [f"# Document {number}"]
-        for place in range(_OF_A_DOCUMENT):
+        for index in range(_PASSAGES_PER_DOCUMENT):
             words = rng.choices(real, k=70) + [tail[int(len(tail) * rng.random() ** 3)] for _ in range(30)]
             rng.shuffle(words)
-            lines += [f"## Section {number + place} {' '.join(rng.choices(real, k=3))}", " ".join(words)]
+            lines += [f"## Section {number + index} {' '.join(rng.choices(real, k=3))}", " ".join(words)]
         (folder / f"d{number:07}.md").write_text("\n\n".join(lines))
 
 
 async def measure(store: Store, passages: int, rounds: int) -> dict[str, float]:
-    """Seconds and milliseconds, all on this machine and in this process."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    """Measure ingest and search in this process."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         write_documents(folder, passages)
         embedder = LocalEmbedder()
         await embedder.embed(["loaded"])
         knowledge = Knowledge(store, embedder, Sources())
-        begun = time.perf_counter()
+        started = time.perf_counter()
         report = await knowledge.add("t", str(folder))
-        filled = time.perf_counter() - begun
-        begun = time.perf_counter()
+        ingest_seconds = time.perf_counter() - started
+        started = time.perf_counter()
         await knowledge.search("t", "the first question reads all vectors")
-        first = time.perf_counter() - begun
+        first_seconds = time.perf_counter() - started
         searcher = Searcher(store, embedder)
-        took: list[float] = []
-        busy: list[float] = []
+        durations: list[float] = []
+        cpu_seconds: list[float] = []
         for question in questions() * rounds:
-            begun, cpu = time.perf_counter(), time.process_time()
+            started, cpu = time.perf_counter(), time.process_time()
             await searcher.search("t", Where("knowledge"), question, 5)
-            took.append(time.perf_counter() - begun)
-            busy.append(time.process_time() - cpu)
-        begun = time.perf_counter()
+            durations.append(time.perf_counter() - started)
+            cpu_seconds.append(time.process_time() - cpu)
+        started = time.perf_counter()
         await knowledge.add("t", str(folder))
-        again = time.perf_counter() - begun
+        again_seconds = time.perf_counter() - started
         await knowledge.close()
-    took.sort()
-    busy.sort()
+    durations.sort()
+    cpu_seconds.sort()
     return {
         "passages": report.passages,
-        "ingest/s": report.passages / filled,
-        "first search ms": first * 1000,
-        "search p50 ms": statistics.median(took) * 1000,
-        "search p95 ms": took[int(len(took) * 0.95)] * 1000,
-        "search max ms": took[-1] * 1000,
-        "CPU p50 ms": statistics.median(busy) * 1000,
-        "CPU p95 ms": busy[int(len(busy) * 0.95)] * 1000,
-        "unchanged again s": again,
+        "ingest/s": report.passages / ingest_seconds,
+        "first search ms": first_seconds * 1000,
+        "search p50 ms": statistics.median(durations) * 1000,
+        "search p95 ms": durations[int(len(durations) * 0.95)] * 1000,
+        "search max ms": durations[-1] * 1000,
+        "CPU p50 ms": statistics.median(cpu_seconds) * 1000,
+        "CPU p95 ms": cpu_seconds[int(len(cpu_seconds) * 0.95)] * 1000,
+        "unchanged again s": again_seconds,
         "resident MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
@@ -91,16 +92,16 @@ async def main() -> None:
     parser.add_argument("--passages", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--postgres", default="")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        store: Store = SqliteStore(Path(place) / "atlas.db")
-        if given.postgres:
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store: Store = SqliteStore(Path(folder) / "atlas.db")
+        if options.postgres:
             from atlas_agents.storage.postgres import PostgresStore
 
-            store = PostgresStore(given.postgres, schema="bench")
+            store = PostgresStore(options.postgres, schema="bench")
         await store.open()
         try:
-            for name, value in (await measure(store, given.passages, given.rounds)).items():
+            for name, value in (await measure(store, options.passages, options.rounds)).items():
                 print(f"{name:18} {value:10.1f}")
         finally:
             await store.close()

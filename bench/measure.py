@@ -1,4 +1,4 @@
-"""Takes one measurement of one adapter, in a fresh process of that adapter's environment."""
+"""Take one measurement of one adapter in a new process of its virtual environment."""
 
 import json
 import os
@@ -16,31 +16,31 @@ from typing import Any
 import perf
 from venvs import HERE, Venvs, constant
 
-# Packages that the import of an agent library need not pull in.
+# Packages that importing an agent library should not load.
 HEAVY = {"aiohttp", "asyncpg", "httpx", "openai", "psycopg", "pydantic", "redis", "requests", "sqlalchemy", "sqlite3"}
 
 
 class Failed(Exception):
-    """The measured process did not come to a result; the text says why."""
+    """The measured process returned no result."""
 
 
 @dataclass(frozen=True)
 class Cores:
-    """Where worker and server run. None leaves it to the kernel."""
+    """CPU cores of worker and server; None leaves the choice to the kernel."""
 
     worker: int | None = None
     server: int | None = None
 
     @classmethod
-    def apart(cls) -> "Cores":
-        """A core each, where there are two."""
+    def separate(cls) -> "Cores":
+        """Return one core for each if there are two."""
         allowed = sorted(os.sched_getaffinity(0))
         return cls(*allowed[:2]) if len(allowed) > 1 else cls()
 
 
 @contextmanager
 def running_server(cores: Cores) -> Generator[str]:
-    """The model double's address while it runs."""
+    """Run the model double and yield its URL."""
     command = [sys.executable, str(HERE / "server.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin and process.stdout
@@ -52,7 +52,7 @@ def running_server(cores: Cores) -> Generator[str]:
 
 @dataclass(frozen=True)
 class Measure:
-    """How measurements are taken in this run."""
+    """Settings of the measurements of one run."""
 
     venvs: Venvs
     server: str
@@ -84,7 +84,7 @@ class Measure:
         return result
 
     def _import(self, adapter: str) -> dict[str, Any]:
-        """What the user's import statement costs beyond the start of Python."""
+        """Measure the cost of the user's import statement beyond the start of Python."""
         python = [self.venvs.python(adapter), "-P"]
         statement = constant(adapter, "IMPORT")
         listing = self._run([*python, "-X", "importtime", "-c", statement]).stderr  # also warms the file cache
@@ -99,7 +99,7 @@ class Measure:
         }
 
     def _timed(self, command: list[str]) -> tuple[float, float]:
-        """Seconds of wall and of CPU of a whole process."""
+        """Return the wall and CPU seconds of a whole process."""
         wall, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         self._run(command)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,6 +1,6 @@
-"""How often a local model's first step is a call that can be run, and the right one: three ways of asking for it.
+"""How often the first step of a local model is a valid tool call, and the right one, with three ways to request it.
 
-`python bench/modes.py [model]`: constrained is how `local/…` asks, native the server's own tool calling, react text.
+`python bench/modes.py [model]`: constrained decoding as in `local/…`, the server's native tool calling, and ReAct text.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ TASKS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @asynccontextmanager
-async def ways(model: str) -> AsyncIterator[dict[str, Provider]]:
+async def open_providers(model: str) -> AsyncIterator[dict[str, Provider]]:
     local = LocalProvider(model)
     endpoint = await local.endpoint()
     native = OpenAIProvider(base_url=f"{endpoint.url}/v1", api_key=endpoint.key.reveal(), model=model)
@@ -88,13 +88,13 @@ def is_valid(call: tuple[str, dict[str, Any]] | None) -> bool:
 
 
 async def main(model: str) -> None:
-    async with ways(model) as found:
-        print(f"{model}, {len(TASKS)} tasks: first step is a call that can be run | and the right one | seconds")
+    async with open_providers(model) as found:
+        print(f"{model}, {len(TASKS)} tasks: first step is a valid call | and the right one | seconds")
         for name, provider in found.items():
-            begun = time.perf_counter()
+            started = time.perf_counter()
             calls = [await first_call(provider, question) for question, _, _ in TASKS]
             right = [call == (tool, arguments) for call, (_, tool, arguments) in zip(calls, TASKS, strict=True)]
-            took = time.perf_counter() - begun
+            took = time.perf_counter() - started
             print(f"{name:12} {sum(map(is_valid, calls)):3} {sum(right):3} {took:8.1f}", flush=True)
 
 

@@ -1,6 +1,6 @@
-"""Counts a hardware or kernel event during the timed part of a run only, with the Linux `perf` command.
+"""Count a hardware or kernel event during the timed part of a run with the Linux `perf` command.
 
-`perf stat` starts with counting off and is switched over two named pipes: `ctl` takes orders, `ack` confirms them.
+`perf stat` starts disabled and is controlled through two named pipes: `ctl` receives commands, `ack` confirms them.
 """
 
 import os
@@ -8,11 +8,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-FOLDER = "BENCH_PERF"  # environment variable: where the pipes are
+FOLDER = "BENCH_PERF"  # environment variable with the folder of the pipes
 
 
 def command(event: str, folder: Path) -> list[str]:
-    """The words to put before a worker's command line; its environment must name `folder`."""
+    """Return the prefix for a worker's command line; its environment must name `folder`."""
     for pipe in ("ctl", "ack"):
         os.mkfifo(folder / pipe)
     control = f"fifo:{folder}/ctl,{folder}/ack"
@@ -20,7 +20,7 @@ def command(event: str, folder: Path) -> list[str]:
 
 
 def count(folder: Path) -> float | None:
-    """What `perf` counted, or None where this machine cannot count the event."""
+    """Return the count, or None if this machine cannot count the event."""
     for line in (folder / "count").read_text().splitlines():
         try:
             return float(line.split(",")[0])
@@ -31,17 +31,17 @@ def count(folder: Path) -> float | None:
 
 @contextmanager
 def counting() -> Generator[None]:
-    """Count while the block runs; does nothing when `perf` was not asked for."""
+    """Count while the block runs, if `perf` is enabled."""
     folder = os.environ.get(FOLDER)
     if folder:
-        _order(Path(folder), "enable")
+        _send_command(Path(folder), "enable")
     yield
     if folder:
-        _order(Path(folder), "disable")
+        _send_command(Path(folder), "disable")
 
 
-def _order(folder: Path, word: str) -> None:
-    with (folder / "ctl").open("w") as orders, (folder / "ack").open() as answers:
-        orders.write(word + "\n")
-        orders.flush()
-        answers.read(len("ack\n"))
+def _send_command(folder: Path, name: str) -> None:
+    with (folder / "ctl").open("w") as commands, (folder / "ack").open() as acks:
+        commands.write(name + "\n")
+        commands.flush()
+        acks.read(len("ack\n"))

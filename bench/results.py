@@ -1,4 +1,4 @@
-"""The results of a run as one flat list of records, and the medians and ratios that are read from it."""
+"""Results of a run as a flat list of records, with their medians and ratios."""
 
 import json
 import statistics
@@ -8,12 +8,12 @@ from typing import Any
 
 from venvs import adapter_names
 
-Record = dict[str, Any]  # round, scenario, adapter, then what was measured, or `error`
+Record = dict[str, Any]  # round, scenario, adapter, then the measured values or `error`
 
 
 @dataclass
 class Results:
-    """Everything that a run found out. `loads` has the load average at the start of each round."""
+    """All records of a run. `loads` has the load average at the start of each round."""
 
     machine: dict[str, Any]
     loads: list[float] = field(default_factory=list[float])
@@ -23,7 +23,7 @@ class Results:
     @classmethod
     def load(cls, path: Path) -> "Results":
         if not path.exists():
-            raise SystemExit(f"there are no results in {path}: run `python bench/run.py bench` first")
+            raise SystemExit(f"no results in {path}; run: python bench/run.py bench")
         return cls(**json.loads(path.read_text()))
 
     def save(self, path: Path) -> None:
@@ -37,7 +37,7 @@ class Results:
         return [r for r in self.records if r["scenario"] == scenario and r["adapter"] == adapter]
 
     def values(self, scenario: str, adapter: str, name: str) -> dict[int, float]:
-        """One measured value in each round that has it."""
+        """Return one measured value by round."""
         return {r["round"]: r[name] for r in self.of(scenario, adapter) if name in r}
 
     def median(self, scenario: str, adapter: str, name: str) -> float | None:
@@ -45,13 +45,13 @@ class Results:
         return statistics.median(values.values()) if values else None
 
     def ratio(self, scenario: str, adapter: str, other: str, name: str = "cpu_ms") -> float | None:
-        """Median of the ratios within each round: what slows a whole round down cancels out."""
+        """Return the median of the ratios within each round, which cancels out noise that affects a whole round."""
         ours, theirs = self.values(scenario, adapter, name), self.values(scenario, other, name)
         ratios = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys()]
         return statistics.median(ratios) if ratios else None
 
     def spread(self, scenario: str, adapter: str, name: str) -> float | None:
-        """Half of the values lie within this share of the median (interquartile range), in percent."""
+        """Return the interquartile range in percent of the median."""
         values = list(self.values(scenario, adapter, name).values())
         if len(values) < 3:
             return None
@@ -60,7 +60,7 @@ class Results:
 
     @property
     def failures(self) -> list[str]:
-        """One line per scenario and adapter that failed at least once."""
+        """Return one line per scenario and adapter that failed at least once."""
         texts: dict[tuple[str, str], list[str]] = {}
         for record in self.records:
             if "error" in record:

@@ -1,8 +1,8 @@
-"""What an agent library costs on top of the model, side by side with others. README.md tells how it measures.
+"""Cost of an agent library on top of the model, compared with others. README.md describes the method.
 
-python bench/run.py setup             one virtual environment per adapter, newest packages
-python bench/run.py bench [--quick]   measure (installs what is missing), then show tables and bars
-python bench/run.py report            show the tables again, or write them with --markdown FILE
+python bench/run.py setup             create one virtual environment per adapter with the newest packages
+python bench/run.py bench [--quick]   measure (installs what is missing), then print tables and bars
+python bench/run.py report            print the tables again, or write them with --markdown FILE
 """
 
 import argparse
@@ -35,7 +35,7 @@ def bench(options: argparse.Namespace) -> None:
     keep = options.append and options.out.exists()
     results = Results.load(options.out) if keep else Results(_machine(options.pin))
     results.installed |= {adapter: options.venvs.contents(adapter) for adapter in options.only}
-    cores = Cores.apart() if options.pin else Cores()
+    cores = Cores.separate() if options.pin else Cores()
     with running_server(cores) as server:
         measure = Measure(options.venvs, server, cores, options.timeout, options.perf)
         for _ in range(options.rounds):
@@ -44,11 +44,11 @@ def bench(options: argparse.Namespace) -> None:
 
 
 def one_round(options: argparse.Namespace, measure: Measure, results: Results) -> None:
-    """Every scenario with every adapter once, the adapters in an order that changes."""
+    """Measure every scenario with every adapter once, the adapters in random order."""
     number = len(results.loads)
     results.loads.append(os.getloadavg()[0])
     for scenario in options.scenarios:
-        adapters = [name for name in options.only if takes_part(name, scenario)]
+        adapters = [name for name in options.only if supports(name, scenario)]
         random.shuffle(adapters)
         for adapter in adapters:
             outcome = measure.take(adapter, scenario)
@@ -59,8 +59,8 @@ def one_round(options: argparse.Namespace, measure: Measure, results: Results) -
     print(f"round {number + 1} done at {time.strftime('%T')}", file=sys.stderr)
 
 
-def takes_part(adapter: str, scenario: str) -> bool:
-    """Turns of hundreds of rounds are for adapters that say they take them."""
+def supports(adapter: str, scenario: str) -> bool:
+    """Return whether an adapter supports a scenario; only some support turns of hundreds of rounds."""
     return scenario != "rounds" or constant(adapter, "LONG_TURNS", False)
 
 
@@ -75,7 +75,7 @@ def report(options: argparse.Namespace) -> None:
 
 
 def write_between_marks(path: Path, text: str) -> None:
-    """Replace what lies between the marks of a page; a page without them becomes just this text."""
+    """Replace the text between the marks of a page; a page without marks is replaced as a whole."""
     page = path.read_text() if path.exists() else ""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -108,14 +108,14 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["setup", "bench", "report"])
     parser.add_argument("--quick", action="store_true", help=f"3 rounds of {', '.join(FIRST)} only")
-    parser.add_argument("--only", type=_list_of(adapter_names()), metavar="A,B", help="these adapters")
+    parser.add_argument("--only", type=_list_of(adapter_names()), metavar="A,B", help="only these adapters")
     parser.add_argument("--scenarios", type=_list_of(ALL_SCENARIOS), default=ALL_SCENARIOS, metavar="S1,S2")
-    parser.add_argument("--rounds", type=int, help="how often everything is measured (default 5)")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for one measurement")
+    parser.add_argument("--rounds", type=int, help="number of rounds (default 5)")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds per measurement")
     parser.add_argument("--out", type=Path, default=HERE / "results.json", help="the results file")
     parser.add_argument("--append", action="store_true", help="add rounds to an existing results file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="report: write the short tables there")
-    parser.add_argument("--venvs", type=Path, default=default_folder(), help="folder of the environments")
+    parser.add_argument("--venvs", type=Path, default=default_folder(), help="folder of the virtual environments")
     parser.add_argument("--no-pin", dest="pin", action="store_false", help="let the kernel choose the cores")
     parser.add_argument("--perf", metavar="EVENT", help="also count this perf event, such as instructions:u")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What every adapter is put through: the scenario table, the ten tools, the texts. Standard library only."""
+"""Input of all adapters: scenarios, the ten tools and the texts. Standard library only."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ MODEL = "bench-model"
 SYSTEM = "You are a helpful assistant. Use the tools when they help and answer briefly."
 PROMPT = "Find the open records about alpha and beta and summarise them."
 
-HISTORY_MARK = "earlier message"  # once in each message of a history: the server counts them
-RESULT_MARK = "tool-result:"  # once in each tool result: the server counts them to know where the turn stands
-STAMP_DIGITS = 20  # every answer opens with the server's clock in nanoseconds, this wide
+HISTORY_MARK = "earlier message"  # once in each message of the history; the server counts it
+RESULT_MARK = "tool-result:"  # once in each tool result; the server counts it to select the next reply
+STAMP_DIGITS = 20  # every answer starts with the server's clock in nanoseconds, with this many digits
 
 TOOL_NAMES = (
     "search_knowledge",
@@ -33,14 +33,14 @@ class Scenario:
     """One kind of turn, and how many of them are measured."""
 
     note: str
-    deltas: int = 20  # pieces of text in the answer
+    deltas: int = 20  # text deltas of the answer
     calls: tuple[int, ...] = ()  # tool calls in each model reply before the answer
-    history: int = 0  # messages that are already in the conversation
-    turns: int = 300  # timed turns of one run, at most
-    concurrency: int = 1  # turns in flight at once
-    pace_ms: float = 0  # above 0, the server writes one delta each so many milliseconds
-    gate: bool = False  # the server holds the answers until all concurrent turns wait for theirs
-    fresh: bool = False  # every turn makes its own agent
+    history: int = 0  # messages already in the conversation
+    turns: int = 300  # maximum number of timed turns
+    concurrency: int = 1  # concurrent turns
+    pace_ms: float = 0  # if set, the server sends one delta every so many milliseconds
+    gate: bool = False  # the server holds the answers until all concurrent turns wait for them
+    fresh: bool = False  # every turn creates its own agent
 
 
 SCENARIOS = {
@@ -59,24 +59,24 @@ SCENARIOS = {
 
 
 def delta(index: int) -> str:
-    """The text of one delta of an answer, the first excepted (that is the stamp)."""
+    """Return the text of one delta of an answer, except the first, which is the timestamp."""
     return f"tok{index:04d} "
 
 
 def expected_answer(deltas: int) -> str:
-    """What follows the stamp in a whole answer."""
+    """Return the text of an answer after the timestamp."""
     return " " + "".join(delta(index) for index in range(1, deltas))
 
 
 def make_history(count: int) -> list[tuple[str, str]]:
-    """(role, text) pairs, the user first, about 200 characters each."""
+    """Return (role, text) pairs of about 200 characters each, starting with the user."""
     roles = ("user", "assistant")
     filler = "lorem ipsum dolor sit amet " * 7
     return [(roles[index % 2], f"{HISTORY_MARK} {index:03d}: {filler}") for index in range(count)]
 
 
 def make_tools(on_call: Callable[[], None], *, asynchronous: bool = True) -> list[Tool]:
-    """Ten annotated functions with docstrings, as a user would write them; each says when it runs."""
+    """Return ten annotated functions with docstrings that call `on_call` when they run."""
     build = _async_tool if asynchronous else _plain_tool
     return [_named(build(name, on_call), name) for name in TOOL_NAMES]
 
@@ -114,7 +114,7 @@ def _purpose(name: str) -> str:
 
 
 def tool_schema(name: str) -> dict[str, object]:
-    """One tool as chat completions want it, for the adapters that have no framework to derive it."""
+    """Return the chat completions schema of a tool, for adapters without a framework."""
     properties = {
         "query": {"type": "string", "description": "What to look for."},
         "limit": {"type": "integer", "description": "Largest number of results.", "default": 5},

@@ -1,6 +1,6 @@
-"""What the model double says: every reply of every scenario, rendered once into the bytes that go over the wire.
+"""Replies of the model double for every scenario, rendered once into bytes.
 
-Each server-sent event travels as one HTTP chunk, as real servers send them.
+Each server-sent event is one HTTP chunk, as real servers send them.
 """
 
 import json
@@ -8,15 +8,15 @@ from functools import cache
 
 from scenarios import MODEL, SCENARIOS, STAMP_DIGITS, TOOL_ARGUMENTS, TOOL_NAMES, delta
 
-STAMP = b"0" * STAMP_DIGITS  # the server puts its clock here when the answer leaves
+STAMP = b"0" * STAMP_DIGITS  # replaced with the server's clock when the answer is sent
 ARGUMENT_PIECES = 4
 
 
 @cache
 def replies(scenario: str, *, as_call: bool, usage: bool) -> dict[int, list[bytes]]:
-    """The events of each model reply, by the number of tool results that the request brings back.
+    """Return the events of each model reply by the number of tool results in the request.
 
-    `as_call` sends the answer as the argument of a `final_answer` call, for frameworks that cannot end otherwise.
+    `as_call` sends the answer as the argument of a `final_answer` call, for frameworks that require it.
     """
     rendered: dict[int, list[bytes]] = {}
     results = 0

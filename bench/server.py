@@ -1,8 +1,8 @@
-"""The model double: chat completions over plain HTTP, in a process of its own. Prints its port, ends with its stdin.
+"""Model double: chat completions over HTTP in its own process. Prints its port; exits when its stdin is closed.
 
-A request goes to /<scenario>/v1/chat/completions, or /<scenario>~final/v1/… for `VARIANT = "final"`. The tool results
-in its body tell which reply is due, so nothing is remembered between requests. A request that lacks something is
-answered with status 400 and the reason: a broken adapter fails, it does not look fast.
+A request goes to /<scenario>/v1/chat/completions, or /<scenario>~final/v1/… for `VARIANT = "final"`. The number of tool
+results in its body selects the reply, so the server is stateless. An invalid request gets status 400 and the reason, so
+that a broken adapter fails instead of looking fast.
 """
 
 import asyncio
@@ -17,28 +17,28 @@ from scenarios import HISTORY_MARK, RESULT_MARK, SCENARIOS, TOOL_NAMES, Scenario
 from script import STAMP, replies
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-GATE_SETTLES = 0.2  # seconds from the last expected turn to the opening of the gate
-GATE_GIVES_UP = 5.0  # seconds of silence after which it opens for fewer: a client's pool may not admit them all
+GATE_DELAY = 0.2  # seconds from the last expected turn until the gate opens
+GATE_TIMEOUT = 5.0  # seconds without a request after which it opens anyway: a client's pool may be smaller
 
 
 class BadRequest(Exception):
-    """The request is not one that a working agent would send."""
+    """The request is not one that a working agent sends."""
 
 
 def verify(scenario: Scenario, path: str, request: dict[str, Any], body: bytes) -> None:
-    """Refuse what does not stream, or leaves out tools or history."""
+    """Reject requests that do not stream or lack tools or history."""
     if not path.endswith("/chat/completions"):
         raise BadRequest(f"unexpected path {path}")
     if request.get("stream") is not True:
         raise BadRequest("the request does not stream")
     if len(request.get("tools", ())) < len(TOOL_NAMES):
-        raise BadRequest(f"the request carries fewer than {len(TOOL_NAMES)} tools")
+        raise BadRequest(f"the request has fewer than {len(TOOL_NAMES)} tools")
     if body.count(HISTORY_MARK.encode()) != scenario.history:
-        raise BadRequest("the request does not carry the whole history")
+        raise BadRequest("the request lacks messages of the history")
 
 
 class Gate:
-    """Holds answers back until all concurrent turns wait for one."""
+    """Holds answers until all concurrent turns wait for one."""
 
     def __init__(self) -> None:
         self._held: list[tuple[Connection, list[bytes]]] = []
@@ -48,7 +48,7 @@ class Gate:
         self._held.append((connection, events))
         if self._opening:
             self._opening.cancel()
-        delay = GATE_SETTLES if len(self._held) == expected else GATE_GIVES_UP
+        delay = GATE_DELAY if len(self._held) == expected else GATE_TIMEOUT
         self._opening = asyncio.get_running_loop().call_later(delay, self._open)
 
     def _open(self) -> None:
@@ -61,7 +61,7 @@ GATE = Gate()
 
 
 class Connection(asyncio.Protocol):
-    """One client connection, kept alive over many requests."""
+    """Persistent client connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -74,10 +74,10 @@ class Connection(asyncio.Protocol):
             try:
                 self._answer(*request)
             except (BadRequest, KeyError, ValueError) as error:
-                self._refuse(repr(error))
+                self._reject(repr(error))
 
     def _next_request(self) -> tuple[str, bytes] | None:
-        """Take one whole request (path, body) off what was received, if there is one."""
+        """Remove and return one complete request (path, body) from the buffer, if there is one."""
         head, found, rest = self._received.partition(b"\r\n\r\n")
         if not found:
             return None
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(_stamped(event))
         asyncio.get_running_loop().call_later(gap, self._send_paced, events, gap)
 
-    def _refuse(self, reason: str) -> None:
+    def _reject(self, reason: str) -> None:
         body = json.dumps({"error": {"message": f"model double: {reason}", "type": "bench"}}).encode()
         head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         self._transport.write(head + body)

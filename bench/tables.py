@@ -1,4 +1,4 @@
-"""Results as markdown: the short page for the documentation and the long report for whoever tunes something."""
+"""Results as Markdown: the short page for the docs and the long report for tuning."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,14 +6,14 @@ from results import Results
 from scenarios import SCENARIOS
 from venvs import constant
 
-Cell = Callable[[str], str]  # an adapter's entry in a column
+Cell = Callable[[str], str]  # value of an adapter in a column
 
 TURNS = [name for name in SCENARIOS if name not in ("S7m", "rounds")]
-SHOWN_VERSIONS = {"atlas-agents", "openai", "httpx", "pydantic"}  # beside the packages that an adapter asks for
+SHOWN_VERSIONS = {"atlas-agents", "openai", "httpx", "pydantic"}  # besides the packages that an adapter requires
 
 
 def number(value: float | None) -> str:
-    """Three digits are enough, and a count is exact."""
+    """Format with three digits; counts are exact."""
     if value is None:
         return "–"
     if isinstance(value, int):
@@ -24,7 +24,7 @@ def number(value: float | None) -> str:
 
 
 def short_page(results: Results) -> str:
-    """What a reader of the documentation wants to know."""
+    """Return the tables for the docs."""
     names = results.adapters
     turns = _measured(results, TURNS)
     legend = " · ".join(f"**{name}** {SCENARIOS[name].note}" for name in turns)
@@ -43,7 +43,7 @@ def short_page(results: Results) -> str:
 
 
 def long_report(results: Results) -> str:
-    """The short page and all else that was measured."""
+    """Return the short page and all other measurements."""
     names = results.adapters
     turns = _measured(results, TURNS)
     detail = {

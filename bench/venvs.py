@@ -1,4 +1,4 @@
-"""The adapters and their virtual environments: one for each, so that no framework meets another's dependencies."""
+"""Adapters and their virtual environments: one each, because their dependencies conflict."""
 
 import ast
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-FIRST = ("baseline", "bare", "ours")  # in this order at the top of every table; all others are peers
+FIRST = ("baseline", "bare", "ours")  # first in every table, in this order; all others are peers
 
 _LIST_CONTENTS = """
 import json, os, sysconfig
@@ -26,13 +26,13 @@ print(json.dumps({"mb": size / 1e6, "versions": versions}))
 
 
 def adapter_names() -> list[str]:
-    """All adapters, in the order of the tables."""
+    """Return all adapters in the order of the tables."""
     found = {path.stem for path in (HERE / "adapters").glob("[!_]*.py")}
     return [*(name for name in FIRST if name in found), *sorted(found.difference(FIRST))]
 
 
 def constant(adapter: str, name: str, default: Any = None) -> Any:
-    """A constant of an adapter, read without importing it: its packages live in another environment."""
+    """Return a constant of an adapter without importing it, since its packages are in another environment."""
     for node in ast.parse((HERE / "adapters" / f"{adapter}.py").read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
             return ast.literal_eval(node.value)
@@ -40,14 +40,14 @@ def constant(adapter: str, name: str, default: Any = None) -> Any:
 
 
 def default_folder() -> Path:
-    """A folder per Python version, so that all figures of a run come from one Python."""
+    """Return a folder per Python version, so that all figures of a run come from one Python."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "atlas-agents-bench" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True)
 class Venvs:
-    """The folder that holds the environments; they use the Python that runs this."""
+    """Folder of the virtual environments; they use the Python that runs this."""
 
     folder: Path
 
@@ -55,7 +55,7 @@ class Venvs:
         return str(self.folder / adapter / "bin" / "python")
 
     def install(self, adapter: str) -> None:
-        """Make the environment if it is missing and bring its packages up to date."""
+        """Create the environment if it is missing, and update its packages."""
         ready = self._ready(adapter)
         ready.unlink(missing_ok=True)
         packages = [os.path.expandvars(package) for package in constant(adapter, "PIP")]
@@ -65,17 +65,17 @@ class Venvs:
                 subprocess.run([sys.executable, "-m", "venv", self.folder / adapter], check=True)
             subprocess.run([self.python(adapter), "-m", "pip", "install", "-q", "-U", *packages], check=True)
         except subprocess.CalledProcessError as error:
-            raise SystemExit(f"{adapter} cannot be installed (leave it out with --only): {error}") from error
+            raise SystemExit(f"cannot install {adapter} (exclude it with --only): {error}") from error
         ready.touch()
 
     def install_missing(self, adapter: str) -> None:
-        """Install what is not there yet, and again what comes from a checkout: that may have changed."""
+        """Install missing environments, and reinstall packages from a checkout, which may have changed."""
         from_checkout = any("$" in package for package in constant(adapter, "PIP"))
         if from_checkout or not self._ready(adapter).exists():
             self.install(adapter)
 
     def contents(self, adapter: str) -> dict[str, Any]:
-        """Megabytes installed and the version of each package."""
+        """Return the installed megabytes and the version of each package."""
         return json.loads(subprocess.check_output([self.python(adapter), "-c", _LIST_CONTENTS]))
 
     def _ready(self, adapter: str) -> Path:

@@ -1,7 +1,7 @@
-"""Measures one adapter in one scenario, in this fresh process: python worker.py ADAPTER SCENARIO SERVER_URL.
+"""Measure one adapter in one scenario in this process: python worker.py ADAPTER SCENARIO SERVER_URL.
 
-The last line it prints is the result as JSON. Set BENCH_PROFILE=FILE to profile the timed part instead of trusting
-its figures (read the file with `python -m pstats`).
+The last line it prints is the result as JSON. Set BENCH_PROFILE=FILE to profile the timed part; ignore
+its figures then (read the file with `python -m pstats`).
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from typing import Any, Protocol, cast
 import perf
 from scenarios import PROMPT, SCENARIOS, STAMP_DIGITS, Tool, expected_answer, make_history, make_tools
 
-CPU_SECONDS = 0.8  # of timed turns in one run: equal time is equal noise for fast and slow adapters
-EARLY_ROUNDS, LATE_ROUNDS = (40, 60), (190, 210)  # where `rounds` looks: around round 50 and around round 200
-LONG_TURNS = 3  # turns of `rounds` at least, and more (up to three times as many) while they are cheap
+CPU_SECONDS = 0.8  # CPU time of the timed turns in one run: the same for fast and slow adapters
+EARLY_ROUNDS, LATE_ROUNDS = (40, 60), (190, 210)  # rounds that `rounds` compares: around 50 and around 200
+LONG_TURNS = 3  # minimum number of turns for `rounds`; up to three times as many if they are cheap
 
 Result = dict[str, float]
 
 
 class Adapter(Protocol):
-    """What a module in `adapters/` offers; README.md tells it in full."""
+    """Interface of a module in `adapters/`; see README.md."""
 
     def setup(self, base_url: str) -> None: ...
     def make_agent(self, tools: list[Tool]) -> Any: ...
@@ -41,25 +41,25 @@ class Adapter(Protocol):
 
 
 class WrongTurn(Exception):
-    """A turn did not do what its scenario says, so its time means nothing."""
+    """A turn did not do what its scenario requires, so its time is meaningless."""
 
 
 class Subject:
-    """One adapter in one scenario: takes turns, checks each of them and remembers what it saw."""
+    """One adapter in one scenario: runs turns, checks each of them and records its measurements."""
 
     def __init__(self, adapter: Adapter, name: str, server: str) -> None:
         self.scenario = SCENARIOS[name]
-        self.call_times: list[int] | None = None  # CPU clock at each tool call, when somebody wants it
+        self.call_times: list[int] | None = None  # CPU clock at each tool call, if enabled
         self._adapter = adapter
         self._expected = expected_answer(self.scenario.deltas)
         adapter.setup(base_url(adapter, name, server))
         self._tools = tools_for(adapter, self._count_call)
         self._agent = adapter.make_agent(self._tools)
         self._history = adapter.make_history(make_history(self.scenario.history))
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Start to count anew."""
+    def reset(self) -> None:
+        """Reset the counters."""
         self.calls = 0
         self.seconds: list[float] = []
         self.first_delta_us: list[float] = []
@@ -86,13 +86,13 @@ class Subject:
         self.first_delta_us.append((first_seen - sent) / 1e3)
 
     def _check(self, streamed: str, final: str) -> int:
-        """Deltas, final text and the expected text must agree. Returns when the server sent the answer."""
+        """Check that deltas, final text and expected text agree. Return when the server sent the answer."""
         if streamed != final or final[STAMP_DIGITS:] != self._expected:
             raise WrongTurn(f"wrong text: deltas {streamed[:90]!r}, final {final[:90]!r}")
         return int(final[:STAMP_DIGITS])
 
     async def turns(self, count: int) -> None:
-        """Take `count` turns, as many at once as the scenario says."""
+        """Run `count` turns with the concurrency of the scenario."""
         together = self.scenario.concurrency
         for _ in range(count // together):
             if together == 1:
@@ -116,16 +116,16 @@ def tools_for(adapter: Adapter, on_call: Callable[[], None]) -> list[Tool]:
 
 
 async def measure_turns(adapter: Adapter, name: str, server: str) -> Result:
-    """CPU, time and memory per turn, after a cold turn and some warm ones."""
+    """Measure CPU, time and memory per turn, after one cold turn and some warm ones."""
     subject = Subject(adapter, name, server)
     count, boot = subject.scenario.turns, 0.0
-    if not subject.scenario.gate:  # behind the gate a single turn would wait for the others
+    if not subject.scenario.gate:  # with a gate a single turn would wait for the others
         await subject.turn()
         boot = time.process_time()  # counts from the start of the process
         count = await warm_up(subject)
     gc.collect()
-    subject.forget()
-    rss = forget_peak_memory()
+    subject.reset()
+    rss = reset_peak_memory()
     with profiling(), perf.counting():
         cpu, wall = time.process_time(), time.perf_counter()
         await subject.turns(count)
@@ -148,7 +148,7 @@ async def measure_turns(adapter: Adapter, name: str, server: str) -> Result:
 
 
 async def warm_up(subject: Subject) -> int:
-    """Let caches and connections settle; returns how many turns are worth timing."""
+    """Warm up caches and connections; return how many turns to time."""
     scenario = subject.scenario
     if scenario.concurrency > 1:
         await subject.turns(scenario.concurrency)
@@ -162,13 +162,13 @@ async def warm_up(subject: Subject) -> int:
 
 
 async def measure_rounds(adapter: Adapter, name: str, server: str) -> Result:
-    """CPU of one model round while the history is short and while it is long, within the same turns."""
+    """Measure the CPU of one model round with a short and with a long history, within the same turns."""
     subject = Subject(adapter, name, server)
     early: list[float] = []
     late: list[float] = []
     while len(early) < LONG_TURNS or (len(early) < 3 * LONG_TURNS and time.process_time() < LONG_TURNS):
         gc.collect()
-        subject.forget()
+        subject.reset()
         subject.call_times = []
         await subject.turn()
         subject.check_calls(1)
@@ -184,12 +184,12 @@ async def measure_rounds(adapter: Adapter, name: str, server: str) -> Result:
 
 
 def cpu_per_round(call_times: list[int], first: int, last: int) -> float:
-    """Milliseconds of CPU per round, from the tool call of round `first` to that of round `last`."""
+    """Return the CPU milliseconds per round, from the tool call of round `first` to that of round `last`."""
     return (call_times[last - 1] - call_times[first - 1]) / (last - first) / 1e6
 
 
 async def measure_creation(adapter: Adapter, name: str, server: str) -> Result:
-    """Time and bytes of one agent with ten tools; what agents have in common is made before."""
+    """Measure time and bytes of one agent with ten tools, without what agents share."""
     adapter.setup(base_url(adapter, "S2", server))
     tools = tools_for(adapter, lambda: None)
     agents = [adapter.make_agent(tools) for _ in range(3)]
@@ -209,15 +209,15 @@ async def measure_creation(adapter: Adapter, name: str, server: str) -> Result:
 
 
 def memory_kb(field: str) -> int:
-    """A memory figure of this process, as the kernel counts it."""
+    """Return a memory figure of this process from the kernel."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1])
     raise KeyError(field)
 
 
-def forget_peak_memory() -> int:
-    """Let the peak start from what is in use now, and return that."""
+def reset_peak_memory() -> int:
+    """Reset the peak to the current memory and return that."""
     Path("/proc/self/clear_refs").write_text("5")
     return memory_kb("VmRSS")
 
@@ -234,7 +234,7 @@ def profiling() -> Generator[None]:
 
 
 def fail_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The error is the last thing this process says: no complaints about what it leaves open."""
+    """Print the error and exit at once, without warnings about open resources."""
     traceback.print_exception(kind, error, trace)
     sys.stderr.flush()
     os._exit(1)
@@ -251,7 +251,7 @@ async def main() -> None:
     measure = MEASURES.get(scenario, measure_turns)
     result = await measure(adapter, scenario, server)
     print("\n" + json.dumps(result), flush=True)
-    os._exit(0)  # what frameworks do on their way out is not measured
+    os._exit(0)  # the shutdown of frameworks is not measured
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The hand-written agent loop of `baseline` and `bare`, which differ only in how a reply reaches them."""
+"""Hand-written agent loop of `baseline` and `bare`, which differ only in the HTTP client."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -18,7 +18,7 @@ def make_history(pairs):
 
 
 def make_turn(stream: Stream, decode_arguments: Callable[[str], Any]):
-    """A turn over `stream(messages, schemas)`, which yields the deltas of a chat completion."""
+    """Return a turn function over `stream(messages, schemas)`, which yields the deltas of a chat completion."""
 
     async def turn(agent, prompt, history, on_delta):
         tools, schemas = agent
@@ -37,7 +37,7 @@ def make_turn(stream: Stream, decode_arguments: Callable[[str], Any]):
 
 
 async def read_reply(deltas: AsyncIterator[Any], on_delta: Callable[[str], None]) -> tuple[str, list[Message]]:
-    """The whole text and the whole tool calls of one reply."""
+    """Return the text and the tool calls of one reply."""
     texts: list[str] = []
     calls: dict[int, Message] = {}
     async for delta in deltas:

@@ -1,4 +1,4 @@
-"""Atlas Agents as a user gets it: every call is permitted, checked, limited and audited, every event is sent."""
+"""Atlas Agents with its defaults: every call is authorised, validated, limited and audited; every event is sent."""
 
 from atlas_agents import Agent, Atlas, Conversation, OpenAIProvider, assistant, user
 from scenarios import MODEL, SYSTEM

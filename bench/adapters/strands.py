@@ -1,4 +1,4 @@
-"""strands-agents: `Agent.stream_async`. An agent there is one conversation, so idle ones wait in a pool."""
+"""strands-agents: `Agent.stream_async`. An agent holds one conversation, so idle agents wait in a pool."""
 
 from openai import AsyncOpenAI
 from strands import Agent, tool
@@ -22,7 +22,7 @@ def build(tools):
 
 
 def make_agent(tools):
-    """Returns the tools: a turn that finds no idle agent builds one from them."""
+    """Return the tools: a turn that finds no idle agent builds one from them."""
     IDLE[:] = [build(tools)]
     return tools
 
