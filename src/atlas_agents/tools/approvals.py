@@ -24,6 +24,7 @@ _answers = msgspec.json.Decoder(Answer)
 
 Approve: TypeAlias = Callable[[Question], Any]
 """Sync or async; returns an Answer, a decision as text, or True for "once". Any other value denies the call."""
+OnAsked: TypeAlias = Callable[[Question], None]
 _Reply: TypeAlias = tuple[Any, BaseException | None, bool]
 """The answer, the error raised instead, and whether the answer still has to be stored."""
 
@@ -131,11 +132,7 @@ class Approvals:
         return answer
 
     async def request_approval(
-        self,
-        question: Question,
-        clock: Clock,
-        store: ApprovalStore | None = None,
-        on_asked: Callable[[Question], None] | None = None,
+        self, question: Question, clock: Clock, store: ApprovalStore | None = None, on_asked: OnAsked | None = None
     ) -> Answer:
         """Ask and return the approval; raises Declined if it is denied, not given in time, or no one can be asked."""
         answer = await self.ask(question, clock, store, on_asked)
@@ -145,11 +142,7 @@ class Approvals:
         return answer
 
     async def ask(
-        self,
-        question: Question,
-        clock: Clock,
-        store: ApprovalStore | None = None,
-        on_asked: Callable[[Question], None] | None = None,
+        self, question: Question, clock: Clock, store: ApprovalStore | None = None, on_asked: OnAsked | None = None
     ) -> Answer:
         """Ask and return the answer, including a refusal; raises Declined if no one can be asked.
 

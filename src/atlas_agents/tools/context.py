@@ -1,6 +1,7 @@
 """Tool context: information and services for one call. Annotate a parameter with `ToolContext` to receive it."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from atlas_agents.core.approvals import Filled, Form
@@ -114,39 +115,5 @@ class ToolContext:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send a copy to a worker process; progress reported there still arrives."""
-        return _in_worker, (
-            self.conversation,
-            self.agent,
-            self.run_id,
-            self.call_id,
-            self.tenant_id,
-            self.metadata,
-            self.user,
-            self.approved,
-            self.chain,
-        )
-
-
-def _in_worker(
-    conversation: Conversation,
-    agent: Any,
-    run_id: str,
-    call_id: str,
-    tenant_id: str,
-    metadata: Metadata,
-    user: str,
-    approved: bool,
-    chain: Chain,
-) -> ToolContext:
-    return ToolContext(
-        conversation=conversation,
-        agent=agent,
-        run_id=run_id,
-        call_id=call_id,
-        tenant_id=tenant_id,
-        metadata=metadata,
-        report=report,
-        user=user,
-        approved=approved,
-        chain=chain,
-    )
+        copied = ("conversation", "agent", "run_id", "call_id", "tenant_id", "metadata", "user", "approved", "chain")
+        return partial(ToolContext, report=report, **{name: getattr(self, name) for name in copied}), ()

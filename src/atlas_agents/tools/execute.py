@@ -38,14 +38,8 @@ _BINARY = (bytes, bytearray, memoryview)
 _RETRYABLE_STATUSES = (408, 429, 503)
 _MAX_RETRY_AFTER = 60
 _CONNECTION_ERRORS = (
-    "ConnectionError",
-    "ClientConnectionError",
-    "ClientPayloadError",
-    "ServerTimeoutError",
-    "TransportError",
-    "Timeout",
-    "ReadError",
-    "URLError",
+    *("ConnectionError", "ClientConnectionError", "ClientPayloadError", "ServerTimeoutError", "TransportError"),
+    *("Timeout", "ReadError", "URLError"),
 )
 
 

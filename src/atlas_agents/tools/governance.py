@@ -92,23 +92,8 @@ class ToolScope:
     """
 
     __slots__ = (
-        "_visible",
-        "_visible_under",
-        "actor",
-        "agent",
-        "asks",
-        "chain",
-        "conversation",
-        "count_usage",
-        "durations",
-        "emit",
-        "governance",
-        "journal",
-        "metadata",
-        "repeats",
-        "run_id",
-        "slots",
-        "tools",
+        *("_visible", "_visible_under", "actor", "agent", "asks", "chain", "conversation", "count_usage", "durations"),
+        *("emit", "governance", "journal", "metadata", "repeats", "run_id", "slots", "tools"),
     )
 
     def __init__(

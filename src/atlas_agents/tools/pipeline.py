@@ -53,9 +53,8 @@ async def run_tools(
         for execution in executions:  # each is recorded when it completes, not when it is awaited here
             await execution.wait()
     finally:
-        executions = executions or [
-            ToolCallExecution(Rejected(call), scope) for call in calls
-        ]  # cancelled while asking
+        # empty if the turn was cancelled while a person was asked
+        executions = executions or [ToolCallExecution(Rejected(call), scope) for call in calls]
         try:
             if any(execution.result is None for execution in executions):
                 await _stop(executions)
@@ -313,9 +312,8 @@ class ToolCallExecution:
             return self._decision.known_result
         if journal is not None and journal.has_intent(call):
             return ToolResult(call.id, "unknown", _CRASHED, "unknown")
-        return ToolResult(
-            call.id, "error", "The turn was cancelled before this call ran; nothing happened.", "declined"
-        )
+        text = "The turn was cancelled before this call ran; nothing happened."
+        return ToolResult(call.id, "error", text, "declined")
 
     def _error_result(self, error: Exception) -> ToolResult:
         """Return what the model reads: the redacted message of an expected error; for a bug only that there was one."""
