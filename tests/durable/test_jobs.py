@@ -17,7 +17,7 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, calls, fails, says
 from atlas_agents.tools.policy import Cell
-from checks import until
+from checks import wait_until
 
 QUICK = (0.0, 0.0, 0.0, 0.0)
 
@@ -43,7 +43,7 @@ async def settled(atlas: Atlas, *states: str) -> list[JobRow]:
         assert atlas.store is not None
         return not await atlas.store.pending_jobs(atlas.tenant, 1 << 60) and not await atlas.store.open_runs()
 
-    await until(look)
+    await wait_until(look)
     jobs = sorted(await atlas.jobs.list(), key=lambda job: job.seq)
     if states:
         assert [job.state for job in jobs] == list(states), [job.error for job in jobs]
@@ -109,7 +109,7 @@ async def test_an_answer_waits_for_the_turn_that_is_under_way() -> None:
             runs = await atlas.store.runs("default", "default") if atlas.store else []
             return [run.status for run in runs] == ["running", "queued"]
 
-        await until(queued)
+        await wait_until(queued)
         free.set()
         assert (await asking).text == "First."
         await settled(atlas, "done")
@@ -234,7 +234,7 @@ async def test_cancelling_a_job_stops_all_that_was_asked_for_in_it() -> None:
         ended = await atlas.jobs.cancel(first.id, by="ann")
         assert (ended.state, ended.error) == ("cancelled", "by ann")
         jobs = await settled(atlas, "cancelled", "cancelled")
-        assert "was cancelled: by ann" in (await texts(atlas))[2][1]
+        assert "was cancelled by ann" in (await texts(atlas))[2][1]
         assert await texts(atlas, jobs[0].session) == [("user", "write it"), ("assistant", "Waiting for c.")]
         with pytest.raises(Conflict):
             await atlas.jobs.cancel(first.id)
@@ -276,11 +276,11 @@ async def test_the_pause_before_the_next_attempt_grows() -> None:
         async def is_back() -> bool:
             return (await state())[0] == "queued" and (await state())[1] > 0
 
-        await until(is_back)
+        await wait_until(is_back)
         await clock.advance(6)
         assert await state() == ("queued", 1)
         await clock.advance(5)
-        await until(lambda: _is(state, ("queued", 2)))
+        await wait_until(lambda: _is(state, ("queued", 2)))
         await clock.advance(55)
         assert await state() == ("queued", 2)
         await clock.advance(10)
@@ -304,7 +304,7 @@ async def test_a_question_in_a_job_goes_to_a_person_and_the_asking_agent_cannot_
     payer = agent("payer", calls("pay"), says("Paid."), tools=[pay])
     async with working(team(lead, payer, approve=Approvals(wait=True))) as atlas:
         await atlas.ask("go", user="ann")
-        (question,) = await until(atlas.pending)
+        (question,) = await wait_until(atlas.pending)
         assert (question.agent_id, question.asked_by, question.tool) == ("payer", "ann", "pay")
         assert not done
         await atlas.answer(question.id, Answer("once", by="ann"))

@@ -12,7 +12,7 @@ from openai_client import Slow, stored_atlas, upper
 from atlas_agents import Approvals, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, fails, says, thinks
-from checks import rounds
+from checks import run_ready_tasks
 
 EDITED = '{"edited_arguments":{"input":"y"},"result":"Y"}'
 CONFIRMED = Tool("upper", upper, in_process=True, confirm=True)
@@ -141,7 +141,7 @@ async def test_who_leaves_does_not_stop_the_turn_unless_that_was_asked_for(stops
             await asyncio.wait_for(slow.started.wait(), 5)
             answer.response.close()
             if not stops:
-                await rounds(200)  # the gateway sees that the client has left
+                await run_ready_tasks(200)  # the gateway sees that the client has left
                 slow.release.set()
             final = await other.until("chat.final")
     assert final.get("cancelled", False) is stops

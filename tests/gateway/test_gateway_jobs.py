@@ -11,7 +11,7 @@ from atlas_agents import Agent, Approvals, Atlas, Delegation, ProviderError, too
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry, Reply, Scripted, calls, fails, says
-from checks import until
+from checks import wait_until
 
 HAND = calls("delegate_task", target_agent="writer", task_description="a poem", priority="high")
 STRONG = "-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -72,7 +72,7 @@ async def test_a_job_is_stopped_and_tried_again(tmp_path: Path) -> None:
         await client.get("chat.send", sessionKey="s", message="A poem!")
         running = await job_of(client, "running")
         stopped = (await client.get("jobs.cancel", jobId=running["jobId"]))["job"]
-        assert (stopped["state"], stopped["error"]) == ("cancelled", "by owner")
+        assert (stopped["state"], stopped["error"]) == ("cancelled", "cancelled by owner")
         again = await client.request("jobs.cancel", jobId=running["jobId"])
         assert again["error"]["data"]["kind"] == "CONFLICT"
         assert (await client.get("jobs.retry", jobId=running["jobId"]))["job"]["state"] == "queued"
@@ -118,7 +118,7 @@ async def test_whose_job_it_is_not_cannot_tell_it_from_one_that_never_was(tmp_pa
         async def pending_approvals() -> Any:
             return (await ann.get("approvals.list"))["approvals"]
 
-        questions = await until(pending_approvals)
+        questions = await wait_until(pending_approvals)
         assert (await bob.get("jobs.list"))["jobs"] == (await bob.get("approvals.list"))["approvals"] == []
         for method in ("jobs.get", "jobs.cancel", "jobs.retry"):
             others, missing = await bob.request(method, jobId=job["jobId"]), await bob.request(method, jobId="0" * 16)

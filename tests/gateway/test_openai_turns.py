@@ -11,7 +11,7 @@ from openai_client import MODEL, Slow, connect_openai, serve_openai, stored_atla
 
 from atlas_agents import Approvals, ProviderError, RetryPolicy, Tool
 from atlas_agents.testing import Scripted, calls, fails, says
-from checks import rounds
+from checks import run_ready_tasks
 
 
 async def test_a_session_remembers_and_takes_only_the_last_message(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_who_leaves_a_session_does_not_stop_its_turn_unless_that_was_asked
         )
         await asyncio.wait_for(staying.started.wait(), 5)
         task.cancel()
-        await rounds(200)  # the gateway sees that the client has left
+        await run_ready_tasks(200)  # the gateway sees that the client has left
         staying.release.set()
         assert (await page.until("chat.final"))["message"]["parts"][0]["text"] == "Done."
         headers = {"X-Atlas-On-Disconnect": "cancel"}

@@ -11,7 +11,7 @@ from atlas_agents.gateway.protocol.events import ChatDelta, encode_event
 from atlas_agents.gateway.runs import RunRegistry
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.storage.memory import MemoryStore
-from checks import until
+from checks import wait_until
 
 _EVENTS = [EventRow("r", seq, encode_event(ChatDelta("r", word))) for seq, word in enumerate(("One.", "Two."), 1)]
 
@@ -44,6 +44,6 @@ async def test_what_is_told_in_the_moment_in_which_reading_ends_is_read() -> Non
         return log.seq == 2
 
     try:
-        await until(read)
+        await wait_until(read)
     finally:
         await remote.close()

@@ -21,7 +21,7 @@ from atlas_agents.gateway.server import Gateway
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
-from checks import until
+from checks import wait_until
 
 SHORT = "Pack my box with five dozen jugs."
 LONG = "The quick brown fox jumps over the lazy dog. " * 6
@@ -75,7 +75,7 @@ async def receive_with_cuts(
                 return received, cuts_made
             client.socket.transport.abort()
             cuts_made += 1
-        await until(partial(has_received, steady, len(steady.frames) + away()))
+        await wait_until(partial(has_received, steady, len(steady.frames) + away()))
 
 
 @pytest.mark.parametrize(

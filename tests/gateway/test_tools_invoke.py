@@ -10,7 +10,7 @@ from gateway_client import connect_client, serve_gateway
 from atlas_agents import Approvals, tool
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas
-from checks import until
+from checks import wait_until
 
 TOKEN = "writer-0123456789abcdefghijklmnopqrstuvwxyz"
 ran: list[str] = []
@@ -59,7 +59,7 @@ async def test_a_call_that_needs_a_yes_waits_for_it_on_the_same_socket(tmp_path:
         async def asked() -> Any:
             return (await client.get("approvals.list"))["approvals"]
 
-        found = await until(asked)
+        found = await wait_until(asked)
         assert ran == []
         await client.get("approvals.resolve", approvalId=found[0]["approvalId"], decision="allow-once")
         while not (answers := [frame for frame in client.frames if frame.get("id") == "call"]):

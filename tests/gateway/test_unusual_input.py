@@ -14,7 +14,7 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import Write
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
-from checks import PATIENCE
+from checks import TIMEOUT
 
 
 def stored_atlas(*replies: Reply, tools: tuple[Tool, ...] = ()) -> Atlas:
@@ -106,7 +106,7 @@ async def test_what_a_run_says_waits_for_a_store_that_comes_back(tmp_path: Path)
         run_id = (await client.get("chat.send", sessionKey="main", message="Hi"))["runId"]
         await client.until("tool.call")
         go.set()
-        await asyncio.wait_for(store.refused.wait(), PATIENCE)
+        await asyncio.wait_for(store.refused.wait(), TIMEOUT)
         store.full = False
         await client.until("chat.final")
         numbers = [frame["data"]["seq"] for frame in client.events(run_id)]

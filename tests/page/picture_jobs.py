@@ -61,7 +61,7 @@ JOBS = (
         "Dear customer, thank you for your message. You can return your purchase within 30 days.",
     ),
     PastJob(166, "Answer the press inquiry before noon", "expired", "the deadline has passed", "high", deadline=-96),
-    PastJob(121, "Write a post about the new website", "cancelled", "by owner", "low"),
+    PastJob(121, "Write a post about the new website", "cancelled", "cancelled by owner", "low"),
     PastJob(
         74,
         "Translate the release notes into Portuguese",

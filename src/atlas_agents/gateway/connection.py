@@ -80,7 +80,7 @@ class ClientConnection:
         return sent
 
     async def drain(self) -> bool:
-        """Wait until the send buffer has room; return False if the socket is closed."""
+        """Wait until the send buffer can take more; return False if the socket is closed."""
         return await self._transport.drain()
 
     def close(self, code: int, reason: str) -> None:

@@ -100,7 +100,7 @@ class Dispatch:
             return self.failed(request.id, fault)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - the border: a client is told no more than it needs
+        except Exception as error:  # noqa: BLE001 - every exception becomes an error response
             return self.failed(request.id, to_protocol_error(error))
         finally:
             self._metrics.requests.labels(request.method).observe(time.perf_counter() - begun)

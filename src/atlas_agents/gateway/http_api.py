@@ -42,7 +42,7 @@ def with_error_responses(answer: Answer, hide: Hide) -> Answer:
             return await answer(request)
         except (ClientDisconnected, ClientDisconnect):
             return Response(status_code=499)
-        except Exception as failure:  # noqa: BLE001 - the border: the client is told, the log has the rest
+        except Exception as failure:  # noqa: BLE001 - every exception becomes an error response
             error = to_http_error(failure, hide)
             return Response(error.body, error.status, error.headers, "application/json")
 

@@ -8,7 +8,7 @@ import msgspec
 from atlas_agents.core.paths import Secret
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - addresses to listen on, and no names to be reached by
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - wildcard addresses, which are not host names of the gateway
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,7 +71,7 @@ it("attempts, errors and deadlines are formatted by state", () => {
   expect(formatAttempts(job("a", 1, { attempts: 1, state: "running" }), 1)).toBe("1 attempt");
   expect(formatAttempts(job("a", 1, { attempts: 2, dueAt: 31_000 }), 1000)).toBe("Retry in 30 s");
   expect(formatAttempts(job("a", 1, { attempts: 5, state: "dead" }), 1)).toBe("5 attempts");
-  expect(jobError(job("a", 1, { state: "cancelled", error: "by ann" }))).toBe("Cancelled by ann");
+  expect(jobError(job("a", 1, { state: "cancelled", error: "cancelled by ann" }))).toBe("Cancelled by ann");
   expect(jobError(job("a", 1, { state: "failed", error: "no key" }))).toBe("No key");
   expect(jobError(job("a", 1, { state: "running", error: "no key" }))).toBe("");
   expect(formatDeadline(job("a", 1), 1)).toBe("");

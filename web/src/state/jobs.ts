@@ -56,7 +56,7 @@ export function formatDeadline(job: JobShape, now: number): string {
 /** Return why the job, or its last attempt, ended without a result. */
 export function jobError({ state, error }: JobShape): string {
   if (!error || state === "done" || state === "running") return "";
-  return /^(by .+|on request)$/.test(error) ? `Cancelled ${error}` : toSentence(error);
+  return toSentence(error);
 }
 
 /** Merge live updates into listed jobs: replace changed ones, add new ones, drop those that left the filter.

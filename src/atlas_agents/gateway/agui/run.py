@@ -338,7 +338,7 @@ class AgUiRun:
                     if encoder.over:
                         return
             raise HTTPError(503, "unavailable", "the gateway is shutting down")
-        except Exception as failure:  # noqa: BLE001 - the border: the status is told already
+        except Exception as failure:  # noqa: BLE001 - the status line was already sent
             error = to_http_error(failure, self._hub.atlas.hide)
             yield _encode_events(encoder.fail(error.message, error.code))
 

@@ -53,7 +53,7 @@ class McpMount:
         try:
             grant = self._authorize(request)
             server = await self._start_server()
-        except Exception as failure:  # noqa: BLE001 - the border: the client is told, the log has the rest
+        except Exception as failure:  # noqa: BLE001 - every exception becomes an error response
             error = to_http_error(failure, self._hub.atlas.hide)
             await Response(error.body, error.status, error.headers, "application/json")(scope, receive, send)
             return

@@ -187,7 +187,7 @@ class CompletionTurn:
                 async for text in texts:
                     yield self._choice_chunk(Delta(content=text))
             reply = await self._reply()
-        except Exception as failure:  # noqa: BLE001 - the border: the status is told already
+        except Exception as failure:  # noqa: BLE001 - the status line was already sent
             yield sse_event(to_http_error(failure, self._hub.atlas.hide).body)
             return
         yield self._choice_chunk(Delta(), finish_reason(reply))
