@@ -1,4 +1,4 @@
-"""For tests of agents, ours and yours: models that follow a script, a house in memory, a clock that you drive."""
+"""Test helpers: scripted models, an in-memory Atlas and a clock under the test's control."""
 
 import asyncio
 import heapq
@@ -39,30 +39,30 @@ def in_memory_atlas(
     clock: Clock = SYSTEM_CLOCK,
     **atlas: Any,
 ) -> Atlas:
-    """An Atlas with one agent, `assistant`, everything in memory and nothing read from the environment."""
+    """Return an Atlas with one agent, `assistant`, stored in memory and independent of the environment."""
     assistant = Agent("assistant", model=model, tools=tools, **(agent or {}))
     registry = Registry(Environment({}, dotenv=None))
     return Atlas([assistant], clock=clock, registry=registry, **atlas)
 
 
 class _Alarm:
-    """One call to come; `cancel` takes it off."""
+    """Handle of a scheduled call."""
 
-    def __init__(self, ring: Callable[[], object]) -> None:
-        self.ring: Callable[[], object] | None = ring
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
-        self.ring = None
+        self.callback = None
 
 
 class VirtualClock:
-    """Stands still until `advance` is awaited; then every alarm on the way rings at its time, in order."""
+    """Clock that stands still until `advance` is awaited, which then runs the due calls in order."""
 
     def __init__(self, start: float = 1_000_000_000.0) -> None:
         self._start = start
         self._now = 0.0
         self._alarms: list[tuple[float, int, _Alarm]] = []
-        self._numbers = itertools.count()
+        self._sequence = itertools.count()
 
     def time(self) -> float:
         """Return the current time in seconds since the epoch."""
@@ -72,14 +72,14 @@ class VirtualClock:
         """Return the seconds since the clock was created."""
         return self._now
 
-    def call_later(self, seconds: float, ring: Callable[[], object]) -> _Alarm:
-        """Call a function once this many seconds have passed on this clock."""
-        alarm = _Alarm(ring)
-        heapq.heappush(self._alarms, (self._now + max(0.0, seconds), next(self._numbers), alarm))
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> _Alarm:
+        """Schedule a function to be called after this many seconds on this clock."""
+        alarm = _Alarm(callback)
+        heapq.heappush(self._alarms, (self._now + max(0.0, seconds), next(self._sequence), alarm))
         return alarm
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until this many seconds have passed on this clock."""
+        """Sleep for this many seconds on this clock."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         alarm = self.call_later(seconds, lambda: woken.done() or woken.set_result(None))
         try:
@@ -88,19 +88,19 @@ class VirtualClock:
             alarm.cancel()
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass. Whoever is woken gets to run before the next alarm rings."""
+        """Advance the clock. Tasks that a call wakes run before the next call."""
         end = self._now + seconds
         await _settle()
         while self._alarms and self._alarms[0][0] <= end:
             self._now, _, alarm = heapq.heappop(self._alarms)
-            if alarm.ring is not None:
-                alarm.ring()
+            if alarm.callback is not None:
+                alarm.callback()
                 await _settle()
         self._now = end
         await _settle()
 
 
 async def _settle() -> None:
-    """Let everything that is ready to run do so, and what that makes ready too."""
+    """Run everything that is ready, and what that makes ready."""
     for _ in range(20):
         await asyncio.sleep(0)

@@ -20,8 +20,8 @@ from team_process import TEAM, TeamProcess
 from atlas_agents.client import GatewayClient
 from atlas_agents.workspace.workspace import parse_agents
 from bot_double import TOKEN, BotDouble, Person, bot_double
-from checks import until
-from model_server import Asked, Reply, serving
+from checks import wait_until
+from model_server import ModelRequest, Reply, run_model_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 NAMES = {spec.name: spec.id for spec in parse_agents((TEAM / "AGENTS.md").read_text(encoding="utf-8"))}
@@ -29,7 +29,7 @@ SESSION = "refunds"
 QUESTION = "A customer wants the money back after 20 days. What do we say? And did others complain? Notify me, too."
 TASK = "How many complaints about late refunds were there in October? Also tell the owner on Telegram."
 CHAT = 42
-Step: TypeAlias = Reply | Callable[[Asked], Reply]
+Step: TypeAlias = Reply | Callable[[ModelRequest], Reply]
 
 
 class ScriptedModels:
@@ -37,10 +37,10 @@ class ScriptedModels:
 
     def __init__(self, **steps: list[Step]) -> None:
         self.steps = steps
-        self.asked: list[tuple[str, Asked]] = []
-        self.held = threading.Event()
+        self.asked: list[tuple[str, ModelRequest]] = []
+        self.hanging = threading.Event()
 
-    def __call__(self, asked: Asked) -> Reply:
+    def __call__(self, asked: ModelRequest) -> Reply:
         *_, name = re.findall(r"^You are ([\w-]+)\.", asked.body["messages"][0]["content"], re.MULTILINE)
         agent = NAMES[name]
         self.asked.append((agent, asked))
@@ -48,11 +48,11 @@ class ScriptedModels:
             return Reply(f"{agent} has no more steps", status=400)
         step = self.steps[agent].pop(0)
         reply = step if isinstance(step, Reply) else step(asked)
-        if reply.holds:
-            self.held.set()
+        if reply.hangs:
+            self.hanging.set()
         return reply
 
-    def of(self, agent: str) -> list[Asked]:
+    def of(self, agent: str) -> list[ModelRequest]:
         return [asked for who, asked in self.asked if who == agent]
 
 
@@ -63,7 +63,7 @@ def call(tool: str, **arguments: Any) -> Reply:
 def answer_with_source(words: str) -> Step:
     """Return a step that answers and cites the best search result of the conversation."""
 
-    def reply(asked: Asked) -> Reply:
+    def reply(asked: ModelRequest) -> Reply:
         found = [each["content"] for each in asked.body["messages"] if each["role"] == "tool"]
         best = next(json.loads(each)["results"][0] for each in found if '"results"' in each)
         return Reply(f"{words} ({best['source']}, {best['position']})")
@@ -84,7 +84,7 @@ def scripted_models() -> ScriptedModels:
         archy=[
             call("search_atlasux_knowledge", query="complaints in October: refund took longer"),
             call("send_telegram_message", message="7 complaints about late refunds in October."),
-            Reply("There were", holds=True),
+            Reply("There were", hangs=True),
             answer_with_source("There were 7 complaints about late refunds."),
         ],
     )
@@ -128,13 +128,13 @@ async def wait_for_answer(client: GatewayClient) -> list[tuple[str, str]]:
         words = await read_session(client, SESSION)
         return words if len(words) >= 4 else []
 
-    return await until(complete_history, patience=30)
+    return await wait_until(complete_history, seconds=30)
 
 
 async def test_team_answers_a_question_despite_a_crash(tmp_path: Path, chat: tuple[BotDouble, Person]) -> None:
     double, ann = chat
     script = scripted_models()
-    with serving(script) as model:
+    with run_model_server(script) as model:
         team_process = team(tmp_path, model.url, double.url)
         added = await asyncio.to_thread(team_process.run, "knowledge", "add", str(TEAM / "knowledge"), "-c", "handbook")
         assert added.returncode == 0, added.stderr
@@ -167,7 +167,7 @@ async def _wait_until_job_runs(team_process: TeamProcess, script: ScriptedModels
         run = (await client.call("chat.send", sessionKey=SESSION, message=QUESTION))["runId"]
         done = await client.call("chat.wait", runId=run, timeoutMs=30_000)
         assert done["status"] == "done", done
-        assert await asyncio.to_thread(script.held.wait, 30)
+        assert await asyncio.to_thread(script.hanging.wait, 30)
         job = await get_job(client)
         assert (job["state"], job["agentId"], job["askedBy"], job["attempts"]) == ("running", "archy", "binky", 1)
         assert job["deadline"]

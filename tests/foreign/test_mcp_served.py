@@ -23,7 +23,7 @@ from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry, Scripted, says
 from atlas_agents.workspace.skills import Prompt, read_prompts
-from checks import until
+from checks import wait_until
 
 SOURCE = Path(atlas_agents.__file__).parent
 READER = "reader-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -169,7 +169,7 @@ async def test_a_client_that_gives_up_ends_the_call(mode: str, tmp_path: Path) -
         async def cancelled() -> bool:
             return ran == ["slow", "cancelled"]
 
-        await until(cancelled)
+        await wait_until(cancelled)
 
 
 async def test_an_agent_is_asked_and_a_session_goes_on(tmp_path: Path) -> None:

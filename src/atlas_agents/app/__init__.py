@@ -1,1 +1,1 @@
-"""From settings to a program that runs: everything opened, wired and closed again in the right order."""
+"""Build a running program from settings: open and connect its parts, and close them in reverse order."""

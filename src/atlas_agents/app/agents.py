@@ -1,4 +1,4 @@
-"""The MCP servers of a house, followed while it runs: edited and approved without a restart."""
+"""Agents of the workspace and MCP servers: load them, and reload them when their files change."""
 
 import asyncio
 import logging
@@ -10,13 +10,13 @@ import msgspec
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
-from atlas_agents.app.tools import add_servers, house_rules
+from atlas_agents.app.tools import add_mcp_tools, default_policy
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import AtlasError, ConfigError
 from atlas_agents.core.messages import Message, approximate_tokens
 from atlas_agents.core.paths import Environment
-from atlas_agents.gateway.protocol.admin import ForeignServer, ForeignServers
-from atlas_agents.mcp.callbacks import SampledMessage, say
+from atlas_agents.gateway.protocol.admin import McpServersFound, McpServerShape
+from atlas_agents.mcp.callbacks import SampledMessage, sample_from_route
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.demo import Demo
 from atlas_agents.providers.registry import Model, Registry, parse_model_ref
@@ -26,15 +26,15 @@ from atlas_agents.workspace.build import LOCAL_MODEL, build_agents
 from atlas_agents.workspace.workspace import Workspace, WorkspaceState
 
 logger = logging.getLogger(__name__)
-_PAUSES = (30.0, 120.0, 600.0)
-_DEMO_PAUSE = 0.02
-Get: TypeAlias = Callable[[str], Awaitable[None]]
-"""Has a local model here, or raises an AtlasError that says why it cannot be."""
+_RETRY_DELAYS = (30.0, 120.0, 600.0)
+_DEMO_DELAY = 0.02
+FetchModel: TypeAlias = Callable[[str], Awaitable[None]]
+"""Makes sure that a local model is downloaded, or raises an AtlasError with the reason."""
 
 
 class AgentLoader:
-    """Makes agents of what the workspace says. `notices` are sentences, by agent, about models that others stand in
-    for; `trouble` says why there is no local model, if there should be one."""
+    """Builds agents from the workspace. `notices` maps an agent to the notice about its replaced model; `local_error`
+    tells why a required local model is not available."""
 
     def __init__(
         self,
@@ -51,57 +51,57 @@ class AgentLoader:
         self._default = default
         self._recall = recall
         self.notices: dict[str, str] = {}
-        self.trouble: str | None = None
+        self.local_error: str | None = None
         self.local: tuple[str, ...] = ()
-        """Local models that agents speak with."""
+        """Local models that agents use."""
 
-    def give(self, tools: Iterable[Tool]) -> None:
-        """Let these be the tools from the next time on that agents are made."""
+    def set_tools(self, tools: Iterable[Tool]) -> None:
+        """Set the tools for the next build."""
         self._tools = list(tools)
 
     def agents(self, state: WorkspaceState | None = None) -> tuple[Agent, ...]:
-        """All of them, each told the workspace's prompt and then its own; ConfigError if any cannot be made."""
+        """Build all agents; ConfigError if any is invalid."""
         state = state or self._workspace.state
-        built = build_agents(state, self._tools, self._registry, self._default, self._stand_in)
+        built = build_agents(state, self._tools, self._registry, self._default, self._fallback)
         self.notices, self.local = built.notices, tuple(ref for ref in built.refs if _is_local(ref))
         return built.agents
 
     def recalls(self, agent_id: str) -> bool:
-        """Whether memories are recalled before this agent's turns: as its section says, or else the settings."""
-        said = next((spec.recall for spec in self._workspace.state.agents if spec.id == agent_id), None)
-        return self._recall if said is None else said
+        """Return whether memories are recalled before an agent's turns: its own setting, else the global one."""
+        configured = next((spec.recall for spec in self._workspace.state.agents if spec.id == agent_id), None)
+        return self._recall if configured is None else configured
 
-    def _stand_in(self, ref: str) -> tuple[Model, str] | None:
-        """A demo, where there should be a local model and is none."""
-        if self.trouble is None or not _is_local(ref):
+    def _fallback(self, ref: str) -> tuple[Model, str] | None:
+        """Return the scripted demo for a local model that is not available."""
+        if self.local_error is None or not _is_local(ref):
             return None
-        return Demo(pause=_DEMO_PAUSE), f"{ref} cannot answer ({self.trouble}); a scripted demo answers instead"
+        return Demo(delay=_DEMO_DELAY), f"{ref} is not available ({self.local_error}); using a scripted demo instead"
 
-    async def follow(self, atlas: Atlas) -> None:
-        """Give an Atlas new agents whenever the workspace is edited; an edit that cannot be used changes nothing."""
+    async def watch_workspace(self, atlas: Atlas) -> None:
+        """Replace the agents of an Atlas whenever the workspace is edited; an invalid edit changes nothing."""
         async for state in self._workspace.watch():
             try:
                 atlas.set_agents(self.agents(state))
             except ConfigError as error:
-                logger.warning("the workspace stays as it was: %s", error)
+                logger.warning("workspace edit rejected: error=%s", error)
             else:
-                logger.info("the workspace was edited: %s", ", ".join(agent.id for agent in atlas.agents))
+                logger.info("workspace reloaded: agents=%s", ", ".join(agent.id for agent in atlas.agents))
 
-    async def fetch(self, atlas: Atlas, get: Get) -> None:
-        """Have the local models here that are wanted. Where that fails a demo stands in, until another try succeeds."""
-        for pause in (*_PAUSES, *[_PAUSES[-1]] * 100):
-            before = self.trouble
-            self.trouble = await self._missing(get)
-            if self.trouble != before:
+    async def fetch_local_models(self, atlas: Atlas, fetch: FetchModel) -> None:
+        """Download the local models that agents use. On failure a demo replaces them until a retry succeeds."""
+        for delay in (*_RETRY_DELAYS, *[_RETRY_DELAYS[-1]] * 100):
+            before = self.local_error
+            self.local_error = await self._fetch_error(fetch)
+            if self.local_error != before:
                 atlas.set_agents(self.agents())
-            if self.trouble is None:
+            if self.local_error is None:
                 return
-            await asyncio.sleep(pause)
+            await asyncio.sleep(delay)
 
-    async def _missing(self, get: Get) -> str | None:
+    async def _fetch_error(self, fetch: FetchModel) -> str | None:
         for ref in self.local:
             try:
-                await get(parse_model_ref(ref).model)
+                await fetch(parse_model_ref(ref).model)
             except AtlasError as error:
                 return str(error)
         return None
@@ -111,61 +111,63 @@ def _is_local(ref: str) -> bool:
     return parse_model_ref(ref).provider == "local"
 
 
-_EVERY = 1.0
+_POLL_SECONDS = 1.0
 
 
-def open_servers(settings: Settings, environment: Environment, registry: Registry, opening: AsyncExitStack) -> Servers:
-    """The servers that the workspace names. A model speaks for those that may have one speak."""
+def open_mcp_servers(
+    settings: Settings, environment: Environment, registry: Registry, opening: AsyncExitStack
+) -> Servers:
+    """Return the MCP servers of the workspace. A model answers the sampling requests of servers that may send them."""
 
-    async def speak(messages: list[Message], system: str, most: int) -> SampledMessage:
+    async def sample(messages: list[Message], system: str, max_tokens: int) -> SampledMessage:
         ref = settings.model or registry.default_model or LOCAL_MODEL
-        spoken = await say(registry.route(ref), messages, system, most)
-        if spoken.usage.input_tokens:
-            return spoken
+        reply = await sample_from_route(registry.route(ref), messages, system, max_tokens)
+        if reply.usage.input_tokens:
+            return reply
         counted = sum([approximate_tokens(message) for message in messages])
-        usage = msgspec.structs.replace(spoken.usage, input_tokens=counted, estimated=True)
-        return msgspec.structs.replace(spoken, usage=usage)
+        usage = msgspec.structs.replace(reply.usage, input_tokens=counted, estimated=True)
+        return msgspec.structs.replace(reply, usage=usage)
 
-    servers = Servers(settings.workspace, settings.home, environment, speak)
+    servers = Servers(settings.workspace, settings.home, environment, sample)
     opening.push_async_callback(servers.close)
     return servers
 
 
-def servers_shape(servers: Servers) -> ForeignServers:
-    """What a client of the gateway is told of them: names and states, and nothing of how they are started."""
+def describe_servers(servers: Servers) -> McpServersFound:
+    """Return the names, states and tools of the MCP servers for clients, but not how they are started."""
     shapes = [
-        ForeignServer(name, servers.state(name), _names(servers, name), servers.trouble_of(name))
-        for name in servers.known
+        McpServerShape(name, servers.state(name), _tool_names(servers, name), servers.connection_error(name))
+        for name in servers.configs
     ]
-    return ForeignServers(tuple(shapes), servers.trouble)
+    return McpServersFound(tuple(shapes), servers.config_error)
 
 
-def _names(servers: Servers, name: str) -> tuple[str, ...]:
+def _tool_names(servers: Servers, name: str) -> tuple[str, ...]:
     approval = servers.approvals.get(name)
     return tuple(f"{name}/{tool.name}" for tool in approval.tools) if approval is not None else ()
 
 
-async def follow_servers(
-    servers: Servers, settings: Settings, atlas: Atlas, crew: AgentLoader, tools: ToolRegistry
+async def watch_mcp_servers(
+    servers: Servers, settings: Settings, atlas: Atlas, agent_loader: AgentLoader, tools: ToolRegistry
 ) -> None:
-    """Whenever `mcp.json` or an approval changes, give the agents the tools that they may have now; until cancelled."""
+    """Update the tools of the agents whenever `mcp.json` or an approval changes, until cancelled."""
     seen = servers.stamp()
     while True:
-        await asyncio.sleep(_EVERY)
+        await asyncio.sleep(_POLL_SECONDS)
         now = servers.stamp()
         if now == seen:
             continue
         seen = now
         servers.load()
         try:
-            add_servers(tools, servers)
-            crew.give(tools)
-            agents = crew.agents()
+            add_mcp_tools(tools, servers)
+            agent_loader.set_tools(tools)
+            agents = agent_loader.agents()
         except ConfigError as error:
-            logger.warning("the agents keep the tools that they had: %s", error)
+            logger.warning("MCP change rejected, agents keep their tools: error=%s", error)
             continue
         if not settings.policy:
-            atlas.policy = house_rules(servers)
+            atlas.policy = default_policy(servers)
         atlas.set_agents(agents)
-        await servers.tidy()
-        logger.info("the MCP servers have changed: %s", ", ".join(servers.known) or "none")
+        await servers.close_unused()
+        logger.info("MCP servers reloaded: servers=%s", ", ".join(servers.configs) or "none")

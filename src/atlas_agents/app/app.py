@@ -1,4 +1,4 @@
-"""All that a gateway stands on, opened from settings."""
+"""Open everything that a gateway or worker needs from settings."""
 
 import logging
 from collections.abc import AsyncGenerator, Callable
@@ -10,13 +10,13 @@ from contextlib import (
 )
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.hooks import Interceptor
-from atlas_agents.app.agents import AgentLoader, Get, follow_servers, open_servers
+from atlas_agents.app.agents import AgentLoader, FetchModel, open_mcp_servers, watch_mcp_servers
 from atlas_agents.app.home_lock import lock_home
-from atlas_agents.app.tools import house_rules, known_tools, offers
+from atlas_agents.app.tools import build_tool_registry, default_policy, keyword_tools
 from atlas_agents.config.load import POSTGRES
 from atlas_agents.config.open import is_postgres, open_home, open_policy, open_store, open_valkey
 from atlas_agents.config.settings import Settings, scheme
@@ -35,7 +35,7 @@ from atlas_agents.knowledge.memories import JobHistory
 from atlas_agents.local.download import Progress, obtain
 from atlas_agents.local.models import given_file, is_path, known, models_folder, state_of
 from atlas_agents.mcp.servers import Servers
-from atlas_agents.providers.rate_limits import SharedLedger, read_paces
+from atlas_agents.providers.rate_limits import SharedRateLimiter, parse_rate_limits
 from atlas_agents.providers.registry import Registry, parse_model_ref
 from atlas_agents.storage.retention import RetentionJob, RetentionPolicy
 from atlas_agents.tools.approvals import Approvals
@@ -44,7 +44,7 @@ from atlas_agents.workspace.workspace import Workspace
 
 
 class ClusterConfig:
-    """The others of a cluster, and how this process is one of them."""
+    """Connection of this process to its cluster."""
 
     def __init__(self, settings: Settings) -> None:
         from atlas_agents.dispatch.cluster import Cluster
@@ -57,80 +57,79 @@ class ClusterConfig:
         return self._cluster
 
     @property
-    def beside(self) -> Any:
-        return self._cluster.beside
+    def transaction_hook(self) -> Any:
+        return self._cluster.enqueue_and_notify
 
     @property
     def membership(self) -> Membership:
-        """Of a gateway, which may also work."""
+        """Membership of a gateway, which also runs turns if the role is `all`."""
         from atlas_agents.gateway.cluster import ClusterMembership
 
-        return ClusterMembership(self._cluster, works=self._settings.role == "all")
+        return ClusterMembership(self._cluster, executes_runs=self._settings.role == "all")
 
-    async def work(self, atlas: Atlas, door: GatewaySettings, ready: Callable[[str], object]) -> None:
-        """Work until told to stop; `ready` is told where its door is."""
-        from atlas_agents.gateway.cluster import WorkerHealthServer, work
+    async def work(self, atlas: Atlas, settings: GatewaySettings, ready: Callable[[str], object]) -> None:
+        """Run turns as a worker until SIGTERM or SIGINT; `ready` receives the URL of the health endpoints."""
+        from atlas_agents.gateway.cluster import WorkerHealthServer, run_worker
 
-        opened = WorkerHealthServer(door)
-        await work(atlas, self._cluster, door.grace, lambda: ready(opened.url), door=opened)
+        health = WorkerHealthServer(settings)
+        await run_worker(atlas, self._cluster, settings.grace, lambda: ready(health.url), health_server=health)
 
 
-def company_of(settings: Settings) -> ClusterConfig | None:
-    """None for a process that works alone."""
+def join_cluster(settings: Settings) -> ClusterConfig | None:
+    """Return the cluster of a process, or None for the role `alone`."""
     if settings.role == "alone":
         return None
     if not is_postgres(settings):
         raise ConfigError(
-            f"role: {settings.role} needs a database that others can reach: set ATLAS_DATABASE_URL=postgresql://…"
+            f"role {settings.role!r} requires a Postgres database_url: set ATLAS_DATABASE_URL=postgresql://…"
         )
     try:
         return ClusterConfig(settings)
     except ImportError as error:
-        raise ConfigError("role: a cluster needs an extra: pip install 'atlas-agents[cluster]'") from error
+        raise ConfigError("role: a cluster needs an extra; run: pip install 'atlas-agents[cluster]'") from error
 
 
-def place_on_database(settings: Settings) -> AbstractAsyncContextManager[None]:
-    """Nobody works alone where a cluster works, nor the other way round."""
+def lock_database(settings: Settings) -> AbstractAsyncContextManager[None]:
+    """Lock the database, so that a single process and a cluster never use it at the same time."""
     if not is_postgres(settings):
         return nullcontext()
-    from atlas_agents.dispatch.locks import tenure
+    from atlas_agents.dispatch.locks import database_lock
 
-    return tenure(settings.database_url.reveal(), shared=settings.role != "alone")
+    return database_lock(settings.database_url.reveal(), shared=settings.role != "alone")
 
 
-def interceptors_of(plugins: Plugins) -> list[Interceptor]:
-    """Those of all plugins, in the order of their names: an interceptor, a list of them, or a function that makes
-    them."""
+def load_interceptors(plugins: Plugins) -> list[Interceptor]:
+    """Load the interceptors of all plugins, sorted by plugin name."""
     found: dict[str, list[Interceptor]] = {}
 
-    def take(name: str, thing: Any) -> None:
-        found[name] = _interceptors(thing)
+    def add(name: str, value: Any) -> None:
+        found[name] = _as_interceptors(value)
 
-    plugins.load("interceptors", take)
+    plugins.load("interceptors", add)
     return [each for name in sorted(found) for each in found[name]]
 
 
-def _interceptors(thing: Any) -> list[Interceptor]:
-    if isinstance(thing, Interceptor):
-        return [thing]
-    if isinstance(thing, list | tuple):
-        return [each for item in cast(list[Any], thing) for each in _interceptors(item)]
-    if callable(thing):
-        return _interceptors(thing())
-    raise ConfigError(f"a plugin gives an Interceptor, not {thing!r}")
+def _as_interceptors(value: Any) -> list[Interceptor]:
+    if isinstance(value, Interceptor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [each for item in cast(list[Any], value) for each in _as_interceptors(item)]
+    if callable(value):
+        return _as_interceptors(value())
+    raise ConfigError(f"invalid plugin: expected an Interceptor, or a list or factory of them, got {value!r}")
 
 
 logger = logging.getLogger(__name__)
 
 
-def open_study(settings: Settings, store: Store, registry: Registry) -> KnowledgeBase:
-    """Over the store of the house; what is fetched for it passes the same guard as `url_fetch`."""
+def open_knowledge_base(settings: Settings, store: Store, registry: Registry) -> KnowledgeBase:
+    """Return the knowledge base over the store; it downloads with the same SSRF protection as `url_fetch`."""
     sources = Sources(hosts=settings.fetch_hosts)
     return KnowledgeBase(
         store,
         _embedder(settings, registry),
         sources=sources,
-        pasts={"workflows": [JobHistory(store)]},
+        history_sources={"workflows": [JobHistory(store)]},
         search_tool=settings.knowledge_tool,
     )
 
@@ -143,7 +142,7 @@ def _embedder(settings: Settings, registry: Registry) -> Embedder | None:
     try:
         return LocalEmbedder()
     except ConfigError as error:
-        logger.info("documents and memories are found by their words alone: %s", error)
+        logger.info("semantic search is off, using keywords only: reason=%s", error)
         return None
 
 
@@ -154,120 +153,110 @@ def _endpoint(settings: Settings, registry: Registry) -> Embedder:
     provider: Any = registry.provider(ref.provider)
     base_url, key = getattr(provider, "base_url", None), getattr(provider, "key", None)
     if not isinstance(base_url, str) or ref.provider == "anthropic":
-        raise ConfigError(f"embeddings: {ref.provider} has none; name a model of openai, or set embeddings_url")
+        raise ConfigError(f"embeddings: provider {ref.provider!r} has no embeddings; set embeddings_url")
     return EndpointEmbedder(ref.model, base_url=base_url, key=key if isinstance(key, Secret) else None)
 
 
-Told: TypeAlias = Callable[[str, int, int, str], None]
-"""Is told of a model that is fetched: which, bytes that are here, bytes there will be, and what is being done."""
+ModelProgress: TypeAlias = Callable[[str, int, int, str], None]
+"""Called while a model is downloaded: id, bytes done, bytes in total, and the current step."""
 
 
-class Runtime:
-    """An Atlas with its store, its workspace and its tools; `async with opened(settings) as runtime`."""
+class Runtime(NamedTuple):
+    """An Atlas with its store, workspace and tools. Use `async with open_runtime(settings) as runtime`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        store: Store,
-        atlas: Atlas,
-        crew: AgentLoader,
-        tools: ToolRegistry,
-        workspace: Workspace,
-        study: KnowledgeBase,
-        servers: Servers,
-        company: ClusterConfig | None = None,
-    ) -> None:
-        self.settings = settings
-        self.store = store
-        self.atlas = atlas
-        self.crew = crew
-        self.tools = tools
-        self.workspace = workspace
-        self.study = study
-        self.servers = servers
-        self.company = company
-        """The others, where it does not work alone."""
+    settings: Settings
+    store: Store
+    atlas: Atlas
+    agent_loader: AgentLoader
+    tools: ToolRegistry
+    workspace: Workspace
+    knowledge: KnowledgeBase
+    servers: Servers
+    cluster: ClusterConfig | None
+    """None for the role `alone`."""
 
 
 @asynccontextmanager
-async def opened(
+async def open_runtime(
     settings: Settings,
     *,
     environment: Environment | None = None,
-    told: Told | None = None,
+    on_progress: ModelProgress | None = None,
     fetch: bool = True,
-    works: bool = True,
+    runs_turns: bool = True,
 ) -> AsyncGenerator[Runtime, None]:
-    """Everything open, in the order in which it needs each other; closed the other way round.
+    """Open everything in order of dependency, and close it in reverse order.
 
-    The workspace is followed and, with `fetch`, a local model fetched beside: whoever asks before it is there waits for
-    it. One that does not work only looks things up.
+    The workspace is watched for edits. With `fetch`, a missing local model is downloaded in the background. Without
+    `runs_turns`, the runtime only answers queries and does not lock the database.
     """
     environment = environment or Environment()
     async with AsyncExitStack() as opening:
-        company = company_of(settings)
-        opening.enter_context(lock_home(open_home(settings), shared=company is not None))
-        store = open_store(settings, company.beside if company else None)
+        cluster = join_cluster(settings)
+        opening.enter_context(lock_home(open_home(settings), shared=cluster is not None))
+        store = open_store(settings, cluster.transaction_hook if cluster else None)
         await store.open()
         opening.push_async_callback(store.close)
-        if works:
-            await opening.enter_async_context(place_on_database(settings))
-        runtime = _wired(settings, store, environment, opening, company)
+        if runs_turns:
+            await opening.enter_async_context(lock_database(settings))
+        runtime = _build_runtime(settings, store, environment, opening, cluster)
         opening.push_async_callback(runtime.atlas.close)
         tasks = BackgroundTasks("runtime")
         opening.push_async_callback(tasks.close)
-        tasks.spawn(runtime.crew.follow(runtime.atlas))
-        tasks.spawn(follow_servers(runtime.servers, settings, runtime.atlas, runtime.crew, runtime.tools))
+        tasks.spawn(runtime.agent_loader.watch_workspace(runtime.atlas))
+        tasks.spawn(watch_mcp_servers(runtime.servers, settings, runtime.atlas, runtime.agent_loader, runtime.tools))
         if fetch:
-            get = _getter(models_folder(environment), told)
-            tasks.spawn(runtime.crew.fetch(runtime.atlas, get))
+            fetch_model = _model_fetcher(models_folder(environment), on_progress)
+            tasks.spawn(runtime.agent_loader.fetch_local_models(runtime.atlas, fetch_model))
             keep = RetentionPolicy(settings.keep_events, settings.keep_journals)
             tasks.spawn(RetentionJob(store, runtime.atlas.tenant, keep).run())
         yield runtime
 
 
-def _wired(
-    settings: Settings, store: Store, environment: Environment, opening: AsyncExitStack, company: ClusterConfig | None
+def _build_runtime(
+    settings: Settings, store: Store, environment: Environment, opening: AsyncExitStack, cluster: ClusterConfig | None
 ) -> Runtime:
     workspace = Workspace(settings.workspace)
     if workspace.prepare():
-        logger.info("the workspace %s is new: its files say who your agents are", workspace.path)
-        workspace.make_skills()
+        logger.info("workspace created: path=%s", workspace.path)
+        workspace.make_skills_folder()
     plugins = Plugins(settings.disabled_plugins)
-    registry = Registry(environment, paces=read_paces(settings.provider_limits), ledger=_ledger(settings, store))
-    servers = open_servers(settings, environment, registry, opening)
+    limiter = _shared_limiter(settings, store)
+    registry = Registry(environment, rate_limits=parse_rate_limits(settings.provider_limits), limiter=limiter)
+    servers = open_mcp_servers(settings, environment, registry, opening)
     registry.load_plugins(plugins)
-    study = open_study(settings, store, registry)
-    opening.push_async_callback(study.close)
-    tools = known_tools(settings, opening, plugins, environment, study, servers)
-    crew = AgentLoader(workspace, registry, tools, settings.model, recall=settings.recall)
+    knowledge = open_knowledge_base(settings, store, registry)
+    opening.push_async_callback(knowledge.close)
+    tools = build_tool_registry(settings, opening, plugins, environment, knowledge, servers)
+    agent_loader = AgentLoader(workspace, registry, tools, settings.model, recall=settings.recall)
+    recall = knowledge.recall_interceptor(agent_loader.recalls)
     atlas = Atlas(
-        crew.agents(),
+        agent_loader.agents(),
         store=store,
-        policy=open_policy(settings) or house_rules(servers),
+        policy=open_policy(settings) or default_policy(servers),
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
-        interceptors=[offers(settings), *interceptors_of(plugins), study.recalling(crew.recalls)],
+        interceptors=[keyword_tools(settings), *load_interceptors(plugins), recall],
         registry=registry,
         delegation=settings.delegation,
-        dispatcher=company.dispatcher if company else None,
+        dispatcher=cluster.dispatcher if cluster else None,
     )
     atlas.keep_secret(*settings.secrets)
-    return Runtime(settings, store, atlas, crew, tools, workspace, study, servers, company)
+    return Runtime(settings, store, atlas, agent_loader, tools, workspace, knowledge, servers, cluster)
 
 
-def _ledger(settings: Settings, store: Store) -> SharedLedger | None:
-    """Where several processes may use the same keys, they keep one account of them."""
-    return SharedLedger(store) if scheme(settings.database_url.reveal()) in POSTGRES else None
+def _shared_limiter(settings: Settings, store: Store) -> SharedRateLimiter | None:
+    """Return the shared rate limiter where several processes may use the same API keys."""
+    return SharedRateLimiter(store) if scheme(settings.database_url.reveal()) in POSTGRES else None
 
 
-def _getter(folder: Path, told: Told | None) -> Get:
-    """How a local model comes here: the small one by itself, a larger one when a person has fetched it."""
+def _model_fetcher(folder: Path, on_progress: ModelProgress | None) -> FetchModel:
+    """Return a function that provides a local model; only small models are downloaded without a command."""
 
     def progress(id: str) -> Progress | None:
-        return partial(told, id) if told is not None else None
+        return partial(on_progress, id) if on_progress is not None else None
 
-    async def get(id: str) -> None:
+    async def fetch(id: str) -> None:
         if is_path(id):
             given_file(id)
             return
@@ -275,6 +264,6 @@ def _getter(folder: Path, told: Told | None) -> Get:
         if model.by_itself:
             await obtain(model, folder, progress(id))
         elif not state_of(model, folder).installed:
-            raise ModelUnavailable(f"it is not here yet, {model.megabytes} MB: fetch it with `atlas models pull {id}`")
+            raise ModelUnavailable(f"not downloaded yet ({model.megabytes} MB); run: atlas models pull {id}")
 
-    return get
+    return fetch

@@ -1,4 +1,4 @@
-"""The gateway as a program: from settings to the last word."""
+"""Serve a gateway or run a worker from settings until it is stopped."""
 
 import logging
 import os
@@ -8,8 +8,8 @@ from importlib.metadata import version
 
 import msgspec
 
-from atlas_agents.app.agents import servers_shape
-from atlas_agents.app.app import Runtime, Told, opened
+from atlas_agents.app.agents import describe_servers
+from atlas_agents.app.app import ModelProgress, Runtime, open_runtime
 from atlas_agents.app.home_lock import RunningGateway, publish_address
 from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.channels.telegram.channel import TelegramChannel
@@ -22,6 +22,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.dispatch.members import ClusterStatus
 from atlas_agents.gateway.auth import TokenFile
+from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.mcp.resources import Documents
 from atlas_agents.gateway.protocol.types import Scope
 from atlas_agents.gateway.server import Gateway
@@ -32,50 +33,50 @@ logger = logging.getLogger(__name__)
 _SCOPES: tuple[Scope, ...] = ("read", "write", "approve")
 
 
-def is_on(settings: Settings) -> bool:
-    """The channel runs where there is a bot, and somebody is let in or it was asked for."""
+def telegram_enabled(settings: Settings) -> bool:
+    """Return whether the Telegram channel runs: a bot is set, and a user is paired or the setting is on."""
     if settings.telegram_token is None or settings.telegram_channel is False:
         if settings.telegram_channel:
-            raise ConfigError("telegram_channel: there is no bot to talk through: set ATLAS_TELEGRAM_TOKEN")
+            raise ConfigError("telegram_channel requires a bot: set ATLAS_TELEGRAM_TOKEN")
         return False
     return bool(settings.telegram_channel or Pairing(settings.home).pairs())
 
 
-class Borrowed:
-    """Each guest has a token of their own, which may read, write and approve in their own sessions and nothing else."""
+class TelegramTokens:
+    """Gives each Telegram user a token that can read, write and approve in their own sessions only."""
 
     def __init__(self, tokens: TokenFile, url: str) -> None:
         self._tokens = tokens
         self._url = url
 
-    async def let_in(self, user: int) -> GatewayAddress:
-        return GatewayAddress(self._url, self._tokens.lend(f"telegram-{user}", _SCOPES).reveal())
+    async def grant(self, user: int) -> GatewayAddress:
+        return GatewayAddress(self._url, self._tokens.issue(f"telegram-{user}", _SCOPES).reveal())
 
-    def send_away(self, user: int) -> None:
-        self._tokens.take_back(f"telegram-{user}")
+    def revoke(self, user: int) -> None:
+        self._tokens.revoke(f"telegram-{user}")
 
 
 @asynccontextmanager
 async def telegram(settings: Settings, tokens: TokenFile) -> AsyncGenerator[Callable[[str], None], None]:
-    """The channel as long as the block lasts, from when it is told where the gateway is."""
+    """Run the Telegram channel inside the block; it starts when the yielded function receives the gateway's URL."""
     tasks = BackgroundTasks("Telegram channel")
-    wanted = is_on(settings)
+    enabled = telegram_enabled(settings)
 
-    def begin(url: str) -> None:
-        if settings.telegram_token is None or not wanted:
+    def start(url: str) -> None:
+        if settings.telegram_token is None or not enabled:
             return
         api, pairing = BotApi(settings.telegram_token, settings.telegram_url), Pairing(settings.home)
-        channel = TelegramChannel(api, pairing, StateFile(pairing.folder, api.bot_id), Borrowed(tokens, url))
+        channel = TelegramChannel(api, pairing, StateFile(pairing.folder, api.bot_id), TelegramTokens(tokens, url))
         tasks.spawn(channel.run())
 
     try:
-        yield begin
+        yield start
     finally:
         await tasks.close()
 
 
 class ServedGateway:
-    """A gateway that listens: where, and with what behind it."""
+    """A gateway that is listening, and its runtime."""
 
     def __init__(self, runtime: Runtime, gateway: Gateway) -> None:
         self.runtime = runtime
@@ -83,99 +84,106 @@ class ServedGateway:
 
     @property
     def url(self) -> str:
-        """Where it is reached from this machine."""
+        """URL of the gateway on this machine."""
         return self.gateway.url
 
     def announce(self) -> None:
-        """Say to other commands of this user where it is."""
+        """Publish the address in the home folder for other commands of this user."""
         home = self.runtime.settings.home
         publish_address(home, RunningGateway(os.getpid(), self.url, version("atlas-agents")))
 
     @property
     def token(self) -> Secret:
-        """The token that may do everything here."""
+        """The main token, which has all scopes."""
         return self.gateway.hub.tokens.main
 
 
 @asynccontextmanager
 async def private_gateway(
-    settings: Settings, *, environment: Environment | None = None, told: Told | None = None, idle: bool = False
+    settings: Settings,
+    *,
+    environment: Environment | None = None,
+    on_progress: ModelProgress | None = None,
+    idle: bool = False,
 ) -> AsyncGenerator[ServedGateway, None]:
-    """A gateway as long as the block lasts, on any free port of this machine: for a command that needs its own.
+    """Run a gateway on a free local port inside the block, for a command that finds none running.
 
-    An `idle` one is for a command that only looks something up: it fetches no model, goes on with no turn that was cut
-    short, and says nobody where it is.
+    An `idle` gateway only answers queries: it downloads no model, resumes no turn and does not publish its address.
     """
     own = msgspec.structs.replace(settings, host="127.0.0.1", port=0, role="alone")
-    async with _gateway(own, environment, told, idle=idle) as here, here.gateway.running(recover=not idle):
+    async with _gateway(own, environment, on_progress, idle=idle) as served, served.gateway.running(recover=not idle):
         if not idle:
-            here.announce()
-        yield here
+            served.announce()
+        yield served
 
 
 async def serve(
     settings: Settings,
     *,
     environment: Environment | None = None,
-    told: Told | None = None,
+    on_progress: ModelProgress | None = None,
     on_ready: Callable[[ServedGateway], object] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT: then no more connections, turns end or are left for the next start."""
+    """Serve until SIGTERM or SIGINT, then stop accepting connections and drain the running turns."""
     async with (
-        _gateway(settings, environment, told) as here,
-        telegram(settings, here.gateway.hub.tokens) as begin_telegram,
+        _gateway(settings, environment, on_progress) as served,
+        telegram(settings, served.gateway.hub.tokens) as start_telegram,
     ):
 
         def ready(_: Gateway) -> None:
-            here.announce()
-            begin_telegram(here.url)
+            served.announce()
+            start_telegram(served.url)
             if on_ready is not None:
-                on_ready(here)
+                on_ready(served)
 
-        await here.gateway.serve(ready)
+        await served.gateway.serve(ready)
 
 
 async def work(
     settings: Settings,
     *,
     environment: Environment | None = None,
-    told: Told | None = None,
+    on_progress: ModelProgress | None = None,
     on_ready: Callable[[Runtime, str], object] | None = None,
 ) -> None:
-    """Run turns that gateways have taken in, until SIGTERM or SIGINT: then they end or are left to others.
+    """Run turns that gateways accepted until SIGTERM or SIGINT, then drain them.
 
-    `on_ready` is told where its health and its metrics are.
+    `on_ready` receives the URL of the health and metrics endpoints.
     """
-    async with opened(settings, environment=environment, told=told) as runtime:
-        if runtime.company is None:
-            raise ConfigError("role: a worker works with others")
+    async with open_runtime(settings, environment=environment, on_progress=on_progress) as runtime:
+        if runtime.cluster is None:
+            raise ConfigError("role 'worker' requires a cluster")
 
-        def ready(door: str) -> None:
+        def ready(url: str) -> None:
             if on_ready is not None:
-                on_ready(runtime, door)
+                on_ready(runtime, url)
 
-        await runtime.company.work(runtime.atlas, _of_gateway(settings), ready)
+        await runtime.cluster.work(runtime.atlas, _gateway_settings(settings), ready)
 
 
 @asynccontextmanager
 async def _gateway(
-    settings: Settings, environment: Environment | None, told: Told | None, *, idle: bool = False
+    settings: Settings, environment: Environment | None, on_progress: ModelProgress | None, *, idle: bool = False
 ) -> AsyncGenerator[ServedGateway, None]:
-    async with opened(settings, environment=environment, told=told, fetch=not idle, works=not idle) as runtime:
-        membership = runtime.company.membership if runtime.company is not None else None
-        gateway = Gateway(runtime.atlas, _of_gateway(settings), membership=membership)
-        gateway.hub.more_settings |= {each.key: each.value for each in settings.explain()}
-        gateway.hub.study = runtime.study
-        gateway.hub.foreign = lambda: servers_shape(runtime.servers)
-        gateway.mcp.offers.library = Documents(gateway.hub, runtime.study)
-        gateway.mcp.offers.prompts = lambda: read_prompts(settings.workspace)
-        gateway.hub.runs.notice = lambda agent_id: runtime.crew.notices.get(agent_id, "")
+    async with open_runtime(
+        settings, environment=environment, on_progress=on_progress, fetch=not idle, runs_turns=not idle
+    ) as runtime:
+        membership = runtime.cluster.membership if runtime.cluster is not None else None
+        services = GatewayServices(
+            knowledge_base=runtime.knowledge,
+            settings={each.key: each.value for each in settings.explain()},
+            mcp_servers=lambda: describe_servers(runtime.servers),
+            model_notice=lambda agent_id: runtime.agent_loader.notices.get(agent_id, ""),
+            prompts=lambda: read_prompts(settings.workspace),
+            resources=Documents(runtime.atlas, runtime.knowledge),
+        )
+        gateway = Gateway(runtime.atlas, _gateway_settings(settings), membership=membership, services=services)
         yield ServedGateway(runtime, gateway)
 
 
-def _of_gateway(settings: Settings) -> GatewaySettings:
+def _gateway_settings(settings: Settings) -> GatewaySettings:
     if settings.allowed_origins and "*" in settings.allowed_origins:
-        raise ConfigError("allowed_origins: * would let every page in; name the origins")
+        raise ConfigError("allowed_origins: '*' would allow every page; list the origins")
     return GatewaySettings(
         home=settings.home,
         host=settings.host,
@@ -188,10 +196,10 @@ def _of_gateway(settings: Settings) -> GatewaySettings:
 
 
 async def cluster_status(settings: Settings) -> ClusterStatus:
-    """One look; ConfigError where there is no cluster, StoreError where Postgres cannot be asked."""
+    """Read the cluster's status once; ConfigError without a cluster, StoreError if Postgres cannot be reached."""
     if not is_postgres(settings):
         raise ConfigError(
-            "there is no cluster here: this database is used by one process alone; set "
+            "not a cluster: this database_url is used by a single process; set "
             "ATLAS_DATABASE_URL=postgresql://… to the database of the cluster"
         )
     try:
@@ -200,9 +208,9 @@ async def cluster_status(settings: Settings) -> ClusterStatus:
         from atlas_agents.dispatch.members import read_status
         from atlas_agents.storage.postgres_connection import connect, translate_error
     except ImportError as error:
-        raise ConfigError("a cluster needs an extra: pip install 'atlas-agents[cluster]'") from error
+        raise ConfigError("a cluster needs an extra; run: pip install 'atlas-agents[cluster]'") from error
     try:
-        async with await connect(settings.database_url.reveal()) as line:
-            return await read_status(line)
+        async with await connect(settings.database_url.reveal()) as connection:
+            return await read_status(connection)
     except psycopg.Error as error:
         raise translate_error(error) from error

@@ -1,4 +1,4 @@
-"""The tools that come with the house, made as the settings say, and what they hold open."""
+"""Tools from the settings: built-in tools, plugins and MCP servers, and the default policy."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -12,12 +12,12 @@ from atlas_agents.builtin_tools.code.tool import CodeInterpreter, code_tool
 from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.builtin_tools.offers import offered_on
 from atlas_agents.builtin_tools.team import delegate_task, get_subscription_info, get_team_members
-from atlas_agents.builtin_tools.telegram import KEYWORDS as TELEGRAM_WORDS
+from atlas_agents.builtin_tools.telegram import KEYWORDS as TELEGRAM_KEYWORDS
 from atlas_agents.builtin_tools.telegram import NAME as TELEGRAM
 from atlas_agents.builtin_tools.telegram import telegram_tool
 from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.builtin_tools.web.fetch import url_fetch
-from atlas_agents.builtin_tools.web.search import choose, web_search
+from atlas_agents.builtin_tools.web.search import choose_search, web_search
 from atlas_agents.builtin_tools.x import POST, SEARCH, Account, XApi, XClient, XTokens, x_tools
 from atlas_agents.config.open import database_files
 from atlas_agents.config.settings import Settings
@@ -32,21 +32,21 @@ from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.workspace.skills import skill_tool
 
-_KEPT = ("token", "tokens.json", "x.json", "telegram", "typed", "running.json", "lock", "logs", "models")
-"""What the home holds of its own, for those who let tools work in the home itself."""
+_PRIVATE_NAMES = ("token", "tokens.json", "x.json", "telegram", "typed", "running.json", "lock", "logs", "models")
+"""Private files of the home folder, protected even if tools work in the home folder itself."""
 
 
-def toolbox(settings: Settings, opening: AsyncExitStack, environment: Environment) -> list[Tool]:
-    """What touches the outside, a room of the toolbox after the other."""
+def builtin_tools(settings: Settings, opening: AsyncExitStack, environment: Environment) -> list[Tool]:
+    """Return the built-in tools that have side effects or use the network."""
     folder = settings.folder or settings.workspace
-    near = [*_of_the_folder(settings, folder), _code(settings, folder, opening)]
-    far = [*_web(settings, opening, environment), _telegram(settings, opening), *_x(settings, opening)]
-    return [*near, *far, delegate_task, get_team_members, get_subscription_info]
+    local = [*_folder_tools(settings, folder), _code(settings, folder, opening)]
+    remote = [*_web(settings, opening, environment), _telegram(settings, opening), *_x(settings, opening)]
+    return [*local, *remote, delegate_task, get_team_members, get_subscription_info]
 
 
-def _of_the_folder(settings: Settings, folder: Path) -> list[Tool]:
-    """Files and commands, confined to one folder; what the house itself keeps is not theirs, nor what rules it."""
-    private = [settings.home, *[settings.home / name for name in _KEPT], *database_files(settings)]
+def _folder_tools(settings: Settings, folder: Path) -> list[Tool]:
+    """Return the file tools and `bash`, confined to one folder; Atlas's own files and settings are protected."""
+    private = [settings.home, *[settings.home / name for name in _PRIVATE_NAMES], *database_files(settings)]
     guarded = [path for path in (settings.policy, settings.config) if path is not None]
     bash = bash_tool(folder, sandbox=settings.sandbox, network=settings.bash_network, private=private, guarded=guarded)
     return [*file_tools(folder, private=private, guarded=guarded), bash]
@@ -60,16 +60,16 @@ def _code(settings: Settings, folder: Path, opening: AsyncExitStack) -> Tool:
 
 
 def _web(settings: Settings, opening: AsyncExitStack, environment: Environment) -> list[Tool]:
-    search = choose(settings.search, settings.search_url, settings.search_key, environment)
+    search = choose_search(settings.search, settings.search_url, settings.search_key, environment)
     return [web_search(opening, search), url_fetch(opening, hosts=settings.fetch_hosts)]
 
 
-def offers(settings: Settings) -> Interceptor:
-    """Tells models of tools that wait for their word only when it was said, and never of one that is not set up."""
-    held: dict[str, Sequence[str]] = {TELEGRAM: TELEGRAM_WORDS if settings.telegram_token else ()}
+def keyword_tools(settings: Settings) -> Interceptor:
+    """Return the interceptor that offers some tools only after a keyword, and never those that are not configured."""
+    keywords: dict[str, Sequence[str]] = {TELEGRAM: TELEGRAM_KEYWORDS if settings.telegram_token else ()}
     if not _has_x(settings):
-        held |= {POST: (), SEARCH: ()}
-    return Interceptor(request=offered_on(held))
+        keywords |= {POST: (), SEARCH: ()}
+    return Interceptor(request=offered_on(keywords))
 
 
 def _telegram(settings: Settings, opening: AsyncExitStack) -> Tool:
@@ -87,26 +87,26 @@ def _x(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
     if not _has_x(settings):
         return x_tools(None)
     account = Account(settings.x_client_id, settings.x_client_secret, settings.x_token, settings.x_refresh_token)
-    wire = XClient(settings.x_url)
-    opening.push_async_callback(wire.close)
-    return x_tools(XApi(wire, XTokens(account, settings.home / "x.json", wire)))
+    client = XClient(settings.x_url)
+    opening.push_async_callback(client.close)
+    return x_tools(XApi(client, XTokens(account, settings.home / "x.json", client)))
 
 
 logger = getLogger(__name__)
-_ASKED: dict[str, dict[str, Cell]] = {
-    "bash": {"*": "yes"},  # the tool itself asks, unless a rule on its argv says otherwise
+_DEFAULT_CELLS: dict[str, dict[str, Cell]] = {
+    "bash": {"*": "yes"},  # the tool itself asks, unless a rule on its argv decides
     "code_interpreter": {"*": "ask"},
     "file_write": {"*": "ask"},
     "file_edit": {"*": "ask"},
     "send_telegram_message": {"*": "ask"},
-    "post_to_x": {},  # nobody, until a policy names who
+    "post_to_x": {},  # denied until a policy names a role
     "search_x": {},
     "remember": {"*": "yes"},
-    "forget": {"*": "ask"},  # what is gone is gone, and a page that was read may have wanted it
-    "delegate_task": {"*": "yes"},  # who is asked acts under its own rules
+    "forget": {"*": "ask"},  # irreversible, and a page that was read may have prompted it
+    "delegate_task": {"*": "yes"},  # the other agent effectful under its own permissions
 }
-HOUSE_RULES = Policy(name="house rules", tools=_ASKED)
-"""Who may do what where there is no policy file: what has no effects, and, when a person agrees, these."""
+DEFAULT_POLICY = Policy(name="default policy", tools=_DEFAULT_CELLS)
+"""Permissions without a policy file: pure tools, and these after approval."""
 
 
 @tool(effect="pure")
@@ -115,39 +115,39 @@ async def current_time() -> str:
     return datetime.now().astimezone().strftime("%A, %d %B %Y, %H:%M:%S %Z")
 
 
-def house_rules(servers: Servers) -> Policy:
-    """The same, and when a person agrees, the tools of MCP servers that the owner has approved."""
-    acts = [offer for offer in servers.offers() if offer.tool.effect != "pure"]
-    lines: dict[str, dict[str, Cell]] = {f"{offer.server}/{offer.tool.name}": {"*": "ask"} for offer in acts}
-    return Policy(name="house rules", tools=_ASKED | lines) if lines else HOUSE_RULES
+def default_policy(servers: Servers) -> Policy:
+    """Return the default policy; tools of approved MCP servers that have effects need approval."""
+    effectful = [offer for offer in servers.approved_tools() if offer.tool.effect != "pure"]
+    cells: dict[str, dict[str, Cell]] = {f"{offer.server}/{offer.tool.name}": {"*": "ask"} for offer in effectful}
+    return Policy(name="default policy", tools=_DEFAULT_CELLS | cells) if cells else DEFAULT_POLICY
 
 
-def known_tools(
+def build_tool_registry(
     settings: Settings,
     opening: AsyncExitStack | None = None,
     plugins: Plugins | None = None,
     environment: Environment | None = None,
-    study: KnowledgeBase | None = None,
+    knowledge: KnowledgeBase | None = None,
     servers: Servers | None = None,
 ) -> ToolRegistry:
-    """Built-in tools, those of installed plugins, and of MCP servers. What they come to hold open is closed with
-    `opening`; without a `study` those that look things up are only there to be listed."""
+    """Return the built-in tools and those of plugins and MCP servers; `opening` closes what they hold open. Without a
+    `knowledge` base, its tools can only be listed."""
     registry = ToolRegistry()
-    given = opening or AsyncExitStack(), environment or Environment()
-    room = study or KnowledgeBase(MemoryStore(), search_tool=settings.knowledge_tool)
-    for item in (current_time, skill_tool(settings.workspace), *toolbox(settings, *given), *room.tools):
+    resources = opening or AsyncExitStack(), environment or Environment()
+    knowledge = knowledge or KnowledgeBase(MemoryStore(), search_tool=settings.knowledge_tool)
+    for item in (current_time, skill_tool(settings.workspace), *builtin_tools(settings, *resources), *knowledge.tools):
         registry.add(item, source="builtin")
     registry.load_plugins(plugins or Plugins(settings.disabled_plugins))
     if servers is not None:
-        add_servers(registry, servers)
+        add_mcp_tools(registry, servers)
     return registry
 
 
-def add_servers(registry: ToolRegistry, servers: Servers) -> None:
-    """Know the tools of MCP servers as they are approved now, in place of those that were known of them before."""
+def add_mcp_tools(registry: ToolRegistry, servers: Servers) -> None:
+    """Replace the tools of MCP servers with those that are approved now."""
     registry.drop("mcp")
-    for offer in servers.offers():
+    for offer in servers.approved_tools():
         try:
             registry.add(offer.tool, source="mcp", namespace=offer.server)
         except ConfigError as error:
-            logger.warning("a tool of the MCP server %s is left out: %s", offer.server, error)
+            logger.warning("MCP tool skipped: server=%s error=%s", offer.server, error)

@@ -43,12 +43,12 @@ def _row(member: "MemberStatus") -> tuple[str, ...]:
         member.id[-8:],
         member.role,
         _state(member),
-        f"{member.at_hand} of {member.capacity}" if member.capacity else "-",
-        format_duration(member.since - (member.heard if member.lost else 0)),
-        f"{format_duration(member.heard)} ago",
+        f"{member.runs} of {member.capacity}" if member.capacity else "-",
+        format_duration(member.uptime - (member.heartbeat_age if member.lost else 0)),
+        f"{format_duration(member.heartbeat_age)} ago",
         member.version,
         f"{member.host} {member.pid}",
-        member.door or "-",
+        member.address or "-",
     )
 
 

@@ -89,7 +89,10 @@ class GatewaySession:
 
         self.settings = settings
         self.client = GatewayClient(
-            find=self.find_gateway, reconnect_timeout=_RECONNECT_SECONDS, name="atlas", on_connection_change=self._on_connection_status
+            find=self.find_gateway,
+            reconnect_timeout=_RECONNECT_SECONDS,
+            name="atlas",
+            on_connection_change=self._on_connection_status,
         )
         self.model_choice: ModelChoice | None = None
         self.on_status = _ignore

@@ -5,14 +5,13 @@ import os
 from collections.abc import AsyncIterator, Iterator
 
 from atlas_agents.app.home_lock import find_running
-from atlas_agents.app.serve import is_on
-from atlas_agents.app.tools import known_tools
+from atlas_agents.app.serve import telegram_enabled
+from atlas_agents.app.tools import build_tool_registry
 from atlas_agents.builtin_tools.code import interpreter
 from atlas_agents.builtin_tools.sandbox.choose import choose as choose_sandbox
-from atlas_agents.builtin_tools.telegram_api import BotApi, BotRefused, BotUnreachable
-from atlas_agents.builtin_tools.web.search import NONE, SearXNG
-from atlas_agents.builtin_tools.web.search import choose as choose_search
-from atlas_agents.channels.telegram.state import Pairing, trouble_of
+from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable
+from atlas_agents.builtin_tools.web.search import NOT_CONFIGURED, SearXNG, choose_search
+from atlas_agents.channels.telegram.state import Pairing, read_channel_error
 from atlas_agents.cli.doctor_machine import CheckResult, broken, notice, ok
 from atlas_agents.cli.plugins import load_plugins
 from atlas_agents.config.open import open_policy
@@ -43,7 +42,7 @@ def check_workspace(settings: Settings) -> Iterator[CheckResult]:
     for finding in state.findings:
         message = f"{finding}: invisible to you, but not to a model"
         yield broken("workspace", message, f"remove it from {workspace.path / finding.file}")
-    tools = known_tools(settings, servers=_servers(settings))
+    tools = build_tool_registry(settings, servers=_servers(settings))
     for spec in state.agents:
         try:
             build_agent(spec, tools, models=("http/any",))
@@ -148,15 +147,15 @@ async def check_sandbox(settings: Settings) -> AsyncIterator[CheckResult]:
     try:
         found = await choose_sandbox(settings.sandbox)
     except SandboxUnavailable as missing:
-        if settings.sandbox == "auto" and interpreter.installed():
+        if settings.sandbox == "auto" and interpreter.is_wasm_installed():
             yield notice("sandbox", f"wasm for code, none for commands: {missing.reason}", missing.remedy)
         elif settings.sandbox == "auto":
             yield notice("sandbox", f"unavailable, so code is not run: {missing.reason}", missing.remedy)
         else:
             yield broken("sandbox", missing.reason, missing.remedy)
         return
-    if settings.sandbox == "wasm" and not interpreter.installed():
-        yield broken("sandbox", "pyeryx is not installed", interpreter.REMEDY)
+    if settings.sandbox == "wasm" and not interpreter.is_wasm_installed():
+        yield broken("sandbox", "pyeryx is not installed", interpreter.WASM_REMEDY)
     else:
         name = f"wasm for code, {found.name} for commands" if settings.sandbox == "wasm" else found.name
         yield ok("sandbox", f"{name}: works")
@@ -165,7 +164,7 @@ async def check_sandbox(settings: Settings) -> AsyncIterator[CheckResult]:
 async def check_search(settings: Settings) -> AsyncIterator[CheckResult]:
     """Check the web search. A SearXNG server gets a test query; services that charge per query do not."""
     search = choose_search(settings.search, settings.search_url, settings.search_key, Environment())
-    if search == NONE:
+    if search == NOT_CONFIGURED:
         yield ok("search", "not configured; web_search explains how to configure it")
     elif isinstance(search, str):
         yield broken("search", search, "fix the setting, or remove search")
@@ -183,12 +182,12 @@ async def check_search(settings: Settings) -> AsyncIterator[CheckResult]:
 def check_mcp(settings: Settings) -> Iterator[CheckResult]:
     """Check which MCP servers may be used, without starting them."""
     servers = _servers(settings)
-    if servers.trouble:
-        yield broken("mcp", servers.trouble, "fix it; until then no MCP server is used")
+    if servers.config_error:
+        yield broken("mcp", servers.config_error, "fix it; until then no MCP server is used")
         return
-    if servers.known and importlib.util.find_spec("mcp") is None:
+    if servers.configs and importlib.util.find_spec("mcp") is None:
         yield broken("mcp", "the MCP library is not installed", "run: pip install 'atlas-agents[mcp]'")
-    for name, server in servers.known.items():
+    for name, server in servers.configs.items():
         state = servers.state(name)
         if state == "approved":
             yield ok("mcp", f"{name}: {len(servers.approvals[name].tools)} tools")
@@ -197,7 +196,7 @@ def check_mcp(settings: Settings) -> Iterator[CheckResult]:
         else:
             yield notice("mcp", f"{name} is {state}, and not used", f"run: atlas mcp approve {name}")
         try:
-            server.filled(Environment())
+            server.expanded(Environment())
         except ConfigError as error:
             yield broken("mcp", str(error), "set the variable, or remove it from the entry")
 
@@ -208,7 +207,7 @@ def _servers(settings: Settings) -> Servers:
 
 async def check_telegram(settings: Settings) -> AsyncIterator[CheckResult]:
     try:
-        enabled = is_on(settings)
+        enabled = telegram_enabled(settings)
     except ConfigError as error:
         yield broken("telegram", str(error), "set the token, or remove telegram_channel")
         return
@@ -219,15 +218,15 @@ async def check_telegram(settings: Settings) -> AsyncIterator[CheckResult]:
     channel = f"channel {'on' if enabled else 'off'}, {paired} {'person' if paired == 1 else 'people'} paired"
     api = BotApi(settings.telegram_token, settings.telegram_url)
     try:
-        me = await api.call("getMe", within=_TELEGRAM_SECONDS)
+        me = await api.call("getMe", request_timeout=_TELEGRAM_SECONDS)
         yield ok("telegram", f"bot @{me.get('username', '?')}; {channel}")
-    except BotRefused as refused:
+    except BotApiError as refused:
         yield broken("telegram", str(refused), refused.advice)
     except BotUnreachable as lost:
         yield notice("telegram", f"{lost}; {channel}", "check the network and telegram_url")
     finally:
         await api.close()
-    problem = trouble_of(settings.home / "telegram", api.bot_id)
+    problem = read_channel_error(settings.home / "telegram", api.bot_id)
     if enabled and problem and find_running(settings.home) is not None:
         yield broken("telegram", f"the channel receives no messages: {problem}")
 

@@ -298,7 +298,9 @@ async def _check_running(settings: Settings, running: Any) -> CheckResult:
     from atlas_agents.client.client import GatewayClient
 
     try:
-        async with GatewayClient(running.url, read_token(settings), reconnect_timeout=2.0, name="atlas doctor") as client:
+        async with GatewayClient(
+            running.url, read_token(settings), reconnect_timeout=2.0, name="atlas doctor"
+        ) as client:
             info = await client.call("system.info")
     except (GatewayError, ConfigError) as error:
         remedy = f"read the log of process {running.pid}, and restart it"

@@ -52,9 +52,9 @@ def serve(
     for notice in settings.notices:
         _print(f"atlas: {notice}")
     if settings.role == "worker":
-        run(gateway.work(settings, told=_download_progress(), on_ready=_worker_ready))
+        run(gateway.work(settings, on_progress=_download_progress(), on_ready=_worker_ready))
     else:
-        run(gateway.serve(settings, told=_download_progress(), on_ready=_gateway_ready))
+        run(gateway.serve(settings, on_progress=_download_progress(), on_ready=_gateway_ready))
 
 
 def _worker_ready(runtime: "Runtime", url: str) -> None:
@@ -65,8 +65,8 @@ def _worker_ready(runtime: "Runtime", url: str) -> None:
 
 
 def _gateway_ready(served: "ServedGateway") -> None:
-    from atlas_agents.app.serve import is_on
-    from atlas_agents.gateway.convert import model_of
+    from atlas_agents.app.serve import telegram_enabled
+    from atlas_agents.gateway.convert import agent_model
 
     runtime, url = served.runtime, served.url
     _print(f"Atlas is listening on {url}.")
@@ -77,9 +77,9 @@ def _gateway_ready(served: "ServedGateway") -> None:
     else:
         _print(f"Open {url} and log in with the token that `atlas token show` prints.")
     for agent in runtime.atlas.agents:
-        model = model_of(agent, runtime.atlas.registry)
-        _print(describe_agent(agent.id, model, runtime.crew.notices.get(agent.id, "")))
-    if is_on(runtime.settings):
+        model = agent_model(agent, runtime.atlas.registry)
+        _print(describe_agent(agent.id, model, runtime.agent_loader.notices.get(agent.id, "")))
+    if telegram_enabled(runtime.settings):
         _print("The Telegram bot is running; it tells new users how to pair.")
     for finding in runtime.workspace.state.findings:
         _print(f"atlas: {finding}")
@@ -101,12 +101,12 @@ def _download_progress() -> Any:
 
 def _configure_logging(settings: "Settings") -> None:
     """Log JSON lines for programs; for people, one short line per record."""
-    from atlas_agents.gateway.telemetry import set_up
+    from atlas_agents.gateway.telemetry import configure_logging
 
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     logging.getLogger("procrastinate").setLevel(max(level, logging.WARNING))
     if settings.log_format == "json":
-        set_up(level=level)
+        configure_logging(level=level)
         return
     handler = logging.StreamHandler()
     handler.setFormatter(_TextFormatter())

@@ -11,7 +11,7 @@ from atlas_agents.cli.connect import load_settings
 from atlas_agents.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from atlas_agents.channels.telegram.state import Pair, Pairing
+    from atlas_agents.channels.telegram.state import PairedUser, Pairing
     from atlas_agents.config.settings import Settings
 
 app = command_group()
@@ -60,5 +60,5 @@ def _pairing(settings: "Settings") -> "Pairing":
     return Pairing(open_home(settings))
 
 
-def _name(pair: "Pair") -> str:
+def _name(pair: "PairedUser") -> str:
     return f"{pair.name} @{pair.username}" if pair.username else pair.name or "unknown"

@@ -1,4 +1,4 @@
-"""The example team as a person runs it: the `atlas` command with the team's own settings, in a home of its own."""
+"""The example team in a process: the `atlas` command with the team's settings and its own home folder."""
 
 import os
 import re
@@ -10,11 +10,11 @@ from pathlib import Path
 
 TEAM = Path(__file__).parent.parent.parent / "examples" / "team"
 ATLAS = str(Path(sys.executable).parent / "atlas")
-PATIENCE = 40
+TIMEOUT = 40
 
 
 class TeamProcess:
-    """`run` is one command; `start` begins `atlas serve`, which `kill` ends as suddenly as can be."""
+    """`run` runs one command; `start` starts `atlas serve`; `kill` kills it."""
 
     def __init__(self, folder: Path, **env: str) -> None:
         self.folder = folder
@@ -23,7 +23,7 @@ class TeamProcess:
         offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/nowhere", "HOME": str(folder)}
         self._env = {**os.environ, **own, **offline, "PYTHONIOENCODING": "utf-8", **env}
         self._process: subprocess.Popen[str] | None = None
-        self._said = ""
+        self._output = ""
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -33,12 +33,12 @@ class TeamProcess:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
 
     def start(self) -> None:
-        """Until it is ready."""
-        self._said = ""
+        """Start `atlas serve` and wait until it is ready."""
+        self._output = ""
         self._process = subprocess.Popen(
             [ATLAS, "serve"],
             cwd=self.folder,
@@ -49,27 +49,27 @@ class TeamProcess:
             encoding="utf-8",
         )
         assert self._process.stderr is not None
-        end = time.monotonic() + PATIENCE
-        while "Press Ctrl-C to stop." not in self._said:
+        end = time.monotonic() + TIMEOUT
+        while "Press Ctrl-C to stop." not in self._output:
             line = self._process.stderr.readline()
-            self._said += line
-            assert line and time.monotonic() < end, self._said
+            self._output += line
+            assert line and time.monotonic() < end, self._output
 
     def kill(self) -> int:
-        """`kill -9`; how it ended."""
+        """Send SIGKILL and return the exit code."""
         process, self._process = self._process, None
         if process is None:
             return 0
         process.send_signal(signal.SIGKILL)
-        code = process.wait(PATIENCE)
+        code = process.wait(TIMEOUT)
         assert process.stderr is not None
         process.stderr.close()
         return code
 
     @property
     def url(self) -> str:
-        found = re.search(r"listening on (http://\S+)\.", self._said)
-        assert found, self._said
+        found = re.search(r"listening on (http://\S+)\.", self._output)
+        assert found, self._output
         return found[1]
 
     @property

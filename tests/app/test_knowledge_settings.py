@@ -1,4 +1,4 @@
-"""A service that knows and remembers: its tools are there, they obey the house's rules, and settings choose how."""
+"""Knowledge and memories in a runtime: tools, default policy, recall and the embedder from the settings."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,13 @@ import pytest
 from aiohttp import web
 
 from atlas_agents import ConfigError
-from atlas_agents.app.app import open_study, opened
-from atlas_agents.app.tools import HOUSE_RULES
+from atlas_agents.app.app import open_knowledge_base, open_runtime
+from atlas_agents.app.tools import DEFAULT_POLICY
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import AddJob, JobRow, SetJob
 from atlas_agents.knowledge.embedding import EndpointEmbedder
-from atlas_agents.knowledge.memories import MemoryOrigin, Whose
+from atlas_agents.knowledge.memories import MemoryOrigin, MemoryOwner
 from atlas_agents.providers.registry import Registry
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.tools.policy import Actor
@@ -25,7 +25,7 @@ AGENTS = "# Agents\n\n## tina\n\nModel: http/rules\nRecall: on\n\n## petra\n\nMo
 
 
 class Model:
-    """An OpenAI-compatible server that answers with what it was last told, and keeps what it was asked."""
+    """OpenAI-compatible server that records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -38,12 +38,12 @@ class Model:
         )
 
 
-def settled(home: Path, **values: str) -> tuple[Any, Environment]:
+def load_settings(home: Path, **values: str) -> tuple[Any, Environment]:
     environment = Environment({"ATLAS_HOME": str(home), "HOME": str(home), **values}, dotenv=None)
     return load({}, environment, home.parent), environment
 
 
-async def test_agents_have_the_tools_and_recall_as_their_section_says(tmp_path: Path) -> None:
+async def test_section_controls_tools_and_recall(tmp_path: Path) -> None:
     model = Model()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", model.answer)
@@ -53,22 +53,28 @@ async def test_agents_have_the_tools_and_recall_as_their_section_says(tmp_path: 
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     (tmp_path / "home" / "workspace").mkdir(parents=True)
     (tmp_path / "home" / "workspace" / "AGENTS.md").write_text(AGENTS)
-    settings, environment = settled(tmp_path / "home", OPENAI_BASE_URL=url)
-    async with opened(settings, environment=environment, fetch=False) as runtime:
+    settings, environment = load_settings(tmp_path / "home", OPENAI_BASE_URL=url)
+    async with open_runtime(settings, environment=environment, fetch=False) as runtime:
         tina, petra = runtime.atlas.agents
         assert {tool.name for tool in tina.tools} >= TOOLS and not petra.tools
-        await runtime.study.memories.remember(Whose("default", "tina", "ann"), "Ann likes tea.", [], MemoryOrigin("a"))
-        await runtime.study.memories.remember(Whose("default", "petra", "ann"), "Ann likes tea.", [], MemoryOrigin("b"))
+        await runtime.knowledge.memories.remember(
+            MemoryOwner("default", "tina", "ann"), "Ann likes tea.", [], MemoryOrigin("a")
+        )
+        await runtime.knowledge.memories.remember(
+            MemoryOwner("default", "petra", "ann"), "Ann likes tea.", [], MemoryOrigin("b")
+        )
         for agent in ("tina", "petra"):
             await runtime.atlas.ask("Do I like tea?", session=agent, agent_id=agent, user="ann")
     await runner.cleanup()
-    said = [json.dumps([each for each in body["messages"] if each["role"] == "user"]) for body in model.asked]
-    assert ["Ann likes tea." in each for each in said] == [True, False]
+    prompts = [json.dumps([each for each in body["messages"] if each["role"] == "user"]) for body in model.asked]
+    assert ["Ann likes tea." in each for each in prompts] == [True, False]
 
 
-def test_without_a_policy_it_may_remember_and_asks_before_it_forgets() -> None:
+def test_default_policy_allows_remember_and_asks_before_forget() -> None:
     actor = Actor("tina", "", "ann", "default")
-    cells = {name: HOUSE_RULES.verdict(name, actor, acts=name in ("remember", "forget")).cell for name in sorted(TOOLS)}
+    cells = {
+        name: DEFAULT_POLICY.verdict(name, actor, acts=name in ("remember", "forget")).cell for name in sorted(TOOLS)
+    }
     assert cells == {"search_knowledge": "yes", "search_my_memories": "yes", "remember": "yes", "forget": "ask"}
 
 
@@ -85,25 +91,25 @@ def test_without_a_policy_it_may_remember_and_asks_before_it_forgets() -> None:
         ({"ATLAS_EMBEDDINGS": "openai/small", "OPENAI_API_KEY": "sk-1"}, "https://api.openai.com/v1#small"),
     ],
 )
-async def test_settings_choose_what_makes_vectors(tmp_path: Path, values: dict[str, str], model: str | None) -> None:
-    settings, environment = settled(tmp_path, **values)
-    study = open_study(settings, MemoryStore(), Registry(environment))
-    embedder: Any = study.memories.__dict__["_embedder"]
+async def test_settings_select_the_embedder(tmp_path: Path, values: dict[str, str], model: str | None) -> None:
+    settings, environment = load_settings(tmp_path, **values)
+    knowledge = open_knowledge_base(settings, MemoryStore(), Registry(environment))
+    embedder: Any = knowledge.memories.__dict__["_embedder"]
     assert (embedder.model if embedder else None) == model
     assert isinstance(embedder, EndpointEmbedder) == (model is not None and "#" in model)
-    await study.close()
+    await knowledge.close()
 
 
-async def test_a_model_that_makes_no_vectors_is_refused(tmp_path: Path) -> None:
-    settings, environment = settled(tmp_path, ATLAS_EMBEDDINGS="anthropic/claude", ANTHROPIC_API_KEY="k")
+async def test_provider_without_embeddings_is_rejected(tmp_path: Path) -> None:
+    settings, environment = load_settings(tmp_path, ATLAS_EMBEDDINGS="anthropic/claude", ANTHROPIC_API_KEY="k")
     with pytest.raises(ConfigError, match="embeddings"):
-        open_study(settings, MemoryStore(), Registry(environment))
+        open_knowledge_base(settings, MemoryStore(), Registry(environment))
 
 
-async def test_jobs_that_are_over_are_found_by_who_asked_and_who_did_them_and_by_nobody_else(tmp_path: Path) -> None:
-    settings, environment = settled(tmp_path, ATLAS_EMBEDDINGS="none")
+async def test_finished_job_is_found_only_by_requester_and_worker(tmp_path: Path) -> None:
+    settings, environment = load_settings(tmp_path, ATLAS_EMBEDDINGS="none")
     store = MemoryStore()
-    study = open_study(settings, store, Registry(environment))
+    knowledge = open_knowledge_base(settings, store, Registry(environment))
     task = "Count the walruses at the harbour."
     rows = [JobRow("j1", "delegation", "archy", task, "s/jobs/j1", user="ann", asker_agent="binky")]
     rows += [JobRow("j2", "delegation", "archy", task, "s/jobs/j2", user="bob", asker_agent="binky")]
@@ -114,8 +120,8 @@ async def test_jobs_that_are_over_are_found_by_who_asked_and_who_did_them_and_by
         await store.commit(tenant, [SetJob(id, "done", result=f"Seven walruses, says {id}.")])
 
     async def found(agent: str, user: str, tenant: str = "default") -> list[tuple[str, str]]:
-        whose = Whose(tenant, agent, user)
-        hits = await study.recollections.search(whose, "how many walruses", ["workflows"])
+        whose = MemoryOwner(tenant, agent, user)
+        hits = await knowledge.recall.search(whose, "how many walruses", ["workflows"])
         return [(hit.id, hit.text) for hit in hits]
 
     words = f"Task for archy, asked by binky: {task}\nResult (done): Seven walruses, says j1."
@@ -123,5 +129,5 @@ async def test_jobs_that_are_over_are_found_by_who_asked_and_who_did_them_and_by
     assert [id for id, _ in await found("binky", "bob")] == ["job:j2"]
     assert [id for id, _ in await found("binky", "ann", "other")] == ["job:j3"]
     assert await found("tina", "ann") == await found("binky", "") == await found("binky", "cid") == []
-    assert await study.recollections.search(Whose("default", "binky", "ann"), "walruses", ["audit", "memory"]) == []
-    await study.close()
+    assert await knowledge.recall.search(MemoryOwner("default", "binky", "ann"), "walruses", ["audit", "memory"]) == []
+    await knowledge.close()

@@ -1,5 +1,4 @@
-"""A gateway as a fresh home has it, with a scripted model on the wire, a small web on loopback, and a person at a
-socket who is asked."""
+"""A gateway on a new home folder with a scripted model server, a local web server and a client that approves calls."""
 
 import asyncio
 import base64
@@ -16,21 +15,21 @@ import websockets
 from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
-from model_server import Asked, ModelServer, Reply, serving
+from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
-AGENTS = "# Agents\n\n## analyst\n\nModel: openai/rules-1\nDescription: Looks things up and reckons.\n"
+AGENTS = "# Agents\n\n## analyst\n\nModel: openai/rules-1\nDescription: Looks things up and calculates.\n"
 KEY = "sk-canary-0123456789abcdef"
-PATIENCE = 40.0
+TIMEOUT = 40.0
 Step = tuple[str, dict[str, Any]]
 
 
 @contextmanager
-def small_web(pages: dict[str, tuple[str, str]]) -> Generator[str]:
-    """A server on loopback with these pages, by path: media type and text; gives its host and port."""
+def static_web(pages: dict[str, tuple[str, str]]) -> Generator[str]:
+    """Serve pages, path to media type and text, on loopback; yield host and port."""
 
-    class Answerer(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
-            """Tests are quiet."""
+            """Do not log."""
 
         def do_GET(self) -> None:
             found = pages.get(self.path.partition("?")[0])
@@ -41,7 +40,7 @@ def small_web(pages: dict[str, tuple[str, str]]) -> Generator[str]:
             self.end_headers()
             self.wfile.write(data)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answerer) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
@@ -51,18 +50,18 @@ def small_web(pages: dict[str, tuple[str, str]]) -> Generator[str]:
             thread.join(5)
 
 
-def follows(steps: Sequence[Step], report: Callable[[Asked], str]) -> Callable[[Asked], Reply]:
-    """A model that takes the steps one after the other, whatever comes of each, and reports."""
+def scripted_model(steps: Sequence[Step], report: Callable[[ModelRequest], str]) -> Callable[[ModelRequest], Reply]:
+    """Return a model that makes the calls in order, whatever their results, and then reports."""
 
-    def mind(asked: Asked) -> Reply:
+    def model_script(asked: ModelRequest) -> Reply:
         done = sum(1 for message in asked.body["messages"] if message["role"] == "tool")
-        return Reply(calls=(steps[done],)) if done < len(steps) else Reply(words=report(asked))
+        return Reply(calls=(steps[done],)) if done < len(steps) else Reply(report(asked))
 
-    return mind
+    return model_script
 
 
-class Desk:
-    """A socket of a person who answers every question as `answer` says, and keeps every frame."""
+class ApprovingClient:
+    """Client that answers every approval request with `answer` and records every frame."""
 
     def __init__(self, socket: Any, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self._socket = socket
@@ -72,7 +71,7 @@ class Desk:
         self.questions: list[dict[str, Any]] = []
 
     async def get(self, method: str, **params: Any) -> Any:
-        """The result of a request; an error is an assertion that fails."""
+        """Return the result of a request; fail on an error."""
         self._last += 1
         id = self._last
         await self._socket.send(json.dumps({"id": id, "method": method, "params": params}))
@@ -82,15 +81,15 @@ class Desk:
         return frame["result"]
 
     async def turn(self, message: str, session: str = "work") -> list[dict[str, Any]]:
-        """Have a turn run to its end; the results of its calls, in their order."""
+        """Run a turn to its end and return the results of its tool calls."""
         before = len(self.frames)
         await self.get("sessions.subscribe", sessionKey=session)
         await self.get("chat.send", sessionKey=session, message=message)
-        place = before
+        index = before
         while True:
-            while place == len(self.frames):
+            while index == len(self.frames):
                 await self._next()
-            frame, place = self.frames[place], place + 1
+            frame, index = self.frames[index], index + 1
             if frame.get("event") == "exec.approval_request":
                 self.questions.append(frame["data"])
                 answer = self._answer(frame["data"])
@@ -100,57 +99,57 @@ class Desk:
         return [each["data"] for each in self.frames[before:] if each.get("event") == "tool.result"]
 
     async def rows(self) -> list[dict[str, Any]]:
-        """The audit log, the oldest line first."""
+        """Return the audit log, oldest entry first."""
         page = await self.get("audit.list", limit=100)
         return [each["entry"] for each in reversed(page["entries"])]
 
     async def _next(self) -> dict[str, Any]:
-        frame = json.loads(await asyncio.wait_for(self._socket.recv(), PATIENCE))
+        frame = json.loads(await asyncio.wait_for(self._socket.recv(), TIMEOUT))
         self.frames.append(frame)
         return frame
 
 
-def yes(question: dict[str, Any]) -> dict[str, Any]:
+def approve(question: dict[str, Any]) -> dict[str, Any]:
     return {"decision": "allow-once"}
 
 
-class House:
-    """All of it."""
+class GatewayWithTools:
+    """The gateway, its client, model server and folders."""
 
-    def __init__(self, serving: ServedGateway, desk: Desk, model: ModelServer, home: Path) -> None:
+    def __init__(self, serving: ServedGateway, client: ApprovingClient, model: ModelServer, home: Path) -> None:
         self.serving = serving
-        self.desk = desk
+        self.client = client
         self.model = model
         self.home = home
         self.workspace = home / "workspace"
 
 
 @asynccontextmanager
-async def house_of(
+async def gateway_with_tools(
     home: Path,
-    mind: Callable[[Asked], Reply],
-    answer: Callable[[dict[str, Any]], dict[str, Any]] = yes,
+    model_script: Callable[[ModelRequest], Reply],
+    answer: Callable[[dict[str, Any]], dict[str, Any]] = approve,
     **flags: Any,
-) -> AsyncGenerator[House]:
-    """A gateway on a home that was not there before; settings as flags."""
+) -> AsyncGenerator[GatewayWithTools]:
+    """Run a gateway on a new home folder with these settings."""
     (home / "workspace").mkdir(parents=True)
     (home / "workspace" / "AGENTS.md").write_text(AGENTS)
-    with serving(mind) as model:
+    with run_model_server(model_script) as model:
         variables = {**model.settings, "OPENAI_API_KEY": KEY, "ATLAS_HOME": str(home), "HOME": str(home)}
         environment = Environment(variables, dotenv=None)
         settings = load(flags, environment, home.parent)
         async with (
-            asyncio.timeout(2 * PATIENCE),
+            asyncio.timeout(2 * TIMEOUT),
             private_gateway(settings, environment=environment) as here,
             websockets.connect(here.url.replace("http", "ws"), max_size=None) as socket,
         ):
             await socket.send(json.dumps({"type": "auth", "token": here.token.reveal(), "protocol": 1}))
             assert json.loads(await socket.recv())["ok"] is True
-            yield House(here, Desk(socket, answer), model, home)
+            yield GatewayWithTools(here, ApprovingClient(socket, answer), model, home)
 
 
-def picture_of(result: Any) -> bytes:
-    """The bytes of the first picture in a result, as a page draws it."""
+def decode_image(result: Any) -> bytes:
+    """Return the bytes of the first image in a result."""
     (picture, *_) = result["images"]
     assert picture["type"] == "image"
     return base64.b64decode(picture["data"])

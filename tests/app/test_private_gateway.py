@@ -1,4 +1,4 @@
-"""From settings to a gateway that answers: the home folder, the workspace and its edits, models and their stand-ins."""
+"""A gateway from settings: home folder, home lock, workspace edits, fallback models and retention."""
 
 import asyncio
 import fcntl
@@ -29,24 +29,24 @@ from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import AcceptRun, AddEvents, DropRecord, PutSession, ReserveEvents, SetRun
 from atlas_agents.storage import retention
 from atlas_agents.storage.sqlite import SqliteStore
-from checks import rounds, until
+from checks import run_ready_tasks, wait_until
 
 DEMO = "# Agents\n\n## helper\n\nModel: ollama/tiny\nDescription: Helps.\n"
 
 
-def settled(home: Path, **flags: Any) -> tuple[Settings, Environment]:
+def load_settings(home: Path, **flags: Any) -> tuple[Settings, Environment]:
     environment = Environment({"ATLAS_HOME": str(home), "HOME": str(home)}, dotenv=None)
     return load(flags, environment, home.parent), environment
 
 
 @asynccontextmanager
-async def served(home: Path, **flags: Any) -> AsyncGenerator[ServedGateway, None]:
-    settings, environment = settled(home, **flags)
+async def serve(home: Path, **flags: Any) -> AsyncGenerator[ServedGateway, None]:
+    settings, environment = load_settings(home, **flags)
     async with asyncio.timeout(20), private_gateway(settings, environment=environment) as here:
         yield here
 
 
-async def said(here: ServedGateway, method: str, **params: Any) -> Any:
+async def call(here: ServedGateway, method: str, **params: Any) -> Any:
     async with websockets.connect(here.url.replace("http", "ws")) as socket:
         await socket.send(json.dumps({"type": "auth", "token": here.token.reveal(), "protocol": 1}))
         await socket.recv()
@@ -58,15 +58,15 @@ async def said(here: ServedGateway, method: str, **params: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model can be fetched here, as on a machine without a network."""
+    """Models cannot be downloaded."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
 
 
-async def test_a_first_start_makes_a_home_a_token_and_a_workspace(tmp_path: Path) -> None:
+async def test_first_start_creates_home_token_and_workspace(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    async with served(home) as here:
-        assert (await said(here, "health.check"))["status"] == "ok"
+    async with serve(home) as here:
+        assert (await call(here, "health.check"))["status"] == "ok"
         assert find_running(home) == RunningGateway(os.getpid(), here.url, find_running(home).version)  # pyright: ignore[reportOptionalMemberAccess]
     assert oct(home.stat().st_mode & 0o777) == "0o700"
     assert oct((home / "token").stat().st_mode & 0o777) == "0o600"
@@ -75,42 +75,42 @@ async def test_a_first_start_makes_a_home_a_token_and_a_workspace(tmp_path: Path
     assert not (home / "running.json").exists()
 
 
-async def test_an_agent_without_a_key_and_without_a_model_is_spoken_for_and_said_to_be(tmp_path: Path) -> None:
-    async with served(tmp_path / "home") as here:
-        await until(lambda: here.runtime.crew.trouble, patience=15)
-        (agent,) = (await said(here, "agents.list"))["agents"]
+async def test_agent_without_key_and_model_uses_the_demo_with_a_notice(tmp_path: Path) -> None:
+    async with serve(tmp_path / "home") as here:
+        await wait_until(lambda: here.runtime.agent_loader.local_error, seconds=15)
+        (agent,) = (await call(here, "agents.list"))["agents"]
         assert agent["model"] == "demo"
-        assert "scripted demo answers instead" in agent["notice"]
-        sent = await said(here, "chat.send", sessionKey="s", message="What time is it?")
-        done = await said(here, "chat.wait", runId=sent["runId"], timeoutMs=10_000)
+        assert "using a scripted demo instead" in agent["notice"]
+        sent = await call(here, "chat.send", sessionKey="s", message="What time is it?")
+        done = await call(here, "chat.wait", runId=sent["runId"], timeoutMs=10_000)
         assert done["status"] == "done"
         assert "scripted demo" in json.dumps(done)
-        history = json.dumps(await said(here, "chat.history", sessionKey="s"))
+        history = json.dumps(await call(here, "chat.history", sessionKey="s"))
         assert "The time is" in history
 
 
-async def test_edits_of_the_workspace_are_picked_up_and_broken_ones_are_not(
+async def test_valid_workspace_edit_is_loaded_and_invalid_one_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     home = tmp_path / "home"
-    async with served(home) as here:
-        names = here.runtime.workspace.path / "AGENTS.md"
-        names.write_text(DEMO)
-        await until(lambda: has_agents(here, "helper"))
-        names.write_text("# Agents\n\n## helper\n\nModel: nonsense\n")
-        await until(lambda: "nonsense" in caplog.text)
+    async with serve(home) as here:
+        agents_file = here.runtime.workspace.path / "AGENTS.md"
+        agents_file.write_text(DEMO)
+        await wait_until(lambda: has_agents(here, "helper"))
+        agents_file.write_text("# Agents\n\n## helper\n\nModel: nonsense\n")
+        await wait_until(lambda: "nonsense" in caplog.text)
         assert await has_agents(here, "helper")
-        names.write_text(DEMO + "\n## other\n\nModel: ollama/tiny\nDescription: Too.\n")
-        await until(lambda: has_agents(here, "helper", "other"))
+        agents_file.write_text(DEMO + "\n## other\n\nModel: ollama/tiny\nDescription: Too.\n")
+        await wait_until(lambda: has_agents(here, "helper", "other"))
 
 
 async def has_agents(here: ServedGateway, *ids: str) -> bool:
-    return [agent["id"] for agent in (await said(here, "agents.list"))["agents"]] == list(ids)
+    return [agent["id"] for agent in (await call(here, "agents.list"))["agents"]] == list(ids)
 
 
-async def test_two_processes_do_not_work_in_one_home(tmp_path: Path) -> None:
+async def test_home_folder_is_locked_against_a_second_process(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    async with served(home) as here:
+    async with serve(home) as here:
         command = "import sys; from pathlib import Path; from atlas_agents.app.home_lock import lock_home\n"
         command += "with lock_home(Path(sys.argv[1])): print('in')"
         other = await asyncio.to_thread(
@@ -122,7 +122,7 @@ async def test_two_processes_do_not_work_in_one_home(tmp_path: Path) -> None:
         pass
 
 
-def test_a_note_that_a_sudden_end_left_behind_is_not_believed(tmp_path: Path) -> None:
+def test_stale_address_file_is_ignored(tmp_path: Path) -> None:
     assert find_running(tmp_path) is None
     with lock_home(tmp_path):
         pass
@@ -144,7 +144,7 @@ async def test_address_of_a_killed_gateway_is_removed_by_the_next_one(tmp_path: 
 
 
 async def test_client_waits_for_a_restart_although_the_old_address_was_still_there(tmp_path: Path) -> None:
-    settings, _ = settled(tmp_path / "home")
+    settings, _ = load_settings(tmp_path / "home")
     settings.home.mkdir()
     session = GatewaySession(settings)
     session._on_connection_status("lost")  # pyright: ignore[reportPrivateUsage]
@@ -157,17 +157,17 @@ async def test_client_waits_for_a_restart_although_the_old_address_was_still_the
     await session.close()
 
 
-async def test_a_page_of_every_origin_is_not_let_in_by_a_star(tmp_path: Path) -> None:
-    settings, environment = settled(tmp_path / "home")
+async def test_wildcard_origin_is_rejected(tmp_path: Path) -> None:
+    settings, environment = load_settings(tmp_path / "home")
     settings = msgspec.structs.replace(settings, allowed_origins=("*",))
     with pytest.raises(ConfigError, match="every page"):
         async with private_gateway(settings, environment=environment):
             pass
 
 
-async def test_tools_that_act_are_not_granted_until_a_policy_does(tmp_path: Path) -> None:
-    async with served(tmp_path / "home") as here:
-        allowed = {tool["name"]: tool["allowed"] for tool in (await said(here, "tools.list"))["tools"]}
+async def test_default_policy_denies_other_tools_with_effects(tmp_path: Path) -> None:
+    async with serve(tmp_path / "home") as here:
+        allowed = {tool["name"]: tool["allowed"] for tool in (await call(here, "tools.list"))["tools"]}
         assert allowed["current_time"] and allowed["file_read"] and allowed["bash"] and allowed["delegate_task"]
         assert allowed["web_search"] and allowed["url_fetch"]  # they have no effects
         policy = here.runtime.atlas.policy
@@ -177,63 +177,61 @@ async def test_tools_that_act_are_not_granted_until_a_policy_does(tmp_path: Path
         assert policy.verdict("anything", Actor("assistant", "", "", "default")).cell == "no"
 
 
-async def test_an_idle_one_fetches_nothing_goes_on_with_nothing_and_is_not_found(tmp_path: Path) -> None:
+async def test_idle_gateway_downloads_resumes_and_publishes_nothing(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    settings, environment = settled(home)
-    told: list[str] = []
+    settings, environment = load_settings(home)
+    steps: list[str] = []
     async with private_gateway(settings, environment=environment) as here:
-        key = (await said(here, "chat.send", sessionKey="s", message="What time is it?"))["runId"]
-        await said(here, "chat.wait", runId=key, timeoutMs=15_000)
+        key = (await call(here, "chat.send", sessionKey="s", message="What time is it?"))["runId"]
+        await call(here, "chat.wait", runId=key, timeoutMs=15_000)
     store = open_store(settings)
     await store.open()
     await store.commit("default", [AcceptRun("cut-short", "s", "assistant")])
     await store.close()
     async with private_gateway(
-        settings, environment=environment, told=lambda model, done, total, words: told.append(words), idle=True
+        settings, environment=environment, on_progress=lambda model, done, total, step: steps.append(step), idle=True
     ) as here:
-        await rounds(200)
+        await run_ready_tasks(200)
         assert find_running(home) is None, "no address"
-        assert (await said(here, "sessions.list"))["sessions"][0]["sessionKey"] == "s"
+        assert (await call(here, "sessions.list"))["sessions"][0]["sessionKey"] == "s"
         row = await here.runtime.store.run("default", "cut-short")
         assert row is not None and (row.status, row.epoch) == ("running", 0)
-    assert told == []
+    assert steps == []
 
 
-def test_who_only_looks_whether_a_home_is_free_is_in_nobodys_way(tmp_path: Path) -> None:
-    with (tmp_path / "lock").open("a") as looking:
-        fcntl.flock(looking, fcntl.LOCK_SH)
-        threading.Timer(0.05, looking.close).start()
+def test_probe_of_the_lock_does_not_prevent_locking(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("a") as probe:
+        fcntl.flock(probe, fcntl.LOCK_SH)
+        threading.Timer(0.05, probe.close).start()
         with lock_home(tmp_path):
             pass
 
 
-class LongAgo(SystemClock):
+class PastClock(SystemClock):
     """Forty days ago."""
 
     def time(self) -> float:
         return super().time() - 40 * 86_400
 
 
-async def test_a_gateway_removes_by_itself_what_is_kept_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_gateway_deletes_expired_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "FIRST_DELAY", 0.01)
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    then = SqliteStore(home / "atlas.db", clock=LongAgo())
+    then = SqliteStore(home / "atlas.db", clock=PastClock())
     await then.open()
     await then.commit("default", [PutSession("s"), AcceptRun("old", "s", "a"), ReserveEvents("old", 1)])
     await then.commit("default", [AddEvents("old", ((1, b"{}"),)), SetRun("old", 0, "done")])
     await then.close()
-    async with served(home, keep_events=41) as here:
-        await until(lambda: here.runtime.store.record("default", "chore", "forget"))
+    async with serve(home, keep_events=41) as here:
+        await wait_until(lambda: here.runtime.store.record("default", "chore", "forget"))
         assert len(await here.runtime.store.events("default", "old")) == 1
-    async with served(home) as here:
+    async with serve(home) as here:
         store = here.runtime.store
         await store.commit("default", [DropRecord("chore", "forget")])
-    async with served(home) as here:
+    async with serve(home) as here:
 
         async def is_removed() -> bool:
             return not await here.runtime.store.events("default", "old")
 
-        await until(is_removed)
+        await wait_until(is_removed)
