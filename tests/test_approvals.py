@@ -1,4 +1,4 @@
-"""Asking a person: answers, deadlines, edits, and a yes that is bound to exactly what was shown."""
+"""Approvals: answers, deadlines, edited arguments, and the binding to exactly what was shown."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ class Shop:
 
 
 class Person:
-    """Answers in turn, and keeps the questions."""
+    """Gives its answers in turn, and records the questions."""
 
     def __init__(self, *answers: object) -> None:
         self.answers = list(answers)
@@ -38,7 +38,7 @@ def _results(model: Scripted) -> list[ToolResult]:
     return [part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)]
 
 
-async def test_the_question_shows_the_tool_and_the_exact_arguments() -> None:
+async def test_question_shows_the_tool_and_the_exact_arguments() -> None:
     shop, person = Shop(), Person(True)
     model = Scripted(calls("buy", item="tea", count=2), says("Done."))
     async with in_memory_atlas(model, [shop.buy], approve=person) as atlas:
@@ -51,7 +51,7 @@ async def test_the_question_shows_the_tool_and_the_exact_arguments() -> None:
 
 
 @pytest.mark.parametrize("answer", [False, None, "no", "yes please", 1, Answer("no"), "ONCE"])
-async def test_anything_but_a_clear_yes_is_a_no(answer: object) -> None:
+async def test_any_answer_but_an_approval_denies_the_call(answer: object) -> None:
     shop = Shop()
     model = Scripted(calls("buy", item="tea"), says("Not bought."))
     async with in_memory_atlas(model, [shop.buy], approve=Person(answer)) as atlas:
@@ -60,14 +60,14 @@ async def test_anything_but_a_clear_yes_is_a_no(answer: object) -> None:
     assert [(result.error, result.result) for result in _results(model)] == [("declined", {"cancelled": True})]
 
 
-async def test_with_nobody_to_ask_the_answer_is_no() -> None:
+async def test_call_is_denied_if_no_one_can_be_asked() -> None:
     shop = Shop()
     async with in_memory_atlas(Scripted(calls("buy", item="tea"), says("Not bought.")), [shop.buy]) as atlas:
         await atlas.ask("buy tea")
     assert shop.bought == []
 
 
-async def test_no_answer_in_time_is_a_no() -> None:
+async def test_call_is_denied_after_the_deadline() -> None:
     shop, clock = Shop(), VirtualClock()
 
     async def silent(question: Question) -> bool:
@@ -85,7 +85,7 @@ async def test_no_answer_in_time_is_a_no() -> None:
     assert shop.bought == []
 
 
-async def test_once_is_used_once() -> None:
+async def test_approval_once_is_valid_for_one_call() -> None:
     shop, person = Shop(), Person("once", "no")
     model = Scripted(calls("buy", item="tea"), calls("buy", item="tea"), says("One."))
     async with in_memory_atlas(model, [shop.buy], approve=person) as atlas:
@@ -94,7 +94,7 @@ async def test_once_is_used_once() -> None:
     assert len(person.questions) == 2
 
 
-async def test_session_holds_for_exactly_that_call_in_that_session() -> None:
+async def test_approval_for_a_session_covers_only_that_call_and_session() -> None:
     shop, person = Shop(), Person("session", "no", "no")
     same, other = calls("buy", item="tea"), calls("buy", item="tea", count=2)
     model = Scripted(same, same, other, says("ok"), same, says("ok"))
@@ -109,7 +109,7 @@ async def test_session_holds_for_exactly_that_call_in_that_session() -> None:
     ]
 
 
-async def test_always_holds_in_every_session_until_the_policy_changes() -> None:
+async def test_approval_for_always_is_valid_until_the_policy_changes() -> None:
     shop, person = Shop(), Person("always", "no")
     same = calls("buy", item="tea")
     model = Scripted(same, says("ok"), same, says("ok"), same, says("ok"))
@@ -123,7 +123,7 @@ async def test_always_holds_in_every_session_until_the_policy_changes() -> None:
     assert len(person.questions) == 2
 
 
-async def test_edited_arguments_are_checked_run_and_told_to_the_model() -> None:
+async def test_edited_arguments_are_validated_run_and_shown_to_the_model() -> None:
     shop = Shop()
     model = Scripted(calls("buy", item="tea", count=100), says("ok"))
     async with in_memory_atlas(
@@ -136,7 +136,7 @@ async def test_edited_arguments_are_checked_run_and_told_to_the_model() -> None:
     assert (row.entry.meta["arguments"], row.entry.meta["edited"]) == ({"item": "tea", "count": 1}, True)
 
 
-async def test_edited_arguments_that_do_not_fit_are_refused() -> None:
+async def test_invalid_edited_arguments_are_rejected() -> None:
     shop = Shop()
     model = Scripted(calls("buy", item="tea"), says("ok"))
     async with in_memory_atlas(model, [shop.buy], approve=Person(Answer("once", arguments={"item": 7}))) as atlas:
@@ -146,7 +146,7 @@ async def test_edited_arguments_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("by", "bought"), [("ben", 1), ("ana", 0), ("", 0)])
-async def test_where_two_must_the_asker_cannot_be_the_approver(by: str, bought: int) -> None:
+async def test_two_person_rule_rejects_the_approval_of_the_asker(by: str, bought: int) -> None:
     shop = Shop()
     approvals = Approvals(Person(Answer("once", by=by)), two_person=True)
     async with in_memory_atlas(Scripted(calls("buy", item="tea"), says("ok")), [shop.buy], approve=approvals) as atlas:
@@ -154,7 +154,7 @@ async def test_where_two_must_the_asker_cannot_be_the_approver(by: str, bought: 
     assert len(shop.bought) == bought
 
 
-async def test_a_cell_may_say_ask() -> None:
+async def test_policy_cell_may_require_approval() -> None:
     bought: list[str] = []
 
     @tool
@@ -173,7 +173,7 @@ async def test_a_cell_may_say_ask() -> None:
     assert person.questions[0].reason == "policy: tools.order, ask for *"
 
 
-async def test_a_predicate_decides_on_the_arguments() -> None:
+async def test_confirm_predicate_decides_by_the_arguments() -> None:
     bought: list[int] = []
 
     async def pay(amount: int) -> str:
@@ -188,7 +188,7 @@ async def test_a_predicate_decides_on_the_arguments() -> None:
     assert bought == [5]
 
 
-async def test_a_policy_that_changes_while_a_person_thinks_stops_the_call() -> None:
+async def test_policy_change_during_an_approval_stops_the_call() -> None:
     shop = Shop()
     asked, go = asyncio.Event(), asyncio.Event()
 
@@ -209,7 +209,7 @@ async def test_a_policy_that_changes_while_a_person_thinks_stops_the_call() -> N
     assert _results(model)[0].error == "not_permitted"
 
 
-async def test_cancelling_while_a_person_is_asked_runs_nothing_and_leaves_a_valid_history() -> None:
+async def test_turn_cancelled_during_an_approval_runs_nothing_and_keeps_history_valid() -> None:
     shop, asked = Shop(), asyncio.Event()
 
     async def slow(question: Question) -> bool:

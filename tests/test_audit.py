@@ -1,4 +1,4 @@
-"""One line per call, chained; what another policy would have said; and secrets that are nowhere."""
+"""Audit log: one chained row per call, the effect of another policy, and redaction of secrets."""
 
 import base64
 import logging
@@ -15,7 +15,7 @@ from atlas_agents.tools.redact import REDACTED, Redactor, is_secret_name
 
 @tool(effect="pure")
 async def echo(text: str) -> str:
-    """Say it again."""
+    """Repeat a text."""
     return text
 
 
@@ -27,7 +27,7 @@ async def _recorded(count: int) -> list[AuditRecord]:
     return list(await audit.records())
 
 
-async def test_a_row_has_the_fields_that_auditors_ask_for() -> None:
+async def test_audit_row_has_all_fields() -> None:
     (record,) = await _recorded(1)
     row: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record.entry))
     meta = row.pop("meta")
@@ -53,10 +53,10 @@ async def test_a_row_has_the_fields_that_auditors_ask_for() -> None:
     assert meta["duration_ms"] >= 0
 
 
-async def test_a_tool_can_add_notes_to_its_row_and_they_are_bounded_and_redacted() -> None:
+async def test_notes_of_a_tool_are_limited_and_redacted() -> None:
     @tool
     async def noting(context: ToolContext) -> str:
-        """Make notes."""
+        """Add notes."""
         context.note("held_by", {"sandbox": "x" * 5000})
         context.note("seen", "Bearer sk-proj-abcdefghijklmnopqrstuvwxyz0123456789")
         for number in range(100):
@@ -73,11 +73,11 @@ async def test_a_tool_can_add_notes_to_its_row_and_they_are_bounded_and_redacted
     assert "abcdefghij" not in notes["seen"]
 
 
-async def test_a_note_from_a_worker_is_refused_rather_than_lost() -> None:
+async def test_note_from_a_worker_process_is_rejected() -> None:
     @tool
     def noting(context: ToolContext) -> str:
-        """Make notes."""
-        context.note("held_by", "nobody")
+        """Add notes."""
+        context.note("held_by", "no one")
         return "done"
 
     audit = MemoryAudit()
@@ -87,7 +87,7 @@ async def test_a_note_from_a_worker_is_refused_rather_than_lost() -> None:
     assert (record.entry.success, record.entry.meta.get("notes")) == (False, None)
 
 
-async def test_a_long_result_is_cut_to_a_thousand_characters() -> None:
+async def test_long_result_is_cut_to_1000_characters() -> None:
     audit = MemoryAudit()
     async with in_memory_atlas(Scripted(calls("echo", text="x" * 5000), says("ok")), [echo], audit=audit) as atlas:
         await atlas.ask("go")
@@ -95,7 +95,7 @@ async def test_a_long_result_is_cut_to_a_thousand_characters() -> None:
     assert len(record.entry.meta["result"]) == 1000
 
 
-async def test_a_whole_chain_verifies_and_the_first_altered_or_missing_row_is_named() -> None:
+async def test_verify_names_the_first_changed_or_missing_row() -> None:
     rows = await _recorded(5)
     assert verify(rows) is None
     changed = msgspec.structs.replace(rows[2].entry, success=False)
@@ -103,11 +103,14 @@ async def test_a_whole_chain_verifies_and_the_first_altered_or_missing_row_is_na
     assert verify(altered) == "row 3 was changed after it was written"
     assert verify([*rows[:1], *rows[2:]]) == "row 2 is missing: found row 3 instead"
     forged = msgspec.structs.replace(rows[1], previous="f" * 64)
-    assert verify([rows[0], forged, *rows[2:]]) == "row 2 does not match the hash of the row before it: one of them was replaced"
+    assert (
+        verify([rows[0], forged, *rows[2:]])
+        == "row 2 does not match the hash of the row before it: one of them was replaced"
+    )
     assert verify(rows[1:]) == "row 1 is missing: found row 2 instead"
 
 
-async def test_tenants_have_chains_of_their_own() -> None:
+async def test_each_tenant_has_its_own_chain() -> None:
     audit = MemoryAudit()
     for tenant in ("one", "two"):
         async with in_memory_atlas(
@@ -119,7 +122,7 @@ async def test_tenants_have_chains_of_their_own() -> None:
         assert (record.seq, record.entry.tenant_id, record.entry.meta["result"]) == (1, tenant, tenant)
 
 
-async def test_a_new_matrix_run_over_the_rows_lists_what_would_change() -> None:
+async def test_what_if_lists_calls_whose_verdict_changes() -> None:
     rows = await _recorded(2)
     changes = what_if(rows, Policy(tools={"echo": {"assistant": "ask"}}, name="new"))
     assert [(change.seq, change.tool, change.before, change.after) for change in changes] == [
@@ -130,7 +133,7 @@ async def test_a_new_matrix_run_over_the_rows_lists_what_would_change() -> None:
     assert what_if(rows, Policy(tools={"echo": {"*": "yes"}})) == []
 
 
-async def test_when_nothing_can_be_written_down_nothing_that_acts_is_done() -> None:
+async def test_tool_with_side_effects_does_not_run_if_the_audit_log_fails() -> None:
     class Down(MemoryAudit):
         async def ready(self) -> None:
             raise OSError("the audit log is down")
@@ -154,7 +157,7 @@ async def test_when_nothing_can_be_written_down_nothing_that_acts_is_done() -> N
 CANARY = "kanarienvogel-7731"
 
 
-async def test_a_secret_reaches_neither_model_nor_log_nor_audit_row(
+async def test_secret_reaches_neither_model_nor_log_nor_audit_row(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_API_KEY", CANARY)
@@ -167,7 +170,7 @@ async def test_a_secret_reaches_neither_model_nor_log_nor_audit_row(
             raise RuntimeError(f"could not log in with {CANARY} and {password}")
         if how == "failure":
             raise ToolFailed(f"the key {CANARY} was refused")
-        return {"key": CANARY, "said": f"I used {CANARY} in base64 {base64.b64encode(CANARY.encode()).decode()}"}
+        return {"key": CANARY, "text": f"I used {CANARY} in base64 {base64.b64encode(CANARY.encode()).decode()}"}
 
     secret = "hunter2-very-secret"
     replies = [calls("leak", how=how, password=secret) for how in ("bug", "failure", "result")]
@@ -199,7 +202,7 @@ SECRET_NAMES = [
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
-def test_fields_of_these_names_are_hidden(name: str) -> None:
+def test_fields_with_secret_names_are_redacted(name: str) -> None:
     redactor = Redactor(environment={})
     assert is_secret_name(name)
     assert redactor.value({name: "value"}) == {name: REDACTED}
@@ -211,7 +214,7 @@ def test_fields_of_these_names_are_hidden(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["monkey", "keyboard", "tokenizer_name", "passenger", "compass", "author", "turkey", "city"]
 )
-def test_fields_of_these_names_are_not(name: str) -> None:
+def test_fields_with_other_names_are_not_redacted(name: str) -> None:
     assert Redactor(environment={}).value({name: "value"}) == {name: "value"}
 
 
@@ -228,14 +231,14 @@ def test_fields_of_these_names_are_not(name: str) -> None:
         "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
     ],
 )
-def test_what_looks_like_a_secret_is_hidden(text: str) -> None:
+def test_text_that_looks_like_a_secret_is_redacted(text: str) -> None:
     hidden = Redactor(environment={}).text(f"see {text} there")
     assert REDACTED in hidden
     assert hidden.startswith("see ")
     assert hidden.endswith(" there")
 
 
-def test_common_words_and_paths_of_the_environment_are_not_hidden_everywhere() -> None:
+def test_common_words_and_paths_of_the_environment_are_not_redacted() -> None:
     environment = {
         "SECRET_KEY": "development",
         "DB_PASSWORD": "password",

@@ -1,4 +1,4 @@
-"""A tool called without a model goes the way of every call: permitted, checked, confirmed, limited, written down."""
+"""Direct tool calls without a model go through the same pipeline as every call."""
 
 import asyncio
 from typing import Any
@@ -9,19 +9,19 @@ from atlas_agents import Agent, Approvals, Atlas, Limits, Policy, ToolContext, t
 from atlas_agents.core.errors import ConfigError, Conflict, UnknownAgent
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry
-from checks import PATIENCE, until
+from checks import TIMEOUT, wait_until
 
 ran: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
-def _nothing_ran_yet() -> None:
+def _clear_ran() -> None:
     ran.clear()
 
 
 @tool
 async def write(text: str, context: ToolContext) -> dict[str, str]:
-    """Write something down."""
+    """Record a text."""
     context.progress("writing")
     ran.append((text, context.idempotency_key))
     return {"wrote": text}
@@ -40,7 +40,7 @@ def atlas_with_tools(store: MemoryStore | None = None, **more: Any) -> Atlas:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_a_call_has_a_result_and_a_line_in_the_audit_log(kept: bool) -> None:
+async def test_direct_call_returns_a_result_and_writes_an_audit_row(kept: bool) -> None:
     async with atlas_with_tools(MemoryStore() if kept else None) as atlas:
         result = await atlas.invoke("write", {"text": "hi"}, user="ana")
         assert (result.status, result.result) == ("ok", {"wrote": "hi"})
@@ -52,14 +52,14 @@ async def test_a_call_has_a_result_and_a_line_in_the_audit_log(kept: bool) -> No
     ("name", "arguments", "error"),
     [("write", {"text": 7}, "bad_arguments"), ("nothing", {}, "not_found"), ("risk", {"text": "x"}, "declined")],
 )
-async def test_a_refused_call_is_a_result_too_and_nothing_ran(name: str, arguments: Any, error: str) -> None:
+async def test_denied_direct_call_returns_an_error_and_runs_nothing(name: str, arguments: Any, error: str) -> None:
     async with atlas_with_tools(MemoryStore()) as atlas:
         result = await atlas.invoke(name, arguments)
         assert (result.status, result.error) == ("error", error) and ran == []
         assert len(await atlas.audit.records("default")) == 1
 
 
-async def test_a_policy_counts_and_so_does_the_user() -> None:
+async def test_direct_call_is_checked_against_policy_and_user() -> None:
     policy = Policy(tools={"write": {"writer": "no"}})
     async with atlas_with_tools(MemoryStore(), policy=policy) as atlas:
         assert (await atlas.invoke("write", {"text": "x"})).error == "not_permitted"
@@ -69,23 +69,23 @@ async def test_a_policy_counts_and_so_does_the_user() -> None:
     assert ran == []
 
 
-async def test_limits_count() -> None:
+async def test_direct_call_counts_against_the_limits() -> None:
     async with atlas_with_tools(MemoryStore(), limits=Limits(per_day=1)) as atlas:
         assert (await atlas.invoke("write", {"text": "x"})).status == "ok"
         assert (await atlas.invoke("write", {"text": "y"})).error == "limit"
     assert len(ran) == 1
 
 
-async def test_a_question_waits_for_its_answer_and_holds_up_no_other_call() -> None:
-    async with atlas_with_tools(MemoryStore(), approve=Approvals(wait=True)) as atlas, asyncio.timeout(PATIENCE):
+async def test_waiting_approval_does_not_block_other_calls() -> None:
+    async with atlas_with_tools(MemoryStore(), approve=Approvals(wait=True)) as atlas, asyncio.timeout(TIMEOUT):
         waiting = asyncio.create_task(atlas.invoke("risk", {"text": "x"}, user="ana"))
-        questions = await until(atlas.pending)
+        questions = await wait_until(atlas.pending)
         assert (await atlas.invoke("write", {"text": "meanwhile"}, user="ana")).status == "ok"
         await atlas.answer(questions[0].id, "once")
         assert (await waiting).result == "x"
 
 
-async def test_the_same_key_gives_the_first_result_and_runs_once() -> None:
+async def test_same_idempotency_key_runs_once_and_returns_the_first_result() -> None:
     async with atlas_with_tools(MemoryStore()) as atlas:
         first = await atlas.invoke("write", {"text": "x"}, user="ana", idempotency_key="k")
         again = await atlas.invoke("write", {"text": "x"}, user="ana", idempotency_key="k")
@@ -106,7 +106,7 @@ async def test_progress_is_emitted_on_the_stream() -> None:
         assert progress == ["writing"]
 
 
-async def test_giving_up_waiting_stops_the_call() -> None:
+async def test_cancelled_wait_stops_the_call() -> None:
     stopped = asyncio.Event()
 
     @tool
@@ -120,11 +120,11 @@ async def test_giving_up_waiting_stops_the_call() -> None:
     async with Atlas([Agent("a", tools=[hang])], store=MemoryStore()) as atlas:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(atlas.invoke("hang", {}), 0.2)
-        await asyncio.wait_for(stopped.wait(), PATIENCE)
+        await asyncio.wait_for(stopped.wait(), TIMEOUT)
 
 
-async def test_a_call_that_a_sudden_end_cut_short_is_unknown_and_not_made_again() -> None:
-    """The first Atlas is abandoned in the middle of the call, like a killed process; the second one resumes it."""
+async def test_call_interrupted_by_a_crash_is_unknown_and_not_repeated() -> None:
+    """The first Atlas is abandoned during the call, like a killed process; the second one resumes it."""
     store, began = MemoryStore(), asyncio.Event()
 
     @tool
@@ -135,12 +135,12 @@ async def test_a_call_that_a_sudden_end_cut_short_is_unknown_and_not_made_again(
 
     before = Atlas([Agent("a", tools=[transfer])], store=store)
     stream = await before.begin_call("transfer", {})
-    await asyncio.wait_for(began.wait(), PATIENCE)
+    await asyncio.wait_for(began.wait(), TIMEOUT)
     run = stream._run  # type: ignore
     run.journal.detach()  # type: ignore
     async with Atlas([Agent("a", tools=[transfer])], store=store) as after:
         (again,) = await after.recover()
-        reply = await asyncio.wait_for(again.reply(), PATIENCE)
+        reply = await asyncio.wait_for(again.reply(), TIMEOUT)
         (result,) = reply.tool_results
         assert result.status == "unknown" and "may have happened" in result.result
         assert ran == ["transfer"]

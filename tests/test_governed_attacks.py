@@ -1,4 +1,4 @@
-"""Attempts to get around the governed path: each of them once succeeded."""
+"""Attacks on the tool pipeline: each of these once succeeded."""
 
 import asyncio
 import base64
@@ -48,7 +48,7 @@ from atlas_agents.tools.policy import Actor
 from atlas_agents.tools.redact import REDACTED, Redactor
 from atlas_agents.tools.tool import Effect
 from atlas_agents.tools.worker_pool import Workers
-from checks import PATIENCE, is_paired, loop_time, rounds
+from checks import TIMEOUT, is_paired, measure_loop_time, run_ready_tasks
 
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
 
@@ -76,14 +76,14 @@ def _model_results(model: Scripted) -> list[tuple[str, str | None, Any]]:
 
 
 async def _ended(stream: AtlasStream) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         with suppress(Cancelled):
             await stream.reply()
 
 
 async def _bought(shop: Shop, approve: Any, **atlas: Any) -> Scripted:
     model = Scripted(calls("buy", item="tea"), says("Done."))
-    async with in_memory_atlas(model, [shop.buy], approve=approve, **atlas) as made, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, [shop.buy], approve=approve, **atlas) as made, asyncio.timeout(TIMEOUT):
         await made.ask("buy tea")
     return model
 
@@ -92,7 +92,7 @@ def _yes(question: Question) -> bool:
     return True
 
 
-# Answers that should not count
+# Answers that must not count
 
 
 async def _approves_when_cancelled(question: Question) -> str:
@@ -116,7 +116,7 @@ async def test_answer_after_the_deadline_is_ignored() -> None:
     assert _model_results(model) == [("error", "declined", declined)]
 
 
-async def test_a_yes_after_the_turn_was_cancelled_runs_nothing() -> None:
+async def test_approval_after_the_turn_was_cancelled_runs_nothing() -> None:
     shop, asked = Shop(), asyncio.Event()
 
     async def approve(question: Question) -> str:
@@ -134,7 +134,7 @@ async def test_a_yes_after_the_turn_was_cancelled_runs_nothing() -> None:
     assert shop.bought == []
 
 
-async def test_an_approve_that_does_not_stop_holds_up_no_cancelled_turn() -> None:
+async def test_approve_function_that_ignores_cancellation_does_not_block_the_turn() -> None:
     shop, asked, release = Shop(), asyncio.Event(), asyncio.Event()
 
     async def approve(question: Question) -> str:
@@ -157,38 +157,38 @@ async def test_an_approve_that_does_not_stop_holds_up_no_cancelled_turn() -> Non
     assert shop.bought == []
 
 
-def _leaves(_: object) -> bool:
+def _exits(_: object) -> bool:
     raise SystemExit(3)
 
 
-async def _leaves_async(_: object) -> bool:
+async def _exits_async(_: object) -> bool:
     raise SystemExit(3)
 
 
-async def _gives_up(_: object) -> bool:
+async def _raises_cancelled(_: object) -> bool:
     raise asyncio.CancelledError
 
 
-@pytest.mark.parametrize("approve", [_leaves, _leaves_async, _gives_up])
-async def test_an_approve_that_tries_to_end_the_process_is_a_no(approve: Any) -> None:
+@pytest.mark.parametrize("approve", [_exits, _exits_async, _raises_cancelled])
+async def test_approve_function_that_raises_exit_denies_the_call(approve: Any) -> None:
     shop = Shop()
     model = await _bought(shop, approve)
     assert shop.bought == []
     assert [(*each[:2], each[2]["cancelled"]) for each in _model_results(model)] == [("error", "declined", True)]
 
 
-@pytest.mark.parametrize("confirm", [_leaves, _leaves_async])
-async def test_a_predicate_that_tries_to_end_the_process_is_a_no(confirm: Any) -> None:
+@pytest.mark.parametrize("confirm", [_exits, _exits_async])
+async def test_confirm_predicate_that_raises_exit_denies_the_call(confirm: Any) -> None:
     shop = Shop(confirm=confirm)
     model = await _bought(shop, _yes)
     assert shop.bought == []
     assert [(*each[:2], each[2]["cancelled"]) for each in _model_results(model)] == [("error", "declined", True)]
 
 
-# An approval of something else
+# Approvals of something else
 
 
-async def test_what_a_predicate_does_to_the_arguments_is_neither_shown_nor_kept() -> None:
+async def test_arguments_changed_by_a_predicate_are_neither_shown_nor_stored() -> None:
     shown: list[dict[str, Any]] = []
 
     def harmless(arguments: dict[str, Any]) -> bool:
@@ -218,7 +218,7 @@ async def test_arguments_edited_in_place_are_run_as_edited() -> None:
     assert _results(model)[0].result == {"edited_arguments": {"item": "tea", "count": 3}, "result": "bought"}
 
 
-async def test_edited_arguments_count_only_under_the_policy_of_the_question() -> None:
+async def test_edited_arguments_are_valid_only_under_the_policy_of_the_question() -> None:
     def approve(question: Question) -> Answer:
         atlas.policy = Policy(tools={"buy": {"*": "yes"}, "sell": {"*": "no"}})
         return Answer("once", arguments={"item": "tea", "count": 2})
@@ -229,7 +229,7 @@ async def test_edited_arguments_count_only_under_the_policy_of_the_question() ->
     assert shop.bought == []
 
 
-async def test_edited_arguments_count_only_in_the_directory_of_the_question(
+async def test_edited_arguments_are_valid_only_in_the_directory_of_the_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def approve(question: Question) -> Answer:
@@ -247,7 +247,7 @@ async def test_edited_arguments_count_only_in_the_directory_of_the_question(
     [object(), {1: "a"}, float("nan"), b"x", "\ud83d"],
     ids=["object", "key that is a number", "NaN", "bytes", "half a pair"],
 )
-async def test_edited_arguments_that_are_no_json_are_refused(note: object) -> None:
+async def test_edited_arguments_that_are_not_json_are_rejected(note: object) -> None:
     ran: list[Any] = []
 
     async def act(note: Any) -> None:
@@ -264,7 +264,7 @@ async def test_edited_arguments_that_are_no_json_are_refused(note: object) -> No
     assert [result.status for result in _results(model)] == ["error"]
 
 
-def test_different_arguments_never_have_one_hash() -> None:
+def test_different_arguments_have_different_bindings() -> None:
     alike: list[Any] = [
         None,
         0,
@@ -294,7 +294,7 @@ def test_different_arguments_never_have_one_hash() -> None:
 
 
 @pytest.mark.parametrize("other", ["agent", "user", "tenant", "session"])
-async def test_a_yes_for_good_is_for_one_agent_one_user_and_one_tenant(other: str) -> None:
+async def test_standing_approval_covers_one_agent_user_and_tenant(other: str) -> None:
     asked: list[str] = []
 
     def approve(question: Question) -> str:
@@ -311,7 +311,7 @@ async def test_a_yes_for_good_is_for_one_agent_one_user_and_one_tenant(other: st
     assert [len(shop.bought) for shop in shops] == [1, 1 if other == "session" else 0]
 
 
-async def test_a_session_without_a_name_is_not_all_sessions() -> None:
+async def test_approval_in_an_unnamed_session_does_not_cover_other_sessions() -> None:
     shop, answers = Shop(), ["session", "no"]
 
     def approve(question: Question) -> str:
@@ -327,7 +327,7 @@ async def test_a_session_without_a_name_is_not_all_sessions() -> None:
 
 
 @pytest.mark.parametrize("by", ["Ana ", "ANA", "assistant", " "])
-async def test_where_two_must_neither_the_asker_in_other_letters_nor_the_agent_is_the_second(by: str) -> None:
+async def test_two_person_rule_ignores_case_and_rejects_the_agent(by: str) -> None:
     def approve(question: Question) -> Answer:
         return Answer("once", by=by)
 
@@ -337,7 +337,7 @@ async def test_where_two_must_neither_the_asker_in_other_letters_nor_the_agent_i
     assert shop.bought == []
 
 
-async def test_a_yes_for_good_by_a_second_person_is_no_yes_to_that_persons_own_wish() -> None:
+async def test_standing_approval_does_not_cover_calls_of_the_approver() -> None:
     shop, asked = Shop(), list[str]()
 
     def approve(question: Question) -> Answer:
@@ -352,7 +352,7 @@ async def test_a_yes_for_good_by_a_second_person_is_no_yes_to_that_persons_own_w
     assert len(shop.bought) == 1
 
 
-async def test_a_cleared_call_is_not_run_when_the_policy_now_wants_a_yes() -> None:
+async def test_checked_call_does_not_run_if_the_policy_now_requires_approval() -> None:
     shop, given = Shop(confirm=False), list[str]()
 
     @tool(confirm=True)
@@ -372,10 +372,10 @@ async def test_a_cleared_call_is_not_run_when_the_policy_now_wants_a_yes() -> No
     assert (shop.bought, given) == ([], [])
 
 
-# Tries that should not be made
+# Retries that must not happen
 
 
-async def test_every_try_is_given_the_arguments_as_they_were_approved() -> None:
+async def test_every_try_gets_the_approved_arguments() -> None:
     clock, seen = VirtualClock(), list[list[str]]()
 
     @tool
@@ -395,12 +395,12 @@ async def test_every_try_is_given_the_arguments_as_they_were_approved() -> None:
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["timed out", "cancelled"])
-async def test_a_tool_that_was_stopped_gets_no_other_try(late: bool) -> None:
+async def test_stopped_tool_is_not_retried(late: bool) -> None:
     tried, started = list[str](), asyncio.Event()
 
     @tool(timeout=0.05 if late else 30)
     async def act() -> None:
-        """Act, and say when stopped that nothing has happened."""
+        """Act, and report when stopped that nothing has happened."""
         tried.append("tried")
         started.set()
         try:
@@ -414,16 +414,14 @@ async def test_a_tool_that_was_stopped_gets_no_other_try(late: bool) -> None:
         if not late:
             stream.cancel()
         await _ended(stream)
-        await rounds()
+        await run_ready_tasks()
         (result,) = atlas.conversation().messages[2].tool_results
     assert tried == ["tried"]
     assert (result.status, result.error) == ("unknown", "timeout" if late else "unknown")
 
 
 @pytest.mark.parametrize(("effect", "status"), [("pure", "error"), ("keyed", "unknown")])
-async def test_a_try_that_may_have_happened_is_not_undone_by_a_later_one_that_failed(
-    effect: Effect, status: str
-) -> None:
+async def test_failed_retry_does_not_hide_that_an_earlier_try_may_have_happened(effect: Effect, status: str) -> None:
     clock, errors = VirtualClock(), [ConnectionResetError("gone"), ToolFailed("no such account")]
 
     @tool(effect=effect)
@@ -440,7 +438,7 @@ async def test_a_try_that_may_have_happened_is_not_undone_by_a_later_one_that_fa
     assert "no such account" in _results(model)[0].result
 
 
-async def test_a_call_that_is_stopped_before_its_first_step_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_call_stopped_before_its_first_step_ends_at_once(caplog: pytest.LogCaptureFixture) -> None:
     class SecondIsDown(MemoryAudit):
         asked = 0
 
@@ -451,15 +449,15 @@ async def test_a_call_that_is_stopped_before_its_first_step_ends_at_once(caplog:
 
     shop, audit = Shop(confirm=False), SecondIsDown()
     model = Scripted(calls("buy", item="tea") + calls("buy", item="milk"))
-    async with in_memory_atlas(model, [shop.buy], audit=audit) as atlas, loop_time() as spent:
+    async with in_memory_atlas(model, [shop.buy], audit=audit) as atlas, measure_loop_time() as spent:
         with pytest.raises(OSError, match="down"):
             await atlas.ask("go")
         assert spent.seconds < 0.9
-    assert "left behind" not in caplog.text
+    assert "abandoned" not in caplog.text
     assert len(await audit.records()) == 2
 
 
-async def test_calls_that_a_tool_makes_do_not_wait_for_the_places_of_those_who_made_them() -> None:
+async def test_nested_calls_do_not_wait_for_the_slots_of_their_callers() -> None:
     arrived, full = list[int](), asyncio.Event()
 
     @tool(effect="pure")
@@ -469,7 +467,7 @@ async def test_calls_that_a_tool_makes_do_not_wait_for_the_places_of_those_who_m
 
     @tool(timeout=3)
     async def delegate(n: int) -> str:
-        """Ask another agent, once all places of the process are taken."""
+        """Ask another agent, once all slots of the process are taken."""
         arrived.append(n)
         if len(arrived) == 64:
             full.set()
@@ -478,7 +476,7 @@ async def test_calls_that_a_tool_makes_do_not_wait_for_the_places_of_those_who_m
 
     models = [Scripted(_round("delegate", 5), says("ok")) for _ in range(13)]
     agents = [Agent(f"a{place}", model=model, tools=[delegate]) for place, model in enumerate(models)]
-    async with Atlas(agents) as atlas, asyncio.timeout(PATIENCE):
+    async with Atlas(agents) as atlas, asyncio.timeout(TIMEOUT):
         for stream in [atlas.send("go", agent_id=agent.id, session=agent.id) for agent in agents]:
             await stream.reply()
     assert [result.result for model in models for result in _results(model)] == ["leaf"] * 65
@@ -491,7 +489,7 @@ def _round(name: str, count: int) -> Reply:
     return reply
 
 
-async def test_a_function_runs_where_it_was_called_however_long_it_waits_for_a_worker(
+async def test_function_runs_in_the_directory_of_the_call_after_waiting_for_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, workers = os.getcwd(), Workers(warm=1, at_most=1)
@@ -501,14 +499,14 @@ async def test_a_function_runs_where_it_was_called_however_long_it_waits_for_a_w
         second = asyncio.create_task(workers.run(os.getcwd, {}))
         await asyncio.sleep(0)
         monkeypatch.chdir(tmp_path)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await first
             assert await second == here
     finally:
         await workers.close()
 
 
-async def test_a_function_does_not_run_elsewhere_when_its_directory_is_gone(
+async def test_function_does_not_run_if_its_directory_was_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers = Workers(warm=1, at_most=1)
@@ -523,7 +521,7 @@ async def test_a_function_does_not_run_elsewhere_when_its_directory_is_gone(
         await asyncio.sleep(0)
         monkeypatch.chdir(tmp_path)
         gone.rmdir()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await first
             with pytest.raises(TypeError, match="cannot unpickle the call in a worker"):
                 await second
@@ -531,11 +529,11 @@ async def test_a_function_does_not_run_elsewhere_when_its_directory_is_gone(
         await workers.close()
 
 
-# Ends that should not end more than the call
+# Results and errors that must end only their call
 
 
 class NoClass:
-    """Says nothing of what it is."""
+    """An object whose `__class__` raises."""
 
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -543,14 +541,14 @@ class NoClass:
 
 
 class Dumps:
-    """A model, so it seems."""
+    """An object that looks like a pydantic model."""
 
     def model_dump(self, mode: str) -> Any:
         raise SystemExit(3)
 
 
-class Unspeakable(ToolFailed):
-    """Its words end the process."""
+class ExitingMessage(ToolFailed):
+    """An error whose message raises SystemExit."""
 
     def __str__(self) -> str:
         raise SystemExit(3)
@@ -565,10 +563,10 @@ def _deep(levels: int) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("result", "error"),
-    [(NoClass(), "internal"), (Dumps(), "internal"), (Unspeakable("x"), "failed"), (_deep(600), "failed")],
+    [(NoClass(), "internal"), (Dumps(), "internal"), (ExitingMessage("x"), "failed"), (_deep(600), "failed")],
     ids=["no class", "dump", "words", "600 levels"],
 )
-async def test_no_result_and_no_error_ends_more_than_its_call(result: Any, error: str) -> None:
+async def test_odd_results_and_errors_end_only_their_call(result: Any, error: str) -> None:
     @tool
     async def act() -> Any:
         """Act."""
@@ -587,10 +585,10 @@ def _breaks(value: int) -> int:
     raise KeyError("a typo in a validator")
 
 
-async def test_a_validator_that_breaks_harms_no_other_call() -> None:
+async def test_failing_validator_does_not_affect_other_calls() -> None:
     @tool
     async def odd(n: Annotated[int, pydantic.AfterValidator(_breaks)]) -> int:
-        """Be odd."""
+        """Return an odd number."""
         return n
 
     shop, audit = Shop(confirm=False), MemoryAudit()
@@ -606,7 +604,7 @@ async def test_a_validator_that_breaks_harms_no_other_call() -> None:
     ["[" * 900 + "]" * 900, '["\\ud800"]', f"[{'9' * 5000}]", '{"a": ' * 300 + "1" + "}" * 300, "\ud800", object()],
     ids=["deep", "half a pair", "large number", "deep objects", "half a pair itself", "no JSON"],
 )
-async def test_no_argument_keeps_a_row_from_being_written(text: object) -> None:
+async def test_odd_arguments_do_not_prevent_the_audit_row(text: object) -> None:
     @tool
     async def act(text: Any) -> str:
         """Act."""
@@ -620,11 +618,11 @@ async def test_no_argument_keeps_a_row_from_being_written(text: object) -> None:
     assert verify(rows) is None
 
 
-# Limits that should not leak
+# Limits
 
 
-class Wall(VirtualClock):
-    """A clock that the test sets."""
+class ShiftedWallClock(VirtualClock):
+    """A clock whose wall time the test shifts."""
 
     set_by = 0.0
 
@@ -633,8 +631,8 @@ class Wall(VirtualClock):
 
 
 @pytest.mark.parametrize("days", [1, -1])
-async def test_setting_the_clock_gives_no_new_day(days: int) -> None:
-    shop, clock = Shop(confirm=False), Wall()
+async def test_setting_the_clock_does_not_reset_the_daily_limit(days: int) -> None:
+    shop, clock = Shop(confirm=False), ShiftedWallClock()
     model = Scripted(calls("buy", item="tea"), says("ok"), calls("buy", item="tea"), says("ok"))
     async with in_memory_atlas(model, [shop.buy], clock=clock, limits=Limits(per_day=1)) as atlas:
         await atlas.ask("buy")
@@ -643,13 +641,13 @@ async def test_setting_the_clock_gives_no_new_day(days: int) -> None:
     assert len(shop.bought) == 1
 
 
-def test_ticks_go_on_in_another_loop() -> None:
+def test_tick_limiter_continues_in_another_event_loop() -> None:
     shop = Shop(confirm=False)
     model = Scripted(*(reply for _ in range(5) for reply in (calls("buy", item="tea"), says("ok"))))
     atlas = in_memory_atlas(model, [shop.buy], limits=Limits(per_tick=2, tick=0.05))
 
     async def turn() -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await atlas.ask("buy")
 
     for _ in range(5):
@@ -657,8 +655,8 @@ def test_ticks_go_on_in_another_loop() -> None:
     assert len(shop.bought) == 5
 
 
-class Bell(VirtualClock):
-    """Rings on demand."""
+class ManualClock(VirtualClock):
+    """A clock that fires its timer on demand."""
 
     ring: Callable[[], object]
 
@@ -667,28 +665,28 @@ class Bell(VirtualClock):
         return super().call_later(seconds, ring)
 
 
-async def test_a_turn_given_to_who_gives_up_goes_to_the_next() -> None:
-    clock = Bell()
+async def test_tick_slot_of_a_cancelled_call_goes_to_the_next() -> None:
+    clock = ManualClock()
     ticks = TickLimiter(Ticker(clock, 5.0), 1)
     await ticks.acquire("a")
     second, third = (asyncio.create_task(ticks.acquire("a")) for _ in range(2))
     await asyncio.sleep(0)
     clock.ring()
     second.cancel()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await third
     assert second.cancelled()
     assert ticks.queue_length("a") == 0
 
 
-async def test_who_gives_up_waiting_as_a_place_becomes_free_is_just_cancelled() -> None:
+async def test_slot_of_a_cancelled_waiter_goes_to_the_next() -> None:
     slots = Slots(1)
     await slots.acquire()
     first, second = (asyncio.create_task(slots.acquire()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     slots.release()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await second
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -696,11 +694,11 @@ async def test_who_gives_up_waiting_as_a_place_becomes_free_is_just_cancelled() 
     assert slots.free == 1
 
 
-# Rows that should be there once
+# Audit rows must be written once
 
 
 class SlowLog(MemoryAudit):
-    """Takes its time, counted in rounds of the loop, before or after it has written."""
+    """Waits for some iterations of the event loop, before or after it has written."""
 
     def __init__(self, *, before: int = 0, after: int = 0) -> None:
         super().__init__()
@@ -710,10 +708,10 @@ class SlowLog(MemoryAudit):
     async def append(self, entry: AuditEntry) -> AuditRecord:
         if self.before:
             self.reached.set()
-            await rounds(self.before)
+            await run_ready_tasks(self.before)
         record = await super().append(entry)
         self.reached.set()
-        await rounds(self.after)
+        await run_ready_tasks(self.after)
         return record
 
 
@@ -728,7 +726,7 @@ class HungLog(SlowLog):
 
 @pytest.mark.parametrize("log", [{"before": 200}, {"after": 200}], ids=["before", "after"])
 @pytest.mark.parametrize("case", ["done", "refused"])
-async def test_a_turn_cancelled_while_its_row_is_written_has_that_row_once(log: dict[str, int], case: str) -> None:
+async def test_turn_cancelled_while_its_row_is_written_has_one_row(log: dict[str, int], case: str) -> None:
     shop, audit = Shop(confirm=case == "refused"), SlowLog(**log)
     async with in_memory_atlas(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
         stream = atlas.send("go")
@@ -740,12 +738,12 @@ async def test_a_turn_cancelled_while_its_row_is_written_has_that_row_once(log: 
     assert (row.entry.meta["status"], result.status) == (("ok", "ok") if case == "done" else ("error", "error"))
 
 
-async def test_a_log_that_hangs_holds_up_no_cancelled_turn_and_unrecorded_calls_are_not_reported_as_done() -> None:
+async def test_hanging_audit_log_does_not_block_cancellation_and_unrecorded_calls_are_not_reported_as_done() -> None:
     shop, audit = Shop(confirm=False), HungLog()
     async with in_memory_atlas(Scripted(calls("buy", item="tea")), [shop.buy], audit=audit) as atlas:
         stream = atlas.send("go")
         await audit.reached.wait()
-        async with loop_time() as spent:
+        async with measure_loop_time() as spent:
             stream.cancel()
             await _ended(stream)
             assert spent.seconds < 1.5
@@ -753,7 +751,7 @@ async def test_a_log_that_hangs_holds_up_no_cancelled_turn_and_unrecorded_calls_
         assert (shop.bought, result.status) == ([("tea", 1)], "unknown")
 
 
-async def test_a_log_that_fails_is_asked_once() -> None:
+async def test_failing_audit_log_is_called_once() -> None:
     class Full(MemoryAudit):
         async def append(self, entry: AuditEntry) -> AuditRecord:
             await super().append(entry)
@@ -768,8 +766,8 @@ async def test_a_log_that_fails_is_asked_once() -> None:
     assert len(await audit.records()) == 1
 
 
-class Moody(MemoryAudit):
-    """Now fast, now slow."""
+class RandomDelayLog(MemoryAudit):
+    """Waits a random time before it writes."""
 
     def __init__(self, dice: random.Random) -> None:
         super().__init__()
@@ -777,17 +775,17 @@ class Moody(MemoryAudit):
 
     async def append(self, entry: AuditEntry) -> AuditRecord:
         if self._dice.random() < 0.5:
-            await rounds(self._dice.randrange(40))
+            await run_ready_tasks(self._dice.randrange(40))
         record = await super().append(entry)
         if self._dice.random() < 0.5:
-            await rounds(self._dice.randrange(40))
+            await run_ready_tasks(self._dice.randrange(40))
         return record
 
 
-def _tools_of_all_tempers(dice: random.Random, ran: list[int]) -> list[Tool]:
+def _unruly_tools(dice: random.Random, ran: list[int]) -> list[Tool]:
     async def nap(n: int) -> int:
         ran.append(n)
-        await rounds(dice.randrange(60))
+        await run_ready_tasks(dice.randrange(60))
         return n
 
     async def fail(n: int) -> None:
@@ -820,10 +818,10 @@ def _tools_of_all_tempers(dice: random.Random, ran: list[int]) -> list[Tool]:
 
 
 @asynccontextmanager
-async def _rough_turn(seed: int) -> AsyncGenerator[tuple[Conversation, Moody, list[int]]]:
-    """A reply with many calls, cancelled at some moment, perhaps twice."""
+async def _rough_turn(seed: int) -> AsyncGenerator[tuple[Conversation, RandomDelayLog, list[int]]]:
+    """Cancel a turn with many calls at a random moment, possibly twice."""
     dice, ran, talk = random.Random(seed), list[int](), Conversation()
-    tools, audit = _tools_of_all_tempers(dice, ran), Moody(dice)
+    tools, audit = _unruly_tools(dice, ran), RandomDelayLog(dice)
     names = [*(each.name for each in tools), "missing"]
     reply = calls("nap", n=-1)
     for n in range(dice.randint(0, 12)):
@@ -837,16 +835,16 @@ async def _rough_turn(seed: int) -> AsyncGenerator[tuple[Conversation, Moody, li
     async with in_memory_atlas(model, tools, approve=approve, audit=audit, limits=limits, agent=agent) as atlas:
         task = asyncio.create_task(atlas.ask("go", session=talk))
         for _ in range(dice.choice([0, 1, 1, 2])):
-            await rounds(dice.randrange(200))
+            await run_ready_tasks(dice.randrange(200))
             task.cancel()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             with suppress(asyncio.CancelledError):
                 await task
         yield talk, audit, ran
 
 
 @pytest.mark.parametrize("seed", range(25))
-async def test_however_roughly_a_turn_ends_each_call_has_one_result_one_row_and_no_afterlife(seed: int) -> None:
+async def test_each_call_of_a_cancelled_turn_has_one_result_and_one_row_and_stops(seed: int) -> None:
     async with _rough_turn(seed) as (talk, audit, ran):
         at_the_end = list(ran)
     asked = sorted(call.id for message in talk.messages for call in message.tool_calls)
@@ -854,15 +852,15 @@ async def test_however_roughly_a_turn_ends_each_call_has_one_result_one_row_and_
     assert is_paired(talk.messages)
     assert sorted(row.entry.meta["call_id"] for row in rows) == asked
     assert verify(rows) is None
-    await rounds(200)
+    await run_ready_tasks(200)
     assert ran == at_the_end
     assert process_slots().free == 64
 
 
-# Names that should not be others'
+# Names of agents, groups and users
 
 
-def test_an_agent_called_like_a_group_or_a_user_has_nothing_of_theirs() -> None:
+def test_agent_named_like_a_group_or_user_gets_none_of_their_grants() -> None:
     policy = Policy(
         tools={"post": {"publishers": "yes"}},
         grants={"publishers": ["x:post"], "user:ana": ["mail:*"], "*": ["time:read"]},
@@ -877,24 +875,24 @@ def test_an_agent_called_like_a_group_or_a_user_has_nothing_of_theirs() -> None:
     assert policy.verdict("act", Actor("eve", user="ana"), needs=["mail:send"]).cell == "yes"
 
 
-def test_a_text_where_a_list_of_names_belongs_is_refused() -> None:
+def test_text_instead_of_a_list_of_names_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"grants\.ana must be a list of names"):
         Policy(grants={"ana": "file:*"})
     with pytest.raises(ConfigError, match=r"groups\.staff must be a list of names"):
         Policy(groups={"staff": "ana"})
 
 
-def test_a_cell_for_a_user_is_refused_and_not_passed_over() -> None:
+def test_cell_for_a_user_is_rejected() -> None:
     with pytest.raises(ConfigError, match="users can only have grants"):
         Policy(tools={"act": {"*": "yes", "user:ana": "no"}})
 
 
-# Secrets in odd places
+# Secrets in unusual forms
 
 CANARY = "kanarien/vogel+7731"
 
 
-async def test_a_secret_is_in_no_progress_no_validation_no_name_and_no_log(
+async def test_secret_is_redacted_in_progress_validation_errors_names_and_logs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_API_KEY", CANARY)
@@ -939,7 +937,7 @@ async def test_a_secret_is_in_no_progress_no_validation_no_name_and_no_log(
     assert "cannot bear" in caplog.text
 
 
-async def test_a_row_holds_no_secret_of_a_result_by_name() -> None:
+async def test_secret_field_of_a_result_is_redacted_in_the_audit_row() -> None:
     @tool
     async def settings(as_text: bool) -> Any:
         """Read the settings."""
@@ -969,7 +967,7 @@ PEM = "-----BEGIN X-----\nMIIEabcdefghijklmnop\nQRSTUVWXYZ0123456789\n-----END X
         "the password tiger-77 was wrong",
     ],
 )
-def test_a_known_secret_is_found_encoded_and_in_part(text: str) -> None:
+def test_known_secret_is_redacted_in_encoded_and_partial_form(text: str) -> None:
     environment = {"A_KEY": CANARY, "PEM_KEY": PEM, "DATABASE_URL": "postgresql://ana:tiger-77@db.example/shop"}
     assert REDACTED in str(Redactor(environment=environment).remove_known(text))
 
@@ -984,7 +982,7 @@ def test_a_known_secret_is_found_encoded_and_in_part(text: str) -> None:
         "Authorization: Basic dXNlcjphYmNkZWY=",
     ],
 )
-def test_a_secret_that_a_text_names_is_hidden(text: str) -> None:
+def test_secret_named_in_a_text_is_redacted(text: str) -> None:
     hidden = Redactor(environment={}).text(text)
     assert REDACTED in hidden
     assert not any(word in hidden for word in ("abc", "dXNl"))
@@ -1002,7 +1000,7 @@ def test_a_secret_that_a_text_names_is_hidden(text: str) -> None:
         ("POSTGRES_PASSWORD", "postgres"),
     ],
 )
-def test_ordinary_words_of_the_environment_stay_in_results(name: str, value: str) -> None:
+def test_common_values_of_the_environment_stay_in_results(name: str, value: str) -> None:
     text = f"it says {value} there"
     assert Redactor(environment={name: value}).remove_known({"a": [text]}) == {"a": [text]}
 
@@ -1016,16 +1014,16 @@ def test_ordinary_words_of_the_environment_stay_in_results(name: str, value: str
         "120 tokens=5 keyboard=qwerty http://h.example:80/a@b",
     ],
 )
-def test_words_that_are_no_secret_stay_in_a_fault(text: str) -> None:
+def test_text_without_secrets_stays_unchanged(text: str) -> None:
     assert Redactor(environment={}).text(text) == text
 
 
-def test_json_in_a_string_without_secrets_stays_as_it_was_written() -> None:
+def test_json_in_a_string_without_secrets_stays_unchanged() -> None:
     written = '{"b":1,  "a": [1.0, "é"]}'
     assert Redactor(environment={}).value({"text": written}) == {"text": written}
 
 
-async def test_a_key_that_comes_from_a_file_is_a_known_secret(tmp_path: Path) -> None:
+async def test_key_from_a_file_is_a_known_secret(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("OPENAI_API_KEY=plain-looking-key\nOPENAI_BASE_URL=http://127.0.0.1:9/v1\n")
     registry = Registry(Environment({}, dotenv=tmp_path / ".env"))
 
@@ -1044,7 +1042,7 @@ async def test_a_key_that_comes_from_a_file_is_a_known_secret(tmp_path: Path) ->
     assert _results(model)[0].result == f"the key {REDACTED} was refused"
 
 
-# Data that should not hold up the loop
+# Large data must not block the event loop
 
 
 def _cpu(work: Callable[[], object]) -> float:
@@ -1063,17 +1061,19 @@ async def _sort(items: list[str]) -> str:
     "work",
     [
         lambda: Redactor(environment={}).text("eyJ-" * 25_000),
-        lambda: Redactor(environment={f"A{n}_KEY": os.urandom(16).hex() for n in range(40)}).remove_known("a b " * 250_000),
+        lambda: Redactor(environment={f"A{n}_KEY": os.urandom(16).hex() for n in range(40)}).remove_known(
+            "a b " * 250_000
+        ),
         lambda: to_json_value([0] * 3_000_000),
         lambda: tool(_sort).check({"items": [0] * 200_000}),
     ],
     ids=["looks", "known", "result", "validation"],
 )
-def test_a_megabyte_is_looked_through_in_no_time(work: Callable[[], object]) -> None:
+def test_a_megabyte_is_redacted_fast(work: Callable[[], object]) -> None:
     assert min(_cpu(work) for _ in range(2)) < 0.5
 
 
-def test_two_hundred_tools_are_judged_in_no_time() -> None:
+def test_verdicts_for_200_tools_are_fast() -> None:
     groups = {f"group {n}": [f"agent {m}" for m in range(20)] for n in range(50)}
     policy = Policy(groups=groups, grants={group: ["file:*", "mail:read"] for group in groups})
     needs = ("file:read", "mail:send")

@@ -1,4 +1,4 @@
-"""One table of cases through every entry point, for every kind of tool: equal verdicts, equal audit rows."""
+"""One table of cases through every entry point, for every kind of tool: the same verdicts and audit rows."""
 
 import asyncio
 import threading
@@ -90,7 +90,12 @@ EXPECTED: dict[str, tuple[str, str | None, object, bool]] = {
     ),
     "invalid": ("error", "bad_arguments", 'n: "one" is not of type "integer"', False),
     "declined": ("error", "declined", {"cancelled": True}, False),
-    "over limit": ("error", "limit", "The daily limit of 1 tool calls is used up. Nothing was run; try again tomorrow.", False),
+    "over limit": (
+        "error",
+        "limit",
+        "The daily limit of tool calls (1) is used up. Nothing was run; try again tomorrow.",
+        False,
+    ),
     "timed out": ("unknown", "timeout", "act took longer than {} s and was stopped; it may have happened", True),
     "failing": ("error", "failed", "the shop is shut", True),
     "crashing": (
@@ -105,7 +110,7 @@ EXPECTED: dict[str, tuple[str, str | None, object, bool]] = {
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 @pytest.mark.parametrize("shape", ["async", "sync", "mcp"])
 @pytest.mark.parametrize("case", EXPECTED)
-async def test_every_case_ends_the_same_at_every_entry_point_for_every_kind_of_tool(
+async def test_every_entry_point_gives_the_same_outcome_for_every_kind_of_tool(
     case: str, shape: str, entry_point: str, tmp_path: Path
 ) -> None:
     trace = str(tmp_path / "effects")
@@ -138,7 +143,7 @@ async def test_every_case_ends_the_same_at_every_entry_point_for_every_kind_of_t
     assert entry.meta["arguments"] == arguments
 
 
-async def test_an_agent_that_stands_alone_goes_the_same_way(tmp_path: Path) -> None:
+async def test_standalone_agent_uses_the_same_pipeline(tmp_path: Path) -> None:
     act = _tool("async", "declined", str(tmp_path / "effects"))
     needs = tool(name="needs", permissions=["file:read"])(_never)
     model = Scripted(calls("act", n=1) + calls("needs") + calls("nothing"), says("Done."))

@@ -1,4 +1,4 @@
-"""How much may be done: at once, per tick, per day, and not over and over."""
+"""Limits: concurrent calls, calls per tick, calls per day, and repeated calls."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import pytest
 from atlas_agents import Agent, Atlas, ConfigError, Limits, ToolResult, tool
 from atlas_agents.core.paths import Environment
 from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, in_memory_atlas, says
-from checks import rounds, until
+from checks import run_ready_tasks, wait_until
 
 
 def _together(count: int, name: str = "act") -> Reply:
@@ -22,7 +22,7 @@ def _results(model: Scripted) -> list[ToolResult]:
 
 
 class Gate:
-    """A tool that stays open until told, and knows how many of it are open."""
+    """A tool that blocks until `open` is set, and counts its running calls."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -39,12 +39,12 @@ class Gate:
         self.tool = tool(act)
 
 
-async def test_five_calls_of_a_session_run_at_once_and_the_rest_follow_in_order() -> None:
+async def test_session_runs_five_calls_at_once_and_the_others_in_order() -> None:
     gate, model = Gate(), Scripted(_together(12), says("Done."))
     async with in_memory_atlas(model, [gate.tool]) as atlas:
         stream = atlas.send("go")
-        await until(lambda: gate.now == 5)
-        await rounds()
+        await wait_until(lambda: gate.now == 5)
+        await run_ready_tasks()
         assert gate.now == 5
         gate.open.set()
         async with asyncio.timeout(5):
@@ -53,25 +53,25 @@ async def test_five_calls_of_a_session_run_at_once_and_the_rest_follow_in_order(
     assert [result.result for result in _results(model)] == list(range(12))
 
 
-async def test_a_hung_tool_holds_up_no_other_session() -> None:
+async def test_hanging_tool_does_not_block_other_sessions() -> None:
     gate = Gate()
 
     @tool
     async def quick(n: int) -> int:
-        """Be quick."""
+        """Return at once."""
         return n
 
     hung = Agent("hung", model=Scripted(_together(8)), tools=[gate.tool])
     free = Agent("free", model=Scripted(_together(3, "quick"), says("Free.")), tools=[quick])
     async with Atlas([hung, free]) as atlas:
         atlas.send("go", agent_id="hung", session="one")
-        await until(lambda: gate.now == 5)
+        await wait_until(lambda: gate.now == 5)
         async with asyncio.timeout(1):
             reply = await atlas.ask("go", agent_id="free", session="two")
     assert reply.text == "Free."
 
 
-async def test_beyond_ten_a_tick_calls_wait_for_the_next_ticks_in_order() -> None:
+async def test_calls_over_the_tick_limit_wait_for_the_next_ticks_in_order() -> None:
     clock, when = VirtualClock(), list[tuple[int, float]]()
 
     @tool
@@ -84,7 +84,7 @@ async def test_beyond_ten_a_tick_calls_wait_for_the_next_ticks_in_order() -> Non
     async with in_memory_atlas(model, [act], clock=clock, limits=Limits(per_tick=10, tick=5)) as atlas:
         stream = atlas.send("go")
         await clock.advance(0)
-        await until(lambda: len(when) == 10)
+        await wait_until(lambda: len(when) == 10)
         await clock.advance(4.9)
         assert len(when) == 10
         for _ in range(3):
@@ -96,7 +96,7 @@ async def test_beyond_ten_a_tick_calls_wait_for_the_next_ticks_in_order() -> Non
     assert [result.result for result in _results(model)] == list(range(25))
 
 
-async def test_a_turn_cancelled_while_its_calls_wait_for_a_tick_runs_none_of_them() -> None:
+async def test_turn_cancelled_while_its_calls_wait_for_a_tick_runs_none_of_them() -> None:
     clock, ran = VirtualClock(), list[int]()
 
     @tool
@@ -108,7 +108,7 @@ async def test_a_turn_cancelled_while_its_calls_wait_for_a_tick_runs_none_of_the
     model = Scripted(_together(4), says("Going on."), calls("act", n=9), says("ok"))
     async with in_memory_atlas(model, [act], clock=clock, limits=Limits(per_tick=2, tick=5)) as atlas:
         stream = atlas.send("go")
-        await until(lambda: len(ran) == 2)
+        await wait_until(lambda: len(ran) == 2)
         stream.cancel()
         async with asyncio.timeout(5):
             types = [event.type async for event in stream]
@@ -118,7 +118,7 @@ async def test_a_turn_cancelled_while_its_calls_wait_for_a_tick_runs_none_of_the
         assert (await atlas.ask("on")).text == "Going on."
 
 
-async def test_agents_have_ticks_of_their_own() -> None:
+async def test_each_agent_has_its_own_tick_limit() -> None:
     clock, ran = VirtualClock(), list[int]()
 
     @tool
@@ -135,7 +135,7 @@ async def test_agents_have_ticks_of_their_own() -> None:
     assert len(ran) == 4
 
 
-async def test_the_days_calls_are_counted_exactly_under_concurrency_and_anew_the_next_day() -> None:
+async def test_daily_limit_is_exact_under_concurrency_and_resets_the_next_day() -> None:
     clock, ran = VirtualClock(), list[int]()
 
     @tool
@@ -164,7 +164,7 @@ async def test_the_days_calls_are_counted_exactly_under_concurrency_and_anew_the
     assert len(ran) == 21
 
 
-async def test_a_model_that_repeats_one_call_is_stopped() -> None:
+async def test_repeated_identical_calls_are_stopped() -> None:
     ran: list[int] = []
 
     @tool
@@ -181,12 +181,12 @@ async def test_a_model_that_repeats_one_call_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("name", ["at_once", "per_tick", "per_day", "repeats"])
-def test_a_limit_below_one_is_refused(name: str) -> None:
+def test_limit_below_one_is_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         Limits(**{name: 0})
 
 
-def test_the_gateways_limits_come_from_the_environment() -> None:
+def test_gateway_limits_are_read_from_the_environment() -> None:
     limits = Limits.from_environment(Environment({"MAX_ACTIONS_PER_DAY": "7"}, dotenv=None))
     assert (limits.per_day, limits.per_tick, limits.tick, limits.repeats, limits.at_once) == (7, 10, 5, 10, 5)
     assert Limits.from_environment(Environment({}, dotenv=None)).per_day == 1000

@@ -1,4 +1,4 @@
-"""Who may call what: grants, the matrix, and the example team cell by cell."""
+"""Permissions: grants, the matrix, and the policy of the example team."""
 
 from pathlib import Path
 
@@ -28,18 +28,18 @@ def _cells() -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     for name, row in MATRIX.items():
         for column, cell in zip(COLUMNS, row, strict=True):
-            people = {"publishers": PUBLISHERS, "others": ["petra", "somebody"]}.get(column, [column])
+            people = {"publishers": PUBLISHERS, "others": ["petra", "another"]}.get(column, [column])
             for person in people:
                 found.append((name, person, "yes" if cell == "Y" or (name, person) in EXCEPTIONS else "no"))
     return found
 
 
 @pytest.mark.parametrize(("name", "person", "expected"), _cells())
-def test_the_example_team_is_the_table_cell_by_cell(name: str, person: str, expected: str) -> None:
+def test_policy_of_the_example_team_matches_the_table(name: str, person: str, expected: str) -> None:
     assert Policy.load(TEAM).verdict(name, Actor(person)).cell == expected
 
 
-def test_the_closest_line_wins_and_of_several_groups_the_most_cautious() -> None:
+def test_most_specific_entry_wins_and_of_several_groups_the_most_restrictive() -> None:
     policy = Policy(
         tools={"act": {"*": "yes", "staff": "no", "writer": "ask", "ana": "yes"}},
         groups={"staff": ["ana", "ben", "cid"]},
@@ -51,7 +51,7 @@ def test_the_closest_line_wins_and_of_several_groups_the_most_cautious() -> None
     assert verdicts == ["yes", "no", "no", "yes"]
 
 
-def test_what_a_tool_needs_must_be_granted_to_the_agent_its_role_or_the_user() -> None:
+def test_permission_must_be_granted_to_the_agent_its_role_or_the_user() -> None:
     policy = Policy(grants={"ana": ["file:read"], "operator": ["file:*"], "user:uma": ["mail:send"]})
     assert policy.verdict("t", Actor("ana"), needs=["file:read"]).cell == "yes"
     assert policy.verdict("t", Actor("ana"), needs=["file:read", "file:write"]).cell == "no"
@@ -61,7 +61,7 @@ def test_what_a_tool_needs_must_be_granted_to_the_agent_its_role_or_the_user() -
     assert (denied.cell, denied.rule) == ("no", "policy: mail:send is not granted to bob (clerk)")
 
 
-def test_with_a_policy_what_acts_is_denied_until_a_line_grants_it() -> None:
+def test_tool_with_side_effects_is_denied_without_an_entry() -> None:
     assert Policy().verdict("act", Actor("ana")).cell == "no"
     assert Policy().verdict("look", Actor("ana"), acts=False).cell == "yes"
 
@@ -78,7 +78,7 @@ async def look(path: str) -> str:
     return f"{path}: empty"
 
 
-async def test_a_model_is_shown_only_what_its_agent_may_call_and_is_checked_again_at_the_call() -> None:
+async def test_model_sees_only_permitted_tools_and_calls_are_checked_again() -> None:
     model = Scripted(calls("wipe", path="/"), says("I may not."))
     async with in_memory_atlas(model, [wipe, look], policy=Policy()) as atlas:
         await atlas.ask("wipe it")
@@ -91,7 +91,7 @@ async def test_a_model_is_shown_only_what_its_agent_may_call_and_is_checked_agai
     )
 
 
-async def test_a_policy_can_be_replaced_and_counts_at_once() -> None:
+async def test_replaced_policy_takes_effect_at_once() -> None:
     model = Scripted(calls("look", path="/"), says("ok"), calls("look", path="/"), says("no"))
     atlas = in_memory_atlas(model, [look], policy=Policy(tools={"look": {"*": "yes"}}))
     await atlas.ask("look")
@@ -104,7 +104,7 @@ async def test_a_policy_can_be_replaced_and_counts_at_once() -> None:
     assert model.requests[2].tools == ()
 
 
-async def test_two_agents_are_judged_by_their_own_roles() -> None:
+async def test_each_agent_has_the_verdicts_of_its_own_role() -> None:
     policy = Policy(tools={"look": {"reader": "yes"}})
     models = {role: Scripted(calls("look", path="/"), says("ok")) for role in ("reader", "clerk")}
     atlas = Atlas([Agent(role, role=role, model=model, tools=[look]) for role, model in models.items()], policy=policy)
@@ -125,7 +125,7 @@ async def test_two_agents_are_judged_by_their_own_roles() -> None:
         ("[tools", "is not valid TOML"),
     ],
 )
-def test_a_wrong_policy_file_is_refused_by_file_and_key(text: str, complaint: str, tmp_path: Path) -> None:
+def test_error_of_a_policy_file_names_the_file_and_the_key(text: str, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"policy\.toml") as caught:
@@ -133,6 +133,6 @@ def test_a_wrong_policy_file_is_refused_by_file_and_key(text: str, complaint: st
     assert complaint in str(caught.value)
 
 
-def test_a_missing_policy_file_is_said() -> None:
+def test_missing_policy_file_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"cannot read policy nowhere\.toml"):
         Policy.load("nowhere.toml")

@@ -1,4 +1,4 @@
-"""Plugins: what installed packages add, and what becomes of one that fails, is slow, or wants too much."""
+"""Plugins: what installed packages add, and how failing, slow and conflicting plugins are disabled."""
 
 import sys
 import time
@@ -40,12 +40,12 @@ def hello(name: str = "world") -> None:
     """Say hello."""
     print(f"hello {name}")
 '''
-"""A module that is installed."""
+"""An installed module."""
 
 
 @pytest.fixture
 def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes entry points that lead into modules of this test alone."""
+    """Create entry points to modules of this test."""
     (tmp_path / "some_plugin.py").write_text(CODE)
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('no licence')")
     (tmp_path / "leaving_plugin.py").write_text("raise SystemExit(3)")
@@ -60,7 +60,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def test_one_that_fails_is_disabled_and_the_rest_goes_on(entry: Any) -> None:
+def test_failing_plugin_is_disabled_and_others_are_loaded(entry: Any) -> None:
     found = [
         entry("tools", "broken", "broken_plugin:tools"),
         entry("tools", "leaving", "leaving_plugin:tools"),
@@ -81,7 +81,7 @@ def test_one_that_fails_is_disabled_and_the_rest_goes_on(entry: Any) -> None:
     assert registry.disabled == plugins.disabled
 
 
-def test_a_slow_one_is_disabled_and_holds_up_nobody(entry: Any) -> None:
+def test_slow_plugin_is_disabled_and_blocks_nothing(entry: Any) -> None:
     found = [entry("tools", "slow", "slow_plugin:tools"), entry("tools", "good", "some_plugin:tools")]
     plugins, registry = Plugins(entries=found, timeout=0.3), ToolRegistry()
     began = time.monotonic()
@@ -91,14 +91,14 @@ def test_a_slow_one_is_disabled_and_holds_up_nobody(entry: Any) -> None:
     assert [tool.name for tool in registry] == ["good/greet"]
 
 
-def test_one_can_be_turned_off(entry: Any) -> None:
+def test_plugin_can_be_disabled(entry: Any) -> None:
     plugins = Plugins(["good"], entries=[entry("tools", "good", "broken_plugin:tools")])
     plugins.load("tools", lambda name, thing: None)
     assert plugins.disabled == {"good": "disabled in the settings"}
     assert "broken_plugin" not in sys.modules
 
 
-async def test_a_provider_of_a_plugin_is_found_by_its_ref_and_replaces_no_other(entry: Any) -> None:
+async def test_provider_of_a_plugin_is_found_and_replaces_no_other(entry: Any) -> None:
     found = [entry("providers", "acme", "some_plugin:provider"), entry("providers", "openai", "some_plugin:provider")]
     plugins, registry = Plugins(entries=found), Registry(Environment({}))
     registry.load_plugins(plugins)
@@ -107,7 +107,7 @@ async def test_a_provider_of_a_plugin_is_found_by_its_ref_and_replaces_no_other(
     assert (await atlas.ask("Hello")).text == "From a plugin."
 
 
-async def test_interceptors_of_plugins_see_what_is_said(entry: Any) -> None:
+async def test_interceptors_of_plugins_see_the_messages(entry: Any) -> None:
     found = [entry("interceptors", "loud", "some_plugin:shout"), entry("interceptors", "odd", "some_plugin:words")]
     plugins = Plugins(entries=found)
     interceptors = load_interceptors(plugins)
@@ -128,7 +128,7 @@ def database(entry: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("database")
-def test_a_store_of_a_plugin_is_opened_by_its_scheme(tmp_path: Path) -> None:
+def test_store_of_a_plugin_is_opened_by_its_scheme(tmp_path: Path) -> None:
     def opened(url: str) -> Any:
         given = {"ATLAS_HOME": str(tmp_path / "home"), "ATLAS_DATABASE_URL": url}
         return open_store(load(environment=Environment(given, dotenv=None), cwd=tmp_path))

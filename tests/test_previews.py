@@ -1,4 +1,4 @@
-"""What a tool tells of a call to the person who is asked about it, and what else than its arguments a yes holds for."""
+"""Previews shown for approval, and facts that an approval is bound to besides the arguments."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from atlas_agents.tools.tool import Preview
 
 
 class Board:
-    """A notice that may be replaced."""
+    """A notice that a tool replaces."""
 
     def __init__(self, preview: Preview | None = None, *, confirm: bool = True) -> None:
         self.notice = "closed on Monday"
@@ -27,7 +27,7 @@ class Board:
     def change(self, arguments: dict[str, Any]) -> str:
         return f"-{self.notice}\n+{arguments['notice']}"
 
-    def as_it_is(self, arguments: dict[str, Any]) -> dict[str, str]:
+    def facts(self, arguments: dict[str, Any]) -> dict[str, str]:
         return {"notice": self.notice}
 
 
@@ -35,11 +35,11 @@ def broken(arguments: dict[str, Any]) -> str:
     raise RuntimeError("a bug")
 
 
-def lengthy(arguments: dict[str, Any]) -> str:
+def long_preview(arguments: dict[str, Any]) -> str:
     return "x" * 30_000
 
 
-def willing(question: Question) -> bool:
+def approve_once(question: Question) -> bool:
     return True
 
 
@@ -47,7 +47,7 @@ def _last(model: Scripted) -> ToolResult:
     return [part for part in model.requests[-1].messages[-1].parts if isinstance(part, ToolResult)][-1]
 
 
-async def test_a_question_shows_what_the_tool_says_would_change() -> None:
+async def test_question_shows_the_preview_of_the_tool() -> None:
     board, seen = Board(), list[Question]()
     board.put.preview = board.change
 
@@ -63,14 +63,14 @@ async def test_a_question_shows_what_the_tool_says_would_change() -> None:
     assert board.notice == "open" and board.approved == [True]
 
 
-async def test_a_tool_that_nobody_was_asked_about_knows_so() -> None:
+async def test_context_says_whether_a_person_approved_the_call() -> None:
     board = Board(confirm=False)
     async with in_memory_atlas(Scripted(calls("put", notice="open"), says("ok")), [board.put]) as atlas:
         await atlas.ask("open")
     assert board.approved == [False]
 
 
-async def test_a_preview_that_finds_a_fault_ends_the_call_and_nobody_is_asked() -> None:
+async def test_fault_in_a_preview_ends_the_call_without_asking() -> None:
     async def refuse(arguments: dict[str, Any]) -> str:
         raise ToolFailed("there is no such board")
 
@@ -82,16 +82,16 @@ async def test_a_preview_that_finds_a_fault_ends_the_call_and_nobody_is_asked() 
     assert asked == [] and board.notice == "closed on Monday"
 
 
-async def test_a_preview_that_breaks_is_a_no() -> None:
+async def test_failing_preview_denies_the_call() -> None:
     board = Board(preview=broken)
     model = Scripted(calls("put", notice="open"), says("ok"))
-    async with in_memory_atlas(model, [board.put], approve=willing) as atlas:
+    async with in_memory_atlas(model, [board.put], approve=approve_once) as atlas:
         await atlas.ask("open")
     assert _last(model).error == "declined" and board.notice == "closed on Monday"
 
 
-async def test_a_long_preview_says_how_much_is_missing() -> None:
-    board, seen = Board(preview=lengthy), list[str]()
+async def test_long_preview_is_cut_and_says_how_much_is_missing() -> None:
+    board, seen = Board(preview=long_preview), list[str]()
 
     def approve(question: Question) -> bool:
         seen.append(question.preview)
@@ -104,9 +104,9 @@ async def test_a_long_preview_says_how_much_is_missing() -> None:
     assert seen[0].endswith("… 10,000 more characters are not shown")
 
 
-async def test_a_yes_does_not_hold_when_what_it_was_bound_to_has_changed() -> None:
+async def test_approval_is_invalid_after_its_facts_changed() -> None:
     board = Board()
-    board.put.binds = board.as_it_is
+    board.put.binds = board.facts
 
     def approve(question: Question) -> bool:
         board.notice = "closed for good"
@@ -118,9 +118,9 @@ async def test_a_yes_does_not_hold_when_what_it_was_bound_to_has_changed() -> No
     assert _last(model).error == "declined" and board.notice == "closed for good"
 
 
-async def test_a_yes_for_good_is_for_the_same_facts_too() -> None:
+async def test_standing_approval_covers_only_the_same_facts() -> None:
     board, asked = Board(), list[Any]()
-    board.put.binds = board.as_it_is
+    board.put.binds = board.facts
 
     def approve(question: Question) -> str:
         asked.append(question.facts)
@@ -129,12 +129,12 @@ async def test_a_yes_for_good_is_for_the_same_facts_too() -> None:
     reply = calls("put", notice="open")
     model = Scripted(*[each for _ in range(3) for each in (reply, says("ok"))])
     async with in_memory_atlas(model, [board.put], approve=approve) as atlas:
-        for _ in range(3):  # closed to open, open to open, and that again
+        for _ in range(3):  # closed to open, then twice open to open
             await atlas.ask("open")
     assert asked == [{"notice": "closed on Monday"}, {"notice": "open"}]
 
 
-async def test_edited_arguments_are_bound_to_their_own_facts_and_only_once() -> None:
+async def test_edited_arguments_are_bound_to_their_own_facts_for_one_call() -> None:
     board, asked = Board(), list[Any]()
     board.put.binds = dict
 
@@ -152,6 +152,6 @@ async def test_edited_arguments_are_bound_to_their_own_facts_and_only_once() -> 
 
 
 @pytest.mark.parametrize("term", ["preview", "binds", "reconcile"])
-def test_terms_that_are_no_functions_are_told_at_once(term: str) -> None:
+def test_option_that_is_not_callable_is_rejected(term: str) -> None:
     with pytest.raises(BadTool, match=f"{term} of tool 'put' must be a function"):
         Tool("put", print, **{term: "text"})  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Keys and settings: from the environment, `.env` or a secret file; a provider exists when its key is set."""
+"""Provider registry: keys and settings from the environment, `.env` or a secret file."""
 
 import copy
 import logging
@@ -33,19 +33,19 @@ def environment(dotenv: Path | None = None, **values: Any) -> Environment:
         ({"OPENAI_API_KEY": ""}, []),
     ],
 )
-def test_a_provider_exists_when_its_key_is_set(values: dict[str, Any], known: list[str]) -> None:
+def test_provider_exists_when_its_key_is_set(values: dict[str, Any], known: list[str]) -> None:
     available = Registry(environment(**values)).available()
     assert [name for name in available if name != "local"] == known
 
 
-def test_each_provider_is_made_once() -> None:
+def test_each_provider_is_created_once() -> None:
     registry = Registry(environment(OPENAI_API_KEY=KEY))
     assert registry.provider("openai") is registry.provider("openai")
     route = registry.route("openai/gpt-x")
     assert (route.provider, route.model) == (registry.provider("openai"), "gpt-x")
 
 
-def test_the_address_comes_from_the_environment_too() -> None:
+def test_base_url_is_read_from_the_environment() -> None:
     values: dict[str, Any] = {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1/", "ANTHROPIC_BASE_URL": "http://127.0.0.1:2"}
     registry = Registry(environment(**values, ANTHROPIC_API_KEY=KEY))
     openai, anthropic, http = (registry.provider(id) for id in ("openai", "anthropic", "http"))
@@ -57,28 +57,28 @@ def test_the_address_comes_from_the_environment_too() -> None:
 @pytest.mark.parametrize(
     ("id", "variable"), [("openai", "OPENAI_API_KEY"), ("anthropic", "ANTHROPIC_API_KEY"), ("http", "OPENAI_BASE_URL")]
 )
-def test_what_is_missing_is_named(id: str, variable: str) -> None:
+def test_error_names_the_missing_setting(id: str, variable: str) -> None:
     with pytest.raises(MissingKey, match=variable):
         Registry(environment()).provider(id)
 
 
-def test_an_unknown_provider_is_named_with_the_known_ones() -> None:
+def test_error_of_an_unknown_provider_lists_the_known_ones() -> None:
     with pytest.raises(BadModelRef, match=r"unknown provider 'acme'; known providers: anthropic, http.*openai"):
         Registry(environment()).provider("acme")
 
 
 @pytest.mark.parametrize("wrong", [7, None, object()])
-def test_what_is_no_model_is_refused(wrong: Any) -> None:
+def test_value_that_is_not_a_model_is_rejected(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="expected a model reference, a provider or a callable"):
         Registry(environment()).route(wrong)
 
 
-def test_the_default_model_comes_from_the_environment() -> None:
+def test_default_model_is_read_from_the_environment() -> None:
     assert Registry(environment(ATLAS_MODEL="openai/gpt-x")).default_model == "openai/gpt-x"
     assert Registry(environment()).default_model is None
 
 
-async def test_the_machines_own_environment_is_read_when_a_model_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_environment_is_read_when_a_model_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     atlas = Atlas([Agent("a", model="openai/gpt-x")])  # nothing is read yet
     monkeypatch.setenv("OPENAI_API_KEY", "bad\nkey")
     with pytest.raises(MissingKey, match="contains invalid characters"):
@@ -88,7 +88,7 @@ async def test_the_machines_own_environment_is_read_when_a_model_is_needed(monke
 # .env
 
 
-def test_a_dotenv_file_is_read(tmp_path: Path) -> None:
+def test_dotenv_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / ".env"
     path.write_text(
         "# keys\n"
@@ -117,40 +117,42 @@ def test_a_dotenv_file_is_read(tmp_path: Path) -> None:
     assert Registry(found).available()[0] == "openai"
 
 
-def test_the_environment_goes_before_the_file(tmp_path: Path) -> None:
+def test_environment_overrides_the_dotenv_file(tmp_path: Path) -> None:
     path = tmp_path / ".env"
     path.write_text("A=file\nB=file\nC=file\n")
     found = environment(path, A="process", B="")
     assert [found.get(name) for name in "ABC"] == ["process", "file", "file"]
 
 
-def test_a_file_written_by_a_windows_editor_is_read(tmp_path: Path) -> None:
+def test_file_with_windows_line_endings_and_bom_is_read(tmp_path: Path) -> None:
     path = tmp_path / ".env"
     path.write_bytes(b"\xef\xbb\xbfA=one\r\nB=two\r\n")
     assert [environment(path).get(name) for name in "AB"] == ["one", "two"]
 
 
-def test_a_missing_file_has_nothing(tmp_path: Path) -> None:
+def test_missing_dotenv_file_is_empty(tmp_path: Path) -> None:
     assert environment(tmp_path / "nowhere").get("A") is None
     assert environment(tmp_path).get("A") is None
 
 
 @pytest.mark.parametrize("line", ["no equals sign", "=value", "1A=x", "A B=x", "A-B=x"])
-def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
+def test_error_names_the_invalid_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / ".env"
     path.write_text(f"A=1\n\n{line}\n")
     with pytest.raises(ConfigError, match=r"\.env, line 3: expected NAME=value"):
         environment(path)
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+def test_error_names_a_file_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / ".env"
     path.write_bytes(b"A=\xff\xfe")
     with pytest.raises(ConfigError, match=r"cannot read .*\.env"):
         environment(path)
 
 
-def test_without_being_told_the_file_of_the_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dotenv_file_of_the_working_directory_is_read_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".env").write_text("ATLAS_MODEL=openai/from-file\n")
     monkeypatch.chdir(tmp_path)
     assert Registry().default_model == "openai/from-file"
@@ -159,7 +161,7 @@ def test_without_being_told_the_file_of_the_folder_is_read(tmp_path: Path, monke
 # Secret files
 
 
-def test_a_key_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_key_may_be_in_its_own_file(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text(f"{KEY}\n")
     found = environment(OPENAI_API_KEY_FILE=str(path))
@@ -168,13 +170,13 @@ def test_a_key_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert environment(OPENAI_API_KEY="direct", OPENAI_API_KEY_FILE=str(path)).secret("OPENAI_API_KEY") == "direct"
 
 
-def test_the_file_of_a_key_may_be_named_in_dotenv(tmp_path: Path) -> None:
+def test_dotenv_may_name_the_file_of_a_key(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(KEY)
     (tmp_path / ".env").write_text(f"ANTHROPIC_API_KEY_FILE={tmp_path / 'key'}\n")
     assert environment(tmp_path / ".env").secret("ANTHROPIC_API_KEY") == KEY
 
 
-def test_a_key_file_that_cannot_be_read_or_is_empty_is_named(tmp_path: Path) -> None:
+def test_error_names_an_unreadable_or_empty_key_file(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_text("  \n")
     with pytest.raises(ConfigError, match=r"OPENAI_API_KEY_FILE points to .*empty, which is empty"):
@@ -183,11 +185,11 @@ def test_a_key_file_that_cannot_be_read_or_is_empty_is_named(tmp_path: Path) -> 
         environment(OPENAI_API_KEY_FILE=str(tmp_path / "nowhere")).secret("OPENAI_API_KEY")
 
 
-# Keys never show
+# Keys are never shown
 
 
 @pytest.mark.parametrize("vendor", ["openai", "anthropic"])
-def test_a_key_is_never_shown(vendor: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_key_is_never_shown(vendor: str, caplog: pytest.LogCaptureFixture) -> None:
     kind = OpenAIProvider if vendor == "openai" else AnthropicProvider
     provider = kind("m", api_key=KEY, environment=environment())
     registry = Registry(environment(OPENAI_API_KEY=KEY, ANTHROPIC_API_KEY=KEY))
@@ -199,7 +201,7 @@ def test_a_key_is_never_shown(vendor: str, caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize("vendor", ["openai", "anthropic"])
-def test_a_provider_with_a_key_cannot_be_pickled_or_copied(vendor: str) -> None:
+def test_provider_with_a_key_cannot_be_pickled_or_copied(vendor: str) -> None:
     kind = OpenAIProvider if vendor == "openai" else AnthropicProvider
     provider = kind("m", api_key=KEY, environment=environment())
     for way in (pickle.dumps, copy.deepcopy):
@@ -207,18 +209,18 @@ def test_a_provider_with_a_key_cannot_be_pickled_or_copied(vendor: str) -> None:
             way(provider)
 
 
-def test_an_agent_can_be_pickled_and_its_key_is_not_in_it() -> None:
+def test_pickled_agent_does_not_contain_its_key() -> None:
     agent = Agent("a", model=OpenAIProvider("m", api_key=KEY, environment=environment()))
     assert KEY.encode() not in pickle.dumps(agent)
 
 
 @pytest.mark.parametrize("key", ["a\nb", "a\r\nX-Evil: 1", "a\x00b", "schlüssel", "   "])
-def test_a_key_that_cannot_be_one_is_refused_without_being_shown(key: str) -> None:
+def test_invalid_key_is_rejected_without_being_shown(key: str) -> None:
     for kind in (OpenAIProvider, AnthropicProvider):
         with pytest.raises(MissingKey) as caught:
             kind("m", api_key=key, environment=environment())
         assert key.strip() == "" or key not in str(caught.value)
 
 
-def test_a_server_of_ones_own_needs_no_key() -> None:
+def test_self_hosted_server_needs_no_key() -> None:
     assert OpenAIProvider("m", base_url="http://127.0.0.1:1/v1", environment=environment()).model == "m"

@@ -1,4 +1,4 @@
-"""A tool that is stopped really stops; one that fails is tried again only where that is safe."""
+"""Timeouts stop tools; failed tools are retried only if that is safe."""
 
 import asyncio
 import os
@@ -12,14 +12,14 @@ import pytest
 from atlas_agents import ToolResult, Transient, tool
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import Effect
-from checks import PATIENCE, until
+from checks import TIMEOUT, wait_until
 
 
 def _results(model: Scripted) -> list[ToolResult]:
     return [part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)]
 
 
-async def test_a_sync_tool_is_dead_before_the_model_hears_that_it_timed_out(tmp_path: Path) -> None:
+async def test_sync_tool_is_dead_before_its_timeout_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "process"
 
     @tool(timeout=1.5)
@@ -37,7 +37,7 @@ async def test_a_sync_tool_is_dead_before_the_model_hears_that_it_timed_out(tmp_
     assert [(result.status, result.error) for result in _results(model)] == [("unknown", "timeout")]
 
 
-async def test_while_a_sync_tool_blocks_the_loop_goes_on(tmp_path: Path) -> None:
+async def test_blocking_sync_tool_does_not_block_the_event_loop(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
@@ -47,7 +47,7 @@ async def test_while_a_sync_tool_blocks_the_loop_goes_on(tmp_path: Path) -> None
         return Path(path).read_text()
 
     def opened_for_writing() -> int | None:
-        """The other end of the pipe, once the tool has opened its own."""
+        """Return the other end of the pipe once the tool has opened its own."""
         try:
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
@@ -56,10 +56,10 @@ async def test_while_a_sync_tool_blocks_the_loop_goes_on(tmp_path: Path) -> None
     model = Scripted(calls("block", path=str(pipe)), says("ok"))
     async with in_memory_atlas(model, [block]) as atlas:
         stream = atlas.send("go")
-        end = await until(opened_for_writing)
+        end = await wait_until(opened_for_writing)
         os.write(end, b"written by the loop")
         os.close(end)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await stream.reply()
     assert [result.result for result in _results(model)] == ["written by the loop"]
 
@@ -82,7 +82,7 @@ class Flaky:
 
 
 class HttpError(Exception):
-    """As the HTTP clients of the world raise them."""
+    """An error as HTTP clients raise it."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"HTTP {status}")
@@ -116,7 +116,7 @@ async def _run(flaky: Flaky) -> tuple[ToolResult, list[float]]:
         ("pure", ValueError("a bug"), 1, ("error", "internal")),
     ],
 )
-async def test_what_is_tried_again_follows_from_the_error_and_the_effect(
+async def test_retry_depends_on_the_error_and_the_effect(
     effect: Effect, error: Exception, tries: int, outcome: tuple[str, str | None]
 ) -> None:
     flaky = Flaky(effect, error)
@@ -124,14 +124,14 @@ async def test_what_is_tried_again_follows_from_the_error_and_the_effect(
     assert (len(flaky.tried), (result.status, result.error)) == (tries, outcome)
 
 
-async def test_after_three_retries_another_way_is_suggested() -> None:
+async def test_error_after_three_retries_suggests_another_approach() -> None:
     flaky = Flaky("pure", *(HttpError(503) for _ in range(9)))
     result, _ = await _run(flaky)
     assert len(flaky.tried) == 4
     assert result.result == "HTTP 503 (tried 4 times; try again later, or use another approach)"
 
 
-async def test_a_pure_tool_that_times_out_is_tried_again() -> None:
+async def test_pure_tool_that_times_out_is_retried() -> None:
     clock, tried = VirtualClock(), list[float]()
 
     @tool(effect="pure", timeout=2)
@@ -153,7 +153,7 @@ async def test_a_pure_tool_that_times_out_is_tried_again() -> None:
     assert _results(model)[0].result == "done"
 
 
-async def test_the_idempotency_key_is_the_same_at_every_try() -> None:
+async def test_idempotency_key_is_the_same_for_every_try() -> None:
     from atlas_agents import ToolContext
 
     keys: list[str] = []
@@ -199,7 +199,7 @@ def _nothing(**_: object) -> str:
     ],
     ids=["remote ref", "file ref", "lookahead", "reference bomb", "too large"],
 )
-def test_schemas_that_could_hang_or_reach_out_are_refused_when_the_tool_is_made(schema: dict[str, Any]) -> None:
+def test_schema_that_could_hang_or_fetch_is_rejected(schema: dict[str, Any]) -> None:
     from atlas_agents import BadTool, Tool
 
     begun = time.process_time()
@@ -208,7 +208,7 @@ def test_schemas_that_could_hang_or_reach_out_are_refused_when_the_tool_is_made(
     assert time.process_time() - begun < 1
 
 
-def test_a_pattern_that_makes_other_engines_hang_is_checked_in_no_time() -> None:
+def test_catastrophic_regex_pattern_is_matched_fast() -> None:
     from atlas_agents import BadArguments, Tool
 
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
@@ -219,7 +219,7 @@ def test_a_pattern_that_makes_other_engines_hang_is_checked_in_no_time() -> None
     assert time.process_time() - begun < 0.5
 
 
-async def test_the_pauses_between_tries_can_be_set() -> None:
+async def test_delays_between_retries_are_configurable() -> None:
     clock, tried = VirtualClock(), list[float]()
 
     @tool

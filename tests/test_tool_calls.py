@@ -1,4 +1,4 @@
-"""How a call goes: found, permitted, checked, confirmed, run; whatever happens, the model gets one result."""
+"""Pipeline of a tool call: find, permit, validate, confirm, run. The model always gets exactly one result."""
 
 import asyncio
 import os
@@ -31,23 +31,23 @@ from atlas_agents import (
     tool,
 )
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
-from checks import PATIENCE, beating, events_of, ignoring_cancellation, is_paired, told
+from checks import TIMEOUT, collect_events, ignore_cancellation, is_paired, monitor_loop, summarize_events
 
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
 
 
 async def outcome(made: Any, *, approve: Any = None, **arguments: Any) -> tuple[str, Any, Any]:
-    """(status, kind, result) of one call, and the turn goes on after it."""
+    """Return (status, kind, result) of one call, and check that the turn continues after it."""
     name = made.name if isinstance(made, Tool) else made.__name__
     async with in_memory_atlas(Scripted(calls(name, **arguments), says("Done.")), [made], approve=approve) as atlas:
-        events = await events_of(atlas.send("go"))
+        events = await collect_events(atlas.send("go"))
         assert atlas.conversation().messages[-1].text == "Done."
         assert is_paired(atlas.conversation().messages)
     (result,) = [event for event in events if event.type == "tool:result"]
     return result.status, result.error, result.result
 
 
-# Results that are awkward
+# Unusual results
 
 
 class Weird:
@@ -60,13 +60,13 @@ class Endless(Exception):
         return "x" * 50_000_000
 
 
-class Mute(ToolFailed):
+class BrokenMessage(ToolFailed):
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
 class Unusual(BaseException):
-    """Neither an Exception nor one of the three that end programs."""
+    """Neither an Exception nor one of the three that end a program."""
 
 
 def cycle() -> Any:
@@ -86,13 +86,18 @@ AWKWARD: list[tuple[str, Callable[[], Any], str, str]] = [
     ("NaN", lambda: float("nan"), "failed", "nan is not JSON"),
     ("infinity inside", lambda: {"a": [float("inf")]}, "failed", "inf is not JSON"),
     ("bytes", lambda: b"\x00\xff", "failed", "bytes are not a JSON type; decode them to text first"),
-    ("bytes inside", lambda: {"a": [bytearray(b"x")]}, "failed", "bytes are not a JSON type; decode them to text first"),
+    (
+        "bytes inside",
+        lambda: {"a": [bytearray(b"x")]},
+        "failed",
+        "bytes are not a JSON type; decode them to text first",
+    ),
     ("cycle", cycle, "failed", "the result contains itself or is nested too deeply"),
     ("100 MB", lambda: "x" * 100_000_000, "failed", "the result is 100,000,000 characters long"),
     ("100 MB inside", lambda: ["x" * 100_000_000], "failed", "the result is 100,000,004 characters long"),
     ("object", object, "failed", "object is not a JSON type"),
     ("object of huge repr", Weird, "failed", "Weird is not a JSON type"),
-    ("key that is no text", lambda: {(1, 2): 3}, "failed", "the result cannot be encoded as JSON"),
+    ("key that is not text", lambda: {(1, 2): 3}, "failed", "the result cannot be encoded as JSON"),
     ("half a surrogate pair inside", lambda: ["\ud83d"], "failed", "the result cannot be encoded as JSON"),
     ("SystemExit", raises(SystemExit(3)), "internal", NEUTRAL),
     ("KeyboardInterrupt", raises(KeyboardInterrupt()), "internal", NEUTRAL),
@@ -103,7 +108,7 @@ AWKWARD: list[tuple[str, Callable[[], Any], str, str]] = [
     ("a bug", raises(ZeroDivisionError("secret")), "internal", NEUTRAL),
     ("exception of huge text", raises(Endless()), "internal", NEUTRAL),
     ("fault of huge text", raises(ToolFailed("y" * 50_000_000)), "failed", "yyyyyyyyyy"),
-    ("fault without text", raises(Mute()), "failed", "Mute"),
+    ("fault without text", raises(BrokenMessage()), "failed", "BrokenMessage"),
     ("fault", raises(ToolFailed("no such city")), "failed", "no such city"),
     ("fault of another kind", raises(NotPermitted("not yours")), "not_permitted", "not yours"),
 ]
@@ -111,7 +116,7 @@ AWKWARD: list[tuple[str, Callable[[], Any], str, str]] = [
 
 @pytest.mark.parametrize(("name", "act", "kind", "words"), AWKWARD, ids=[case[0] for case in AWKWARD])
 @pytest.mark.parametrize("in_thread", [False, True], ids=["async", "in_process"])
-async def test_an_awkward_end_is_an_error_that_the_model_reads(
+async def test_odd_result_or_error_becomes_an_error_for_the_model(
     name: str, act: Callable[[], Any], kind: str, words: str, in_thread: bool
 ) -> None:
     async def act_async() -> Any:
@@ -125,7 +130,7 @@ async def test_an_awkward_end_is_an_error_that_the_model_reads(
 
 
 class Words(str):
-    """A text, and more."""
+    """A subclass of str."""
 
 
 class Choice(str, Enum):  # noqa: UP042 - people write it
@@ -149,7 +154,7 @@ FINE: list[tuple[str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "read"), FINE, ids=[case[0] for case in FINE])
-async def test_plain_values_are_results_as_they_are(name: str, value: Any, read: Any) -> None:
+async def test_plain_values_are_returned_unchanged(name: str, value: Any, read: Any) -> None:
     async def act() -> Any:
         return value
 
@@ -168,7 +173,7 @@ class Model(pydantic.BaseModel):
     when: date
 
 
-async def test_dataclasses_and_models_are_results_as_objects() -> None:
+async def test_dataclasses_and_models_become_json_objects() -> None:
     async def report() -> Report:
         return Report("R", [1])
 
@@ -179,7 +184,7 @@ async def test_dataclasses_and_models_are_results_as_objects() -> None:
     assert await outcome(model) == ("ok", None, {"m": {"when": "2026-01-02"}})
 
 
-async def test_what_a_bug_says_goes_to_the_log_and_not_to_the_model(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_of_a_bug_is_logged_and_not_shown_to_the_model(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         raise ZeroDivisionError("secret detail")
 
@@ -188,7 +193,7 @@ async def test_what_a_bug_says_goes_to_the_log_and_not_to_the_model(caplog: pyte
     assert "tool failed: tool=act" in caplog.text
 
 
-async def test_a_tool_may_change_its_arguments_without_changing_history() -> None:
+async def test_tool_may_modify_its_arguments_without_changing_history() -> None:
     async def typed(items: list[Any], box: dict[str, Any]) -> str:
         items[0].append("more")
         box["x"].clear()
@@ -205,10 +210,10 @@ async def test_a_tool_may_change_its_arguments_without_changing_history() -> Non
         assert result.intermediate[0].tool_calls[0].arguments == {"items": [["one"]], "box": {"x": [1]}}
 
 
-# Eight at once
+# Parallel calls
 
 
-async def test_of_eight_parallel_calls_each_gets_its_own_result_in_the_models_order() -> None:
+async def test_each_of_eight_parallel_calls_gets_its_own_result_in_order() -> None:
     clock = VirtualClock()
     slow_started, quick_done = asyncio.Event(), asyncio.Event()
 
@@ -243,7 +248,7 @@ async def test_of_eight_parallel_calls_each_gets_its_own_result_in_the_models_or
         + calls("good", n=8)
     )
     atlas = in_memory_atlas(Scripted(script, says("All read.")), [good, fails, hangs, breaks, waits], clock=clock)
-    async with atlas, asyncio.timeout(PATIENCE):
+    async with atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("go")
         await slow_started.wait()
         quick_done.set()
@@ -267,7 +272,7 @@ async def test_of_eight_parallel_calls_each_gets_its_own_result_in_the_models_or
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-async def test_calls_of_one_round_run_at_once_or_one_after_the_other(parallel: bool) -> None:
+async def test_calls_of_one_round_run_in_parallel_or_in_sequence(parallel: bool) -> None:
     running = most = 0
 
     async def work(n: int) -> int:
@@ -286,7 +291,7 @@ async def test_calls_of_one_round_run_at_once_or_one_after_the_other(parallel: b
     assert most == (3 if parallel else 1)
 
 
-async def test_all_calls_are_cleared_before_the_first_one_acts() -> None:
+async def test_all_calls_are_checked_before_the_first_one_runs() -> None:
     happened: list[str] = []
 
     @tool(confirm=True)
@@ -311,7 +316,7 @@ async def test_all_calls_are_cleared_before_the_first_one_acts() -> None:
 @pytest.mark.parametrize(
     ("effect", "status", "tries"), [("pure", "error", 4), ("keyed", "unknown", 4), ("unsafe", "unknown", 1)]
 )
-async def test_a_tool_that_takes_too_long_is_stopped(effect: Any, status: str, tries: int) -> None:
+async def test_tool_that_times_out_is_stopped(effect: Any, status: str, tries: int) -> None:
     clock, started, stopped = VirtualClock(), asyncio.Event(), list[float]()
 
     @tool(timeout=2.5, effect=effect)
@@ -324,7 +329,7 @@ async def test_a_tool_that_takes_too_long_is_stopped(effect: Any, status: str, t
 
     async with (
         in_memory_atlas(Scripted(calls("slow"), says("ok")), [slow], clock=clock) as atlas,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIMEOUT),
     ):
         stream = atlas.send("go")
         await started.wait()
@@ -333,19 +338,19 @@ async def test_a_tool_that_takes_too_long_is_stopped(effect: Any, status: str, t
         await clock.advance(0.1)
         assert stopped == [2.5]
         await clock.advance(60)
-        (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
+        (result,) = [event for event in await collect_events(stream) if event.type == "tool:result"]
     assert len(stopped) == tries
     assert (result.status, result.error) == (status, "timeout")
     assert result.result.startswith("slow took longer than 2.5 s and was stopped")
     assert ("may have happened" in result.result) is (status == "unknown")
 
 
-async def test_a_tool_that_takes_too_long_and_ignores_it_is_left_behind() -> None:
+async def test_tool_that_ignores_its_timeout_is_abandoned() -> None:
     release = asyncio.Event()
 
     @tool(timeout=0.05)
     async def stubborn() -> str:
-        await ignoring_cancellation(release)
+        await ignore_cancellation(release)
         return "late"
 
     async with asyncio.timeout(2):
@@ -353,7 +358,7 @@ async def test_a_tool_that_takes_too_long_and_ignores_it_is_left_behind() -> Non
     release.set()
 
 
-async def test_a_tool_that_says_nothing_happened_is_tried_again() -> None:
+async def test_tool_that_raises_transient_is_retried() -> None:
     clock, tries = VirtualClock(), list[tuple[float, str]]()
 
     @tool
@@ -365,11 +370,11 @@ async def test_a_tool_that_says_nothing_happened_is_tried_again() -> None:
 
     async with (
         in_memory_atlas(Scripted(calls("flaky"), says("ok")), [flaky], clock=clock) as atlas,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIMEOUT),
     ):
         stream = atlas.send("go")
         await clock.advance(60)
-        (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
+        (result,) = [event for event in await collect_events(stream) if event.type == "tool:result"]
     assert (result.status, result.result) == ("ok", "at last")
     first, second, third, last = [moment for moment, _ in tries]
     assert first == 0
@@ -379,7 +384,7 @@ async def test_a_tool_that_says_nothing_happened_is_tried_again() -> None:
     assert {key for _, key in tries} == {f"{stream.stream_id}:{result.call_id}"}
 
 
-async def test_result_after_three_retries_suggests_another_way() -> None:
+async def test_result_after_three_retries_suggests_another_approach() -> None:
     clock, tries = VirtualClock(), list[int]()
 
     @tool
@@ -389,11 +394,11 @@ async def test_result_after_three_retries_suggests_another_way() -> None:
 
     async with (
         in_memory_atlas(Scripted(calls("down"), says("ok")), [down], clock=clock) as atlas,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIMEOUT),
     ):
         stream = atlas.send("go")
         await clock.advance(60)
-        (result,) = [event for event in await events_of(stream) if event.type == "tool:result"]
+        (result,) = [event for event in await collect_events(stream) if event.type == "tool:result"]
     assert (result.status, result.error) == ("error", "failed")
     assert result.result == "busy (tried 4 times; try again later, or use another approach)"
     assert len(tries) == 4
@@ -439,7 +444,7 @@ async def fails_to_ask(question: Question) -> bool:
 
 
 @pytest.mark.parametrize("approve", [yes, once, plain_yes])
-async def test_a_tool_runs_when_it_was_approved(approve: Any) -> None:
+async def test_approved_tool_runs(approve: Any) -> None:
     @tool(confirm=True)
     async def wipe(path: str) -> str:
         return f"wiped {path}"
@@ -448,7 +453,7 @@ async def test_a_tool_runs_when_it_was_approved(approve: Any) -> None:
 
 
 @pytest.mark.parametrize("approve", [None, no, perhaps, fails_to_ask])
-async def test_anything_but_a_yes_is_a_no(approve: Any) -> None:
+async def test_any_other_answer_denies_the_call(approve: Any) -> None:
     ran: list[str] = []
 
     @tool(confirm=True)
@@ -459,7 +464,7 @@ async def test_anything_but_a_yes_is_a_no(approve: Any) -> None:
     assert ran == []
 
 
-async def test_the_question_has_the_tool_and_its_exact_arguments() -> None:
+async def test_question_has_the_tool_and_its_exact_arguments() -> None:
     asked: list[Question] = []
 
     @tool(confirm=True)
@@ -494,7 +499,7 @@ async def test_confirmation_may_depend_on_the_arguments(confirm: Any) -> None:
     assert await outcome(wipe, path="tmp") == ("ok", None, "wiped")
 
 
-async def test_a_predicate_that_fails_is_no_yes() -> None:
+async def test_failing_confirm_predicate_denies_the_call() -> None:
     @tool(confirm=broken)
     async def wipe(path: str) -> str:
         return "wiped"
@@ -502,7 +507,7 @@ async def test_a_predicate_that_fails_is_no_yes() -> None:
     assert await outcome(wipe, path="tmp") == ("error", "declined", {"cancelled": True})
 
 
-async def test_arguments_are_checked_before_anybody_is_asked() -> None:
+async def test_arguments_are_validated_before_a_person_is_asked() -> None:
     asked: list[Question] = []
 
     @tool(confirm=True)
@@ -549,13 +554,13 @@ def look_in_worker(deep: bool, context: ToolContext) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("made", [look_async, look_in_thread, look_in_worker], ids=lambda made: made.name)
-async def test_a_tool_is_given_the_context_of_its_call_and_the_model_does_not_see_it(made: Tool) -> None:
+async def test_tool_receives_its_context_and_the_model_does_not_see_it(made: Tool) -> None:
     assert made.parameters["properties"] == {"deep": {"type": "boolean"}}
     model = Scripted(calls(made.name, deep=True), says("ok"))
     agent = Agent("a", model=model, tools=[made], role="clerk", metadata={"user": "Al"})
     async with Atlas([agent], tenant="acme") as atlas:
         stream = atlas.send("look", session="s")
-        events = await events_of(stream)
+        events = await collect_events(stream)
     (called,) = [event for event in events if event.type == "tool:called"]
     (result,) = [event for event in events if event.type == "tool:result"]
     assert result.status == "ok", result
@@ -574,10 +579,10 @@ async def test_a_tool_is_given_the_context_of_its_call_and_the_model_does_not_se
     }
     kinds = [event.type for event in events if event.type.startswith("tool:")]
     assert kinds == ["tool:called", "tool:progress", "tool:result"]
-    assert ("tool:progress", made.name, "half way") in told(events)
+    assert ("tool:progress", made.name, "half way") in summarize_events(events)
 
 
-async def test_an_async_tool_sees_the_very_agent_and_conversation() -> None:
+async def test_async_tool_receives_the_same_agent_and_conversation() -> None:
     seen: list[Any] = []
 
     async def look(context: ToolContext) -> None:
@@ -601,10 +606,10 @@ async def test_progress_from_a_thread_reaches_listeners_before_the_result() -> N
 
     async with in_memory_atlas(Scripted(calls("work"), says("ok")), [work]) as atlas:
         atlas.on("tool:progress", lambda event: received.append(event.message))
-        events = await events_of(atlas.send("go"))
+        events = await collect_events(atlas.send("go"))
     steps = ["step 0", "step 1", "step 2"]
     assert received == steps
-    tools = [entry[-1] for entry in told(events) if entry[0] in ("tool:progress", "tool:result")]
+    tools = [entry[-1] for entry in summarize_events(events) if entry[0] in ("tool:progress", "tool:result")]
     assert tools == [*steps, "done"]
 
 
@@ -613,27 +618,27 @@ async def test_abandoned_tool_emits_no_progress() -> None:
 
     @tool(timeout=0.05)
     async def stubborn(context: ToolContext) -> None:
-        await ignoring_cancellation(release)
+        await ignore_cancellation(release)
         context.progress("still here")
         late.set()
 
-    async with in_memory_atlas(Scripted(calls("stubborn"), says("ok")), [stubborn]) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(Scripted(calls("stubborn"), says("ok")), [stubborn]) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("go")
-        before = await events_of(stream)
+        before = await collect_events(stream)
         release.set()
         await late.wait()
-        assert await events_of(stream) == before
+        assert await collect_events(stream) == before
 
 
 # Where sync functions run
 
 
-async def test_a_sync_tool_in_this_process_never_blocks_the_loop() -> None:
-    async with beating() as heart:
+async def test_in_process_sync_tool_does_not_block_the_event_loop() -> None:
+    async with monitor_loop() as monitor:
 
         @tool(in_process=True)
         def work() -> bool:
-            return heart.goes_on() and threading.current_thread() is not threading.main_thread()
+            return monitor.keeps_running() and threading.current_thread() is not threading.main_thread()
 
         assert await outcome(work) == ("ok", None, True)
 
@@ -650,10 +655,10 @@ async def test_context_variables_reach_functions_in_threads() -> None:
     assert await outcome(work) == ("ok", None, "yes")
 
 
-async def test_a_sync_tool_runs_in_another_process_and_cannot_end_this_one() -> None:
+async def test_sync_tool_runs_in_another_process_and_cannot_end_this_one() -> None:
     @tool
     def where() -> int:
-        """Say where it runs."""
+        """Return the id of the process."""
         return os.getpid()
 
     @tool
@@ -678,7 +683,7 @@ async def test_a_sync_tool_runs_in_another_process_and_cannot_end_this_one() -> 
     ]
 
 
-async def test_a_sync_tool_sees_copies_of_captured_state() -> None:
+async def test_sync_tool_gets_copies_of_captured_state() -> None:
     box: list[int] = [1]
 
     @tool
@@ -691,7 +696,7 @@ async def test_a_sync_tool_sees_copies_of_captured_state() -> None:
     assert box == [1]
 
 
-# What the model got wrong
+# Invalid calls of the model
 
 
 async def test_unknown_tool_is_reported_and_may_be_corrected() -> None:
@@ -731,7 +736,7 @@ MALFORMED: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("written", "why"), MALFORMED, ids=[why for _, why in MALFORMED])
-async def test_arguments_that_are_not_json_are_stored_as_they_came_and_never_run(written: str, why: str) -> None:
+async def test_arguments_that_are_not_json_are_stored_unchanged_and_never_run(written: str, why: str) -> None:
     ran: list[Any] = []
 
     async def pay(a: Any = None) -> None:
@@ -753,7 +758,7 @@ async def test_arguments_that_are_not_json_are_stored_as_they_came_and_never_run
     assert why in result.result and result.result.startswith("The arguments are not valid JSON (")
 
 
-def test_metadata_may_be_handed_to_a_tool_context_by_hand() -> None:
+def test_tool_context_can_be_created_with_metadata() -> None:
     context = ToolContext(
         conversation=Conversation(), agent=None, run_id="r", call_id="c", tenant_id="t", metadata=Metadata()
     )

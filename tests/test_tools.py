@@ -1,4 +1,4 @@
-"""How a tool is made: of a name and a function, of parameters, of a typed function; and what cannot be one."""
+"""Tool definitions: from a name and a function, from a schema, from a typed function; and invalid ones."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ import pytest
 
 from atlas_agents import Agent, BadTool, ConfigError, Tool, ToolContext, tool
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
-from checks import PATIENCE
+from checks import TIMEOUT
 
 
 class Color(Enum):
@@ -53,18 +53,18 @@ class Doc:
 
 
 async def result_of(made: Any, **arguments: Any) -> Any:
-    """What the model reads when it calls the tool: (status, result)."""
+    """Return (status, result) as the model sees them."""
     name = made.name if isinstance(made, Tool) else made.__name__
     async with (
         in_memory_atlas(Scripted(calls(name, **arguments), says("ok")), [made]) as atlas,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIMEOUT),
     ):
         step = (await atlas.run("go")).steps[0]
     return step.status, step.output
 
 
 def taking(annotation: Any, seen: list[Any]) -> Callable[..., Awaitable[None]]:
-    """A function with one parameter of that type, which keeps what it was given."""
+    """Return a function with one parameter of this type, which records its argument."""
 
     async def take(value: Any) -> None:
         seen.append(value)
@@ -83,13 +83,13 @@ def schema_of(annotation: Any) -> Any:
 # Tool(name, function)
 
 
-async def test_a_name_and_a_function_make_a_tool_of_one_string() -> None:
+async def test_tool_from_a_name_and_a_function_takes_one_string() -> None:
     async def shout(text: str) -> str:
-        """Say it loud."""
+        """Convert to upper case."""
         return text.upper()
 
     made = Tool("shout", shout)
-    assert (made.name, made.description) == ("shout", "Say it loud.")
+    assert (made.name, made.description) == ("shout", "Convert to upper case.")
     assert made.parameters == {
         "type": "object",
         "properties": {"input": {"type": "string"}},
@@ -100,7 +100,7 @@ async def test_a_name_and_a_function_make_a_tool_of_one_string() -> None:
     assert await result_of(made, input=7) == ("error", 'input: 7 is not of type "string"')
 
 
-async def test_the_function_may_be_given_by_name_as_in_001() -> None:
+async def test_function_may_be_passed_as_func() -> None:
     async def shout(text: str) -> str:
         return text.upper()
 
@@ -108,12 +108,12 @@ async def test_the_function_may_be_given_by_name_as_in_001() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_a_tool_of_one_string_may_take_the_context_before_or_after_it(first: bool) -> None:
+async def test_single_input_tool_may_take_the_context_before_or_after_the_input(first: bool) -> None:
     async def before(context: ToolContext, text: str) -> str:
         return f"{text} for {context.agent.id}"
 
     async def after(text: str, context: ToolContext | None = None) -> str:
-        return f"{text} for {context.agent.id if context else 'nobody'}"
+        return f"{text} for {context.agent.id if context else 'no agent'}"
 
     assert await result_of(Tool("t", before if first else after), input="hi") == ("ok", "hi for assistant")
 
@@ -121,7 +121,7 @@ async def test_a_tool_of_one_string_may_take_the_context_before_or_after_it(firs
 # Tool(name, …parameters…)
 
 
-async def test_parameters_may_be_a_whole_json_schema() -> None:
+async def test_parameters_may_be_a_complete_json_schema() -> None:
     async def book(seats: int, window: bool = False) -> str:
         return f"{seats} {'window' if window else 'aisle'}"
 
@@ -180,21 +180,21 @@ async def test_parameters_may_be_names_with_types_or_schemas() -> None:
         ({"a": {"$ref": "file:///etc/passwd"}}, "only references inside the schema are supported"),
     ],
 )
-def test_parameters_that_are_no_schema_are_refused(parameters: dict[str, Any], complaint: str) -> None:
+def test_invalid_parameters_are_rejected(parameters: dict[str, Any], complaint: str) -> None:
     with pytest.raises(BadTool, match=complaint):
         Tool("book", print, parameters=parameters)
 
 
-def test_a_schema_is_never_fetched_from_a_file(tmp_path: Path) -> None:
+def test_schema_reference_to_a_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"type": "string"}')
     with pytest.raises(BadTool, match="only references inside the schema"):
         Tool("book", print, parameters={"a": {"$ref": f"file://{tmp_path}/s.json"}})
 
 
-# tool(definition, function), as in 000
+# tool(definition, function)
 
 
-async def test_a_definition_and_a_handler_make_a_tool() -> None:
+async def test_definition_and_handler_make_a_tool() -> None:
     definition = {
         "name": "weather",
         "description": "Tell the weather.",
@@ -221,7 +221,7 @@ async def test_a_definition_and_a_handler_make_a_tool() -> None:
     assert await result_of(tool(definition, only_arguments), city="Lima") == ("ok", "sunny in Lima")
 
 
-async def test_a_definition_may_have_no_parameters() -> None:
+async def test_definition_may_have_no_parameters() -> None:
     async def handler(args: dict[str, Any], ctx: ToolContext) -> str:
         return f"{args} {ctx.agent.id}"
 
@@ -232,7 +232,7 @@ async def test_a_definition_may_have_no_parameters() -> None:
     assert await result_of(tool({"name": "ping"}, nothing)) == ("ok", "pong")
 
 
-def test_a_definition_needs_a_name_and_a_function() -> None:
+def test_definition_requires_a_name_and_a_function() -> None:
     with pytest.raises(BadTool, match="requires a name"):
         tool({"description": "x"}, print)
 
@@ -261,7 +261,7 @@ PLAIN: list[tuple[Any, Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("annotation", "schema", "given", "value"), PLAIN, ids=[str(case[0]) for case in PLAIN])
-async def test_a_type_becomes_a_schema_and_json_becomes_that_type(
+async def test_type_becomes_a_schema_and_json_becomes_that_type(
     annotation: Any, schema: Any, given: Any, value: Any
 ) -> None:
     if schema is not None:
@@ -289,7 +289,7 @@ SHAPED: list[tuple[Any, str, dict[str, Any], Any, Any]] = [
 
 
 @pytest.mark.parametrize(("annotation", "name", "schema", "given", "value"), SHAPED, ids=[case[1] for case in SHAPED])
-async def test_a_class_becomes_a_definition_and_json_becomes_an_object(
+async def test_class_becomes_a_definition_and_json_becomes_an_object(
     annotation: Any, name: str, schema: dict[str, Any], given: Any, value: Any
 ) -> None:
     assert schema_of(annotation) == ({"$ref": f"#/$defs/{name}"}, {name: schema})
@@ -299,7 +299,7 @@ async def test_a_class_becomes_a_definition_and_json_becomes_an_object(
     assert type(seen[0]) is type(value)
 
 
-async def test_a_typed_dict_is_read_wherever_it_stands() -> None:
+async def test_nested_typed_dict_is_supported() -> None:
     seen: list[Any] = []
     take = taking(list[Named] | None, seen)
     assert await result_of(take, value=[{"name": "Al", "age": 3}]) == ("ok", None)
@@ -308,7 +308,7 @@ async def test_a_typed_dict_is_read_wherever_it_stands() -> None:
     assert seen == [[{"name": "Al", "age": 3}], None]
 
 
-async def test_what_does_not_fit_is_told_by_field_and_nothing_runs() -> None:
+async def test_invalid_arguments_are_reported_by_field_and_nothing_runs() -> None:
     seen: list[Any] = []
     status, words = await result_of(taking(Point, seen), value={"x": "one"})
     assert (status, words) == ("error", 'value.x: "one" is not of type "integer"')
@@ -322,7 +322,7 @@ async def test_what_does_not_fit_is_told_by_field_and_nothing_runs() -> None:
     assert seen == []
 
 
-def test_name_docstring_and_defaults_are_read_off_a_function() -> None:
+def test_name_docstring_and_defaults_come_from_the_function() -> None:
     @tool
     async def find(query: str, limit: int = 5, deep: bool | None = None) -> None:
         """Find something."""
@@ -340,7 +340,7 @@ def test_name_docstring_and_defaults_are_read_off_a_function() -> None:
     }
 
 
-async def test_defaults_fill_what_the_model_left_out() -> None:
+async def test_defaults_replace_missing_arguments() -> None:
     async def add(a: int, b: int = 10, tags: list[str] = []) -> str:  # noqa: B006 - on purpose
         tags.append("x")
         return f"{a + b} {tags}"
@@ -349,7 +349,7 @@ async def test_defaults_fill_what_the_model_left_out() -> None:
     assert await result_of(add, a=1, b=2) == ("ok", "3 ['x']")
 
 
-async def test_a_default_that_has_no_json_is_left_out_of_the_schema() -> None:
+async def test_default_without_json_form_is_omitted_from_the_schema() -> None:
     nothing = object()
 
     async def find(query: str, after: Any = nothing) -> bool:
@@ -359,7 +359,7 @@ async def test_a_default_that_has_no_json_is_left_out_of_the_schema() -> None:
     assert await result_of(find, query="x") == ("ok", True)
 
 
-def test_annotated_describes_a_parameter() -> None:
+def test_annotated_text_describes_a_parameter() -> None:
     @tool
     async def find(
         query: Annotated[str, "what to find"],
@@ -374,7 +374,7 @@ def test_annotated_describes_a_parameter() -> None:
     }
 
 
-async def test_pydantics_field_may_be_a_default() -> None:
+async def test_pydantic_field_may_be_a_default() -> None:
     async def find(limit: int = pydantic.Field(5, description="how many", ge=1), name: str = pydantic.Field()) -> str:
         return f"{limit} {name}"
 
@@ -438,15 +438,15 @@ def test_docstrings_describe_tool_and_parameters(function: Callable[..., Any]) -
     }
 
 
-def test_a_description_of_ones_own_goes_first() -> None:
+def test_explicit_description_overrides_the_docstring() -> None:
     @tool(name="other", description="Mine.")
     async def find(query: str) -> None:
-        """Theirs."""
+        """From the docstring."""
 
     assert (find.name, find.description) == ("other", "Mine.")
 
 
-async def test_parameter_names_that_libraries_keep_for_themselves_are_free() -> None:
+async def test_parameter_names_reserved_by_libraries_can_be_used() -> None:
     async def odd(
         self_: str, schema: str, json: str, model_config: str, title: str, copy: str, validate: str, p0: str, cls: str
     ) -> str:
@@ -459,7 +459,7 @@ async def test_parameter_names_that_libraries_keep_for_themselves_are_free() -> 
     assert await result_of(made, **dict(zip(names, "abcdefghi", strict=True))) == ("ok", "abcdefghi")
 
 
-# Whatever can be called
+# Other callables
 
 
 class Shop:
@@ -467,17 +467,17 @@ class Shop:
         self.name = name
 
     async def price(self, item: str) -> str:
-        """Say what it costs."""
+        """Return the price."""
         return f"{item} at {self.name}"
 
     @classmethod
     async def open(cls, day: str) -> str:
-        """Say whether it is open."""
+        """Return whether the shop is open."""
         return f"{cls.__name__} {day}"
 
     @staticmethod
     async def close(day: str) -> str:
-        """Say when it closes."""
+        """Return when the shop closes."""
         return f"17:00 {day}"
 
 
@@ -494,13 +494,13 @@ class Search:
 
 async def test_methods_are_tools() -> None:
     shop = Shop("Acme")
-    assert (tool(shop.price).name, tool(shop.price).description) == ("price", "Say what it costs.")
+    assert (tool(shop.price).name, tool(shop.price).description) == ("price", "Return the price.")
     assert await result_of(shop.price, item="tea") == ("ok", "tea at Acme")
     assert await result_of(Shop.open, day="Monday") == ("ok", "Shop Monday")
     assert await result_of(Shop.close, day="Monday") == ("ok", "17:00 Monday")
 
 
-async def test_methods_of_two_objects_stay_apart() -> None:
+async def test_methods_of_two_objects_are_separate_tools() -> None:
     agents = [Agent(name, model="openai/x", tools=[Shop(name).price]) for name in ("one", "two")]
     assert [await result_of(agent.tools[0], item="tea") for agent in agents] == [
         ("ok", "tea at one"),
@@ -508,27 +508,27 @@ async def test_methods_of_two_objects_stay_apart() -> None:
     ]
 
 
-async def test_objects_that_can_be_called_are_tools() -> None:
+async def test_callable_objects_are_tools() -> None:
     made = tool(Search("web"))
     assert (made.name, made.description) == ("Search", "Search the web.")
     assert Agent("a", model="openai/x", tools=[Search("web")]).tools[0].name == "Search"
     assert await result_of(made, query="tea") == ("ok", "tea at web")
 
 
-async def test_a_partial_hides_what_it_has_already_been_given() -> None:
+async def test_bound_arguments_of_a_partial_are_hidden() -> None:
     async def query(sql: str, limit: int, *, key: str = "") -> str:
-        """Ask the database."""
+        """Query the database."""
         return f"{sql} {limit} {key}"
 
     made = tool(partial(partial(query, limit=3), key="secret"))
-    assert (made.name, made.description) == ("query", "Ask the database.")
+    assert (made.name, made.description) == ("query", "Query the database.")
     assert made.parameters["properties"] == {"sql": {"type": "string"}}
     assert await result_of(made, sql="select") == ("ok", "select 3 secret")
     assert (await result_of(made, sql="select", key="mine"))[0] == "error"
     assert await result_of(tool(partial(query, "drop")), limit=1) == ("ok", "drop 1 ")
 
 
-async def test_a_wrapped_function_is_the_tool_of_the_wrapper() -> None:
+async def test_wrapped_function_becomes_the_tool_of_its_wrapper() -> None:
     async def plain(a: int) -> int:
         """Count."""
         return a
@@ -541,7 +541,7 @@ async def test_a_wrapped_function_is_the_tool_of_the_wrapper() -> None:
     assert await result_of(doubled, a=2) == ("ok", 4)
 
 
-def test_a_function_given_to_many_agents_is_described_once_and_not_kept_alive() -> None:
+def test_shared_function_is_described_once_and_not_kept_alive() -> None:
     async def brief(a: int) -> int:
         """Count."""
         return a
@@ -556,7 +556,7 @@ def test_a_function_given_to_many_agents_is_described_once_and_not_kept_alive() 
     assert gone() is None
 
 
-# What cannot be a tool
+# Invalid tools
 
 
 def unannotated(a: int, b: int) -> None: ...
@@ -583,9 +583,7 @@ of_an_unknown.__annotations__["b"] = "Nowhere"
         (of_a_function, "then"),
     ],
 )
-def test_a_parameter_that_cannot_be_described_is_named_with_its_tool(
-    function: Callable[..., Any], parameter: str
-) -> None:
+def test_error_names_an_unsuitable_parameter_and_its_tool(function: Callable[..., Any], parameter: str) -> None:
     with pytest.raises(BadTool) as caught:
         tool(function)
     assert f"parameter {parameter!r} of tool {function.__name__!r}" in str(caught.value)
@@ -593,8 +591,10 @@ def test_a_parameter_that_cannot_be_described_is_named_with_its_tool(
         Agent("a", model="openai/x", tools=[function])
 
 
-def test_a_type_that_cannot_be_found_is_named() -> None:
-    with pytest.raises(BadTool, match="cannot read the parameters of tool 'of_an_unknown': name 'Nowhere' is not defined"):
+def test_error_names_an_unresolved_type() -> None:
+    with pytest.raises(
+        BadTool, match="cannot read the parameters of tool 'of_an_unknown': name 'Nowhere' is not defined"
+    ):
         tool(of_an_unknown)
 
 
@@ -612,16 +612,16 @@ def test_a_type_that_cannot_be_found_is_named() -> None:
         (lambda: Tool("a", print, effect="loud"), "effect of tool 'a' must be one of pure, keyed, unsafe"),  # pyright: ignore[reportArgumentType]
     ],
 )
-def test_what_cannot_be_a_tool_is_refused(make: Callable[[], Tool], complaint: str) -> None:
+def test_invalid_tool_definition_is_rejected(make: Callable[[], Tool], complaint: str) -> None:
     with pytest.raises(BadTool, match=complaint):
         make()
     assert issubclass(BadTool, ConfigError)
 
 
-# Terms
+# Options
 
 
-def test_a_tool_has_its_terms() -> None:
+def test_tool_has_the_given_options() -> None:
     @tool(timeout=5, permissions=["file:read"], confirm=True, effect="keyed", in_process=True)
     def read(path: str) -> str:
         """Read a file."""
@@ -644,7 +644,7 @@ def test_a_tool_has_its_terms() -> None:
         ("a b", "a_b_"),
     ],
 )
-async def test_a_model_knows_a_tool_by_a_name_that_vendors_allow(name: str, sent: str) -> None:
+async def test_wire_name_is_valid_for_all_vendors(name: str, sent: str) -> None:
     async def work(text: str) -> str:
         return text
 

@@ -1,4 +1,4 @@
-"""Workers: plain functions run in processes that stop when they are told to, and leave nothing behind."""
+"""Worker pool: plain functions run in processes that are killed when a call is cancelled."""
 
 import asyncio
 import functools
@@ -20,7 +20,7 @@ import pytest_asyncio
 
 from atlas_agents.tools.worker_pool import WorkerDied, Workers, report
 
-PATIENCE = 30
+TIMEOUT = 30
 QUIET_STALL, LOADED_STALL = 0.02, 0.1
 HEAVY = ("asyncio", "aiohttp", "pydantic", "msgspec", "cloudpickle", "atlas_agents", "atlas_agents.agents")
 
@@ -30,52 +30,52 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def workers() -> AsyncIterator[Workers]:
-    """Shared, for the sake of time: what one test kills or breaks, the next must not notice."""
+    """Shared to save time: what one test kills or breaks must not affect the next."""
     made = Workers(warm=1)
     yield made
     await made.close()
 
 
 async def run(workers: Workers, function: Callable[..., Any], **arguments: Any) -> Any:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         return await workers.run(function, arguments)
 
 
-def is_gone(pid: int) -> bool:
-    """No such process, or one that is dead and only waits for its parent to notice."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, timeout=PATIENCE)
+def is_dead(pid: int) -> bool:
+    """Return whether a process does not exist, or is a zombie."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, timeout=TIMEOUT)
     return state.stdout.strip()[:1] in ("", "Z")
 
 
 def worker_count() -> int:
     command = ["ps", "-A", "-o", "ppid=,args="]
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE).stdout.splitlines()
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT).stdout.splitlines()
     return sum(line.split()[0] == str(os.getpid()) and "atlas_agents_worker" in line for line in lines)
 
 
-async def all_gone(*pids: int) -> bool:
-    end = time.monotonic() + PATIENCE
-    while not all(map(is_gone, pids)):
+async def all_dead(*pids: int) -> bool:
+    end = time.monotonic() + TIMEOUT
+    while not all(map(is_dead, pids)):
         if time.monotonic() > end:
             return False
         await asyncio.sleep(0.01)
     return True
 
 
-class Started:
-    """Cancels a call as soon as its function has reported, and keeps what it reported."""
+class StartedCall:
+    """A call that runs until it is cancelled, and the progress it reported."""
 
     def __init__(self, workers: Workers, function: Callable[..., Any], **arguments: Any) -> None:
-        self.words: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(workers.run(function, arguments, report=self.words.set_result))
+        self.progress: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(workers.run(function, arguments, report=self.progress.set_result))
 
     async def cancel(self) -> list[int]:
-        async with asyncio.timeout(PATIENCE):
-            words = await self.words
+        async with asyncio.timeout(TIMEOUT):
+            progress = await self.progress
             self.task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await self.task
-        return [int(word) for word in words.split()]
+        return [int(part) for part in progress.split()]
 
 
 def add(a: int, b: int = 0) -> int:
@@ -83,12 +83,12 @@ def add(a: int, b: int = 0) -> int:
 
 
 def by_reference() -> bool:
-    """Whether this very module, and not a copy of the function, is what runs."""
+    """Return whether this module, and not a copy of the function, runs."""
     return getattr(sys.modules.get(__name__), "__dict__", None) is globals()
 
 
 class Wrapped:
-    """What `@tool` does to a module's attribute."""
+    """Replaces a module's attribute, as `@tool` does."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -113,7 +113,7 @@ def replaced() -> str:
 
 
 class Reasoned(Exception):
-    """Carries more than its text."""
+    """Has an attribute besides its message."""
 
     def __init__(self, message: str, *, reason: str = "none") -> None:
         super().__init__(message)
@@ -121,24 +121,24 @@ class Reasoned(Exception):
 
 
 class Picky(Exception):
-    """Cannot be made again from its text."""
+    """Cannot be created from its message."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{message} ({code})")
 
 
 class Changing(Exception):
-    """Says something else when it is made again."""
+    """Has another message when it is created again."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message + "!")
 
 
-class Mute(Exception):
-    """Fails to say what it is."""
+class BrokenMessage(Exception):
+    """Has a `__str__` that raises."""
 
     def __str__(self) -> str:
-        raise ValueError("no words")
+        raise ValueError("no message")
 
 
 def fail(error: BaseException) -> None:
@@ -172,7 +172,7 @@ def start_a_child() -> None:
 
 
 def never_yield() -> None:
-    """Keep the interpreter to itself: no other thread of the process runs any more."""
+    """Hold the GIL, so that no other thread of the process runs."""
     report(str(os.getpid()))
     re.match(r"(a+)+$", "a" * 60 + "b")
 
@@ -182,7 +182,7 @@ def sleep_long() -> None:
     time.sleep(60)
 
 
-# Elsewhere no signal comes from the kernel, and a thread that cannot run does not see the parent's end.
+# On other systems the kernel sends no signal, and a thread that cannot run does not notice that the parent exited.
 stubborn = never_yield if sys.platform == "linux" else sleep_long
 
 
@@ -195,39 +195,39 @@ def leave_a_daemon_and_die() -> None:
         time.sleep(60)
         os._exit(0)
     os.close(settle)
-    os.read(settled, 1)  # it ends when the daemon has left the group, and would not be killed with it
+    os.read(settled, 1)  # read once the daemon has left the process group, so that it is not killed with it
     report(str(daemon))
     os._exit(4)
 
 
-def meet(folder: str, number: int) -> int:
-    """Wait until so many of us are here at the same time."""
+def wait_for_others(folder: str, number: int) -> int:
+    """Wait until `number` calls run at the same time."""
     (Path(folder) / str(os.getpid())).touch()
     while len(os.listdir(folder)) < number:
         time.sleep(0.005)
     return os.getpid()
 
 
-def note(path: str, word: int) -> None:
+def note(path: str, part: int) -> None:
     with open(path, "a") as file:
-        file.write(f"{word} ")
+        file.write(f"{part} ")
 
 
-# What is called, and what comes back.
+# Calls and results
 
 
-async def test_a_function_returns_what_it_returns(workers: Workers) -> None:
+async def test_result_of_the_function_is_returned(workers: Workers) -> None:
     assert await run(workers, add, a=2, b=3) == 5
     assert await workers.run(add, {"b": 3}, positional=[2]) == 5
     assert await run(workers, os.getpid) != os.getpid()
 
 
-async def test_a_function_of_a_module_is_sent_by_reference(workers: Workers) -> None:
+async def test_module_function_is_sent_by_reference(workers: Workers) -> None:
     assert await run(workers, by_reference) is True
     assert await run(workers, wrapped.function) is True
 
 
-async def test_a_function_hidden_by_another_is_still_the_one_that_runs(workers: Workers) -> None:
+async def test_function_shadowed_by_another_is_the_one_that_runs(workers: Workers) -> None:
     original = replaced.__wrapped__  # type: ignore[attr-defined]
     assert await run(workers, original) == "the original"
     assert await run(workers, replaced) == "the replacement"
@@ -245,7 +245,7 @@ async def test_closures_lambdas_partials_and_methods_are_sent_by_value(workers: 
     assert await run(workers, "a-b".split, sep="-") == ["a", "b"]
 
 
-async def test_a_module_that_a_worker_cannot_import_is_sent_by_value(workers: Workers, tmp_path: Path) -> None:
+async def test_module_that_a_worker_cannot_import_is_sent_by_value(workers: Workers, tmp_path: Path) -> None:
     file = tmp_path / "hidden_module.py"
     file.write_text("class Box:\n    pass\n\ndef helper():\n    return 6\n\ndef box(old):\n    new = Box()\n")
     file.write_text(file.read_text() + "    new.size = old.size + helper()\n    return new\n")
@@ -263,7 +263,7 @@ async def test_a_module_that_a_worker_cannot_import_is_sent_by_value(workers: Wo
         del sys.modules["hidden_module"]
 
 
-async def test_a_class_made_in_a_function_comes_back_as_the_same_class(workers: Workers) -> None:
+async def test_local_class_is_returned_as_the_same_class(workers: Workers) -> None:
     class Local:
         pass
 
@@ -276,7 +276,7 @@ async def test_a_class_made_in_a_function_comes_back_as_the_same_class(workers: 
         await run(workers, fail, error=LocalError("mine"))
 
 
-async def test_a_worker_is_where_its_parent_is(
+async def test_worker_uses_the_working_directory_of_its_parent(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await run(workers, os.getcwd) == os.getcwd()
@@ -292,17 +292,17 @@ async def test_a_worker_is_where_its_parent_is(
         del sys.modules["just_written"]
 
 
-async def test_a_worker_starts_with_little() -> None:
+async def test_worker_imports_few_modules() -> None:
     workers = Workers(warm=1)
     modules = await workers.run(eval, {}, positional=["list(__import__('sys').modules)"])
     await workers.close()
     assert [name for name in HEAVY if name in modules] == []
 
 
-# What goes wrong.
+# Errors
 
 
-async def test_an_error_comes_back_with_its_type_and_what_it_carries(workers: Workers) -> None:
+async def test_error_is_raised_with_its_type_and_attributes(workers: Workers) -> None:
     with pytest.raises(ZeroDivisionError, match="division by zero"):
         await run(workers, lambda: 1 / 0)
     with pytest.raises(Reasoned, match="it rains") as caught:
@@ -312,23 +312,23 @@ async def test_an_error_comes_back_with_its_type_and_what_it_carries(workers: Wo
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "message"),
     [
         (fail_picky, r"Picky: too hot \(7\)"),
         (fail_holding_a_lock, "ValueError: locked"),
         (lambda: fail(Changing("ha")), "Changing: ha!"),
     ],
 )
-async def test_an_error_that_cannot_travel_keeps_its_name_and_words(
-    workers: Workers, function: Callable[..., Any], words: str
+async def test_error_that_cannot_be_pickled_keeps_its_name_and_message(
+    workers: Workers, function: Callable[..., Any], message: str
 ) -> None:
-    with pytest.raises(RuntimeError, match=f"^{words}$"):
+    with pytest.raises(RuntimeError, match=f"^{message}$"):
         await run(workers, function)
 
 
-async def test_an_error_without_words_or_with_too_many_does_no_harm(workers: Workers) -> None:
-    with pytest.raises(Mute):
-        await run(workers, lambda: fail(Mute()))
+async def test_error_without_message_or_with_a_huge_one_is_handled(workers: Workers) -> None:
+    with pytest.raises(BrokenMessage):
+        await run(workers, lambda: fail(BrokenMessage()))
     with pytest.raises(RuntimeError, match=r"^ValueError: x{10000}$"):
         await run(workers, lambda: fail(ValueError("x" * 3_000_000)))
 
@@ -336,13 +336,13 @@ async def test_an_error_without_words_or_with_too_many_does_no_harm(workers: Wor
 @pytest.mark.parametrize(
     "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(), asyncio.CancelledError()]
 )
-async def test_what_would_end_the_loop_comes_back_as_an_error(workers: Workers, error: BaseException) -> None:
+async def test_exit_exceptions_become_ordinary_errors(workers: Workers, error: BaseException) -> None:
     with pytest.raises(RuntimeError) as caught:
         await run(workers, fail, error=error)
     assert str(caught.value) == f"the function raised {error!r}"
 
 
-async def test_a_process_that_ends_is_told_and_replaced(workers: Workers) -> None:
+async def test_process_that_exits_is_reported_and_replaced(workers: Workers) -> None:
     first = await run(workers, os.getpid)
     with pytest.raises(WorkerDied, match="exited with code 3"):
         await workers.run(os._exit, {}, positional=[3])
@@ -351,22 +351,22 @@ async def test_a_process_that_ends_is_told_and_replaced(workers: Workers) -> Non
     assert await run(workers, os.getpid) != first
 
 
-async def test_a_fork_does_not_keep_the_line_of_a_dead_worker_open(workers: Workers) -> None:
-    started = Started(workers, leave_a_daemon_and_die)
+async def test_forked_child_does_not_keep_the_socket_of_a_dead_worker_open(workers: Workers) -> None:
+    started = StartedCall(workers, leave_a_daemon_and_die)
     with pytest.raises(WorkerDied, match="exited with code 4"):
-        await asyncio.wait_for(started.task, PATIENCE)
-    daemon = int(started.words.result())
-    assert not is_gone(daemon)
+        await asyncio.wait_for(started.task, TIMEOUT)
+    daemon = int(started.progress.result())
+    assert not is_dead(daemon)
     os.kill(daemon, signal.SIGKILL)
 
 
-async def test_a_worker_that_died_idle_is_passed_over(workers: Workers) -> None:
+async def test_worker_that_died_idle_is_skipped(workers: Workers) -> None:
     idle = await run(workers, os.getpid)
     os.kill(idle, signal.SIGKILL)
     assert await run(workers, os.getpid) != idle
 
 
-async def test_what_cannot_be_pickled_is_named(workers: Workers) -> None:
+async def test_error_names_what_cannot_be_pickled(workers: Workers) -> None:
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"cannot send argument 'value' of give to a worker: .*lock"):
         await run(workers, give, value=[lock])
@@ -385,7 +385,7 @@ def _locked(lock: Any) -> Callable[[], bool]:
     return locked
 
 
-async def test_a_result_of_any_depth_does_no_harm(workers: Workers) -> None:
+async def test_deeply_nested_result_is_handled(workers: Workers) -> None:
     def deep() -> list[Any]:
         nested: list[Any] = []
         for _ in range(100_000):
@@ -396,7 +396,7 @@ async def test_a_result_of_any_depth_does_no_harm(workers: Workers) -> None:
         await run(workers, deep)
 
 
-async def test_a_result_beyond_the_cap_never_reaches_the_parent(workers: Workers) -> None:
+async def test_result_over_the_limit_never_reaches_the_parent(workers: Workers) -> None:
     await run(workers, add, a=1)
     tracemalloc.start()
     try:
@@ -408,12 +408,12 @@ async def test_a_result_beyond_the_cap_never_reaches_the_parent(workers: Workers
     assert await run(workers, lambda: b"x" * 20_000_000) == b"x" * 20_000_000
 
 
-# Stopping.
+# Cancellation
 
 
-async def test_a_cancelled_function_is_dead_before_the_cancellation_is_seen(workers: Workers, tmp_path: Path) -> None:
+async def test_cancelled_function_is_dead_before_the_cancellation_is_raised(workers: Workers, tmp_path: Path) -> None:
     path = tmp_path / "late"
-    started = Started(workers, write_late, path=str(path), seconds=0.5)
+    started = StartedCall(workers, write_late, path=str(path), seconds=0.5)
     (pid,) = await started.cancel()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -422,31 +422,31 @@ async def test_a_cancelled_function_is_dead_before_the_cancellation_is_seen(work
     assert await run(workers, os.getpid) != pid
 
 
-async def test_a_function_that_keeps_the_interpreter_to_itself_is_killed_too(workers: Workers) -> None:
-    (pid,) = await Started(workers, never_yield).cancel()
+async def test_function_that_holds_the_gil_is_killed(workers: Workers) -> None:
+    (pid,) = await StartedCall(workers, never_yield).cancel()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-async def test_what_a_function_started_is_killed_with_it(workers: Workers) -> None:
-    pids = await Started(workers, start_a_child).cancel()
+async def test_child_processes_of_a_function_are_killed(workers: Workers) -> None:
+    pids = await StartedCall(workers, start_a_child).cancel()
     assert len(pids) == 2
-    assert await all_gone(*pids)
+    assert await all_dead(*pids)
 
 
-async def test_a_second_cancellation_does_not_shorten_the_wait_for_the_end(workers: Workers) -> None:
-    started = Started(workers, sleep_long)
-    pid = int(await asyncio.wait_for(started.words, PATIENCE))
+async def test_second_cancellation_does_not_shorten_the_wait(workers: Workers) -> None:
+    started = StartedCall(workers, sleep_long)
+    pid = int(await asyncio.wait_for(started.progress, TIMEOUT))
     for _ in range(3):
         started.task.cancel()
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(asyncio.shield(started.task), PATIENCE)
+        await asyncio.wait_for(asyncio.shield(started.task), TIMEOUT)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-async def test_the_loop_never_waits_for_a_worker() -> None:
+async def test_event_loop_is_never_blocked_by_a_worker() -> None:
     async def heartbeat(gaps: list[float]) -> None:
         while True:
             start = time.perf_counter()
@@ -454,14 +454,14 @@ async def test_the_loop_never_waits_for_a_worker() -> None:
             gaps.append(time.perf_counter() - start)
 
     worst: list[float] = []
-    for _ in range(5):  # what the machine does to us happens now and then; what we do happens every time
+    for _ in range(5):  # delays caused by the machine are occasional, ours would occur every time
         gaps: list[float] = []
-        beating = asyncio.create_task(heartbeat(gaps))
+        heartbeat_task = asyncio.create_task(heartbeat(gaps))
         workers = Workers()
         await run(workers, lambda: list(map(str, range(100_000))))
-        await Started(workers, sleep_long).cancel()
+        await StartedCall(workers, sleep_long).cancel()
         await workers.close()
-        beating.cancel()
+        heartbeat_task.cancel()
         worst.append(max(gaps))
         if worst[-1] < QUIET_STALL:
             break
@@ -469,7 +469,7 @@ async def test_the_loop_never_waits_for_a_worker() -> None:
     assert min(worst) < (LOADED_STALL if loaded else QUIET_STALL)
 
 
-# Speaking while it runs.
+# Progress
 
 
 async def test_progress_arrives_in_order_and_before_the_result(workers: Workers) -> None:
@@ -478,17 +478,17 @@ async def test_progress_arrives_in_order_and_before_the_result(workers: Workers)
             report(f"{number} of {to}")
         return "done"
 
-    heard: list[str] = []
-    assert await workers.run(count, {"to": 500}, report=heard.append) == "done"
-    assert heard == [f"{number} of 500" for number in range(500)]
+    reported: list[str] = []
+    assert await workers.run(count, {"to": 500}, report=reported.append) == "done"
+    assert reported == [f"{number} of 500" for number in range(500)]
     assert await run(workers, count, to=3) == "done"
 
 
-async def test_progress_outside_a_worker_goes_nowhere() -> None:
-    report("nobody listens")
+async def test_progress_outside_a_worker_is_ignored() -> None:
+    report("ignored")
 
 
-async def test_what_a_function_prints_does_not_disturb(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_output_of_a_function_does_not_disturb_the_protocol(capfd: pytest.CaptureFixture[str]) -> None:
     def talk() -> str:
         print("on stdout")
         print("on stderr", file=sys.stderr)
@@ -504,41 +504,41 @@ async def test_what_a_function_prints_does_not_disturb(capfd: pytest.CaptureFixt
     assert err.splitlines() == ["on stdout", "on stderr", "on descriptor 1", "from a child"]
 
 
-# How many there are.
+# Pool size
 
 
-async def test_a_warm_worker_serves_one_call_after_another(workers: Workers) -> None:
+async def test_warm_worker_executes_one_call_after_another(workers: Workers) -> None:
     assert len({await run(workers, os.getpid) for _ in range(5)}) == 1
 
 
 async def test_more_calls_than_workers_wait_in_order(tmp_path: Path) -> None:
     workers, path = Workers(warm=1, at_most=1), tmp_path / "order"
-    await asyncio.gather(*(run(workers, note, path=str(path), word=word) for word in range(8)))
+    await asyncio.gather(*(run(workers, note, path=str(path), part=part) for part in range(8)))
     await workers.close()
     assert path.read_text() == "0 1 2 3 4 5 6 7 "
 
 
 async def test_workers_are_started_as_needed_and_only_the_warm_ones_stay(tmp_path: Path) -> None:
     workers = Workers(warm=1, at_most=3)
-    pids = await asyncio.gather(*(run(workers, meet, folder=str(tmp_path), number=3) for _ in range(9)))
+    pids = await asyncio.gather(*(run(workers, wait_for_others, folder=str(tmp_path), number=3) for _ in range(9)))
     assert len(set(pids)) == 3
     last = await run(workers, os.getpid)
-    assert await all_gone(*(set(pids) - {last}))
-    assert not is_gone(last)
+    assert await all_dead(*(set(pids) - {last}))
+    assert not is_dead(last)
     await workers.close()
 
 
-async def test_a_pool_that_keeps_none_warm_still_serves_all() -> None:
+async def test_pool_without_warm_workers_executes_all_calls() -> None:
     workers = Workers(warm=0, at_most=1)
     pids = {await run(workers, os.getpid) for _ in range(3)}
     await workers.close()
     assert len(pids) == 3
 
 
-async def test_who_waits_for_a_worker_can_be_cancelled_alone() -> None:
+async def test_call_that_waits_for_a_worker_can_be_cancelled() -> None:
     workers = Workers(warm=1, at_most=1)
-    started = Started(workers, sleep_long)
-    await asyncio.wait_for(started.words, PATIENCE)
+    started = StartedCall(workers, sleep_long)
+    await asyncio.wait_for(started.progress, TIMEOUT)
     waiting = [asyncio.create_task(run(workers, add, a=number)) for number in range(3)]
     await asyncio.sleep(0)
     waiting[1].cancel()
@@ -548,22 +548,22 @@ async def test_who_waits_for_a_worker_can_be_cancelled_alone() -> None:
     await workers.close()
 
 
-# Their end.
+# Shutdown
 
 
-async def test_closing_kills_all_and_the_workers_can_be_used_again(workers: Workers) -> None:
+async def test_closed_pool_kills_all_workers_and_can_be_used_again(workers: Workers) -> None:
     idle = await run(workers, os.getpid)
-    started = Started(workers, sleep_long)
-    busy = int(await asyncio.wait_for(started.words, PATIENCE))
+    started = StartedCall(workers, sleep_long)
+    busy = int(await asyncio.wait_for(started.progress, TIMEOUT))
     await workers.close()
-    assert await all_gone(idle, busy)
+    assert await all_dead(idle, busy)
     with pytest.raises(WorkerDied):
-        await asyncio.wait_for(started.task, PATIENCE)
+        await asyncio.wait_for(started.task, TIMEOUT)
     await workers.close()
     assert await run(workers, add, a=1) == 1
 
 
-async def test_closing_while_they_start_leaves_none_behind() -> None:
+async def test_pool_closed_while_workers_start_leaves_none_behind() -> None:
     workers, before = Workers(warm=3), worker_count()
     waiting = asyncio.create_task(run(workers, add, a=1))
     await asyncio.sleep(0.01)
@@ -573,7 +573,7 @@ async def test_closing_while_they_start_leaves_none_behind() -> None:
     assert worker_count() == before
 
 
-async def test_a_call_that_is_still_being_packed_when_all_is_closed_does_not_wait(workers: Workers) -> None:
+async def test_call_that_is_being_pickled_when_the_pool_closes_fails(workers: Workers) -> None:
     packing = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -584,20 +584,20 @@ async def test_a_call_that_is_still_being_packed_when_all_is_closed_does_not_wai
             return int, ()
 
     waiting = asyncio.create_task(run(workers, give, value=Slow()))
-    await asyncio.wait_for(packing.wait(), PATIENCE)
+    await asyncio.wait_for(packing.wait(), TIMEOUT)
     await workers.close()
     with pytest.raises(WorkerDied, match="closed"):
         await waiting
 
 
-async def test_a_loop_that_ends_takes_its_workers_with_it() -> None:
+async def test_workers_end_with_their_event_loop() -> None:
     workers = Workers()
     for _ in range(2):
         pid = await asyncio.to_thread(asyncio.run, run(workers, os.getpid))
-        assert is_gone(pid)
+        assert is_dead(pid)
 
 
-async def test_workers_of_a_loop_that_was_just_closed_go_when_another_begins() -> None:
+async def test_workers_of_a_closed_event_loop_are_killed_by_the_next() -> None:
     workers = Workers(warm=1)
 
     def close_at_once() -> int:
@@ -609,11 +609,11 @@ async def test_workers_of_a_loop_that_was_just_closed_go_when_another_begins() -
 
     left = await asyncio.to_thread(close_at_once)
     assert await run(workers, os.getpid) != left
-    assert await all_gone(left)
+    assert await all_dead(left)
     await workers.close()
 
 
-async def test_a_worker_that_cannot_start_is_an_error_and_not_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(WorkerDied, match=r"could not be started: .*No such file"):
@@ -626,7 +626,7 @@ async def test_a_worker_that_cannot_start_is_an_error_and_not_a_wait(monkeypatch
     await workers.close()
 
 
-# Scripts of their own.
+# Scripts
 
 SCRIPT = """
 import asyncio, os, sys
@@ -666,17 +666,17 @@ from test_workers import start_a_child, stubborn
 from atlas_agents.tools.worker_pool import Workers
 
 async def main():
-    workers, words, told = Workers(warm=2), [], asyncio.Event()
+    workers, messages, both = Workers(warm=2), [], asyncio.Event()
 
-    def tell(message):
-        words.append(message)
-        if len(words) == 2:
-            told.set()
+    def on_progress(message):
+        messages.append(message)
+        if len(messages) == 2:
+            both.set()
 
     idle = await workers.run(os.getpid, {{}})
-    calls = [asyncio.create_task(workers.run(f, {{}}, report=tell)) for f in (stubborn, start_a_child)]
-    await told.wait()
-    print(idle, *words, await workers.run(os.getpid, {{}}), flush=True)
+    calls = [asyncio.create_task(workers.run(f, {{}}, report=on_progress)) for f in (stubborn, start_a_child)]
+    await both.wait()
+    print(idle, *messages, await workers.run(os.getpid, {{}}), flush=True)
     {ending}
 
 asyncio.run(main())
@@ -688,11 +688,11 @@ async def run_script(path: Path, text: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=path.parent
     )
-    out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
+    out, err = await asyncio.wait_for(process.communicate(), TIMEOUT)
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_functions_and_classes_of_a_script_work_and_it_is_not_run_again(tmp_path: Path) -> None:
+async def test_functions_and_classes_of_a_script_work_without_running_it_again(tmp_path: Path) -> None:
     code, out, err = await run_script(tmp_path / "script.py", SCRIPT)
     assert (code, out) == (0, "the script runs\nPoint(x=3)\nOff: no -1\n")
     assert err == "moving\nmoving\n"
@@ -702,6 +702,6 @@ async def test_functions_and_classes_of_a_script_work_and_it_is_not_run_again(tm
 async def test_no_worker_outlives_its_parent(tmp_path: Path, ending: str) -> None:
     script = ORPHANS.format(folder=str(Path(__file__).parent), ending=ending)
     _, out, err = await run_script(tmp_path / "script.py", script)
-    pids = [int(word) for word in out.split()]
+    pids = [int(part) for part in out.split()]
     assert len(pids) == 5, err
-    assert await all_gone(*pids)
+    assert await all_dead(*pids)

@@ -285,5 +285,5 @@ class Limiter:
     def daily_limit_error(self) -> LimitExceeded:
         limit = self.limits.per_day or 0
         return LimitExceeded(
-            f"The daily limit of {limit:,} tool calls is used up. Nothing was run; try again tomorrow."
+            f"The daily limit of tool calls ({limit:,}) is used up. Nothing was run; try again tomorrow."
         )
