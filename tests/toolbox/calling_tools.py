@@ -1,4 +1,4 @@
-"""One call of a tool, made as a model makes it and governed as every call is."""
+"""Make one tool call through a scripted model, with policy and approvals."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 
 class Person:
-    """Says one thing to every question, does something first if told to, and keeps the questions."""
+    """Approver that gives the same answer to every question, after calling `before`, and records the questions."""
 
     def __init__(self, answer: Any = True, before: Callable[[], object] | None = None) -> None:
         self.answer = answer
@@ -25,7 +25,7 @@ class Person:
 async def call(
     tools: Iterable[Tool], name: str, person: Person | None = None, policy: Policy | None = None, **arguments: Any
 ) -> ToolResult:
-    """What the model is told of one call."""
+    """Return the tool result that the model receives."""
     model = Scripted(calls(name, **arguments), says("ok"))
     async with in_memory_atlas(model, tools, approve=person, policy=policy) as atlas:
         await atlas.ask("go")

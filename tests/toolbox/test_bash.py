@@ -1,4 +1,4 @@
-"""Commands that run: what is read of them, what holds them, and that they end with all that they started."""
+"""The `bash` tool: output, sandbox, limits, and killing all processes of a command."""
 
 import asyncio
 import os
@@ -15,35 +15,35 @@ import pytest
 from calling_tools import Person, call
 
 from atlas_agents import Policy
-from atlas_agents.builtin_tools.bash import Telling, bash_tool
+from atlas_agents.builtin_tools.bash import ProgressReporter, bash_tool
 from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
-from checks import until
+from checks import wait_until
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 
 
-async def said(folder: Path, sandbox: Any = "auto", **arguments: Any) -> str:
+async def run_bash(folder: Path, sandbox: Any = "auto", **arguments: Any) -> str:
     result = await call([bash_tool(folder, sandbox=sandbox)], "bash", Person(), YES, **arguments)
     assert result.status == "ok", result
     return str(result.result)
 
 
-def nap() -> str:
-    """A command that sleeps for a minute, and nobody else runs."""
+def unique_sleep() -> str:
+    """Return a unique command that sleeps for a minute."""
     return f"sleep 60.{secrets.randbelow(10**9):09}"
 
 
-async def gone(words: str, within: float = 2.0) -> bool:
-    """Whether no process of this command is left soon."""
+async def is_gone(command: str, within: float = 2.0) -> bool:
+    """Return whether all processes of this command end soon."""
     try:
-        return await until(lambda: not _running(words), patience=within)
+        return await wait_until(lambda: not _is_running(command), seconds=within)
     except TimeoutError:
         return False
 
 
-def _running(words: str) -> bool:
-    wanted = words.replace(" ", "\0").encode()
+def _is_running(command: str) -> bool:
+    wanted = command.replace(" ", "\0").encode()
     for each in Path("/proc").iterdir():
         try:
             if each.name.isdecimal() and wanted in (each / "cmdline").read_bytes():
@@ -60,34 +60,36 @@ def _running(words: str) -> bool:
         ({"command": "echo out; echo err >&2; exit 3"}, "out\nerr\n[exit code 3, "),
         ({"command": "pwd", "cwd": "sub"}, "{folder}/sub\n[exit code 0, "),
         ({"argv": ["cat", "sub/f"]}, "content\n[exit code 0, "),
-        ({"command": "true"}, "(it wrote nothing)\n[exit code 0, "),
-        ({"command": "kill -TERM $$"}, "(it wrote nothing)\n[ended by SIGTERM, "),
-        ({"command": "cat"}, "(it wrote nothing)\n[exit code 0, "),
+        ({"command": "true"}, "(no output)\n[exit code 0, "),
+        ({"command": "kill -TERM $$"}, "(no output)\n[ended by SIGTERM, "),
+        ({"command": "cat"}, "(no output)\n[exit code 0, "),
     ],
 )
-async def test_what_is_read_of_a_command(sandbox: Any, arguments: dict[str, Any], output: str, tmp_path: Path) -> None:
+async def test_result_has_output_and_exit_status(
+    sandbox: Any, arguments: dict[str, Any], output: str, tmp_path: Path
+) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/f").write_text("content\n")
-    assert (await said(tmp_path, sandbox, **arguments)).startswith(output.replace("{folder}", str(tmp_path)))
+    assert (await run_bash(tmp_path, sandbox, **arguments)).startswith(output.replace("{folder}", str(tmp_path)))
 
 
-async def test_of_long_output_head_and_tail_are_kept_and_a_flood_is_ended(tmp_path: Path) -> None:
-    text = await said(tmp_path, command="seq 1 100000")
+async def test_long_output_is_cut_and_endless_output_killed(tmp_path: Path) -> None:
+    text = await run_bash(tmp_path, command="seq 1 100000")
     assert text.startswith("1\n2\n") and text.split("\n")[-2] == "100000" and len(text) < 21_000
     assert "bytes left out" in text
     began = time.monotonic()
-    flood = await said(tmp_path, command="yes")
-    assert time.monotonic() - began < 30 and "it wrote too much" in flood and len(flood) < 21_000
+    flood = await run_bash(tmp_path, command="yes")
+    assert time.monotonic() - began < 30 and "it wrote too much output" in flood and len(flood) < 21_000
 
 
-async def test_the_environment_holds_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_has_no_api_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
     for sandbox in ("bubblewrap", "none"):
-        text = await said(tmp_path, sandbox, command="env; cat /proc/self/environ")
+        text = await run_bash(tmp_path, sandbox, command="env; cat /proc/self/environ")
         assert "canary" not in text and "PATH=" in text
 
 
-async def test_prompts_and_git_cannot_be_changed_and_secrets_not_be_seen(tmp_path: Path) -> None:
+async def test_protected_files_cannot_be_changed_and_secrets_not_read(tmp_path: Path) -> None:
     home = tmp_path / "home"
     for path in (
         "AGENTS.md",
@@ -101,13 +103,13 @@ async def test_prompts_and_git_cannot_be_changed_and_secrets_not_be_seen(tmp_pat
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("canary")
-    words = "; ".join(
+    command = "; ".join(
         f"cat {path}; echo x > {path}; rm -f {path}"
         for path in ("AGENTS.md", "atlas.toml", ".git/config", "deep/er/TOOLS.md", "rules")
     )
-    words += "; mv .git .tig; touch .git/hooks; echo done > plain"
+    command += "; mv .git .tig; touch .git/hooks; echo done > plain"
     tool = bash_tool(tmp_path, sandbox="bubblewrap", private=[home], guarded=[tmp_path / "rules"])
-    result = await call([tool], "bash", Person(), YES, command=words)
+    result = await call([tool], "bash", Person(), YES, command=command)
     assert str(result.result).count("canary") == 5
     for path in ("AGENTS.md", "atlas.toml", ".git/config", "deep/er/TOOLS.md", ".env", "rules"):
         assert (tmp_path / path).read_text() == "canary", path
@@ -116,18 +118,18 @@ async def test_prompts_and_git_cannot_be_changed_and_secrets_not_be_seen(tmp_pat
     assert "canary" not in str(hidden.result) and "token" not in str(hidden.result).replace("home/token", "")
 
 
-async def test_there_is_no_network_unless_it_is_given(tmp_path: Path) -> None:
+async def test_network_is_blocked_unless_enabled(tmp_path: Path) -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    words = f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo reached"
+    command = f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo reached"
     for network, reached in ((False, False), (True, True)):
         tool = bash_tool(tmp_path, sandbox="bubblewrap", network=network)
-        result = await call([tool], "bash", Person(), YES, command=words)
+        result = await call([tool], "bash", Person(), YES, command=command)
         assert ("reached" in str(result.result)) is reached
     server.close()
 
 
-async def test_the_backend_stands_in_the_audit_row(tmp_path: Path) -> None:
+async def test_audit_row_names_the_sandbox(tmp_path: Path) -> None:
     model = Scripted(calls("bash", command="true"), says("ok"))
     async with in_memory_atlas(model, [bash_tool(tmp_path, sandbox="bubblewrap")], approve=Person()) as atlas:
         await atlas.ask("go")
@@ -135,67 +137,68 @@ async def test_the_backend_stands_in_the_audit_row(tmp_path: Path) -> None:
     assert row.entry.meta["notes"] == {"sandbox": "bubblewrap"} and row.entry.meta["approval"]
 
 
-async def test_output_is_told_while_it_is_written(tmp_path: Path) -> None:
-    heard: list[str] = []
+async def test_output_is_reported_as_progress(tmp_path: Path) -> None:
+    messages: list[str] = []
     model = Scripted(calls("bash", command="echo one; until [ -e go ]; do sleep 0.02; done; echo two"), says("ok"))
     async with in_memory_atlas(model, [bash_tool(tmp_path)], approve=Person()) as atlas:
 
-        def hear(event: Any) -> None:
-            heard.append(event.message)
+        def on_progress(event: Any) -> None:
+            messages.append(event.message)
             (tmp_path / "go").touch()
 
-        atlas.on("tool:progress", hear)
+        atlas.on("tool:progress", on_progress)
         async with asyncio.timeout(20):
             await atlas.ask("go")
-    assert heard == ["one\n", "two\n"]
+    assert messages == ["one\n", "two\n"]
 
 
-# Ends
+# Killing commands
 
 
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
 @pytest.mark.parametrize(
-    "shape", ["{nap}", "{nap} & {nap}", "setsid {nap} & {nap}", "trap '' TERM; {nap} & while :; do sleep 0.1; done"]
+    "shape",
+    ["{sleep}", "{sleep} & {sleep}", "setsid {sleep} & {sleep}", "trap '' TERM; {sleep} & while :; do sleep 0.1; done"],
 )
-async def test_a_command_that_takes_too_long_is_ended_whole(sandbox: Any, shape: str, tmp_path: Path) -> None:
-    words = nap()
-    text = await said(tmp_path, sandbox, command=shape.replace("{nap}", words), timeout=1)
-    found = re.search(r"\[ended after 1 s with all it had started; .*, ([0-9.]+) s\]$", text)
+async def test_timeout_kills_all_processes_of_a_command(sandbox: Any, shape: str, tmp_path: Path) -> None:
+    sleep = unique_sleep()
+    text = await run_bash(tmp_path, sandbox, command=shape.replace("{sleep}", sleep), timeout=1)
+    found = re.search(r"\[killed after 1 s with all its child processes; .*, ([0-9.]+) s\]$", text)
     assert found and float(found[1]) < 20
-    assert await gone(words)
+    assert await is_gone(sleep)
 
 
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
-async def test_a_child_in_the_background_does_not_hold_up_the_end(sandbox: Any, tmp_path: Path) -> None:
-    words = nap()
+async def test_background_process_does_not_delay_the_result(sandbox: Any, tmp_path: Path) -> None:
+    sleep = unique_sleep()
     began = time.monotonic()
-    text = await said(tmp_path, sandbox, command=f"({words} &) ; {words} & echo started")
+    text = await run_bash(tmp_path, sandbox, command=f"({sleep} &) ; {sleep} & echo started")
     assert text.startswith("started\n[exit code 0") and time.monotonic() - began < 30
-    assert await gone(words)
+    assert await is_gone(sleep)
 
 
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
-async def test_a_cancelled_turn_ends_its_command(sandbox: Any, tmp_path: Path) -> None:
-    words = nap()
-    model = Scripted(calls("bash", command=f"touch begun; {words} & {words}"), says("ok"))
+async def test_cancelled_turn_kills_its_command(sandbox: Any, tmp_path: Path) -> None:
+    sleep = unique_sleep()
+    model = Scripted(calls("bash", command=f"touch begun; {sleep} & {sleep}"), says("ok"))
     async with in_memory_atlas(model, [bash_tool(tmp_path, sandbox=sandbox)], approve=Person()) as atlas:
         stream = atlas.send("go")
         async with asyncio.timeout(20):
-            await until((tmp_path / "begun").exists)
+            await wait_until((tmp_path / "begun").exists)
             stream.cancel()
             async for _ in stream:
                 pass
-        assert await gone(words)
+        assert await is_gone(sleep)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 601])
-async def test_a_timeout_has_a_cap(seconds: int, tmp_path: Path) -> None:
+async def test_timeout_out_of_range_is_rejected(seconds: int, tmp_path: Path) -> None:
     result = await call([bash_tool(tmp_path)], "bash", Person(), YES, command="true", timeout=seconds)
     assert result.error == "bad_arguments" or seconds == 0
 
 
 @pytest.mark.parametrize("cwd", ["..", "/etc", "../..", "link", "missing", "file"])
-async def test_a_command_runs_in_the_folder_only(cwd: str, tmp_path: Path) -> None:
+async def test_working_directory_must_be_in_the_folder(cwd: str, tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     (tmp_path / "w/link").symlink_to("..")
     (tmp_path / "w/file").touch()
@@ -204,17 +207,17 @@ async def test_a_command_runs_in_the_folder_only(cwd: str, tmp_path: Path) -> No
     assert result.status == "error" and person.questions == []
 
 
-async def test_a_command_that_talks_for_long_is_told_less_and_less_of() -> None:
-    told: list[str] = []
-    telling = Telling(told.append)
+async def test_progress_of_much_output_is_throttled() -> None:
+    reports: list[str] = []
+    reporter = ProgressReporter(reports.append)
     for _ in range(1000):
-        telling.add("stdout", b"x" * 8000)
-        telling.flush()
-    assert len(told[0]) == 4001 and len(told[-1]) == 201
-    assert sum(map(len, told)) < 500_000
+        reporter.add("stdout", b"x" * 8000)
+        reporter.flush()
+    assert len(reports[0]) == 4001 and len(reports[-1]) == 201
+    assert sum(map(len, reports)) < 500_000
 
 
-async def test_a_folder_that_lies_in_a_private_one_is_looked_through_all_the_same(tmp_path: Path) -> None:
+async def test_secrets_are_masked_in_a_folder_inside_a_private_one(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / ".env").write_text("canary")
     tool = bash_tool(tmp_path / "work", sandbox="bubblewrap", private=[tmp_path], guarded=[tmp_path])
@@ -222,20 +225,22 @@ async def test_a_folder_that_lies_in_a_private_one_is_looked_through_all_the_sam
     assert "tried" in str(result.result) and "canary" not in str(result.result)
 
 
-async def test_a_database_that_is_named_in_a_command_is_not_opened_and_keeps_its_locks(tmp_path: Path) -> None:
-    kept = tmp_path / "kept.db"
-    with closing(sqlite3.connect(kept, isolation_level=None)) as mine:
-        mine.execute("CREATE TABLE t (x)")
-        mine.execute("BEGIN EXCLUSIVE")
-        tool = bash_tool(tmp_path, sandbox="bubblewrap", private=[kept])
-        await call([tool, *file_tools(tmp_path, private=[kept])], "bash", Person(), YES, command="cat kept.db; true")
-        await call(file_tools(tmp_path, private=[kept]), "file_read", path="kept.db")
-        other = f"import sqlite3; sqlite3.connect({str(kept)!r}, timeout=0).execute('SELECT * FROM t')"
+async def test_private_database_named_in_a_command_keeps_its_locks(tmp_path: Path) -> None:
+    database = tmp_path / "private.db"
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE t (x)")
+        connection.execute("BEGIN EXCLUSIVE")
+        tool = bash_tool(tmp_path, sandbox="bubblewrap", private=[database])
+        await call(
+            [tool, *file_tools(tmp_path, private=[database])], "bash", Person(), YES, command="cat private.db; true"
+        )
+        await call(file_tools(tmp_path, private=[database]), "file_read", path="private.db")
+        other = f"import sqlite3; sqlite3.connect({str(database)!r}, timeout=0).execute('SELECT * FROM t')"
         tried = await asyncio.create_subprocess_exec(sys.executable, "-c", other, stderr=asyncio.subprocess.PIPE)
-        _, words = await tried.communicate()
-    assert b"database is locked" in words
+        _, stderr = await tried.communicate()
+    assert b"database is locked" in stderr
 
 
-async def test_a_command_may_name_a_file_that_nobody_can_read(tmp_path: Path) -> None:
-    text = await said(tmp_path, command="cat /proc/1/mem /proc/1/environ > /dev/null; echo went on")
+async def test_command_can_name_an_unreadable_file(tmp_path: Path) -> None:
+    text = await run_bash(tmp_path, command="cat /proc/1/mem /proc/1/environ > /dev/null; echo went on")
     assert "went on" in text

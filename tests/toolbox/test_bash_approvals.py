@@ -1,4 +1,4 @@
-"""Who is asked about a command, what they see, and that nothing else is run than what they saw (S20 to S32)."""
+"""Approval of commands: rules, the preview, and that only the approved command runs (S20 to S32)."""
 
 import asyncio
 import os
@@ -13,19 +13,21 @@ from atlas_agents import Actor, Answer, Approvals, Atlas, ConfigError, Policy, Q
 from atlas_agents.builtin_tools.bash import bash_tool
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
-from checks import until
+from checks import wait_until
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 ECHO = Policy(tools={"bash": {"*": "yes"}}, commands=[{"argv": ["echo", "**"]}, {"argv": ["git", "status"]}])
 
+UNCONFINED = "No sandbox: this command can read and write everything your user account can, and use the network."
 
-def free(folder: Path, **given: Any) -> Tool:
-    """Without a sandbox, by the settings: whatever got through would be seen."""
-    return bash_tool(folder, sandbox="none", **given)
+
+def unconfined_bash(folder: Path, **options: Any) -> Tool:
+    """Create the tool without a sandbox, so that every effect of a command is visible."""
+    return bash_tool(folder, sandbox="none", **options)
 
 
 def recorder(folder: Path, name: str = "recorder") -> Path:
-    """A program that leaves a mark each time it runs."""
+    """Create a program that appends a line to `marks` each time it runs."""
     made = folder / name
     made.write_text(f"#!/bin/sh\necho ran >> {folder}/marks\n")
     made.chmod(0o755)
@@ -37,7 +39,7 @@ def marks(folder: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-# Rules speak argv (S20, S21, S29)
+# Command rules match argv (S20, S21, S29)
 
 CORPUS = [
     *("echo x; touch canary", "echo x && touch canary", "echo x || touch canary", "echo x | tee canary"),
@@ -72,15 +74,15 @@ CORPUS = [
 
 
 @pytest.mark.parametrize("command", CORPUS)
-async def test_a_rule_for_echo_allows_nothing_that_a_shell_would_act_on(command: str, tmp_path: Path) -> None:
+async def test_echo_rule_does_not_allow_shell_syntax(command: str, tmp_path: Path) -> None:
     (tmp_path / "script").write_text("touch canary")
     person = Person(False)
-    result = await call([free(tmp_path)], "bash", person, ECHO, command=command)
+    result = await call([unconfined_bash(tmp_path)], "bash", person, ECHO, command=command)
     assert result.error == "declined" and len(person.questions) == 1
     assert sorted(os.listdir(tmp_path)) == ["script"]
 
 
-def test_the_corpus_is_large_enough() -> None:
+def test_corpus_is_large_enough() -> None:
     assert len(set(CORPUS)) >= 40
 
 
@@ -92,11 +94,11 @@ def test_the_corpus_is_large_enough() -> None:
         ({"command": "echo '$(touch canary)'"}, "$(touch canary)"),
     ],
 )
-async def test_a_plain_command_that_a_rule_knows_runs_unasked(
+async def test_plain_command_that_matches_a_rule_runs_without_approval(
     arguments: dict[str, Any], output: str, tmp_path: Path
 ) -> None:
     person = Person(False)
-    result = await call([free(tmp_path)], "bash", person, ECHO, **arguments)
+    result = await call([unconfined_bash(tmp_path)], "bash", person, ECHO, **arguments)
     assert str(result.result).startswith(f"{output}\n[exit code 0")
     assert person.questions == [] and os.listdir(tmp_path) == []
 
@@ -118,25 +120,25 @@ async def test_a_plain_command_that_a_rule_knows_runs_unasked(
         (["ls", "*", "-l"], ["ls", "*", "-l"], True),
     ],
 )
-async def test_rules_are_about_whole_words(rule: list[str], argv: list[str], fits: bool, tmp_path: Path) -> None:
+async def test_rule_matches_whole_arguments(rule: list[str], argv: list[str], fits: bool, tmp_path: Path) -> None:
     policy = Policy(tools={"bash": {"*": "ask"}}, commands=[{"argv": rule}])
     person = Person(False)
-    await call([free(tmp_path)], "bash", person, policy, argv=argv)
+    await call([unconfined_bash(tmp_path)], "bash", person, policy, argv=argv)
     known = argv[0] in ("git", "ls")
-    assert len(person.questions) == (known and not fits)  # of what is no program here nobody is asked
+    assert len(person.questions) == (known and not fits)  # an unknown program fails before anyone is asked
 
 
-async def test_a_rule_is_for_those_whom_it_names(tmp_path: Path) -> None:
+async def test_rule_applies_only_to_the_named_agents(tmp_path: Path) -> None:
     for who, asked in ((["assistant"], 0), (["editors"], 0), (["ben"], 1)):
         policy = Policy(
             tools={"bash": {"*": "ask"}}, groups={"editors": ["assistant"]}, commands=[{"argv": ["true"], "who": who}]
         )
         person = Person(False)
-        await call([free(tmp_path)], "bash", person, policy, argv=["true"])
+        await call([unconfined_bash(tmp_path)], "bash", person, policy, argv=["true"])
         assert len(person.questions) == asked
 
 
-def test_rules_stand_in_a_policy_file() -> None:
+def test_rules_are_loaded_from_a_policy_file() -> None:
     policy = Policy.load(Path(__file__).parents[2] / "docs/examples/commands.toml")
     ben, tester = Actor("ben"), Actor("tia", "tester")
     assert policy.command(["git", "status", "--short"], ben) == Verdict(
@@ -159,19 +161,19 @@ def test_rules_stand_in_a_policy_file() -> None:
         ("[[commands]]\nargv = ['git']\nagents = ['x']", "unknown key 'agents'"),
     ],
 )
-def test_a_wrong_rule_is_named(text: str, words: str, tmp_path: Path) -> None:
+def test_invalid_rule_is_reported(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(words)):
         Policy.load(tmp_path / "policy.toml")
 
 
-async def test_a_rule_does_not_help_who_is_denied(tmp_path: Path) -> None:
+async def test_rule_does_not_override_a_denial(tmp_path: Path) -> None:
     policy = Policy(tools={"bash": {"*": "no"}}, commands=[{"argv": ["true"]}])
-    assert (await call([free(tmp_path)], "bash", None, policy, argv=["true"])).error == "not_permitted"
+    assert (await call([unconfined_bash(tmp_path)], "bash", None, policy, argv=["true"])).error == "not_permitted"
 
 
-async def test_a_rule_that_is_taken_back_before_the_command_starts_does_not_count(tmp_path: Path) -> None:
-    tool = free(tmp_path)
+async def test_rule_removed_before_the_command_starts_does_not_apply(tmp_path: Path) -> None:
+    tool = unconfined_bash(tmp_path)
     words = tool.argv
     assert words is not None
     model = Scripted(calls("bash", argv=[str(recorder(tmp_path))]), says("ok"))
@@ -188,55 +190,57 @@ async def test_a_rule_that_is_taken_back_before_the_command_starts_does_not_coun
     assert marks(tmp_path) == 0
 
 
-# What is shown (S24)
+# The approval request (S24)
 
 
 @pytest.mark.parametrize("name", ["ls ", "ls\u00a0", "l\u200bs", "\u202els", "ls\t"])
-async def test_a_program_with_an_odd_name_is_another_program(name: str, tmp_path: Path) -> None:
+async def test_program_with_invisible_characters_is_another_program(name: str, tmp_path: Path) -> None:
     policy = Policy(tools={"bash": {"*": "ask"}}, commands=[{"argv": ["ls", "**"]}])
-    result = await call([free(tmp_path)], "bash", Person(), policy, argv=[name])
-    assert result.error == "failed" and "there is no program" in str(result.result)
+    result = await call([unconfined_bash(tmp_path)], "bash", Person(), policy, argv=[name])
+    assert result.error == "failed" and "program not found" in str(result.result)
     recorder(tmp_path, name)
     person = Person(False)
-    await call([free(tmp_path)], "bash", person, policy, argv=[f"./{name}"])
+    await call([unconfined_bash(tmp_path)], "bash", person, policy, argv=[f"./{name}"])
     assert person.questions[0].arguments == {"argv": [f"./{name}"]}
     assert person.questions[0].facts["argv"] == [f"./{name}"]
 
 
-async def test_the_question_says_how_where_and_in_what_it_runs(tmp_path: Path) -> None:
+async def test_preview_describes_sandbox_folder_timeout_and_program(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     person = Person(False)
     await call([bash_tool(tmp_path)], "bash", person, YES, command="ls -l", cwd="sub", timeout=5)
-    await call([free(tmp_path)], "bash", person, YES, command="ls | wc")
-    held, loose = (question.preview for question in person.questions)
-    assert held.split("\n")[-1] == "ls -l" and "without a shell" in held
-    assert f"in {tmp_path}/sub, for at most 5 s" in held and "confined by" in held and "no network" in held
-    assert loose.endswith("/bash:\n\nls | wc") and loose.startswith("NOT CONFINED, as the settings say")
+    await call([unconfined_bash(tmp_path)], "bash", person, YES, command="ls | wc")
+    confined, unconfined = (question.preview for question in person.questions)
+    sandbox = r"Sandbox: (Bubblewrap|Landlock) \(no network; can write only to "
+    rest = f"{tmp_path})\nFolder: {tmp_path}/sub\nTimeout: 5 s\nProgram: /"
+    assert re.match(sandbox + re.escape(rest), confined) and confined.endswith(" (without a shell)\n\nls -l")
+    assert unconfined.startswith(f"{UNCONFINED}\nReason: the sandbox is set to 'none'.\n")
+    assert unconfined.endswith("/bash\n\nls | wc") and "\nShell: /" in unconfined
 
 
-async def test_no_command_is_so_long_that_it_hides_what_is_said_of_it(tmp_path: Path) -> None:
+async def test_long_command_does_not_hide_the_sandbox_line(tmp_path: Path) -> None:
     person = Person(False)
-    await call([free(tmp_path)], "bash", person, YES, argv=["echo", "'" * 9000])
-    assert "NOT CONFINED" in person.questions[0].preview and "not shown" in person.questions[0].preview
+    await call([unconfined_bash(tmp_path)], "bash", person, YES, argv=["echo", "'" * 9000])
+    assert UNCONFINED in person.questions[0].preview and "not shown" in person.questions[0].preview
 
 
-async def test_where_nothing_confines_a_command_that_is_said_and_no_rule_counts(
+async def test_without_a_sandbox_the_preview_says_so_and_rules_do_not_apply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atlas_agents.builtin_tools.sandbox.choose._PROBES", {})
-    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox.choose._found", {})
+    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox.choose._working", {})
     person = Person()
     result = await call([bash_tool(tmp_path)], "bash", person, ECHO, command="echo hello")
-    assert "NOT CONFINED" in person.questions[0].preview
+    assert person.questions[0].preview.startswith(UNCONFINED)
     assert result.status == "ok"
     result = await call([bash_tool(tmp_path, sandbox="bubblewrap")], "bash", person, ECHO, command="echo hello")
-    assert result.status == "error" and len(person.questions) == 1  # never less than was asked for
+    assert result.status == "error" and len(person.questions) == 1  # never weaker than requested
 
 
-# What a yes is for (S23, S26)
+# What an approval covers (S23, S26)
 
 
-async def test_a_yes_for_good_is_for_the_words_and_not_for_the_shell(tmp_path: Path) -> None:
+async def test_permanent_approval_covers_the_arguments_not_the_shell(tmp_path: Path) -> None:
     first, second = (calls("bash", command=f"sh -c '{words}'") for words in ("ls", "touch canary"))
     asked: list[Any] = []
 
@@ -244,7 +248,9 @@ async def test_a_yes_for_good_is_for_the_words_and_not_for_the_shell(tmp_path: P
         asked.append(question.arguments["command"])
         return "always" if len(asked) == 1 else "no"
 
-    async with in_memory_atlas(Scripted(first, first, second, says("ok")), [free(tmp_path)], approve=approve) as atlas:
+    async with in_memory_atlas(
+        Scripted(first, first, second, says("ok")), [unconfined_bash(tmp_path)], approve=approve
+    ) as atlas:
         await atlas.ask("go")
     assert asked == ["sh -c 'ls'", "sh -c 'touch canary'"] and os.listdir(tmp_path) == []
 
@@ -277,21 +283,21 @@ def swap_link(folder: Path) -> None:
         {"argv": ["bash", "run.sh"]},
     ],
 )
-async def test_a_script_that_was_swapped_after_the_yes_is_not_run(
+async def test_script_replaced_after_approval_does_not_run(
     swap: Any, arguments: dict[str, Any], tmp_path: Path
 ) -> None:
     script = tmp_path / "run.sh"
     script.write_text("#!/bin/sh\ntrue\n")
     os.chmod(script, 0o755)
     person = Person(before=lambda: swap(tmp_path))
-    result = await call([free(tmp_path)], "bash", person, YES, **arguments)
+    result = await call([unconfined_bash(tmp_path)], "bash", person, YES, **arguments)
     assert result.error == "declined" and not (tmp_path / "canary").exists()
 
 
-async def test_another_environment_or_folder_than_at_the_yes_is_denied(
+async def test_environment_or_folder_changed_after_approval_is_denied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = recorder(tmp_path)
+    program = recorder(tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "link").symlink_to("a")
@@ -300,46 +306,46 @@ async def test_another_environment_or_folder_than_at_the_yes_is_denied(
         (tmp_path / "link").unlink()
         (tmp_path / "link").symlink_to("b")
 
-    result = await call([free(tmp_path)], "bash", Person(before=swap), YES, argv=[str(here)], cwd="link")
+    result = await call([unconfined_bash(tmp_path)], "bash", Person(before=swap), YES, argv=[str(program)], cwd="link")
     assert result.error == "declined"
     other = Person(before=lambda: monkeypatch.setenv("PATH", "/usr/bin:/bin:/opt/other"))
-    assert (await call([free(tmp_path)], "bash", other, YES, argv=[str(here)])).error == "declined"
+    assert (await call([unconfined_bash(tmp_path)], "bash", other, YES, argv=[str(program)])).error == "declined"
     assert marks(tmp_path) == 0
 
 
-def test_programs_are_not_looked_for_where_the_agent_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_are_not_searched_in_writable_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder(tmp_path, "git")
     monkeypatch.setenv("PATH", f"{tmp_path}:.:bin:/usr/bin:/bin")
     person = Person(False)
-    asyncio.run(call([free(tmp_path)], "bash", person, YES, argv=["git"]))
+    asyncio.run(call([unconfined_bash(tmp_path)], "bash", person, YES, argv=["git"]))
     assert person.questions[0].facts["program"].startswith("/usr")
     assert person.questions[0].facts["env"]["PATH"] == "/usr/bin:/bin"
 
 
-# Never without an answer, and never twice (S27, S30, S31, S32)
+# No run without an answer, and no answer used twice (S27, S30, S31, S32)
 
 
 @pytest.mark.parametrize("answer", [False, None, "no", "maybe", Answer("no"), "ONCE"])
-async def test_nothing_runs_without_a_clear_yes(answer: Any, tmp_path: Path) -> None:
+async def test_nothing_runs_without_an_approval(answer: Any, tmp_path: Path) -> None:
     recorder(tmp_path)
-    await call([free(tmp_path)], "bash", Person(answer), YES, argv=["./recorder"])
-    await call([free(tmp_path)], "bash", None, YES, argv=["./recorder"])  # nobody to ask
+    await call([unconfined_bash(tmp_path)], "bash", Person(answer), YES, argv=["./recorder"])
+    await call([unconfined_bash(tmp_path)], "bash", None, YES, argv=["./recorder"])  # no approver
     assert marks(tmp_path) == 0
 
 
-async def test_nothing_runs_when_nobody_answers_or_the_turn_is_given_up(tmp_path: Path) -> None:
+async def test_nothing_runs_after_a_deadline_or_a_cancelled_turn(tmp_path: Path) -> None:
     recorder(tmp_path)
     clock, model = VirtualClock(), Scripted(*[calls("bash", argv=["./recorder"]), says("ok")] * 2)
     async with in_memory_atlas(
-        model, [free(tmp_path)], clock=clock, approve=Approvals(wait=True, deadline=60)
+        model, [unconfined_bash(tmp_path)], clock=clock, approve=Approvals(wait=True, deadline=60)
     ) as atlas:
         stream = atlas.send("go")
-        await asked(atlas)
+        await pending_questions(atlas)
         await clock.advance(61)
         async with asyncio.timeout(10):
             await stream.reply()
         stream = atlas.send("go")
-        await asked(atlas)
+        await pending_questions(atlas)
         stream.cancel()
         async with asyncio.timeout(10):
             async for _ in stream:
@@ -347,51 +353,55 @@ async def test_nothing_runs_when_nobody_answers_or_the_turn_is_given_up(tmp_path
     assert marks(tmp_path) == 0
 
 
-async def asked(atlas: Atlas) -> list[Question]:
-    return await until(atlas.pending)
+async def pending_questions(atlas: Atlas) -> list[Question]:
+    return await wait_until(atlas.pending)
 
 
-async def test_an_answer_is_used_once_also_after_a_restart(tmp_path: Path) -> None:
+async def test_answer_is_used_once_also_after_a_restart(tmp_path: Path) -> None:
     recorder(tmp_path)
     store = MemoryStore()
 
     def made(*replies: Any) -> Atlas:
-        return in_memory_atlas(Scripted(*replies), [free(tmp_path)], store=store, approve=Approvals(wait=True))
+        return in_memory_atlas(
+            Scripted(*replies), [unconfined_bash(tmp_path)], store=store, approve=Approvals(wait=True)
+        )
 
     async with made(calls("bash", argv=["./recorder"])) as atlas:
         stream = atlas.send("go", session="s")
         await stream.accepted()
-        await asked(atlas)
+        await pending_questions(atlas)
     assert marks(tmp_path) == 0
     async with made(says("ok")) as atlas:
         (resumed,) = await atlas.recover()
-        pending = await asked(atlas)
+        pending = await pending_questions(atlas)
         answers = [atlas.answer(pending[0].id, Answer("once", by=name)) for name in ("ana", "ben")]
-        told = await asyncio.gather(*answers, return_exceptions=True)
+        results = await asyncio.gather(*answers, return_exceptions=True)
         async with asyncio.timeout(20):
             await resumed.reply()
-        assert sum(isinstance(each, Exception) for each in told) == 1
+        assert sum(isinstance(each, Exception) for each in results) == 1
         with pytest.raises(Exception, match=r"already answered|has ended"):
             await atlas.answer(pending[0].id, Answer("once"))
     assert marks(tmp_path) == 1
 
 
-async def test_a_model_cannot_answer_for_itself(tmp_path: Path) -> None:
+async def test_model_cannot_approve_its_own_call(tmp_path: Path) -> None:
     for name in ("approvals.resolve", "approvals__resolve", "exec.approve", "approve"):
-        assert (await call([free(tmp_path)], name, None, YES, approval_id="x", decision="once")).error == "not_found"
+        assert (
+            await call([unconfined_bash(tmp_path)], name, None, YES, approval_id="x", decision="once")
+        ).error == "not_found"
 
 
-async def test_deep_and_wrong_arguments_are_refused(tmp_path: Path) -> None:
+async def test_invalid_arguments_are_rejected(tmp_path: Path) -> None:
     deep: Any = "x"
     for _ in range(90):
         deep = [deep]
     for arguments in ({"argv": deep}, {"argv": "ls"}, {"command": ["ls"]}, {"command": "ls", "env": {"A": "1"}}):
-        result: ToolResult = await call([free(tmp_path)], "bash", Person(), YES, **arguments)
+        result: ToolResult = await call([unconfined_bash(tmp_path)], "bash", Person(), YES, **arguments)
         assert result.error == "bad_arguments"
 
 
-async def test_a_model_is_told_that_something_has_changed_since_the_yes(tmp_path: Path) -> None:
+async def test_result_says_that_the_command_changed_after_approval(tmp_path: Path) -> None:
     script = recorder(tmp_path)
     person = Person(before=lambda: script.write_text("#!/bin/sh\necho other\n"))
-    result = await call([free(tmp_path)], "bash", person, YES, argv=["./recorder"])
+    result = await call([unconfined_bash(tmp_path)], "bash", person, YES, argv=["./recorder"])
     assert result.error == "declined" and "has changed since it was approved" in str(result.result)

@@ -1,4 +1,4 @@
-"""Code that takes all it can get, breaks what runs it, or lies about what came of it."""
+"""Code that exhausts resources, breaks its interpreter, or forges its result."""
 
 import asyncio
 import os
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from code_desk import SANDBOXES, Desk
+from code_harness import SANDBOXES, SandboxHarness
 
 SECONDS, SHORT = 30.0, 3.0
-# What the answer must say, in its result or its fault.
+# Each attempt with texts, one of which its result or error must contain.
 GREEDY: dict[str, tuple[str, tuple[str, ...]]] = {
     "memory at once": ("x = bytearray(10**9)", ("MemoryError",)),
-    "memory bit by bit": ("x = []\nwhile True: x.append(bytearray(10**6))", ("MemoryError", "memory", "ended")),
-    "memory of many": (
+    "memory gradually": ("x = []\nwhile True: x.append(bytearray(10**6))", ("MemoryError", "memory", "ended")),
+    "memory of many processes": (
         "import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        x = bytearray(b'x' * (90 << 20))\n"
         "        time.sleep(60)\ntime.sleep(60)",
         ("memory", "AttributeError", "no attribute"),
@@ -66,12 +66,12 @@ ENDLESS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("ended", "MemoryError", "RecursionError", "memory", "ran longer"),
     ),
     "time": ("while True: pass", ("ran longer than 3 s",)),
-    "time, asleep": ("import time; time.sleep(100)", ("ran longer than 3 s",)),
+    "time, sleeping": ("import time; time.sleep(100)", ("ran longer than 3 s",)),
     "time, in the representation": (
         "class A:\n    def __repr__(self):\n        while True: pass\nA()",
         ("ran longer than 3 s",),
     ),
-    "time, deaf to signals": (
+    "time, ignoring signals": (
         "import signal\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n"
         "    except (OSError, ValueError): pass\nwhile True: pass",
         ("ran longer than 3 s",),
@@ -80,29 +80,29 @@ ENDLESS: dict[str, tuple[str, tuple[str, ...]]] = {
     "time, in a regular expression": ("import re; re.match(r'(a+)+$', 'a' * 50 + 'b')", ("ran longer than 3 s",)),
 }
 BREAKING: dict[str, tuple[str, tuple[str, ...]]] = {
-    "it leaves": ("import os; os._exit(7)", ("ended with exit code 7", "ended with exit code 1")),
-    "it asks to leave": ("import sys; sys.exit(3)", ("SystemExit: 3",)),
+    "os._exit": ("import os; os._exit(7)", ("ended with exit code 7", "ended with exit code 1")),
+    "sys.exit": ("import sys; sys.exit(3)", ("SystemExit: 3",)),
     "it is interrupted": ("raise KeyboardInterrupt", ("KeyboardInterrupt",)),
     "it kills itself": ("import os; os.kill(os.getpid(), 9)", ("ended", "AttributeError")),
     "it aborts": ("import os; os.abort()", ("ended",)),
     "it crashes": ("import ctypes; ctypes.string_at(0)", ("ended", "ModuleNotFoundError")),
-    "it closes all": ("import os; os.closerange(0, 256); 'all'", ("ended", "OSError", "'all'")),
+    "it closes all descriptors": ("import os; os.closerange(0, 256); 'all'", ("ended", "OSError", "'all'")),
     "it closes its streams": (
         "import sys; sys.stdout.close(); sys.stderr.close(); 'still'",
         ("'still'", "no attribute"),
     ),
-    "it puts others in their place": ("import sys; sys.stdout = sys.stderr = None; 'still'", ("'still'",)),
-    "it takes functions away": (
+    "it replaces its streams": ("import sys; sys.stdout = sys.stderr = None; 'still'", ("'still'",)),
+    "it deletes builtins": (
         "import builtins; del builtins.repr, builtins.isinstance; 5",
         ("ended", "NameError"),
     ),
     "it asks for input": ("input()", ("EOFError", "OSError")),
-    "it reads what was fed": ("import sys; sys.stdin.read(9)", ("''", "OSError", "AttributeError")),
-    "an error that cannot be told": (
+    "it reads standard input": ("import sys; sys.stdin.read(9)", ("''", "OSError", "AttributeError")),
+    "an error without a message": (
         "class E(Exception):\n    def __str__(self): raise RuntimeError\nraise E",
         ("E", "exception str() failed"),
     ),
-    "an error with a long story": ("raise ValueError('x' * 10**7)", ("characters left out",)),
+    "an error with a long message": ("raise ValueError('x' * 10**7)", ("characters left out",)),
     "an error of many causes": (
         "e = None\nfor n in range(3000):\n    try: raise ValueError from e\n    except ValueError as x: e = x\nraise e",
         ("ValueError", "ended"),
@@ -111,13 +111,13 @@ BREAKING: dict[str, tuple[str, tuple[str, ...]]] = {
         "class A:\n    def __repr__(self): raise RuntimeError('no')\nA()",
         ("RuntimeError: no",),
     ),
-    "a value that shows no text": ("class A:\n    def __repr__(self): return 5\nA()", ("TypeError",)),
-    "a value with half a letter": ("'\\ud800'", ("ud800", "�")),
-    "no Python": ("this is (no Python", ("SyntaxError",)),
+    "a repr that is not a string": ("class A:\n    def __repr__(self): return 5\nA()", ("TypeError",)),
+    "a value with a surrogate": ("'\\ud800'", ("ud800", "�")),
+    "invalid Python": ("this is (no Python", ("SyntaxError",)),
     "a NUL in the code": ("x = 1\0", ("SyntaxError", "ValueError", "null byte")),
     "much code": ("x = 1\n" * 5_000 + "x", ("1",)),
     "code of great depth": ("(" * 5000 + ")" * 5000, ("SyntaxError", "MemoryError", "RecursionError", "ended")),
-    "exits one after the other": (
+    "exit handlers": (
         "import atexit, time\natexit.register(time.sleep, 60)\natexit.register(print, 'never')\n'done'",
         ("'done'",),
     ),
@@ -126,94 +126,97 @@ BREAKING: dict[str, tuple[str, tuple[str, ...]]] = {
         ("'done'", "can't start new thread"),
     ),
 }
-_LINE = """
+_FIND_CHANNEL = """
 import json, os, socket, struct
 found = [n for n in range(3, 99) if os.path.exists(f"/proc/self/fd/{n}")]
-line = socket.socket(fileno=next(n for n in found if os.readlink(f"/proc/self/fd/{n}").startswith("socket")))
-def say(body): line.sendall(struct.pack("!I", len(body)) + body)
+channel = socket.socket(fileno=next(n for n in found if os.readlink(f"/proc/self/fd/{n}").startswith("socket")))
+def send(body): channel.sendall(struct.pack("!I", len(body)) + body)
 """
 FORGED = {
-    "another's answer": "say(json.dumps({'id': 'x', 'value': 'forged'}).encode())\n'true'",
-    "many answers": "for _ in range(1000): say(json.dumps({'id': 'x', 'value': 'forged'}).encode())\n'true'",
-    "no JSON": "say(b'{')\n'true'",
-    "no object": "say(b'[1]')\n'true'",
-    "a deep object": "say(b'[' * 200_000 + b']' * 200_000)\n'true'",
-    "other types": "say(json.dumps({'id': 5, 'value': {'a': 1}}).encode())\n'true'",
-    "a long answer": "line.sendall(struct.pack('!I', 2**32 - 1) + b'x' * 100_000)\n'true'",
-    "half an answer": "line.sendall(struct.pack('!I', 1000) + b'x')\nimport os; os._exit(0)",
+    "another ID": "send(json.dumps({'id': 'x', 'value': 'forged'}).encode())\n'true'",
+    "many replies": "for _ in range(1000): send(json.dumps({'id': 'x', 'value': 'forged'}).encode())\n'true'",
+    "invalid JSON": "send(b'{')\n'true'",
+    "not an object": "send(b'[1]')\n'true'",
+    "deeply nested": "send(b'[' * 200_000 + b']' * 200_000)\n'true'",
+    "wrong types": "send(json.dumps({'id': 5, 'value': {'a': 1}}).encode())\n'true'",
+    "a long reply": "channel.sendall(struct.pack('!I', 2**32 - 1) + b'x' * 100_000)\n'true'",
+    "half a reply": "channel.sendall(struct.pack('!I', 1000) + b'x')\nimport os; os._exit(0)",
 }
 
 
 @pytest.fixture(params=SANDBOXES)
-async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Desk]:
-    made = Desk(request.param, tmp_path, seconds=SECONDS)
+async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SandboxHarness]:
+    made = SandboxHarness(request.param, tmp_path, seconds=SECONDS)
     yield made
     await made.close()
 
 
-def told(result: dict[str, Any]) -> str:
+def result_text(result: dict[str, Any]) -> str:
     return " ".join(str(result.get(name, "")) for name in ("error", "fault", "value", "stderr"))
 
 
 @pytest.mark.slow
-async def test_code_gets_no_more_than_its_share(desk: Desk) -> None:
-    """All attempts, a few at a time, as so many sessions."""
-    found = await _all_of(desk, GREEDY)
-    assert [(name, told(found[name])) for name in found if not _as_expected(found[name], GREEDY[name][1])] == []
+async def test_greedy_code_is_limited(harness: SandboxHarness) -> None:
+    found = await _run_all(harness, GREEDY)
+    assert [(name, result_text(found[name])) for name in found if not _as_expected(found[name], GREEDY[name][1])] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SANDBOXES)
-async def test_code_that_does_not_end_is_ended(kind: str, tmp_path: Path) -> None:
-    desk = Desk(kind, tmp_path, seconds=SHORT)
-    found = await _all_of(desk, ENDLESS)
-    assert [(name, told(found[name])) for name in found if not _as_expected(found[name], ENDLESS[name][1])] == []
+async def test_endless_code_is_killed(kind: str, tmp_path: Path) -> None:
+    harness = SandboxHarness(kind, tmp_path, seconds=SHORT)
+    found = await _run_all(harness, ENDLESS)
+    assert [(name, result_text(found[name])) for name in found if not _as_expected(found[name], ENDLESS[name][1])] == []
     assert {result.get("kind") for name, result in found.items() if name.startswith("time")} <= {"timeout", "failed"}
     assert max(result["took"] for result in found.values()) < SHORT + 5
-    await desk.close()
+    await harness.close()
 
 
 @pytest.mark.slow
-async def test_code_breaks_nothing_but_itself(desk: Desk) -> None:
-    found = await _all_of(desk, BREAKING)
-    assert [(name, told(found[name])) for name in found if not _as_expected(found[name], BREAKING[name][1])] == []
-    assert (await desk.run("6 * 7"))["value"] == "42"
+async def test_broken_code_does_not_affect_later_calls(harness: SandboxHarness) -> None:
+    found = await _run_all(harness, BREAKING)
+    assert [
+        (name, result_text(found[name])) for name in found if not _as_expected(found[name], BREAKING[name][1])
+    ] == []
+    assert (await harness.run("6 * 7"))["value"] == "42"
 
 
-async def _all_of(desk: Desk, attempts: dict[str, tuple[str, tuple[str, ...]]]) -> dict[str, dict[str, Any]]:
+async def _run_all(
+    harness: SandboxHarness, attempts: dict[str, tuple[str, tuple[str, ...]]]
+) -> dict[str, dict[str, Any]]:
     gate = asyncio.Semaphore(4)
 
     async def one(code: str) -> dict[str, Any]:
         async with gate:
             began = time.monotonic()
-            result = await desk.run(code, conversation=secrets.token_hex(8))
+            result = await harness.run(code, conversation=secrets.token_hex(8))
             return {**result, "took": time.monotonic() - began}
 
     return dict(zip(attempts, await asyncio.gather(*(one(code) for code, _ in attempts.values())), strict=True))
 
 
-def _as_expected(result: dict[str, Any], words: tuple[str, ...]) -> bool:
-    return any(word in told(result) for word in words) and len(str(result)) < 50_000
+def _as_expected(result: dict[str, Any], texts: tuple[str, ...]) -> bool:
+    return any(text in result_text(result) for text in texts) and len(str(result)) < 50_000
 
 
 @pytest.mark.parametrize("attempt", FORGED)
-async def test_code_that_found_the_line_can_lie_only_about_itself(attempt: str, tmp_path: Path) -> None:
-    desk = Desk("bubblewrap", tmp_path, seconds=SECONDS)
+async def test_forged_replies_affect_only_their_own_call(attempt: str, tmp_path: Path) -> None:
+    harness = SandboxHarness("bubblewrap", tmp_path, seconds=SECONDS)
     try:
-        await desk.run("kept = 1", session=True)
-        result = await desk.run(_LINE + FORGED[attempt], session=True)
+        await harness.run("x = 1", session=True)
+        result = await harness.run(_FIND_CHANNEL + FORGED[attempt], session=True)
         assert result.get("value") == "'true'" or "error" in result
-        after = await desk.run("kept", session=True)
+        after = await harness.run("x", session=True)
         assert after.get("value") == "1" or "NameError" in after["error"]
         assert "forged" not in str(after)
-        assert desk.notes == {"sandbox": "bubblewrap"}
+        assert harness.notes == {"sandbox": "bubblewrap"}
     finally:
-        await desk.close()
+        await harness.close()
 
 
-async def test_output_is_kept_as_plain_text(desk: Desk) -> None:
+async def test_output_is_decoded_as_text(harness: SandboxHarness) -> None:
     code = "import os, sys\nsys.stdout.write('a\\x1b[31m\\0b')\nsys.stdout.flush()\nos.write(1, b'\\xff\\xfe!')"
-    result = await desk.run(code)
+    result = await harness.run(code)
     assert result["stdout"].startswith("a\x1b[31m\0b")
     assert os.linesep not in result["stdout"]
     assert result["stdout"].endswith("!")

@@ -1,4 +1,4 @@
-"""No way out of the folder: paths, links, races and files that are none (S40, S41, S44, S49)."""
+"""File tools cannot leave the folder: paths, links, races and special files (S40, S41, S44, S49)."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from atlas_agents import Policy, ToolResult
 from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.builtin_tools.files import root as root_module
 from atlas_agents.builtin_tools.files.root import Root, open_beneath, walk_beneath
-from atlas_agents.builtin_tools.files.search import FileQuery, searched
+from atlas_agents.builtin_tools.files.search import FileQuery, search_files
 from atlas_agents.core.errors import ToolFault
 
 YES = Policy(tools={"file_write": {"*": "yes"}, "file_edit": {"*": "yes"}})
@@ -26,15 +26,15 @@ YES = Policy(tools={"file_write": {"*": "yes"}, "file_edit": {"*": "yes"}})
 
 @pytest.fixture(params=["kernel", "walk"])
 def resolver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Everything holds with the kernel's help, and on systems that have none."""
+    """Run each test with `openat2` and without it."""
     if request.param == "walk":
-        monkeypatch.setattr(root_module, "kernel_resolves", lambda: False)
+        monkeypatch.setattr(root_module, "has_openat2", lambda: False)
     return str(request.param)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """`w` is the folder; beside it lies what must not be reached."""
+    """`w` is the folder; the files beside it must not be reached."""
     (tmp_path / "w").mkdir()
     (tmp_path / "w-evil").mkdir()
     (tmp_path / "w-evil/x").write_text("secret")
@@ -42,8 +42,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "w"
 
 
-async def tried(root: Path, path: str) -> list[ToolResult]:
-    """Every tool with one path."""
+async def call_all_tools(root: Path, path: str) -> list[ToolResult]:
     tools = file_tools(root)
     person = Person()
     return [
@@ -56,14 +55,14 @@ async def tried(root: Path, path: str) -> list[ToolResult]:
 
 
 def search(root: Path, path: str, query: str) -> ToolResult:
-    """As a worker does it, without the worker."""
+    """Call the function of the worker in this process."""
     try:
-        return ToolResult("", "ok", searched(Root(str(root)), FileQuery(query, path)))
+        return ToolResult("", "ok", search_files(Root(str(root)), FileQuery(query, path)))
     except ToolFault as fault:
         return ToolResult("", "error", str(fault), fault.kind)
 
 
-def untouched(root: Path) -> bool:
+def is_untouched(root: Path) -> bool:
     beside = sorted(each.name for each in root.parent.iterdir())
     return beside == ["secret.txt", "w", "w-evil"] and (root.parent / "secret.txt").read_text() == "secret"
 
@@ -73,50 +72,58 @@ OUTSIDE = [
     *("{parent}/secret.txt", "{parent}/w-evil/x", "{parent}/w/../secret.txt", "/etc/passwd", "//etc/passwd"),
     *("/proc/self/environ", "/dev/zero", "/", "/proc/self/root/etc/passwd", "/proc/1/environ", "/dev/fd/0"),
 ]
-NOTHING = ["%2e%2e/secret.txt", "..%2fsecret.txt", "secret.txt ", "~/x", "..\\secret.txt", "file:///etc/passwd", "a\tb"]
+NOT_DECODED = [
+    "%2e%2e/secret.txt",
+    "..%2fsecret.txt",
+    "secret.txt ",
+    "~/x",
+    "..\\secret.txt",
+    "file:///etc/passwd",
+    "a\tb",
+]
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
-async def test_a_path_that_leads_out_is_denied(path: str, root: Path, resolver: str) -> None:
+async def test_path_outside_the_folder_is_denied(path: str, root: Path, resolver: str) -> None:
     (root / "a").mkdir()
-    for result in await tried(root, path.format(parent=root.parent)):
+    for result in await call_all_tools(root, path.format(parent=root.parent)):
         assert result.status == "error" and result.error in ("not_permitted", "bad_arguments"), result
         assert "secret\n" not in str(result.result)
-    assert untouched(root)
+    assert is_untouched(root)
 
 
-@pytest.mark.parametrize("path", NOTHING)
-async def test_a_path_is_what_it_says_and_nothing_is_decoded(path: str, root: Path) -> None:
+@pytest.mark.parametrize("path", NOT_DECODED)
+async def test_path_is_used_literally(path: str, root: Path) -> None:
     for name in ("file_read", "file_list"):
         assert (await call(file_tools(root), name, path=path)).error == "failed"
     await call(file_tools(root), "file_write", None, YES, path=path, content="x")
-    assert untouched(root)
+    assert is_untouched(root)
 
 
-async def test_a_nul_and_half_a_character_are_no_path(root: Path) -> None:
+async def test_invalid_characters_in_a_path_are_rejected(root: Path) -> None:
     for path in ("a\0b", "\0", "x" * 5000, "\ud800"):
-        for result in await tried(root, path):
+        for result in await call_all_tools(root, path):
             assert result.error == "bad_arguments", result
 
 
 @pytest.mark.parametrize(
     "target", ["../secret.txt", "/etc/passwd", "../w-evil", "{parent}/secret.txt", "../nothing-yet"]
 )
-async def test_a_link_out_is_denied_and_not_created_through(target: str, root: Path, resolver: str) -> None:
+async def test_link_out_of_the_folder_is_denied(target: str, root: Path, resolver: str) -> None:
     (root / "link").symlink_to(target.format(parent=root.parent))
     for path in ("link", "link/x"):
-        for result in await tried(root, path):
+        for result in await call_all_tools(root, path):
             assert result.status == "error", result
-            assert "secret" not in str(result.result).replace("secret.txt", "").replace("holds secrets", "")
-    assert untouched(root) and (root / "link").is_symlink()
+            assert "secret" not in str(result.result).replace("secret.txt", "").replace("may contain secrets", "")
+    assert is_untouched(root) and (root / "link").is_symlink()
 
 
-async def test_a_link_inside_is_read_through_where_the_kernel_vouches_for_it(root: Path) -> None:
+async def test_link_inside_the_folder_is_followed(root: Path) -> None:
     (root / "docs").mkdir()
     (root / "docs/a.txt").write_text("hello")
     (root / "here").symlink_to("docs")
     (root / "file").symlink_to("docs/a.txt")
-    if not root_module.kernel_resolves():
+    if not root_module.has_openat2():
         pytest.skip("this kernel has no openat2")
     for path in ("here/a.txt", "file"):
         assert "hello" in str((await call(file_tools(root), "file_read", path=path)).result)
@@ -124,7 +131,7 @@ async def test_a_link_inside_is_read_through_where_the_kernel_vouches_for_it(roo
     assert (root / "docs/b").read_text() == "x"
 
 
-async def test_whole_paths_into_the_folder_are_understood(root: Path, resolver: str) -> None:
+async def test_absolute_path_into_the_folder_is_accepted(root: Path, resolver: str) -> None:
     (root / "f").write_text("hello")
     assert "hello" in str((await call(file_tools(root), "file_read", path=str(root / "f"))).result)
 
@@ -132,7 +139,7 @@ async def test_whole_paths_into_the_folder_are_understood(root: Path, resolver: 
 @pytest.mark.parametrize(
     ("path", "number"), [("..", errno.EXDEV), ("a/../..", errno.EXDEV), ("a/../f", 0), ("a/..", 0)]
 )
-def test_both_ways_agree_about_dots(path: str, number: int, root: Path) -> None:
+def test_both_resolvers_handle_dots_the_same_way(path: str, number: int, root: Path) -> None:
     (root / "a").mkdir()
     (root / "f").touch()
     top = os.open(root, os.O_RDONLY)
@@ -149,11 +156,11 @@ def test_both_ways_agree_about_dots(path: str, number: int, root: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["link", "folder/x", "out/etc/passwd", "folder"])
-def test_the_walk_follows_no_link_at_all(path: str, root: Path) -> None:
+def test_walk_follows_no_links(path: str, root: Path) -> None:
     (root / "docs").mkdir()
     (root / "docs/x").touch()
-    for name, leads_to in (("link", "docs/x"), ("folder", "docs"), ("out", "/")):
-        (root / name).symlink_to(leads_to)
+    for name, linked in (("link", "docs/x"), ("folder", "docs"), ("out", "/")):
+        (root / name).symlink_to(linked)
     top = os.open(root, os.O_RDONLY)
     try:
         with pytest.raises(OSError) as refusal:
@@ -163,7 +170,7 @@ def test_the_walk_follows_no_link_at_all(path: str, root: Path) -> None:
         os.close(top)
 
 
-def test_no_descriptor_is_left_open(root: Path) -> None:
+def test_no_descriptor_leaks(root: Path) -> None:
     (root / "a/b").mkdir(parents=True)
     top = os.open(root, os.O_RDONLY)
     before = set(os.listdir("/dev/fd"))
@@ -190,7 +197,7 @@ while True:
 
 @contextmanager
 def swapping(root: Path, inside: str, outside: str) -> Generator[None]:
-    """A process that swaps `link` between two targets as fast as it can."""
+    """Run a process that switches `link` between two targets as fast as it can."""
     process = subprocess.Popen([sys.executable, "-c", _SWAP, inside, outside], cwd=root, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -201,7 +208,7 @@ def swapping(root: Path, inside: str, outside: str) -> Generator[None]:
         process.communicate()
 
 
-async def test_a_link_that_is_swapped_all_the_time_never_leads_out(root: Path) -> None:
+async def test_link_that_changes_concurrently_never_leads_out(root: Path) -> None:
     for folder in (root / "docs", root.parent / "w-evil"):
         (folder).mkdir(exist_ok=True)
         (folder / "f").write_text("inside" if folder == root / "docs" else "secret")
@@ -220,16 +227,16 @@ async def test_a_link_that_is_swapped_all_the_time_never_leads_out(root: Path) -
                     seen.append(tools[name].function(**arguments))
                 except Exception as error:  # noqa: BLE001 - every refusal is fine
                     seen.append(str(error))
-    assert not any("secret" in each for each in seen if not each.endswith("relative path."))
+    assert not any("secret" in each for each in seen if not each.endswith("relative path inside it."))
     assert sorted(os.listdir(root.parent / "w-evil")) == ["f", "x"]
     outcomes = ["inside" in each for each in seen]
-    assert len(seen) > 100 and any(outcomes) and not all(outcomes)  # both targets were met
+    assert len(seen) > 100 and any(outcomes) and not all(outcomes)  # both targets were used
 
 
-# Files that are none
+# Special files and secrets
 
 
-async def test_special_files_are_refused_at_once(root: Path) -> None:
+async def test_special_files_are_rejected_at_once(root: Path) -> None:
     os.mkfifo(root / "pipe")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(root / "socket"))
@@ -242,16 +249,16 @@ async def test_special_files_are_refused_at_once(root: Path) -> None:
     assert "sparse  10.0 GB" in str((await call(file_tools(root), "file_list")).result)
     began = time.monotonic()
     for path in ("pipe", "socket", "sparse", "zero"):
-        reading, listing, searching, writing, editing = await tried(root, path)
+        reading, listing, searching, writing, editing = await call_all_tools(root, path)
         assert [each.status for each in (reading, listing, editing)] == ["error"] * 3, path
         assert searching.status == "error" or "skipped: 1 file" in str(searching.result)
-        assert writing.status == ("ok" if path == "sparse" else "error")  # a file like any other, for who writes it
+        assert writing.status == ("ok" if path == "sparse" else "error")  # a regular file can be replaced
     assert time.monotonic() - began < 10
     listener.close()
 
 
 @pytest.mark.parametrize("name", [".env", "id_ed25519", "server.key", ".netrc", ".ssh/config", "atlas.db", "token"])
-async def test_secrets_are_read_under_no_name(name: str, root: Path) -> None:
+async def test_secrets_cannot_be_read_under_any_name(name: str, root: Path) -> None:
     (root / name).parent.mkdir(exist_ok=True)
     (root / name).write_text("hunter2")
     (root / "soft").symlink_to(name)
@@ -262,7 +269,7 @@ async def test_secrets_are_read_under_no_name(name: str, root: Path) -> None:
             assert result.error == "not_permitted" and "hunter2" not in str(result.result), (path, result)
 
 
-async def test_the_house_s_own_folder_is_off_limits_where_it_lies_in_the_folder(root: Path) -> None:
+async def test_private_folder_inside_the_folder_is_inaccessible(root: Path) -> None:
     (root / "home").mkdir()
     (root / "home/anything").write_text("hunter2")
     tools = file_tools(root, private=[root / "home"])
@@ -271,13 +278,13 @@ async def test_the_house_s_own_folder_is_off_limits_where_it_lies_in_the_folder(
     assert "hunter2" not in str((await call(tools, "file_search", query="hunter2")).result)
 
 
-async def test_a_temporary_file_is_private_and_goes_away_when_writing_fails(root: Path) -> None:
+async def test_temporary_file_is_private_and_removed_if_writing_fails(root: Path) -> None:
     seen: list[tuple[int, int]] = []
     real = os.rename
 
     def failing(source: Any, *rest: Any, **named: Any) -> None:
-        about = os.stat(source, dir_fd=named["src_dir_fd"])
-        seen.append((about.st_nlink, about.st_mode & 0o077))
+        info = os.stat(source, dir_fd=named["src_dir_fd"])
+        seen.append((info.st_nlink, info.st_mode & 0o077))
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (root / "f").write_text("old")

@@ -1,4 +1,4 @@
-"""Files that are written and edited: whole or not at all, as a person was shown them, and some only after asking."""
+"""`file_write` and `file_edit`: atomic changes, previews, approvals and protected files."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ from calling_tools import Person, call
 from atlas_agents import Policy, ToolFailed, ToolResult
 from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.builtin_tools.files.root import Root
-from atlas_agents.builtin_tools.files.write import found_edited, found_written, target
+from atlas_agents.builtin_tools.files.write import check_edited, check_written, open_target
 from atlas_agents.tools.pipeline import Happened, NotHappened
 
 YES = Policy(tools={"file_write": {"*": "yes"}, "file_edit": {"*": "yes"}})
@@ -28,32 +28,32 @@ async def edit(
     return await call(file_tools(root), "file_edit", person, policy, path=path, old=old, new=new, all=all)
 
 
-def names(root: Path) -> list[Path]:
+def list_paths(root: Path) -> list[Path]:
     return sorted(root.rglob("*"))
 
 
 # Writing
 
 
-async def test_a_new_file_in_a_new_folder(tmp_path: Path) -> None:
+async def test_new_file_in_a_new_folder_is_written(tmp_path: Path) -> None:
     result = await write(tmp_path, "a/b/tea.txt", "green\nblack\n")
     assert (result.status, result.result) == ("ok", "wrote a/b/tea.txt: 2 lines, 12 bytes")
     assert (tmp_path / "a/b/tea.txt").read_text() == "green\nblack\n"
     assert [each.name for each in (tmp_path / "a/b").iterdir()] == ["tea.txt"]
 
 
-async def test_a_file_is_replaced_and_keeps_its_rights(tmp_path: Path) -> None:
+async def test_replaced_file_keeps_its_mode(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("old")
     os.chmod(script, 0o750)
     before = script.stat().st_ino
-    assert (await write(tmp_path, "run.sh", "new")).result == "wrote run.sh: 1 line, 3 bytes, in place of 3 bytes"
+    assert (await write(tmp_path, "run.sh", "new")).result == "wrote run.sh: 1 line, 3 bytes, replacing 3 bytes"
     assert stat.S_IMODE(script.stat().st_mode) == 0o750
-    assert script.stat().st_ino != before  # whoever has the old one open keeps it whole
+    assert script.stat().st_ino != before  # a program that has the old file open still reads it
 
 
 @pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o755, 0o644), (0o777, 0o664)])
-async def test_a_new_file_is_as_open_as_its_folder_and_never_for_all_to_write(
+async def test_new_file_has_the_access_of_its_folder_but_is_never_world_writable(
     folder: int, file: int, tmp_path: Path
 ) -> None:
     os.chmod(tmp_path, folder)
@@ -71,13 +71,13 @@ async def test_a_new_file_is_as_open_as_its_folder_and_never_for_all_to_write(
         ("x" * 300, "bad_arguments"),
     ],
 )
-async def test_what_names_no_file_is_not_written(path: str, error: str, tmp_path: Path) -> None:
+async def test_invalid_file_path_is_not_written(path: str, error: str, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     assert (await write(tmp_path, path, "x")).error == error
     assert sorted(os.listdir(tmp_path)) == ["d"]
 
 
-async def test_too_much_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_large_content_is_rejected_without_leftovers(tmp_path: Path) -> None:
     result = await write(tmp_path, "f", "x" * (10 * 1024 * 1024 + 1))
     assert "at most 10.0 MB" in str(result.result) and os.listdir(tmp_path) == []
 
@@ -104,7 +104,7 @@ async def test_too_much_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> 
         (b"mixed\r\nends\nhere\n", "ends\nhere", "x\ny", b"mixed\r\nx\ny\n"),
     ],
 )
-async def test_an_edit_keeps_ends_of_lines_marks_and_encoding(
+async def test_edit_keeps_line_endings_and_encoding(
     before: bytes, old: str, new: str, after: bytes, tmp_path: Path
 ) -> None:
     (tmp_path / "f").write_bytes(before)
@@ -115,40 +115,40 @@ async def test_an_edit_keeps_ends_of_lines_marks_and_encoding(
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("zwei", "2", "the old text is not in f; it must be exactly as in the file, without line numbers"),
-        ("two   three", "2", "Line 2 differs only in spaces"),
-        ("one", "1", "stands in f 2 times, in lines 1, 3; give more of what is around it, or say all"),
-        ("", "1", "Give the old text"),
-        ("one", "one", "another one for its place"),
+        ("zwei", "2", "the old text is not in f; it must match the file exactly, without line numbers"),
+        ("two   three", "2", "Line 2 differs only in whitespace"),
+        ("one", "1", "occurs 2 times in f, in lines 1, 3; include more of the surrounding text, or set all to true"),
+        ("", "1", "old must not be empty"),
+        ("one", "one", "new must differ from it"),
     ],
 )
-async def test_an_edit_that_cannot_be_made_says_why(old: str, new: str, words: str, tmp_path: Path) -> None:
+async def test_impossible_edit_is_explained(old: str, new: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("one\ntwo three\none\n")
     result = await edit(tmp_path, "f", old, new)
     assert words in str(result.result)
     assert (tmp_path / "f").read_text() == "one\ntwo three\none\n"
 
 
-async def test_all_places_are_changed_when_asked_for(tmp_path: Path) -> None:
+async def test_all_occurrences_are_changed_on_request(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("one\ntwo\none\n")
-    assert (await edit(tmp_path, "f", "one", "1", all=True)).result == "changed 2 places in f, line 1 and after"
+    assert (await edit(tmp_path, "f", "one", "1", all=True)).result == "changed 2 places in f, line 1 and later"
     assert (tmp_path / "f").read_text() == "1\ntwo\n1\n"
 
 
-async def test_a_character_that_the_encoding_has_not_changes_nothing(tmp_path: Path) -> None:
+async def test_character_missing_in_the_encoding_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes("Käse".encode("latin-1"))
-    assert "which has no '→'" in str((await edit(tmp_path, "f", "se", "→")).result)
+    assert "which cannot represent '→'" in str((await edit(tmp_path, "f", "se", "→")).result)
     assert (tmp_path / "f").read_bytes() == "Käse".encode("latin-1")
 
 
-async def test_only_a_file_that_is_there_is_edited(tmp_path: Path) -> None:
-    assert (await edit(tmp_path, "f", "a", "b")).result == "there is no f; file_write makes one"
+async def test_missing_file_cannot_be_edited(tmp_path: Path) -> None:
+    assert (await edit(tmp_path, "f", "a", "b")).result == "not found: f; use file_write to create it"
 
 
-# What a person is shown, and says yes to
+# Previews and approvals
 
 
-async def test_a_person_is_shown_the_difference(tmp_path: Path) -> None:
+async def test_preview_of_an_edit_is_a_diff(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("".join(f"line {number}\n" for number in range(1, 101)))
     person = Person()
     assert (await edit(tmp_path, "f", "line 50\n", "line fifty\n", policy=ASK, person=person)).status == "ok"
@@ -158,14 +158,16 @@ async def test_a_person_is_shown_the_difference(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_person_is_shown_a_new_file(tmp_path: Path) -> None:
+async def test_preview_of_a_new_file_is_its_content(tmp_path: Path) -> None:
     person = Person(False)
     assert (await write(tmp_path, "f", "a\nb", policy=ASK, person=person)).error == "declined"
-    assert person.questions[0].preview == ("f is new, 3 bytes\n--- f\n+++ f\n@@ -0,0 +1,2 @@\n+a\n+b (no end of line)")
+    assert person.questions[0].preview == (
+        "f: new file, 3 bytes\n--- f\n+++ f\n@@ -0,0 +1,2 @@\n+a\n+b (no newline at end of file)"
+    )
     assert os.listdir(tmp_path) == []
 
 
-async def test_nobody_is_asked_about_an_edit_that_cannot_be_made(tmp_path: Path) -> None:
+async def test_impossible_edit_does_not_ask_for_approval(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("one")
     person = Person()
     assert (await edit(tmp_path, "f", "two", "2", policy=ASK, person=person)).error == "failed"
@@ -173,17 +175,17 @@ async def test_nobody_is_asked_about_an_edit_that_cannot_be_made(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["file_write", "file_edit"])
-async def test_a_file_that_changed_after_the_yes_is_not_touched(name: str, tmp_path: Path) -> None:
+async def test_file_changed_after_approval_is_not_written(name: str, tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("one two")
-    person = Person(before=lambda: file.write_text("one two, and somebody's work"))
-    words = {"content": "1"} if name == "file_write" else {"old": "one", "new": "1"}
-    result = await call(file_tools(tmp_path), name, person, ASK, path="f", **words)
+    person = Person(before=lambda: file.write_text("one two, and other work"))
+    arguments = {"content": "1"} if name == "file_write" else {"old": "one", "new": "1"}
+    result = await call(file_tools(tmp_path), name, person, ASK, path="f", **arguments)
     assert result.error == "declined"
-    assert file.read_text() == "one two, and somebody's work"
+    assert file.read_text() == "one two, and other work"
 
 
-async def test_of_a_secret_file_only_what_is_written_is_shown(tmp_path: Path) -> None:
+async def test_preview_does_not_show_the_content_of_a_secret_file(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("KEY=hunter2\n")
     person = Person()
     assert (await write(tmp_path, ".env", "KEY=new\n", person=person)).status == "ok"
@@ -191,16 +193,16 @@ async def test_of_a_secret_file_only_what_is_written_is_shown(tmp_path: Path) ->
     assert (await edit(tmp_path, ".env", "new", "x", person=person)).error == "not_permitted"
 
 
-async def test_a_very_long_file_can_be_replaced_when_a_person_agrees(tmp_path: Path) -> None:
+async def test_very_large_file_can_be_replaced_with_approval(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as file:
         file.truncate(1024**3)
     person = Person()
     result = await write(tmp_path, "log", "", policy=ASK, person=person)
-    assert result.result == "wrote log: 0 lines, 0 bytes, in place of 1.0 GB"
-    assert person.questions[0].preview == "log: its present content is not shown"
+    assert result.result == "wrote log: 0 lines, 0 bytes, replacing 1.0 GB"
+    assert person.questions[0].preview == "log: current content not shown"
 
 
-# What always asks (S43)
+# Files that always need approval (S43)
 
 PROTECTED = [
     *("AGENTS.md", "SOUL.md", "TOOLS.md", "atlas.toml", "policy.toml", ".env", ".env.local", "agents.MD", "AGENTS.md."),
@@ -212,32 +214,32 @@ PROTECTED = [
 
 
 @pytest.mark.parametrize("path", PROTECTED)
-@pytest.mark.parametrize("there", [False, True])
-async def test_prompts_settings_hooks_and_keys_ask_even_where_the_policy_says_yes(
-    path: str, there: bool, tmp_path: Path
+@pytest.mark.parametrize("exists", [False, True])
+async def test_protected_file_needs_approval_even_if_the_policy_allows_it(
+    path: str, exists: bool, tmp_path: Path
 ) -> None:
     for folder in ("sub", "env311/lib", "bare.repo/objects", "bare.repo/refs"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "env311/pyvenv.cfg").touch()
     (tmp_path / "bare.repo/HEAD").touch()
-    if there:
+    if exists:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("as it was")
-    before = names(tmp_path)
+    before = list_paths(tmp_path)
     tools = file_tools(tmp_path, guarded=[tmp_path / "mine.rules"])
     person = Person(False)
     result = await call(tools, "file_write", person, YES, path=path, content="mine now")
     assert (result.error, len(person.questions)) == ("declined", 1)
-    assert "says what agents are told or may do" in person.questions[0].preview
-    assert names(tmp_path) == before
+    assert " is protected: such files can contain agent instructions" in person.questions[0].preview
+    assert list_paths(tmp_path) == before
 
 
 @pytest.mark.parametrize("path", ["notes.md", "my-AGENTS.md", "agents/notes.md", "environment.txt", "src/skill.py"])
-async def test_other_files_do_not_ask(path: str, tmp_path: Path) -> None:
+async def test_other_files_need_no_approval(path: str, tmp_path: Path) -> None:
     assert (await write(tmp_path, path, "x")).status == "ok"
 
 
-async def test_another_name_of_a_protected_file_asks_too(tmp_path: Path) -> None:
+async def test_link_to_a_protected_file_needs_approval_too(tmp_path: Path) -> None:
     (tmp_path / "SOUL.md").write_text("soul")
     (tmp_path / "real").mkdir()
     (tmp_path / ".git").mkdir()
@@ -247,20 +249,20 @@ async def test_another_name_of_a_protected_file_asks_too(tmp_path: Path) -> None
     person = Person(False)
     assert (await write(tmp_path, "hard.txt", "x", person=person)).error == "declined"
     assert (await write(tmp_path, "folder/config", "x", person=person)).error == "declined"
-    assert (await write(tmp_path, "soft.txt", "x", person=person)).error == "not_permitted"  # not through a link
+    assert (await write(tmp_path, "soft.txt", "x", person=person)).error == "not_permitted"  # links are not followed
     assert len(person.questions) == 2 and (tmp_path / "SOUL.md").read_text() == "soul"
 
 
-async def test_a_folder_that_becomes_protected_after_the_look_is_not_written_to(tmp_path: Path) -> None:
-    """The look says that nobody need be asked; then the folder is swapped for another."""
+async def test_folder_that_becomes_protected_after_the_check_is_not_written(tmp_path: Path) -> None:
+    """The check finds that no approval is needed; then the folder is replaced by a link."""
     (tmp_path / "plain").mkdir()
     (tmp_path / ".git").mkdir()
     writing = file_tools(tmp_path)[3]
-    look = writing.confirm
-    assert callable(look)
+    confirm = writing.confirm
+    assert callable(confirm)
 
     def swapping(arguments: dict[str, Any]) -> bool:
-        found = look(arguments)
+        found = confirm(arguments)
         (tmp_path / "plain").rmdir()
         (tmp_path / "plain").symlink_to(".git")
         return found
@@ -270,7 +272,7 @@ async def test_a_folder_that_becomes_protected_after_the_look_is_not_written_to(
     assert (result.error, os.listdir(tmp_path / ".git")) == ("not_permitted", [])
 
 
-async def test_what_is_private_is_not_written_at_all(tmp_path: Path) -> None:
+async def test_private_path_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     person = Person()
     tools = file_tools(tmp_path, private=[tmp_path / "home"])
@@ -278,33 +280,31 @@ async def test_what_is_private_is_not_written_at_all(tmp_path: Path) -> None:
     assert (result.error, person.questions) == ("not_permitted", [])
 
 
-# Found out afterwards
+# Reconciliation after a crash
 
 
-def test_a_write_that_nobody_saw_the_end_of_is_known_by_the_content(tmp_path: Path) -> None:
+def test_interrupted_write_is_recognised_by_the_content(tmp_path: Path) -> None:
     root, arguments = Root(str(tmp_path)), {"path": "f", "content": "new"}
-    assert found_written(root, arguments) == NotHappened()
+    assert check_written(root, arguments) == NotHappened()
     (tmp_path / "f").write_text("new")
-    assert isinstance(found_written(root, arguments), Happened)
+    assert isinstance(check_written(root, arguments), Happened)
 
 
 @pytest.mark.parametrize(
     ("content", "finding"),
     [("one two", NotHappened), ("one 2", Happened), ("neither", type(None)), ("two and 2", type(None))],
 )
-def test_an_edit_that_nobody_saw_the_end_of_is_known_by_what_is_there(
-    content: str, finding: type, tmp_path: Path
-) -> None:
+def test_interrupted_edit_is_recognised_by_the_content(content: str, finding: type, tmp_path: Path) -> None:
     (tmp_path / "f").write_text(content)
-    assert isinstance(found_edited(Root(str(tmp_path)), {"path": "f", "old": "two", "new": "2"}), finding)
+    assert isinstance(check_edited(Root(str(tmp_path)), {"path": "f", "old": "two", "new": "2"}), finding)
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_file_that_somebody_else_changes_meanwhile_is_not_replaced(there: bool, tmp_path: Path) -> None:
-    if there:
+@pytest.mark.parametrize("exists", [False, True])
+def test_concurrently_changed_file_is_not_replaced(exists: bool, tmp_path: Path) -> None:
+    if exists:
         (tmp_path / "f").write_text("old")
-    with target(Root(str(tmp_path)), "f") as place:
-        (tmp_path / "f").write_text("somebody else's")
-        with pytest.raises(ToolFailed, match="was changed by somebody else just now"):
-            place.put(b"mine")
-    assert (tmp_path / "f").read_text() == "somebody else's" and os.listdir(tmp_path) == ["f"]
+    with open_target(Root(str(tmp_path)), "f") as target:
+        (tmp_path / "f").write_text("from another program")
+        with pytest.raises(ToolFailed, match="was changed by another program"):
+            target.write(b"mine")
+    assert (tmp_path / "f").read_text() == "from another program" and os.listdir(tmp_path) == ["f"]

@@ -1,1 +1,1 @@
-"""`code_interpreter`: Python that a model wrote, run in a sandbox."""
+"""The `code_interpreter` tool: runs Python code of a model in a sandbox."""

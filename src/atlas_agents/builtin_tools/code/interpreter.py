@@ -1,4 +1,4 @@
-"""One Python in a sandbox: started once, asked once or again and again, and ended with all that it started."""
+"""A Python interpreter in a sandbox that runs code from a socket, and the files the code produces."""
 
 import asyncio
 import hashlib
@@ -19,90 +19,90 @@ from typing import Any, cast
 import msgspec
 
 from atlas_agents.builtin_tools.code import runner
+from atlas_agents.builtin_tools.files.read import IMAGE_SIGNATURES
 from atlas_agents.builtin_tools.sandbox.base import (
     PATH,
     CapturedOutput,
+    LimitName,
     OnOutput,
+    ProcessIO,
     ProcessResult,
-    Sandbox,
     SandboxCommand,
     SandboxLimits,
-    SandboxProcess,
-    Stopped,
     Stream,
 )
 from atlas_agents.builtin_tools.sandbox.choose import Unconfined
-from atlas_agents.builtin_tools.sandbox.process import HeadTailBuffer
+from atlas_agents.builtin_tools.sandbox.process import HeadTailBuffer, Sandbox, SandboxProcess
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import SandboxUnavailable, ToolFailed
 from atlas_agents.core.messages import Image
 
-_HEAD = struct.Struct("!I")
+_LENGTH = struct.Struct("!I")
 _MAX_FRAME = 1 << 20
 
 
 class ChannelClosed(Exception):
-    """The other end is gone, or says what it never should."""
+    """The interpreter closed the socket, or sent something invalid."""
 
 
 class SocketChannel:
-    """Our end of a pair of sockets."""
+    """Our end of a socket pair, with length-prefixed JSON messages."""
 
     def __init__(self) -> None:
         self._ours, self.theirs = socket.socketpair()
         self._ours.setblocking(False)
 
-    async def say(self, order: dict[str, Any]) -> None:
-        body = json.dumps(order).encode()
+    async def send(self, message: dict[str, Any]) -> None:
+        body = json.dumps(message).encode()
         try:
-            await asyncio.get_running_loop().sock_sendall(self._ours, _HEAD.pack(len(body)) + body)
+            await asyncio.get_running_loop().sock_sendall(self._ours, _LENGTH.pack(len(body)) + body)
         except OSError as error:
             raise ChannelClosed from error
 
-    async def hear(self) -> dict[str, Any]:
-        """The next answer. It comes from a stranger: too long, or no JSON object, and the line is broken."""
-        (size,) = _HEAD.unpack(await self._exactly(_HEAD.size))
+    async def receive(self) -> dict[str, Any]:
+        """Return the next message. The sender is untrusted: a message that is too long or not an object is an error."""
+        (size,) = _LENGTH.unpack(await self._read_exactly(_LENGTH.size))
         if size > _MAX_FRAME:
             raise ChannelClosed
         try:
-            answer = json.loads(await self._exactly(size))
+            message = json.loads(await self._read_exactly(size))
         except (ValueError, RecursionError) as error:
             raise ChannelClosed from error
-        if not isinstance(answer, dict):
+        if not isinstance(message, dict):
             raise ChannelClosed
-        return cast(dict[str, Any], answer)
+        return cast(dict[str, Any], message)
 
     def close(self) -> None:
         self._ours.close()
         self.theirs.close()
 
-    async def _exactly(self, size: int) -> bytes:
-        found = bytearray()
-        while len(found) < size:
+    async def _read_exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
             try:
-                piece = await asyncio.get_running_loop().sock_recv(self._ours, size - len(found))
+                chunk = await asyncio.get_running_loop().sock_recv(self._ours, size - len(data))
             except OSError as error:
                 raise ChannelClosed from error
-            if not piece:
+            if not chunk:
                 raise ChannelClosed
-            found += piece
-        return bytes(found)
+            data += chunk
+        return bytes(data)
 
 
-_ASK = """
+_INSPECT = """
 import json, os, sys
 from importlib.util import find_spec
 found = find_spec("numpy")
 compiled = not (found and found.origin) or os.path.isdir(os.path.join(os.path.dirname(found.origin), "__pycache__"))
 print(json.dumps([sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), compiled]))
 """
-_PATIENCE = 10.0
+_INSPECT_TIMEOUT = 10.0
 
 
-class Python(msgspec.Struct, frozen=True):
-    """An interpreter, and the folders that it and its packages lie in.
+class PythonInstallation(msgspec.Struct, frozen=True):
+    """A Python executable and the folders of its standard library and packages.
 
-    `compiled` is False where its packages come as source only; each import would compile them anew.
+    `compiled` is False if its packages have no .pyc files; without a cache, each import would compile them again.
     """
 
     executable: str
@@ -110,50 +110,48 @@ class Python(msgspec.Struct, frozen=True):
     compiled: bool = True
 
 
-async def found(path: Path | None) -> Python:
-    """The one that runs us, or another, by the path of its executable or of its virtual environment: it is asked where
-    it lives."""
+async def find_python(path: Path | None) -> PythonInstallation:
+    """Inspect the Python at `path`, an executable or a virtual environment; None is the one that runs Atlas."""
     executable = sys.executable if path is None else str(path)
     if await in_thread(os.path.isdir, executable):
         executable = os.path.join(executable, "bin", "python")
     try:
         process = await asyncio.create_subprocess_exec(
-            *(executable, "-I", "-c", _ASK),
+            *(executable, "-I", "-c", _INSPECT),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             env={"PATH": PATH},
         )
-        async with asyncio.timeout(_PATIENCE):
-            said, _ = await process.communicate()
-        prefix, base, real, compiled = json.loads(said)
+        async with asyncio.timeout(_INSPECT_TIMEOUT):
+            output, _ = await process.communicate()
+        prefix, base, real, compiled = json.loads(output)
     except (OSError, TimeoutError, ValueError) as error:
-        reason = f"{executable} is no Python that runs ({type(error).__name__})"
-        raise SandboxUnavailable(reason, "set code_python to one, or leave it out") from None
-    return Python(executable, _folders(prefix, base, real), compiled)
+        reason = f"{executable} is not a working Python interpreter ({type(error).__name__})"
+        raise SandboxUnavailable(reason, "set code_python to a Python executable or virtual environment") from None
+    return PythonInstallation(executable, _library_folders(prefix, base, real), compiled)
 
 
-def _folders(prefix: str, base: str, real: str) -> tuple[Path, ...]:
-    """Those that a sandbox does not show anyway."""
-    named = {Path(prefix), Path(base), Path(prefix).resolve(), Path(base).resolve(), Path(real).parent}
-    return tuple(sorted(path for path in named if path != Path("/") and not path.is_relative_to("/usr")))
+def _library_folders(prefix: str, base: str, real: str) -> tuple[Path, ...]:
+    """Return the folders of an installation that a sandbox does not make readable by default."""
+    folders = {Path(prefix), Path(base), Path(prefix).resolve(), Path(base).resolve(), Path(real).parent}
+    return tuple(sorted(path for path in folders if path != Path("/") and not path.is_relative_to("/usr")))
 
 
-_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_PICTURES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
-_MAX_PICTURE = 400_000
-_ALL_PICTURES = 600_000
-_MOST = 1000
-_LISTED = 50
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_IMAGE_SIZE = 400_000
+_MAX_IMAGES_SIZE = 600_000
+_MAX_FILES = 1000
+_MAX_LISTED = 50
 
-PLACE = "code"
-"""Below the root: where each session has its folder."""
-CACHE = ".cache"
-"""Where libraries put what they want to find again; not shown."""
-State = dict[str, tuple[int, int]]
+CODE_FOLDER = "code"
+"""Folder below the root with one folder per session."""
+CACHE_FOLDER = ".cache"
+"""Folder for the caches of libraries; not listed in results."""
+Snapshot = dict[str, tuple[int, int]]
 
 
 class ProducedImage(msgspec.Struct, frozen=True):
-    """A picture that code made, as a result shows it."""
+    """An image file that the code wrote, as it appears in the result."""
 
     name: str
     media_type: str
@@ -161,103 +159,99 @@ class ProducedImage(msgspec.Struct, frozen=True):
     type: str = "image"
 
 
-class Made(msgspec.Struct, frozen=True):
-    """What a run left in its folder that was not there before, or was changed."""
+class ProducedFiles(msgspec.Struct, frozen=True):
+    """Files that the code created or changed."""
 
     files: tuple[str, ...] = ()
-    pictures: tuple[ProducedImage, ...] = ()
+    images: tuple[ProducedImage, ...] = ()
 
 
-def place_for(root: Path, tenant: str, session: str) -> Path:
-    """`code/<session>` below the root, made for its owner only. A link in its place would lead out, and is refused."""
-    name = session if _PLAIN.fullmatch(session) and tenant == "default" else _digest(f"{tenant}\0{session}")
+def create_session_folder(root: Path, tenant: str, session: str) -> Path:
+    """Create `code/<session>` below the root, accessible only to its owner. A symbolic link there is rejected."""
+    plain = _PLAIN_NAME.fullmatch(session) and tenant == "default"
+    name = session if plain else hashlib.sha256(f"{tenant}\0{session}".encode(errors="replace")).hexdigest()[:32]
     folder = root.resolve()
-    for part in (PLACE, name):
+    for part in (CODE_FOLDER, name):
         folder /= part
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = folder.lstat().st_mode
+            mode = folder.lstat().st_mode
         except OSError as error:
-            raise ToolFailed(f"the folder {folder} cannot be made: {error.strerror}") from None
-        if not stat.S_ISDIR(found):
-            raise ToolFailed(f"{folder} should be a folder, and something else is in its place")
+            raise ToolFailed(f"cannot create the folder {folder}: {error.strerror}") from None
+        if not stat.S_ISDIR(mode):
+            raise ToolFailed(f"{folder} is not a folder; remove it, so that the folder can be created")
     return folder
 
 
-def state_of(folder: Path) -> State:
-    """Sizes and times of its files."""
-    return {name: (found.st_size, found.st_mtime_ns) for name, _, _, found in _files(folder)}
+def snapshot_files(folder: Path) -> Snapshot:
+    """Return size and modification time of each file in a folder."""
+    return {name: (info.st_size, info.st_mtime_ns) for name, _, _, info in _files(folder)}
 
 
-def made_in(folder: Path, before: State) -> Made:
-    """What is new or changed since; the smaller pictures among it as such."""
+def find_produced(folder: Path, before: Snapshot) -> ProducedFiles:
+    """Return the files that are new or changed since a snapshot, and the content of small images among them."""
     files: list[str] = []
-    pictures: list[ProducedImage] = []
-    room = _ALL_PICTURES
-    for name, within, last, found in _files(folder):
-        if before.get(name) == (found.st_size, found.st_mtime_ns):
+    images: list[ProducedImage] = []
+    left = _MAX_IMAGES_SIZE
+    for path, descriptor, name, info in _files(folder):
+        if before.get(path) == (info.st_size, info.st_mtime_ns):
             continue
-        files.append(f"{name} ({found.st_size:,} bytes)")
-        if found.st_size <= min(_MAX_PICTURE, room) and (picture := _picture(name, within, last)):
-            pictures.append(picture)
-            room -= found.st_size
-    if len(files) > _LISTED:
-        files[_LISTED:] = [f"and {len(files) - _LISTED:,} more"]
-    return Made(tuple(files), tuple(pictures))
+        files.append(f"{path} ({info.st_size:,} bytes)")
+        if info.st_size <= min(_MAX_IMAGE_SIZE, left) and (image := _read_image(path, descriptor, name)):
+            images.append(image)
+            left -= info.st_size
+    if len(files) > _MAX_LISTED:
+        files[_MAX_LISTED:] = [f"and {len(files) - _MAX_LISTED:,} more"]
+    return ProducedFiles(tuple(files), tuple(images))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int, str, os.stat_result]]:
-    """(path below the folder, descriptor of where it lies, name there, stat) of regular files; links are not followed,
-    not even those that are put there meanwhile."""
+    """Yield (relative path, descriptor of its folder, name, stat) of regular files. Links are never followed, even if
+    they are created during the walk."""
     count = 0
-    for where, below, names, within in os.fwalk(folder):
-        below[:] = sorted(name for name in below if name != CACHE)
+    for parent, folders, names, descriptor in os.fwalk(folder):
+        folders[:] = sorted(name for name in folders if name != CACHE_FOLDER)
         for name in sorted(names):
             try:
-                found = os.stat(name, dir_fd=within, follow_symlinks=False)
+                info = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             except OSError:
                 continue
-            if stat.S_ISREG(found.st_mode) and count < _MOST:
+            if stat.S_ISREG(info.st_mode) and count < _MAX_FILES:
                 count += 1
-                yield os.path.relpath(os.path.join(where, name), folder), within, name, found
+                yield os.path.relpath(os.path.join(parent, name), folder), descriptor, name, info
 
 
-def _picture(name: str, within: int, last: str) -> ProducedImage | None:
+def _read_image(path: str, folder: int, name: str) -> ProducedImage | None:
     try:
-        fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
         return None
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return None
-        content = file.read(_MAX_PICTURE + 1)
-    kind = next((kind for magic, kind in _PICTURES if content.startswith(magic)), None)
-    if kind is None or len(content) > _MAX_PICTURE:
+        content = file.read(_MAX_IMAGE_SIZE + 1)
+    media_type = next((media_type for magic, media_type in IMAGE_SIGNATURES if content.startswith(magic)), None)
+    if media_type is None or len(content) > _MAX_IMAGE_SIZE:
         return None
-    return ProducedImage(name, kind, Image.of(content).data)
-
-
-def _digest(words: str) -> str:
-    return hashlib.sha256(words.encode(errors="replace")).hexdigest()[:32]
+    return ProducedImage(path, media_type, Image.of(content).data)
 
 
 _RUNNER_SOURCE = Path(runner.__file__).read_text(encoding="utf-8")
-_ONE_THREAD = {
+_SINGLE_THREAD = {
     name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 }
-_LAST_WORDS = 1.0
+_EXIT_TIMEOUT = 1.0
 
 
 class CodeError(msgspec.Struct, frozen=True):
-    """An exception that the code raised and did not catch; `missing` is a module that it could not find."""
+    """An exception that the code did not catch; `missing` is the module of a ModuleNotFoundError."""
 
-    type: str = ""
-    words: str = ""
+    traceback: str = ""
     missing: str = ""
 
 
 class InterpreterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an interpreter says of a run; all of it is the code's own word."""
+    """Reply of the interpreter to one request. The code can forge it, so it is untrusted."""
 
     id: str = ""
     value: str | None = None
@@ -265,151 +259,148 @@ class InterpreterReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a run of code. `ended` says how the interpreter ended, if it did; `stopped` by which limit."""
+    """Result of a run. `ended` says how the interpreter ended, if it did; `stopped_by` names the exceeded limit."""
 
     stdout: CapturedOutput = CapturedOutput()
     stderr: CapturedOutput = CapturedOutput()
     value: str | None = None
     error: CodeError | None = None
     ended: str = ""
-    stopped: Stopped | None = None
+    stopped_by: LimitName | None = None
 
 
 class Interpreter:
-    """A Python at work. It takes one order at a time."""
+    """A running interpreter process. It handles one request at a time."""
 
-    def __init__(self, line: SocketChannel, limits: SandboxLimits) -> None:
-        self._line = line
+    def __init__(self, channel: SocketChannel, limits: SandboxLimits) -> None:
+        self._channel = channel
         self._limits = limits
         self._streams: dict[Stream, HeadTailBuffer] = {}
-        self._listener: OnOutput | None = None
-        self._running: SandboxProcess
-        self._end: asyncio.Task[ProcessResult]
-        self._fresh()
+        self._on_output: OnOutput | None = None
+        self._process: SandboxProcess
+        self._result: asyncio.Task[ProcessResult]
+        self._reset_output()
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, python: Python, folder: Path, limits: SandboxLimits) -> "Interpreter":
-        """A Python of this machine, in a sandbox."""
-        job = SandboxCommand(
-            argv=(python.executable, "-I", "-X", "utf8", *_compiling(python, folder), "-c", _RUNNER_SOURCE),
+    async def start(
+        cls, sandbox: Sandbox, python: PythonInstallation, folder: Path, limits: SandboxLimits
+    ) -> "Interpreter":
+        """Start a Python of this machine in a sandbox."""
+        bytecode = ("-B",) if python.compiled else ("-X", f"pycache_prefix={folder / CACHE_FOLDER / 'pyc'}")
+        command = SandboxCommand(
+            argv=(python.executable, "-I", "-X", "utf8", *bytecode, "-c", _RUNNER_SOURCE),
             cwd=folder,
             writable=folder,
             programs=python.folders,
-            env={**_ONE_THREAD, "HOME": str(folder), "MPLCONFIGDIR": str(folder / CACHE)},
+            env={**_SINGLE_THREAD, "HOME": str(folder), "MPLCONFIGDIR": str(folder / CACHE_FOLDER)},
             limits=limits,
         )
-        return await cls.open(sandbox, job)
+        return await cls.open(sandbox, command)
 
     @classmethod
-    async def open(cls, sandbox: Sandbox, job: SandboxCommand) -> "Interpreter":
-        """Any process that takes orders from its standard input as `runner` does."""
-        line = SocketChannel()
-        self = cls(line, job.limits)
+    async def open(cls, sandbox: Sandbox, command: SandboxCommand) -> "Interpreter":
+        """Start a process that handles requests from its standard input as `runner` does."""
+        channel = SocketChannel()
+        self = cls(channel, command.limits)
         try:
-            self._running = await sandbox.start(job, stdin=line.theirs, on_output=self._hear)
+            self._process = await sandbox.start(command, ProcessIO(stdin=channel.theirs, on_output=self._add_output))
         except BaseException:
-            line.close()
+            channel.close()
             raise
-        line.theirs.close()
-        self._end = asyncio.create_task(self._running.wait())
+        channel.theirs.close()
+        self._result = asyncio.create_task(self._process.wait())
         return self
 
     @property
-    def ended(self) -> bool:
-        return self._end.done()
+    def has_ended(self) -> bool:
+        return self._result.done()
 
-    async def ask(self, code: str, on_output: OnOutput | None = None) -> CodeResult:
-        """Run code and wait for what comes of it, or for the end of the interpreter."""
-        self._fresh()
-        self._listener = on_output
-        self._running.renew(self._limits.seconds)
-        asking = asyncio.create_task(self._asked(code))
+    async def run(self, code: str, on_output: OnOutput | None = None) -> CodeResult:
+        """Run code and return its result, also if the interpreter ends."""
+        self._reset_output()
+        self._on_output = on_output
+        self._process.renew(self._limits.seconds)
+        request = asyncio.create_task(self._request(code))
         try:
-            await asyncio.wait({asking, self._end}, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done() and (told := asking.result()) is not None:
-                self._running.drain()
-                return CodeResult(**self._written(), value=told.value, error=told.error)
-            return await self._last_words()
+            await asyncio.wait({request, self._result}, return_when=asyncio.FIRST_COMPLETED)
+            if request.done() and (report := request.result()) is not None:
+                self._process.drain()
+                return CodeResult(**self._captured(), value=report.value, error=report.error)
+            return await self._ended_result()
         finally:
-            asking.cancel()
+            request.cancel()
 
-    def rest(self, seconds: float) -> None:
-        """Let it wait for the next order, so long and no longer."""
-        self._running.renew(seconds)
+    def set_idle_timeout(self, seconds: float) -> None:
+        """End the interpreter unless the next request comes within this time."""
+        self._process.renew(seconds)
 
     async def close(self) -> None:
-        self._end.cancel()
+        self._result.cancel()
         with suppress(asyncio.CancelledError, Exception):
-            await self._end
-        await self._running.kill()
-        self._line.close()
+            await self._result
+        await self._process.kill()
+        self._channel.close()
 
-    async def how_it_ended(self) -> ProcessResult:
-        return await asyncio.shield(self._end)
+    async def process_result(self) -> ProcessResult:
+        return await asyncio.shield(self._result)
 
-    async def _asked(self, code: str) -> InterpreterReport | None:
-        """The answer to this very order; None if the line broke. Others are the code's, which found the line."""
+    async def _request(self, code: str) -> InterpreterReport | None:
+        """Return the reply to this request; None if the channel closed. Replies with another ID were forged."""
         id = secrets.token_hex(8)
         try:
-            await self._line.say({"id": id, "code": code})
+            await self._channel.send({"id": id, "code": code})
             while True:
-                told = msgspec.convert(await self._line.hear(), InterpreterReport)
-                if told.id == id:
-                    return told
+                report = msgspec.convert(await self._channel.receive(), InterpreterReport)
+                if report.id == id:
+                    return report
         except (ChannelClosed, msgspec.ValidationError):
             return None
 
-    async def _last_words(self) -> CodeResult:
-        """Of one that broke its line or ended."""
-        if not self._end.done():
-            await asyncio.wait({self._end}, timeout=_LAST_WORDS)
-        if not self._end.done():
-            await self._running.kill()
-        outcome = await self._end
-        return CodeResult(**self._written(), ended=_how(outcome), stopped=outcome.stopped)
+    async def _ended_result(self) -> CodeResult:
+        """Return the result of an interpreter that ended or closed its channel."""
+        if not self._result.done():
+            await asyncio.wait({self._result}, timeout=_EXIT_TIMEOUT)
+        if not self._result.done():
+            await self._process.kill()
+        result = await self._result
+        if result.signal is not None:
+            ended = f"the interpreter was ended by signal {result.signal}"
+        else:
+            ended = f"the interpreter ended with exit code {result.exit_code}"
+        return CodeResult(**self._captured(), ended=ended, stopped_by=result.stopped_by)
 
-    def _fresh(self) -> None:
-        self._streams = {"stdout": HeadTailBuffer(self._limits.keep), "stderr": HeadTailBuffer(self._limits.keep)}
+    def _reset_output(self) -> None:
+        capture = self._limits.capture
+        self._streams = {"stdout": HeadTailBuffer(capture), "stderr": HeadTailBuffer(capture)}
 
-    def _hear(self, stream: Stream, piece: bytes) -> None:
-        self._streams[stream].add(piece)
-        if self._listener is not None:
-            self._listener(stream, piece)
+    def _add_output(self, stream: Stream, chunk: bytes) -> None:
+        self._streams[stream].add(chunk)
+        if self._on_output is not None:
+            self._on_output(stream, chunk)
 
-    def _written(self) -> dict[str, Any]:
-        return {stream: keeper.kept() for stream, keeper in self._streams.items()}
-
-
-def _how(outcome: ProcessResult) -> str:
-    if outcome.signal is not None:
-        return f"the interpreter was ended by signal {outcome.signal}"
-    return f"the interpreter ended with exit code {outcome.exit_code}"
-
-
-def _compiling(python: Python, folder: Path) -> tuple[str, ...]:
-    """What is compiled there cannot be kept, or is kept here."""
-    return ("-B",) if python.compiled else ("-X", f"pycache_prefix={folder / CACHE / 'pyc'}")
+    def _captured(self) -> dict[str, Any]:
+        return {stream: buffer.captured() for stream, buffer in self._streams.items()}
 
 
-NAME = "wasm"
-REMEDY = "pip install 'atlas-agents[wasm]' on Python 3.12 or newer"
+WASM_NAME = "wasm"
+WASM_REMEDY = "run: pip install 'atlas-agents[wasm]' (requires Python 3.12 or newer)"
 _WASM_RUNNER = Path(__file__).with_name("wasm_runner.py")
-_OWN_MEMORY = 512 * 1024 * 1024  # of what runs WebAssembly, besides what the code uses
+_WASM_OVERHEAD = 512 * 1024 * 1024  # memory of the WebAssembly runtime itself
 
 
-def installed() -> bool:
+def is_wasm_installed() -> bool:
     return find_spec("eryx") is not None
 
 
-async def start(folder: Path, limits: SandboxLimits) -> Interpreter:
-    """An interpreter whose process we end as any other; what confines the code is WebAssembly, not the system."""
+async def start_wasm(folder: Path, limits: SandboxLimits) -> Interpreter:
+    """Start a Python in WebAssembly, which confines the code; its host process runs without another sandbox."""
     package = find_spec("eryx")
     if package is None or package.origin is None:
-        raise SandboxUnavailable("pyeryx is not installed", REMEDY)
-    job = SandboxCommand(
+        raise SandboxUnavailable("pyeryx is not installed", WASM_REMEDY)
+    command = SandboxCommand(
         argv=(sys.executable, "-I", "-B", str(_WASM_RUNNER), str(Path(package.origin).parent.parent), str(folder)),
         cwd=folder,
         writable=folder,
-        limits=msgspec.structs.replace(limits, memory=limits.memory + _OWN_MEMORY),
+        limits=msgspec.structs.replace(limits, memory=limits.memory + _WASM_OVERHEAD),
     )
-    return await Interpreter.open(Unconfined(), job)
+    return await Interpreter.open(Unconfined(), command)

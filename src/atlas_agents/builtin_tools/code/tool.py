@@ -1,4 +1,4 @@
-"""The tool `code_interpreter`: what it takes, where its code runs, and what a model is told of it."""
+"""The `code_interpreter` tool: its arguments and limits, the interpreters it keeps per session, and its result."""
 
 import asyncio
 import math
@@ -6,91 +6,94 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
-from atlas_agents.builtin_tools.code import interpreter as interpreter_module
 from atlas_agents.builtin_tools.code.interpreter import (
-    PLACE,
+    CODE_FOLDER,
+    WASM_NAME,
     CodeResult,
     Interpreter,
-    Made,
-    Python,
-    found,
-    made_in,
-    place_for,
-    state_of,
+    ProducedFiles,
+    PythonInstallation,
+    create_session_folder,
+    find_produced,
+    find_python,
+    is_wasm_installed,
+    snapshot_files,
+    start_wasm,
 )
-from atlas_agents.builtin_tools.sandbox.base import CapturedOutput, OnOutput, Sandbox, SandboxLimits, Stream
-from atlas_agents.builtin_tools.sandbox.choose import choose
+from atlas_agents.builtin_tools.sandbox.base import CapturedOutput, OnOutput, SandboxLimits, Stream
+from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, choose, describe_sandbox
+from atlas_agents.builtin_tools.sandbox.process import Sandbox
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ToolFailed, ToolTimeout
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool, tool
 
 Key: TypeAlias = tuple[str, str]
-"""A tenant and its session."""
+"""Tenant and session."""
 Start: TypeAlias = Callable[[], Awaitable[Interpreter]]
-_WHY = {
+_LOSS_REASONS = {
     "time": "it was idle for too long",
     "memory": "it used too much memory",
     "processes": "it started too many processes",
-    "disk": "it wrote too much",
-    "output": "it wrote too much",
+    "disk": "it wrote too much to disk",
+    "output": "it wrote too much output",
 }
 
 
 class InterpreterPool:
-    """Kept interpreters. When there are too many, the one that was used least recently is ended."""
+    """Interpreters that keep their state between calls; beyond `max_size`, the least recently used one is closed."""
 
-    def __init__(self, *, at_most: int = 8, idle: float = 600.0) -> None:
-        self._at_most = at_most
+    def __init__(self, *, max_size: int = 8, idle: float = 600.0) -> None:
+        self._max_size = max_size
         self._idle = idle
-        self._kept: dict[Key, Interpreter] = {}
+        self._interpreters: dict[Key, Interpreter] = {}
         self._locks: dict[Key, asyncio.Lock] = {}
         self._lost: dict[Key, str] = {}
 
-    async def ask(self, key: Key, code: str, start: Start, on_output: OnOutput | None = None) -> tuple[CodeResult, str]:
-        """Run code in the session's interpreter; what came of it, and a sentence where state was lost before it."""
+    async def run(self, key: Key, code: str, start: Start, on_output: OnOutput | None = None) -> tuple[CodeResult, str]:
+        """Run code in the session's interpreter; return its result, and a sentence if earlier state was lost."""
         async with self._locks.setdefault(key, asyncio.Lock()):
-            interpreter, news = await self._of(key, start)
+            interpreter, loss = await self._get(key, start)
             try:
-                answer = await interpreter.ask(code, on_output)
+                result = await interpreter.run(code, on_output)
             except BaseException:
-                await self._end(key, "the call was cut short")
+                await self._close(key, "the call was interrupted")
                 raise
-            if answer.ended:
-                await self._end(key, "")
+            if result.ended:
+                await self._close(key, "")
             else:
-                interpreter.rest(self._idle)
-            return answer, news
+                interpreter.set_idle_timeout(self._idle)
+            return result, loss
 
     async def close(self) -> None:
-        """End all of them."""
-        for key in tuple(self._kept):
-            await self._end(key, "")
+        for key in tuple(self._interpreters):
+            await self._close(key, "")
 
-    async def _of(self, key: Key, start: Start) -> tuple[Interpreter, str]:
-        kept = self._kept.pop(key, None)
-        if kept is not None and not kept.ended:
-            self._kept[key] = kept  # now the one that was used last
-            return kept, ""
-        why = self._lost.pop(key, "")
-        if kept is not None:
-            outcome = await kept.how_it_ended()
-            why = _WHY.get(outcome.stopped or "", "its interpreter ended")
-            await kept.close()
-        while len(self._kept) >= self._at_most:
-            await self._end(next(iter(self._kept)), "others needed the room")
-        self._kept[key] = await start()
-        return self._kept[key], f"The state of this session was lost, because {why}." if why else ""
+    async def _get(self, key: Key, start: Start) -> tuple[Interpreter, str]:
+        interpreter = self._interpreters.pop(key, None)
+        if interpreter is not None and not interpreter.has_ended:
+            self._interpreters[key] = interpreter  # moves it to the end: the most recently used one
+            return interpreter, ""
+        reason = self._lost.pop(key, "")
+        if interpreter is not None:
+            result = await interpreter.process_result()
+            reason = _LOSS_REASONS.get(result.stopped_by or "", "its interpreter ended")
+            await interpreter.close()
+        while len(self._interpreters) >= self._max_size:
+            await self._close(next(iter(self._interpreters)), "too many other sessions were in use")
+        self._interpreters[key] = await start()
+        loss = f"The state of this session was lost because {reason}." if reason else ""
+        return self._interpreters[key], loss
 
-    async def _end(self, key: Key, why: str) -> None:
-        """`why` is told when the session comes back; nothing, where the answer tells it already."""
-        interpreter = self._kept.pop(key, None)
-        if why:
-            self._lost[key] = why
+    async def _close(self, key: Key, reason: str) -> None:
+        """Close an interpreter. `reason` is reported by the session's next call; empty if this call reports it."""
+        interpreter = self._interpreters.pop(key, None)
+        if reason:
+            self._lost[key] = reason
             while len(self._lost) > 1000:
                 self._lost.pop(next(iter(self._lost)))
         if interpreter is not None:
@@ -98,121 +101,123 @@ class InterpreterPool:
                 await interpreter.close()
 
 
-Kind: TypeAlias = Literal["auto", "bubblewrap", "landlock", "wasm", "none"]
-SECONDS = 60.0
-_GRACE = 10.0  # the code is ended in time by the tool itself, which says more than a timeout of the call could
-_TOLD = 20_000
-_EXTRA = ("numpy", "pandas", "matplotlib")
-_STOPPED = {
+MAX_SECONDS = 60.0
+_TIMEOUT_MARGIN = 10.0  # the tool enforces its own limit first, because its error says more than a call timeout
+_MAX_PROGRESS = 20_000
+_CODE_EXTRA = ("numpy", "pandas", "matplotlib")
+_STOP_REASONS = {
     "memory": "it used more than {memory} MB of memory",
     "processes": "it started more than {processes} processes or threads",
     "disk": "it wrote more than {disk} MB to disk, or too many files",
     "output": "it printed more than {output} MB",
 }
 DESCRIPTION = """\
-Run Python code and get what it prints, the value of its last line, and the files and plots that it makes.
+Run Python code and return what it prints, the value of its last line, and the files and plots that it creates.
 
-There is no network, and only the current folder can be written to. Plots made with matplotlib are shown. \
-Each call starts anew, unless `session` is true."""
+There is no network access, and only the current folder is writable. Plots made with matplotlib are shown. \
+Each call starts a new interpreter, unless `session` is true."""
 
 
 class CodeInterpreter:
-    """Runs a model's Python in a sandbox below `folder`; `close()` ends what it keeps."""
+    """Runs Python code of a model in a sandbox below `folder`. `close()` ends the interpreters of all sessions."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        sandbox: Kind = "auto",
+        sandbox: SandboxKind = "auto",
         python: Path | None = None,
         memory: int = 256 * 1024 * 1024,
-        seconds: float = SECONDS,
+        seconds: float = MAX_SECONDS,
         idle: float = 600.0,
     ) -> None:
         self._folder = folder
-        self._kind: Kind = sandbox
-        self._wanted = python
-        self._python: Python | None = None
+        self._kind: SandboxKind = sandbox
+        self._python_path = python
+        self._python: PythonInstallation | None = None
         self._limits = SandboxLimits(seconds=seconds, cpu=math.ceil(seconds), memory=memory)
-        self._sessions = InterpreterPool(idle=idle)
+        self._pool = InterpreterPool(idle=idle)
 
     async def run(self, code: str, context: ToolContext, *, session: bool = False) -> dict[str, Any]:
-        """What came of the code, as a model reads it."""
+        """Run code and return the result for the model."""
         key = (context.tenant_id, context.conversation.id)
-        folder: Path = await in_thread(place_for, self._folder, *key)
-        name, start = await self._starter(folder, kept=session)
-        context.note("sandbox", name)
-        before = await in_thread(state_of, folder)
+        folder: Path = await in_thread(create_session_folder, self._folder, *key)
+        sandbox, start = await self._starter(folder, session=session)
+        context.note("sandbox", sandbox)
+        before = await in_thread(snapshot_files, folder)
+        on_output = _progress_reporter(context)
         if session:
-            answer, news = await self._sessions.ask(key, code, start, _telling(context))
+            result, loss = await self._pool.run(key, code, start, on_output)
         else:
-            answer, news = await _once(code, start, _telling(context)), ""
-        made: Made = await in_thread(made_in, folder, before)
-        if answer.stopped is not None:
-            raise self._told_stopped(answer, made)
-        return _result(answer, made, [*_hints(answer, name), *_lost(answer, news, kept=session)])
+            result, loss = await _run_once(code, start, on_output), ""
+        produced: ProducedFiles = await in_thread(find_produced, folder, before)
+        if result.stopped_by is not None:
+            raise self._limit_error(result, produced)
+        lost_now = "The state of this session is lost." if session and result.ended else ""
+        notes = [_missing_module_hint(result, sandbox), loss, lost_now]
+        return _format_result(result, produced, " ".join(note for note in notes if note))
 
     async def close(self) -> None:
-        await self._sessions.close()
+        await self._pool.close()
 
-    async def _starter(self, folder: Path, *, kept: bool) -> tuple[str, Start]:
-        """The name of the sandbox, and how to start a Python in it."""
+    async def _starter(self, folder: Path, *, session: bool) -> tuple[str, Start]:
+        """Return the name of the sandbox, and a function that starts an interpreter in it."""
         limits = self._limits
-        if kept:  # the CPU time of all calls together
+        if session:  # the CPU limit applies to all calls of the session together
             limits = msgspec.structs.replace(limits, cpu=limits.cpu * 20)
         sandbox = await self._sandbox()
         if sandbox is None:
-            return interpreter_module.NAME, partial(interpreter_module.start, folder, limits)
+            return WASM_NAME, partial(start_wasm, folder, limits)
         if self._python is None:
-            self._python = await found(self._wanted)
+            self._python = await find_python(self._python_path)
         return sandbox.name, partial(Interpreter.start, sandbox, self._python, folder, limits)
 
     async def _sandbox(self) -> Sandbox | None:
-        """What confines a Python of this machine; None where one in WebAssembly is taken."""
-        if self._kind == "wasm" or (self._kind == "auto" and not await _confined()):
+        """Return the sandbox for a Python process; None for WebAssembly, which "auto" uses if no sandbox works."""
+        if self._kind == "wasm":
             return None
-        return await choose(self._kind)
+        try:
+            return await choose(self._kind)
+        except ToolFailed:
+            if self._kind == "auto" and is_wasm_installed():
+                return None
+            raise
 
     async def facts(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """What a yes is bound to besides the code: where it runs, and what holds it."""
+        """Return what an approval covers besides the arguments: the folder and the sandbox."""
         sandbox = await self._sandbox()
-        return {
-            "folder": str(self._folder / PLACE),
-            "sandbox": interpreter_module.NAME if sandbox is None else sandbox.name,
-        }
+        name = WASM_NAME if sandbox is None else sandbox.name
+        return {"folder": str(self._folder / CODE_FOLDER), "sandbox": name}
 
     async def preview(self, arguments: dict[str, Any]) -> str:
-        """What holds the code, and the code as lines; in that order, so that no code can be too long for the first."""
-        sandbox = await self._sandbox()
-        kept = ", in the session's own, with all that earlier code has left there" if arguments.get("session") else ""
-        if sandbox is None or sandbox.confines:
-            name = interpreter_module.NAME if sandbox is None else sandbox.name
-            held = f"confined by {name}: no network, and writes only in {self._folder / PLACE}"
-        else:
-            held = "NOT CONFINED, as the settings say. It can do whatever you can."
-        return f"{held}\nPython{kept}, for at most {self._limits.seconds:g} s:\n\n{arguments['code']}"
+        """Describe the sandbox, then show the code: if the preview is cut, the sandbox is still shown."""
+        lines = [describe_sandbox(await self._sandbox(), "code", self._folder / CODE_FOLDER)]
+        lines.append(f"Timeout: {self._limits.seconds:g} s")
+        if arguments.get("session"):
+            lines.append("Session: the code can use variables and functions of earlier calls")
+        return "\n".join([*lines, "", arguments["code"]])
 
-    def _told_stopped(self, answer: CodeResult, made: Made) -> ToolFailed | ToolTimeout:
-        """A limit ended it. What it had done by then is told too: the model may go on from there."""
+    def _limit_error(self, result: CodeResult, produced: ProducedFiles) -> ToolFailed | ToolTimeout:
+        """Build the error for an exceeded limit, with the output so far, so that the model can continue from there."""
         limits = self._limits
         sizes = {name: getattr(limits, name) // 1024**2 for name in ("memory", "output")}
         sizes |= {"disk": (limits.disk or 0) // 1024**2, "processes": limits.processes}
-        so_far = "".join(f"\n{name}: {_cut(text)}" for name, text in _texts(answer).items())
-        so_far += f"\nfiles: {', '.join(made.files)}" if made.files else ""
-        if answer.stopped == "time":
+        so_far = "".join(f"\n{name}: {_cut(text)}" for name, text in _output(result).items())
+        so_far += f"\nfiles: {', '.join(produced.files)}" if produced.files else ""
+        if result.stopped_by == "time":
             return ToolTimeout(f"the code ran longer than {limits.seconds:g} s and was stopped.{so_far}")
-        return ToolFailed(f"the code was stopped: {_STOPPED[answer.stopped or ''].format(**sizes)}.{so_far}")
+        return ToolFailed(f"the code was stopped: {_STOP_REASONS[result.stopped_by or ''].format(**sizes)}.{so_far}")
 
 
 def code_tool(interpreter: CodeInterpreter) -> Tool:
-    """The tool around an interpreter."""
+    """Create the `code_interpreter` tool for an interpreter."""
 
     @tool(
         name="code_interpreter",
         description=DESCRIPTION,
         confirm=True,
         effect="unsafe",
-        timeout=SECONDS + _GRACE,
+        timeout=MAX_SECONDS + _TIMEOUT_MARGIN,
         preview=interpreter.preview,
         binds=interpreter.facts,
     )
@@ -220,83 +225,65 @@ def code_tool(interpreter: CodeInterpreter) -> Tool:
         """Run Python.
 
         Args:
-            code: The Python source. The value of a last line that is an expression is returned.
-            session: Keep variables for later calls of this conversation that say so, too.
+            code: The Python source. If the last statement is an expression, its value is returned.
+            session: Keep variables for later calls of this conversation that also set session to true.
         """
         return await interpreter.run(code, context, session=session)
 
     return code_interpreter
 
 
-async def _once(code: str, start: Start, on_output: OnOutput) -> CodeResult:
+async def _run_once(code: str, start: Start, on_output: OnOutput) -> CodeResult:
     interpreter = await start()
     try:
-        return await interpreter.ask(code, on_output)
+        return await interpreter.run(code, on_output)
     finally:
         await interpreter.close()
 
 
-async def _confined() -> bool:
-    """Whether a sandbox of processes works here; where not, and WebAssembly is at hand, that is taken."""
-    if not interpreter_module.installed():
-        return True
-    try:
-        await choose("auto")
-    except ToolFailed:
-        return False
-    return True
+def _format_result(result: CodeResult, produced: ProducedFiles, note: str) -> dict[str, Any]:
+    """Return only fields that are not empty, to save tokens."""
+    fields = {
+        **_output(result),
+        "value": result.value,
+        "error": result.error.traceback if result.error is not None else result.ended or None,
+        "files": produced.files or None,
+        "images": produced.images or None,
+        "note": note or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None} or {"stdout": ""}
 
 
-def _result(answer: CodeResult, made: Made, notes: list[str]) -> dict[str, Any]:
-    """Only what there is: each word costs."""
-    result: dict[str, Any] = {**_texts(answer)}
-    if answer.value is not None:
-        result["value"] = answer.value
-    if answer.error is not None:
-        result["error"] = answer.error.words
-    elif answer.ended:
-        result["error"] = answer.ended
-    if made.files:
-        result["files"] = made.files
-    if made.pictures:
-        result["images"] = made.pictures
-    if notes:
-        result["note"] = " ".join(notes)
-    return result or {"stdout": ""}
-
-
-def _texts(answer: CodeResult) -> dict[str, str]:
-    streams: dict[str, CapturedOutput] = {"stdout": answer.stdout, "stderr": answer.stderr}
-    return {name: kept.text for name, kept in streams.items() if kept.text}
+def _output(result: CodeResult) -> dict[str, str]:
+    streams: dict[str, CapturedOutput] = {"stdout": result.stdout, "stderr": result.stderr}
+    return {name: captured.text for name, captured in streams.items() if captured.text}
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= 2000 else f"{text[:1000]}\n…\n{text[-1000:]}"
 
 
-def _hints(answer: CodeResult, sandbox: str) -> list[str]:
-    missing = answer.error.missing.partition(".")[0] if answer.error else ""
+def _missing_module_hint(result: CodeResult, sandbox: str) -> str:
+    missing = result.error.missing.partition(".")[0] if result.error else ""
     if not missing:
-        return []
-    if sandbox == interpreter_module.NAME:
-        return [f"{missing} is not there: Python in WebAssembly has its standard library only."]
-    how = "pip install 'atlas-agents[code]'" if missing in _EXTRA else f"pip install {missing}"
-    return [f"{missing} is not installed where code runs, and nothing can be fetched from there; a person can: {how}."]
+        return ""
+    if sandbox == WASM_NAME:
+        return f"{missing} is not available: Python in WebAssembly has only the standard library."
+    package = "'atlas-agents[code]'" if missing in _CODE_EXTRA else missing
+    return (
+        f"{missing} is not installed, and the code cannot install it without a network. "
+        f"Ask the user to run: pip install {package}"
+    )
 
 
-def _lost(answer: CodeResult, news: str, *, kept: bool) -> list[str]:
-    now = "The state of this session is lost." if kept and answer.ended else ""
-    return [words for words in (news, now) if words]
+def _progress_reporter(context: ToolContext) -> OnOutput:
+    """Report the output as progress, up to a limit."""
+    left = _MAX_PROGRESS
 
-
-def _telling(context: ToolContext) -> OnOutput:
-    """Tells whoever looks on what the code prints, up to a few pages of it."""
-    left = _TOLD
-
-    def tell(stream: Stream, piece: bytes) -> None:
+    def report(stream: Stream, chunk: bytes) -> None:
         nonlocal left
         if left > 0:
-            context.progress(piece[:left].decode(errors="replace"))
-            left -= len(piece)
+            context.progress(chunk[:left].decode(errors="replace"))
+            left -= len(chunk)
 
-    return tell
+    return report

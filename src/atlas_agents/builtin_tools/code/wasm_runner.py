@@ -1,6 +1,6 @@
-"""Runs in a process of its own: keeps a Python in WebAssembly, takes code from its line, and answers as `runner` does.
+"""Process entry point: runs a Python in WebAssembly and handles requests as `runner` does. Imports nothing of Atlas.
 
-A value of great depth can end the whole process that WebAssembly runs in; so that process does nothing else.
+A deeply nested value can crash the process that hosts WebAssembly, so this process does nothing else.
 """
 
 import importlib
@@ -15,30 +15,30 @@ from typing import Any
 _INSIDE = """
 import ast as _ast, gc as _gc, io as _io, traceback as _traceback, os as _os
 _os.chdir("/work")
-def _atlas(code, names, value=10_000, words=4_000):
-    def cut(text, most):
-        left_out = len(text) - most
-        return text if left_out <= 0 else f"{text[:most // 2]}… {left_out:,} characters left out …{text[-most // 2:]}"
-    told = {}
+def _atlas(code, names, max_value=10_000, max_traceback=4_000):
+    def cut(text, limit):
+        left_out = len(text) - limit
+        return text if left_out <= 0 else f"{text[:limit // 2]}… {left_out:,} characters left out …{text[-limit // 2:]}"
+    report = {}
     try:
         tree = _ast.parse(code, "<code>")
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
         exec(compile(tree, "<code>", "exec"), names)
         if last is not None:
-            found = eval(compile(_ast.Expression(last.value), "<code>", "eval"), names)
-            if found is not None:
-                told["value"] = cut(repr(found), value)
+            value = eval(compile(_ast.Expression(last.value), "<code>", "eval"), names)
+            if value is not None:
+                report["value"] = cut(repr(value), max_value)
     except BaseException as error:
-        written = "".join(_traceback.format_exception(type(error), error, error.__traceback__.tb_next, limit=-20))
+        lines = _traceback.format_exception(type(error), error, error.__traceback__.tb_next, limit=-20)
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
-        told["error"] = {"type": type(error).__name__, "words": cut(written, words), "missing": missing or ""}
-    for thing in _gc.get_objects():
-        if type(thing) in (_io.TextIOWrapper, _io.BufferedWriter, _io.BufferedRandom):
+        report["error"] = {"traceback": cut("".join(lines), max_traceback), "missing": missing or ""}
+    for each in _gc.get_objects():
+        if type(each) in (_io.TextIOWrapper, _io.BufferedWriter, _io.BufferedRandom):
             try:
-                thing.flush()
+                each.flush()
             except Exception:
                 pass
-    return told
+    return report
 _names = {"__name__": "__main__"}
 """
 
@@ -46,44 +46,44 @@ _names = {"__name__": "__main__"}
 def main() -> None:
     sys.path.append(sys.argv[1])
     library: Any = importlib.import_module("eryx")
-    line = socket.socket(fileno=os.dup(0))
-    line.settimeout(None)
+    channel = socket.socket(fileno=os.dup(0))
+    channel.settimeout(None)
     session: Any = library.Session(
         volumes=[(sys.argv[2], "/work", False)],
         on_stdout=partial(_write, 1),
         on_stderr=partial(_write, 2),
-        result_variable="_told",
+        result_variable="_report",
     )
     session.execute(_INSIDE)
-    while order := _receive(line):
+    while request := _receive(channel):
         try:
-            told: dict[str, Any] = session.execute(f"_told = _atlas({order['code']!r}, _names)").result or {}
-        except Exception as error:  # noqa: BLE001 - the code broke what runs it, and nothing more can run in it
+            report: dict[str, Any] = session.execute(f"_report = _atlas({request['code']!r}, _names)").result or {}
+        except Exception as error:  # noqa: BLE001 - the code broke the runtime, which cannot run anything more
             _write(2, f"WebAssembly: {str(error).splitlines()[0][:300]}\n".encode())
             os._exit(1)
-        body = json.dumps({**told, "id": order["id"]}).encode()
-        line.sendall(struct.pack("!I", len(body)) + body)
+        body = json.dumps({**report, "id": request["id"]}).encode()
+        channel.sendall(struct.pack("!I", len(body)) + body)
 
 
-def _write(stream: int, piece: bytes) -> None:
-    while piece:
-        piece = piece[os.write(stream, piece) :]
+def _write(stream: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(stream, data) :]
 
 
-def _receive(line: socket.socket) -> dict[str, Any] | None:
-    head = _exactly(line, 4)
-    body = _exactly(line, struct.unpack("!I", head)[0]) if head else b""
+def _receive(channel: socket.socket) -> dict[str, Any] | None:
+    head = _read_exactly(channel, 4)
+    body = _read_exactly(channel, struct.unpack("!I", head)[0]) if head else b""
     return json.loads(body) if body else None
 
 
-def _exactly(line: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        piece = line.recv(size - len(found))
-        if not piece:
+def _read_exactly(channel: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        chunk = channel.recv(size - len(data))
+        if not chunk:
             return b""
-        found += piece
-    return found
+        data += chunk
+    return data
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Files of one folder, and of nothing beside it: read, written, edited, listed and searched."""
+"""File tools for one folder: read, write, edit, list and search its files, and nothing outside it."""
 
 from atlas_agents.builtin_tools.files.tools import file_tools
 

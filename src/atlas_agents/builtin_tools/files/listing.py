@@ -1,4 +1,4 @@
-"""`file_list`: what is in a folder, with sizes."""
+"""`file_list`: the entries of a folder with their sizes. Also walks folders for the other tools."""
 
 import os
 import stat
@@ -9,38 +9,41 @@ from functools import lru_cache
 
 import msgspec
 
-from atlas_agents.builtin_tools.files.read import counted, sized
+from atlas_agents.builtin_tools.files.read import format_count, format_size
 from atlas_agents.builtin_tools.files.root import OpenedPath, Root
 from atlas_agents.core.errors import BadArguments
 
-MOST_VISITED = 50_000
-DEEPEST = 32
-LONGEST = 8.0
-HEAPS = frozenset((".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache"))
-"""Folders of what others made, in the thousands; they are entered only by name."""
+MAX_DEPTH = 32
+_MAX_ENTRIES = 50_000
+_MAX_SECONDS = 8.0
+_MAX_LISTED = 500
+_SKIPPED_FOLDERS = frozenset(
+    (".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache")
+)
+"""Folders with thousands of generated files; they are listed only if named explicitly."""
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True):
-    """Something in a folder: `path` is relative to the root, `folder` the open folder that it is in."""
+    """An entry of a folder. `path` is relative to the root, `folder` is the descriptor of the folder that has it."""
 
     path: str
     name: str
     folder: int
-    about: os.stat_result
+    stat: os.stat_result
     depth: int
 
     @property
     def is_folder(self) -> bool:
-        return stat.S_ISDIR(self.about.st_mode)
+        return stat.S_ISDIR(self.stat.st_mode)
 
     @property
     def is_file(self) -> bool:
-        return stat.S_ISREG(self.about.st_mode)
+        return stat.S_ISREG(self.stat.st_mode)
 
     @property
-    def leads_to(self) -> str:
-        """Of a link, what is written in it."""
-        if not stat.S_ISLNK(self.about.st_mode):
+    def link_target(self) -> str:
+        """The target of a symbolic link; empty for anything else."""
+        if not stat.S_ISLNK(self.stat.st_mode):
             return ""
         try:
             return os.readlink(self.name, dir_fd=self.folder)
@@ -48,139 +51,140 @@ class DirectoryEntry(msgspec.Struct, frozen=True):
             return "?"
 
 
-class Walk:
-    """One way through a folder, which knows afterwards what it left out."""
+class DirectoryWalk:
+    """Recursive walk through a folder that records what it omitted."""
 
     def __init__(
-        self, root: Root, *, depth: int, hidden: bool, longest: float = LONGEST, most: int = MOST_VISITED
+        self,
+        root: Root,
+        *,
+        depth: int,
+        hidden: bool,
+        max_seconds: float = _MAX_SECONDS,
+        max_entries: int = _MAX_ENTRIES,
     ) -> None:
-        self._off_limits = root.off_limits()
-        self._depth = min(depth, DEEPEST)
+        self._private = root.private_paths()
+        self._depth = min(depth, MAX_DEPTH)
         self._hidden = hidden
-        self._longest = longest
-        self._most = most
-        self._until = time.monotonic() + longest
-        self.visited = 0
-        self.left_out = 0
-        self.not_entered: list[str] = []
-        self.cut_short = ""
+        self._max_seconds = max_seconds
+        self._max_entries = max_entries
+        self._deadline = time.monotonic() + max_seconds
+        self._visited = 0
+        self._omitted = 0
+        self._skipped: list[str] = []
+        self._stop_reason = ""
 
-    def through(self, top: OpenedPath) -> Generator[DirectoryEntry]:
-        """Everything in an open folder, in the order of the names, what is in a folder after it."""
-        yield from self._inside(top.descriptor, "" if top.path == "." else top.path, 1)
+    def entries(self, top: OpenedPath) -> Generator[DirectoryEntry]:
+        """Yield everything in an open folder, sorted by name, each folder before its content."""
+        yield from self._walk(top.descriptor, "" if top.path == "." else top.path, 1)
 
     def notes(self) -> list[str]:
-        """What is missing, in words."""
-        found = [f"{self.left_out:,} hidden left out"] if self.left_out else []
-        if self.not_entered:
-            some = ", ".join(self.not_entered[:5]) + (", …" if len(self.not_entered) > 5 else "")
-            found.append(f"not entered: {some}")
-        return [*found, *([self.cut_short] if self.cut_short else [])]
+        """Return what the walk omitted, for the model."""
+        notes = [f"{self._omitted:,} hidden omitted"] if self._omitted else []
+        if self._skipped:
+            names = ", ".join(self._skipped[:5]) + (", …" if len(self._skipped) > 5 else "")
+            notes.append(f"contents not listed: {names}")
+        return [*notes, *([self._stop_reason] if self._stop_reason else [])]
 
-    def _inside(self, folder: int, path: str, depth: int) -> Generator[DirectoryEntry]:
+    def _walk(self, folder: int, parent: str, depth: int) -> Generator[DirectoryEntry]:
         for name in sorted(os.listdir(folder)):
-            self.visited += 1
-            if self._spent():
+            self._visited += 1
+            if self._is_over():
                 return
-            where = f"{path}/{name}" if path else name
-            if (name.startswith(".") and not self._hidden) or where in self._off_limits:
-                self.left_out += 1
+            path = f"{parent}/{name}" if parent else name
+            if (name.startswith(".") and not self._hidden) or path in self._private:
+                self._omitted += 1
                 continue
             try:
-                about = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            except OSError:  # it went away just now
+                info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except OSError:  # it was just removed
                 continue
-            entry = DirectoryEntry(where, name, folder, about, depth)
+            entry = DirectoryEntry(path, name, folder, info, depth)
             yield entry
             if entry.is_folder:
                 yield from self._enter(entry)
 
     def _enter(self, entry: DirectoryEntry) -> Generator[DirectoryEntry]:
-        if entry.name in HEAPS:
-            self.not_entered.append(entry.path)
+        if entry.name in _SKIPPED_FOLDERS:
+            self._skipped.append(entry.path)
             return
         if entry.depth >= self._depth:
             return
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            folder = os.open(
-                entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=entry.folder
-            )
+            folder = os.open(entry.name, flags, dir_fd=entry.folder)
         except OSError:
-            self.not_entered.append(entry.path)
+            self._skipped.append(entry.path)
             return
         try:
-            yield from self._inside(folder, entry.path, entry.depth + 1)
+            yield from self._walk(folder, entry.path, entry.depth + 1)
         finally:
             os.close(folder)
 
-    def _spent(self) -> bool:
-        if self.visited > self._most:
-            self.cut_short = f"stopped after {self._most:,} names; look into a folder of it"
-        elif time.monotonic() > self._until:
-            self.cut_short = f"stopped after {self._longest:g} s; look into a folder of it"
-        return bool(self.cut_short)
+    def _is_over(self) -> bool:
+        if self._visited > self._max_entries:
+            self._stop_reason = f"stopped after {self._max_entries:,} entries; choose a subfolder"
+        elif time.monotonic() > self._deadline:
+            self._stop_reason = f"stopped after {self._max_seconds:g} s; choose a subfolder"
+        return bool(self._stop_reason)
 
 
-class Pattern:
-    """A glob: `*.py` is for names in any folder, `src/**/*.py` for paths, `**` stands for any folders or none."""
+class GlobPattern:
+    """A glob: `*.py` matches names in any folder, `src/**/*.py` matches paths, `**` any number of folders."""
 
     def __init__(self, pattern: str) -> None:
         if len(pattern) > 200 or "\0" in pattern:
-            raise BadArguments("This is no pattern: write something like *.py or src/**/*.md.")
+            raise BadArguments("Invalid pattern: expected a glob such as *.py or src/**/*.md, at most 200 characters.")
         parts = [part for part in pattern.strip("/").split("/") if part != "."]
         self._parts = tuple(parts) if len(parts) > 1 else ("**", *parts)
-        self.is_open = not pattern or pattern in ("*", "**")
+        self.matches_all = not pattern or pattern in ("*", "**")
 
-    def fits(self, path: str) -> bool:
-        return self.is_open or _fits(tuple(path.split("/")), self._parts)
+    def matches(self, path: str) -> bool:
+        return self.matches_all or _match_parts(tuple(path.split("/")), self._parts)
 
 
-def _fits(path: Sequence[str], parts: Sequence[str]) -> bool:
-    """Part by part: fnmatch is quick whatever it is given, and so is going through a table of what fits so far."""
+def _match_parts(path: Sequence[str], parts: Sequence[str]) -> bool:
+    """Match part by part, memoized, so that no pattern takes exponential time."""
 
     @lru_cache(None)
-    def rest(at: int, part: int) -> bool:
+    def match(at: int, part: int) -> bool:
         if part == len(parts):
             return at == len(path)
         if parts[part] == "**":
-            return rest(at, part + 1) or (at < len(path) and rest(at + 1, part))
-        return at < len(path) and fnmatchcase(path[at], parts[part]) and rest(at + 1, part + 1)
+            return match(at, part + 1) or (at < len(path) and match(at + 1, part))
+        return at < len(path) and fnmatchcase(path[at], parts[part]) and match(at + 1, part + 1)
 
-    return rest(0, 0)
-
-
-MOST = 500
+    return match(0, 0)
 
 
-def listed(root: Root, path: str, pattern: str, depth: int, *, hidden: bool) -> str:
-    """Lines of path and size, folders with a slash; the first line says what there is and what is missing."""
+def list_files(root: Root, path: str, pattern: str, depth: int, *, hidden: bool) -> str:
+    """Return a line with path and size per entry; the first line has the totals and what was omitted."""
     if depth < 0:
-        raise BadArguments("depth is how many folders deep to look, 1 or more; 0 leaves it to the tool.")
-    wanted = Pattern(pattern)
-    walk = Walk(root, depth=depth or (1 if wanted.is_open else DEEPEST), hidden=hidden)
+        raise BadArguments(f"invalid depth {depth}: expected 1 or more, or 0 for the default.")
+    glob = GlobPattern(pattern)
+    walk = DirectoryWalk(root, depth=depth or (1 if glob.matches_all else MAX_DEPTH), hidden=hidden)
     lines: list[str] = []
-    files = folders = more = 0
+    files = folders = 0
     with root.find(path, folder=True) as top:
-        for entry in walk.through(top):
-            if not wanted.fits(os.path.relpath(entry.path, top.path)):
+        for entry in walk.entries(top):
+            if not glob.matches(os.path.relpath(entry.path, top.path)):
                 continue
             files, folders = files + (not entry.is_folder), folders + entry.is_folder
-            if len(lines) < MOST:
-                lines.append(_line(entry))
-            else:
-                more += 1
-        where = top.path
-    notes = walk.notes() + ([f"{more:,} more are not shown: give a pattern or a folder"] if more else [])
-    if not lines:
-        what = "nothing" if wanted.is_open else f"nothing that fits {pattern}"
-        return f"[{', '.join([f'{where}: {what}', *notes])}]"
-    head = [f"{where}: {counted(files, 'file')}, {counted(folders, 'folder')}", *notes]
-    return "\n".join([f"[{', '.join(head)}]", *lines])
+            if len(lines) < _MAX_LISTED:
+                lines.append(_format_entry(entry))
+        name = top.path
+    more = files + folders - len(lines)
+    notes = walk.notes() + ([f"{more:,} more not shown: use a pattern or a subfolder"] if more else [])
+    if lines:
+        found = f"{format_count(files, 'file')}, {format_count(folders, 'folder')}"
+    else:
+        found = "no entries" if glob.matches_all else f"nothing matches {pattern}"
+    return "\n".join([f"[{', '.join([f'{name}: {found}', *notes])}]", *lines])
 
 
-def _line(entry: DirectoryEntry) -> str:
+def _format_entry(entry: DirectoryEntry) -> str:
     if entry.is_folder:
         return f"{entry.path}/"
-    if target := entry.leads_to:
+    if target := entry.link_target:
         return f"{entry.path} -> {target}"
-    return f"{entry.path}  {sized(entry.about.st_size)}" if entry.is_file else f"{entry.path}  (no regular file)"
+    return f"{entry.path}  {format_size(entry.stat.st_size) if entry.is_file else '(not a regular file)'}"

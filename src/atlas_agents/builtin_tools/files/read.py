@@ -1,4 +1,4 @@
-"""`file_read`: lines of a text file with their numbers, or a picture."""
+"""`file_read`: numbered lines of a text file, or an image. Also decodes text and formats sizes for the other tools."""
 
 import base64
 import codecs
@@ -12,95 +12,99 @@ import msgspec
 from atlas_agents.builtin_tools.files.root import OpenedPath, Root
 from atlas_agents.core.errors import BadArguments, ToolFailed
 
-LARGEST = 10 * 1024 * 1024
-LARGEST_PICTURE = 700 * 1024  # as a result of JSON can carry
-_HEAD = 8192
+MAX_FILE_SIZE = 10 * 1024 * 1024
+MAX_IMAGE_SIZE = 700 * 1024  # fits into a JSON result
+MAX_LINES = 2000
+_MAX_CHARACTERS = 50_000
+_MAX_LINE_LENGTH = 2000
+_HEAD_SIZE = 8192
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\f\x1b\b"))
 Encoding: TypeAlias = Literal["utf-8", "utf-16-le", "utf-16-be", "latin-1"]
-_MARKS: tuple[tuple[bytes, Encoding], ...] = (
+_BOMS: tuple[tuple[bytes, Encoding], ...] = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_PICTURES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
-_DOCUMENTS = (
-    (b"%PDF-", "a PDF; its text cannot be read here yet, ask for it as text"),
-    (b"PK\x03\x04", "an archive or an office document; unpack or export it as text first"),
-    (b"SQLite format 3\0", "a database; ask for what you need with a program that reads it"),
-    (b"\x7fELF", "a program"),
+IMAGE_SIGNATURES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
+_BINARY_SIGNATURES = (
+    (b"%PDF-", "a PDF, which this tool cannot read; convert it to text first"),
+    (b"PK\x03\x04", "a ZIP archive (perhaps a .docx or .xlsx file); unpack it or export it as text first"),
+    (b"SQLite format 3\0", "a SQLite database; query it with a program that reads it"),
+    (b"\x7fELF", "an executable"),
 )
 
 
 class DecodedText(msgspec.Struct, frozen=True):
-    """Text, and all that its bytes were besides."""
+    """Text with its encoding and byte order mark, so that it can be written back unchanged."""
 
     text: str
     encoding: Encoding = "utf-8"
-    mark: bytes = b""
+    bom: bytes = b""
 
     @property
-    def known_as(self) -> str:
-        """What to tell of the encoding; nothing of the usual one."""
+    def encoding_name(self) -> str:
         if self.encoding == "latin-1":
-            return "not UTF-8, read as Latin-1, which is a guess"
-        return "UTF-8 with a byte order mark" if self.mark and self.encoding == "utf-8" else self.encoding.upper()
+            return "not UTF-8, decoded as Latin-1 (a guess)"
+        return "UTF-8 with a byte order mark" if self.bom and self.encoding == "utf-8" else self.encoding.upper()
 
     @property
     def newline(self) -> str:
-        """How most of its lines end."""
+        """The line ending of most lines."""
         crlf = self.text.count("\r\n")
         return "\r\n" if crlf * 2 > self.text.count("\n") else "\n"
 
-    def bytes_of(self, text: str) -> bytes:
-        """Other text in the same dress; ToolFailed if this encoding has no such characters."""
+    def encode(self, text: str) -> bytes:
+        """Encode other text in the same way; raise ToolFailed if the encoding lacks one of its characters."""
         try:
-            return self.mark + text.encode(self.encoding)
+            return self.bom + text.encode(self.encoding)
         except UnicodeEncodeError as error:
             char = text[error.start]
-            raise ToolFailed(f"the file is {self.encoding}, which has no {char!r}; write it anew as UTF-8") from None
+            raise ToolFailed(
+                f"the file is encoded as {self.encoding}, which cannot represent {char!r}; rewrite it as UTF-8"
+            ) from None
 
 
-def read_all(found: OpenedPath, largest: int = LARGEST) -> bytes:
-    """The bytes of a regular file, up to a limit that also holds for one that grows while it is read."""
-    check_regular(found)
-    if found.stat.st_size > largest:
-        raise ToolFailed(f"{found.path} is {sized(found.stat.st_size)} long; at most {sized(largest)} can be taken")
-    pieces: list[bytes] = []
-    left = largest + 1
-    while left > 0 and (piece := os.read(found.descriptor, min(left, 1 << 20))):
-        pieces.append(piece)
-        left -= len(piece)
+def read_bytes(opened: OpenedPath, max_size: int = MAX_FILE_SIZE) -> bytes:
+    """Return the content of a regular file. The limit also applies to a file that grows while it is read."""
+    check_regular(opened)
+    if opened.stat.st_size > max_size:
+        raise ToolFailed(f"{opened.path} is too large: {format_size(opened.stat.st_size)}, max {format_size(max_size)}")
+    chunks: list[bytes] = []
+    left = max_size + 1
+    while left > 0 and (chunk := os.read(opened.descriptor, min(left, 1 << 20))):
+        chunks.append(chunk)
+        left -= len(chunk)
     if left <= 0:
-        raise ToolFailed(f"{found.path} is longer than {sized(largest)}")
-    return b"".join(pieces)
+        raise ToolFailed(f"{opened.path} is larger than {format_size(max_size)}")
+    return b"".join(chunks)
 
 
-def check_regular(found: OpenedPath) -> None:
-    """ToolFailed for folders, pipes, sockets and devices: reading them may never end, or do something."""
-    mode = found.stat.st_mode
+def check_regular(opened: OpenedPath) -> None:
+    """Raise ToolFailed for folders, pipes, sockets and devices: reading them may block or have side effects."""
+    mode = opened.stat.st_mode
     if stat.S_ISDIR(mode):
-        raise ToolFailed(f"{found.path} is a folder; file_list shows what is in it")
+        raise ToolFailed(f"{opened.path} is a folder; use file_list to see what is in it")
     if not stat.S_ISREG(mode):
-        raise ToolFailed(f"{found.path} is no regular file, but a pipe, a socket or a device: it is not read")
+        raise ToolFailed(f"{opened.path} is a pipe, socket or device, which cannot be read; name a regular file")
 
 
-def picture(head: bytes) -> str | None:
-    """The media type, if it is a picture that models know."""
+def detect_image(head: bytes) -> str | None:
+    """Return the media type of an image that models support; None for anything else."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
-    return next((kind for mark, kind in _PICTURES if head.startswith(mark)), None)
+    return next((media_type for magic, media_type in IMAGE_SIGNATURES if head.startswith(magic)), None)
 
 
-def as_text(data: bytes, name: str) -> DecodedText:
-    """Bytes as text; ToolFailed says what they are if they are none."""
-    for mark, encoding in _MARKS:
-        if data.startswith(mark):
+def decode_text(data: bytes, name: str) -> DecodedText:
+    """Decode text; raise ToolFailed that says what the content is if it is not text."""
+    for bom, encoding in _BOMS:
+        if data.startswith(bom):
             try:
-                return DecodedText(data[len(mark) :].decode(encoding), encoding, mark)
+                return DecodedText(data[len(bom) :].decode(encoding), encoding, bom)
             except UnicodeDecodeError:
-                raise ToolFailed(f"{name} begins like {encoding} text and is not: {_not_text(data)}") from None
-    if is_binary(data[:_HEAD]):
-        raise ToolFailed(f"{name} is no text, but {_not_text(data)}")
+                raise ToolFailed(f"{name} starts like {encoding} text but is not: {_describe_binary(data)}") from None
+    if is_binary(data[:_HEAD_SIZE]):
+        raise ToolFailed(f"{name} is not text: {_describe_binary(data)}")
     try:
         return DecodedText(data.decode())
     except UnicodeDecodeError:
@@ -108,129 +112,120 @@ def as_text(data: bytes, name: str) -> DecodedText:
 
 
 def is_binary(head: bytes) -> bool:
-    """Whether the first bytes of a file look like no text at all: most text has no control characters."""
-    if any(head.startswith(mark) for mark, _ in _MARKS):
+    """Return whether the first bytes of a file are not text: text rarely contains control characters."""
+    if any(head.startswith(bom) for bom, _ in _BOMS):
         return False
-    if b"\0" in head or any(head.startswith(mark) for mark, _ in _DOCUMENTS) or picture(head):
+    if b"\0" in head or any(head.startswith(magic) for magic, _ in _BINARY_SIGNATURES) or detect_image(head):
         return True
     return (len(head) - len(head.translate(None, _CONTROLS))) * 20 > len(head)
 
 
-def sized(count: int) -> str:
-    """A number of bytes for people."""
+def format_size(count: int) -> str:
+    """Format a number of bytes: `1 byte`, `1.5 KB`."""
     if count < 1024:
-        return counted(count, "byte")
+        return format_count(count, "byte")
     for unit, size in (("KB", 1024), ("MB", 1024**2), ("GB", 1024**3)):
         if count < size * 1024 or unit == "GB":
             return f"{count / size:.1f} {unit}"
     raise AssertionError("unreachable")
 
 
-def counted(count: int, thing: str) -> str:
-    """`1 line`, `2,000 lines`."""
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+def format_count(count: int, noun: str) -> str:
+    """Format a number of items: `1 line`, `2,000 lines`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _not_text(data: bytes) -> str:
-    kind = next((words for mark, words in _DOCUMENTS if data.startswith(mark)), None)
-    return kind or f"binary data of {sized(len(data))}"
+def _describe_binary(data: bytes) -> str:
+    kind = next((text for magic, text in _BINARY_SIGNATURES if data.startswith(magic)), None)
+    return kind or f"binary data, {format_size(len(data))}"
 
 
-MOST_LINES = 2000
-MOST_CHARACTERS = 50_000
-LONGEST_LINE = 2000
-
-
-def read(root: Root, path: str, start: int = 1, lines: int = MOST_LINES) -> Any:
-    """Read a file: text as numbered lines, from line `start` on (-20 is the last 20 lines), or a picture.
-
-    Args:
-        path: Relative to the folder.
-        start: The first line to read; negative numbers count from the end.
-        lines: How many lines to read at most.
-    """
+def read_file(root: Root, path: str, start: int, lines: int) -> Any:
+    """Return numbered lines of a text file from line `start` on (negative: from the end), or an image."""
     if start == 0 or lines < 1:
-        raise BadArguments("Lines are counted from 1, or from the end with -1; read at least one of them.")
-    with root.find(path) as found:
-        check_regular(found)
-        head = os.pread(found.descriptor, _HEAD, 0)
-        if kind := picture(head):
-            return _picture(found, kind)
-        if found.stat.st_size > LARGEST and is_binary(head):
-            raise ToolFailed(f"{found.path} is no text, but binary data of {sized(found.stat.st_size)}")
-        if found.stat.st_size > LARGEST:
-            return _part(found, head, start, lines)
-        return _numbered(found.path, as_text(read_all(found), found.path), start, lines)
+        raise BadArguments("start counts from 1, or from the end with -1; lines must be at least 1.")
+    with root.find(path) as opened:
+        check_regular(opened)
+        size = opened.stat.st_size
+        head = os.pread(opened.descriptor, _HEAD_SIZE, 0)
+        if media_type := detect_image(head):
+            return _read_image(opened, media_type)
+        if size > MAX_FILE_SIZE and is_binary(head):
+            raise ToolFailed(f"{opened.path} is not text: binary data, {format_size(size)}")
+        if size > MAX_FILE_SIZE:
+            return _read_part(opened, head, start, lines)
+        return _number_lines(opened.path, decode_text(read_bytes(opened), opened.path), start, lines)
 
 
-def _picture(found: OpenedPath, kind: str) -> dict[str, str]:
-    """In the shape of an `Image`, by which a model gets to see it."""
-    if found.stat.st_size > LARGEST_PICTURE:
-        most = sized(LARGEST_PICTURE)
-        raise ToolFailed(f"{found.path} is a picture of {sized(found.stat.st_size)}; at most {most} can be shown")
-    data = base64.b64encode(read_all(found, LARGEST_PICTURE)).decode()
-    return {"type": "image", "name": found.path, "media_type": kind, "data": data}
+def _read_image(opened: OpenedPath, media_type: str) -> dict[str, str]:
+    """Return the fields of an `Image`, which is shown to the model."""
+    size = opened.stat.st_size
+    if size > MAX_IMAGE_SIZE:
+        raise ToolFailed(f"{opened.path}: image too large: {format_size(size)}, max {format_size(MAX_IMAGE_SIZE)}")
+    data = base64.b64encode(read_bytes(opened, MAX_IMAGE_SIZE)).decode()
+    return {"type": "image", "name": opened.path, "media_type": media_type, "data": data}
 
 
-def _numbered(path: str, text: DecodedText, start: int, lines: int) -> str:
+def _number_lines(path: str, text: DecodedText, start: int, lines: int) -> str:
     found = split_lines(text.text)
-    first = start if start > 0 else max(1, len(found) + start + 1)
-    facts = [path, counted(len(found), "line"), *([] if text.known_as == "UTF-8" else [text.known_as])]
+    count = len(found)
+    first = start if start > 0 else max(1, count + start + 1)
+    heading = [path, format_count(count, "line"), *([] if text.encoding_name == "UTF-8" else [text.encoding_name])]
     if not found:
         return f"{path} is empty"
-    if first > len(found):
-        raise ToolFailed(f"{path} has only {counted(len(found), 'line')}; start at {len(found)} or before")
-    shown = list(_shown(found[first - 1 : first - 1 + lines], first))
+    if first > count:
+        raise ToolFailed(f"{path} has only {format_count(count, 'line')}; use start={count} or less")
+    shown = list(_format_lines(found[first - 1 : first - 1 + lines], first))
     last = first + len(shown) - 1
-    if first > 1 or last < len(found):
-        facts.append(f"lines {first} to {last} follow")
-    more = f"\n… {counted(len(found) - last, 'more line')}; go on with start={last + 1}" if last < len(found) else ""
-    return f"[{', '.join(facts)}]\n" + "\n".join(shown) + more
+    if first > 1 or last < count:
+        heading.append(f"showing lines {first} to {last}")
+    more = f"\n… {format_count(count - last, 'more line')}; continue with start={last + 1}" if last < count else ""
+    return f"[{', '.join(heading)}]\n" + "\n".join(shown) + more
 
 
-def _shown(lines: list[str], first: int) -> Iterator[str]:
-    """Numbered lines, as many as there is room for; long ones are cut."""
-    room = MOST_CHARACTERS
+def _format_lines(lines: list[str], first: int) -> Iterator[str]:
+    """Yield numbered lines up to the limit; long lines are cut."""
+    left = _MAX_CHARACTERS
     for number, line in enumerate(lines, first):
-        cut = line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}… ({len(line):,} characters in this line)"
-        room -= len(cut) + 8
-        if room < 0 and number > first:
+        if len(line) > _MAX_LINE_LENGTH:
+            line = f"{line[:_MAX_LINE_LENGTH]}… ({len(line):,} characters in this line)"
+        left -= len(line) + 8
+        if left < 0 and number > first:
             return
-        yield f"{number:>6}\t{cut}"
+        yield f"{number:>6}\t{line}"
 
 
-def _part(found: OpenedPath, head: bytes, start: int, lines: int) -> str:
-    """The beginning or the end of a file that is too long to be read whole: only there lines can be found quickly."""
-    size = found.stat.st_size
+def _read_part(opened: OpenedPath, head: bytes, start: int, lines: int) -> str:
+    """Read the beginning or the end of a file that is too large to be read whole."""
+    size = opened.stat.st_size
     if start < 0:
-        from_end = os.pread(found.descriptor, LARGEST // 10, max(0, size - LARGEST // 10))
-        text = _lossy(head, from_end)
-        shown = _shown(split_lines(text)[start:][:lines], 1)
+        end = os.pread(opened.descriptor, MAX_FILE_SIZE // 10, max(0, size - MAX_FILE_SIZE // 10))
+        shown = _format_lines(split_lines(_decode_part(head, end))[start:][:lines], 1)
         tail = "\n".join(line.partition("\t")[2] for line in shown)
-        return f"[{found.path}, {sized(size)}, its last lines follow without numbers]\n{tail}"
-    beginning = os.pread(found.descriptor, LARGEST, 0)
-    kept = split_lines(_lossy(head, beginning))[:-1]
-    if start > len(kept):
+        return f"[{opened.path}, {format_size(size)}, showing its last lines without numbers]\n{tail}"
+    beginning = split_lines(_decode_part(head, os.pread(opened.descriptor, MAX_FILE_SIZE, 0)))[:-1]
+    if start > len(beginning):
         raise ToolFailed(
-            f"{found.path} is {sized(size)} long, and only its first {len(kept):,} lines can be read by number; "
-            "read its end with a negative start, or look for words with file_search"
+            f"{opened.path} is {format_size(size)}, so only its first {len(beginning):,} lines can be read by number; "
+            "read its end with a negative start, or use file_search"
         )
-    shown = list(_shown(kept[start - 1 : start - 1 + lines], start))
-    return f"[{found.path}, {sized(size)}, lines {start} to {start + len(shown) - 1} follow]\n" + "\n".join(shown)
+    shown = list(_format_lines(beginning[start - 1 : start - 1 + lines], start))
+    heading = f"[{opened.path}, {format_size(size)}, showing lines {start} to {start + len(shown) - 1}]"
+    return "\n".join([heading, *shown])
 
 
-def _lossy(head: bytes, piece: bytes) -> str:
-    """A piece of a long text; what was cut through at its ends is replaced."""
+def _decode_part(head: bytes, part: bytes) -> str:
+    """Decode part of a large text; characters that are cut at its ends are replaced."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return piece.decode("utf-16-le" if head.startswith(codecs.BOM_UTF16_LE) else "utf-16-be", errors="replace")
+        return part.decode("utf-16-le" if head.startswith(codecs.BOM_UTF16_LE) else "utf-16-be", errors="replace")
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
-        return piece.decode("latin-1")
-    return piece.decode(errors="replace")
+        return part.decode("latin-1")
+    return part.decode(errors="replace")
 
 
 def split_lines(text: str) -> list[str]:
-    """Lines as editors count them: ended by a line feed, with or without a carriage return."""
+    """Split at line feeds and remove carriage returns before them, as editors count lines."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     return lines[:-1] if not lines[-1] else lines

@@ -1,4 +1,4 @@
-"""The folder that the file tools work in: how paths in it are opened, and which of them are nobody's business."""
+"""The folder of the file tools: open paths beneath it safely, and decide which are private, secret or protected."""
 
 import ctypes
 import difflib
@@ -8,10 +8,10 @@ import platform
 import stat
 import struct
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -20,51 +20,51 @@ from atlas_agents.core.errors import BadArguments, NotPermitted, ToolFailed
 from atlas_agents.core.paths import is_protected, is_secret
 
 _OPENAT2 = 437
-_BENEATH, _NO_MAGIC = 0x08, 0x02
-_TRIES = 64
+_RESOLVE_BENEATH, _RESOLVE_NO_MAGICLINKS = 0x08, 0x02
+_MAX_RETRIES = 64
 _F_GETPATH = 50
 
 
 def open_beneath(root: int, path: str, flags: int) -> int:
-    """A descriptor of what a relative path leads to; OSError with EXDEV if it leads out of the open folder `root`."""
+    """Open a relative path beneath the open folder `root`; raise OSError with EXDEV if it leads outside."""
     flags |= os.O_CLOEXEC
-    if not kernel_resolves():
+    if not has_openat2():
         return walk_beneath(root, path, flags)
-    for _ in range(_TRIES):  # EAGAIN: something was renamed on the way, and the kernel cannot vouch for it
-        found = _openat2(root, path, flags)
-        if found >= 0:
-            return found
+    for _ in range(_MAX_RETRIES):  # EAGAIN: a concurrent rename, so the kernel could not verify the path
+        descriptor = _openat2(root, path, flags)
+        if descriptor >= 0:
+            return descriptor
         if (number := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
             raise OSError(number, os.strerror(number), path)
-    raise OSError(errno.EAGAIN, "it is being moved around", path)
+    raise OSError(errno.EAGAIN, "it is being renamed repeatedly", path)
 
 
 def walk_beneath(root: int, path: str, flags: int) -> int:
-    """The same without the kernel's help, from one open folder to the next; links are not followed at all."""
-    steps = [part for part in path.split("/") if part not in ("", ".")] or ["."]
-    held = [os.dup(root)]
+    """Do the same without `openat2`, one open folder at a time. Symbolic links are not followed at all."""
+    parts = [part for part in path.split("/") if part not in ("", ".")] or ["."]
+    descriptors = [os.dup(root)]
     try:
-        for place, step in enumerate(steps):
-            last = place == len(steps) - 1
-            if step == "..":
-                os.close(held.pop())
-                if not held:
+        for index, part in enumerate(parts):
+            last = index == len(parts) - 1
+            if part == "..":
+                os.close(descriptors.pop())
+                if not descriptors:
                     raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
                 if not last:
                     continue
-                step = "."
+                part = "."
             folder = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            held.append(os.open(step, (flags if last else folder) | os.O_NOFOLLOW, dir_fd=held[-1]))
-        return held.pop()
+            descriptors.append(os.open(part, (flags if last else folder) | os.O_NOFOLLOW, dir_fd=descriptors[-1]))
+        return descriptors.pop()
     except OSError as error:
-        raise _told(error, held, path) from None
+        raise _as_link_error(error, descriptors, path) from None
     finally:
-        for each in held:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def real_path(descriptor: int) -> str | None:
-    """Where an open file or folder really is now; None where this system cannot tell."""
+def _real_path(descriptor: int) -> str | None:
+    """Return the current path of an open file or folder; None if this system cannot tell."""
     try:
         if sys.platform == "darwin":
             import fcntl
@@ -75,8 +75,8 @@ def real_path(descriptor: int) -> str | None:
         return None
 
 
-def inside(path: str, root: str) -> str | None:
-    """A whole path as one relative to the folder that it is in, by its parts; None if it is elsewhere."""
+def _relative_to(path: str, root: str) -> str | None:
+    """Return an absolute path relative to a folder; None if it is outside."""
     try:
         return str(PurePosixPath(path).relative_to(root))
     except ValueError:
@@ -84,18 +84,18 @@ def inside(path: str, root: str) -> str | None:
 
 
 @cache
-def kernel_resolves() -> bool:
-    """Whether this kernel has `openat2`, and lets us use it; found out by using it."""
+def has_openat2() -> bool:
+    """Return whether the kernel has `openat2` and allows it, by trying it."""
     if sys.platform != "linux" or platform.machine() == "alpha":
         return False
-    here = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    top = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        found = _openat2(here, ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if found >= 0:
-            os.close(found)
-        return found >= 0
+        descriptor = _openat2(top, ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if descriptor >= 0:
+            os.close(descriptor)
+        return descriptor >= 0
     finally:
-        os.close(here)
+        os.close(top)
 
 
 @cache
@@ -104,30 +104,27 @@ def _libc() -> ctypes.CDLL:
 
 
 def _openat2(root: int, path: str, flags: int) -> int:
-    how = struct.pack("QQQ", flags, 0, _BENEATH | _NO_MAGIC)
+    how = struct.pack("QQQ", flags, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
     size = ctypes.c_size_t(len(how))
     return int(_libc().syscall(ctypes.c_long(_OPENAT2), ctypes.c_int(root), os.fsencode(path), how, size))
 
 
-def _told(error: OSError, held: list[int], path: str) -> OSError:
-    """A link where a folder should be is `not a directory` to some systems; here it is a link."""
-    if error.errno in (errno.ENOTDIR, errno.EMLINK) and held and error.filename:
-        try:
-            is_link = os.readlink(error.filename, dir_fd=held[-1])
-        except (OSError, ValueError):
-            is_link = ""
-        if is_link:
-            return OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+def _as_link_error(error: OSError, descriptors: list[int], path: str) -> OSError:
+    """Convert ENOTDIR and EMLINK to ELOOP for a symbolic link: systems differ in what they report."""
+    if error.errno in (errno.ENOTDIR, errno.EMLINK) and descriptors and error.filename:
+        with suppress(OSError, ValueError):
+            if os.readlink(error.filename, dir_fd=descriptors[-1]):
+                return OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
     return error
 
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY
-_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY  # a pipe must not be waited for, nor a terminal become ours
-_LONGEST = 4096
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
+_FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY  # do not block on a pipe, nor take over a terminal
+_MAX_PATH_LENGTH = 4096
 
 
 class OpenedPath(msgspec.Struct, frozen=True):
-    """What a path has led to: open, and where it really is beneath the root."""
+    """An open file or folder, with its real path relative to the root."""
 
     descriptor: int
     path: str
@@ -139,35 +136,42 @@ class OpenedPath(msgspec.Struct, frozen=True):
 
 
 class Root(msgspec.Struct, frozen=True):
-    """One folder. `private` are whole paths beneath it that are off limits, `guarded` such that only a person may have
-    written; those that hold the folder itself do not count."""
+    """The folder that tools work in. `private` paths cannot be accessed; `guarded` paths need approval to be written.
+
+    Both are absolute. Those that contain the folder itself are ignored.
+    """
 
     path: str
     private: tuple[str, ...] = ()
     guarded: tuple[str, ...] = ()
 
+    @classmethod
+    def create(cls, folder: Path | str, private: Iterable[Path | str], guarded: Iterable[Path | str]) -> "Root":
+        private, guarded = (tuple(os.path.abspath(each) for each in paths) for paths in (private, guarded))
+        return cls(os.path.abspath(folder), private, guarded)
+
     def relative(self, path: str) -> str:
-        """A path as a model writes it, made relative to the root; whether it leads out, the kernel will see."""
-        if "\0" in path or len(path) > _LONGEST:
-            raise BadArguments("This is no path: it has a NUL in it, or is too long.")
+        """Make a path from a model relative to the root; opening it checks whether it leads outside."""
+        if "\0" in path or len(path) > _MAX_PATH_LENGTH:
+            raise BadArguments("Invalid path: it contains a NUL character or is too long.")
         try:
             path.encode()
         except UnicodeEncodeError:
-            raise BadArguments("This is no path: it holds half a character.") from None
+            raise BadArguments("Invalid path: it contains an unpaired surrogate character.") from None
         if not path.startswith("/"):
             return path or "."
         for root in {self.path, os.path.realpath(self.path)}:
-            if (found := inside(path, root)) is not None:
-                return found
-        raise outside(path)
+            if (relative := _relative_to(path, root)) is not None:
+                return relative
+        raise outside_error(path)
 
     @contextmanager
     def opened(self) -> Generator[int]:
-        """The folder itself, open."""
+        """Open the folder itself."""
         try:
-            root = os.open(self.path, _FOLDER | os.O_CLOEXEC)
+            root = os.open(self.path, _FOLDER_FLAGS | os.O_CLOEXEC)
         except OSError as error:
-            raise ToolFailed(f"the folder for files cannot be opened: {error.strerror}") from None
+            raise ToolFailed(f"cannot open the folder {self.path}: {error.strerror}") from None
         try:
             yield root
         finally:
@@ -175,142 +179,137 @@ class Root(msgspec.Struct, frozen=True):
 
     @contextmanager
     def find(self, path: str, *, folder: bool = False) -> Generator[OpenedPath]:
-        """What is at a path, open as long as the block lasts; ToolFailed in words that help to find it."""
-        wanted = self.relative(path)
-        if self.is_private(wanted):  # not even opened: to close a database file gives up our own locks on it
-            raise _kept(os.path.normpath(wanted))
+        """Open a path for the duration of the block; raise ToolFailed or NotPermitted with a hint for the model."""
+        relative = self.relative(path)
+        if self.is_private(relative):  # not even opened: closing a database file would release our locks on it
+            raise _secret_error(os.path.normpath(relative))
         with self.opened() as root:
             try:
-                found = open_beneath(root, wanted, _FOLDER if folder else _FILE)
+                descriptor = open_beneath(root, relative, _FOLDER_FLAGS if folder else _FILE_FLAGS)
             except OSError as error:
-                raise self._trouble(error, root, path, wanted) from None
+                raise self._open_error(error, root, path, relative) from None
             try:
-                where = self.whereabouts(root, found, wanted)
-                about = os.fstat(found)  # after the look at where it is: one that was gone by then has no name left
-                if not about.st_nlink:
-                    raise ToolFailed(f"{path} was removed or replaced just now; try again")
-                self.readable(where, about, wanted)
-                yield OpenedPath(found, where, about)
+                real = self.locate(root, descriptor, relative)
+                info = os.fstat(descriptor)  # after locating it: a file that was removed by then has no links left
+                if not info.st_nlink:
+                    raise ToolFailed(f"{path} was removed or replaced while it was opened; try again")
+                if self.is_private(real) or is_secret(PurePosixPath(relative)) or self.holds_secrets(real, info):
+                    raise _secret_error(real)
+                yield OpenedPath(descriptor, real, info)
             finally:
-                os.close(found)
+                os.close(descriptor)
 
-    def whereabouts(self, root: int, descriptor: int, wanted: str) -> str:
-        """Where an open file is, relative to the root, by whichever links it was reached."""
-        real, base = real_path(descriptor), real_path(root)
+    def locate(self, root: int, descriptor: int, relative: str) -> str:
+        """Return the real path of an open file relative to the root, with all links resolved."""
+        real, base = _real_path(descriptor), _real_path(root)
         if real is None or base is None:
-            return os.path.normpath(wanted)
-        where = inside(real, base)
-        if where is None:
-            raise outside(wanted)
-        return where
+            return os.path.normpath(relative)
+        located = _relative_to(real, base)
+        if located is None:
+            raise outside_error(relative)
+        return located
 
-    def readable(self, where: str, about: os.stat_result, wanted: str = "") -> None:
-        """NotPermitted for what holds secrets, under whichever name."""
-        if self.is_private(where) or is_secret(PurePosixPath(wanted)) or self.holds_secrets(where, about):
-            raise _kept(where)
+    def holds_secrets(self, path: str, info: os.stat_result) -> bool:
+        """Return whether a file is secret by its name, or a hard link to a secret file."""
+        return is_secret(PurePosixPath(path)) or self._is_hard_link_to_secret(info)
 
-    def holds_secrets(self, where: str, about: os.stat_result) -> bool:
-        """Whether a file is a secret one by its name, or another name of one."""
-        return is_secret(PurePosixPath(where)) or self._twin_of_secret(about)
+    def needs_approval(self, path: str, info: os.stat_result | None) -> bool:
+        """Return whether writing this path always needs approval.
 
-    def must_ask(self, where: str, about: os.stat_result | None) -> bool:
-        """Whether only a person may have this written: prompts, settings, hooks, keys, what has a second name, and all
-        that is in a virtual environment or a repository of git, whatever that is called."""
-        has_names = about is not None and stat.S_ISREG(about.st_mode) and about.st_nlink > 1
-        path = PurePosixPath(where)
-        if has_names or is_protected(path) or is_secret(path) or _within(where, self.on_guard()):
+        That is the case for prompts, settings, hooks, keys, guarded paths and files with several hard links, and for
+        everything in a virtual environment or a Git repository's own folder, whatever its name.
+        """
+        is_hard_link = info is not None and stat.S_ISREG(info.st_mode) and info.st_nlink > 1
+        pure = PurePosixPath(path)
+        if is_hard_link or is_protected(pure) or is_secret(pure) or _is_within(path, self.guarded_paths()):
             return True
-        folders = [os.path.join(self.path, each) for each in path.parents]
-        return any(_exists(each, "pyvenv.cfg") or _exists(each, "HEAD", "objects", "refs") for each in folders)
+        folders = [os.path.join(self.path, each) for each in pure.parents]
+        return any(_contains(each, "pyvenv.cfg") or _contains(each, "HEAD", "objects", "refs") for each in folders)
 
-    def is_private(self, where: str) -> bool:
-        """Whether a path relative to the root is one of those that are off limits, or in one."""
-        return _within(where, self.off_limits())
+    def is_private(self, path: str) -> bool:
+        """Return whether a path relative to the root is private, or inside a private path."""
+        return _is_within(path, self.private_paths())
 
-    def keeps(self, path: str) -> bool:
-        """Whether a whole path, wherever it is, is of what nobody reads: private, or secret by its name."""
+    def is_private_or_secret(self, path: str) -> bool:
+        """Return whether an absolute path, inside or outside the root, is private or secret by its name."""
         real = os.path.realpath(path)
-        private = frozenset(os.path.realpath(each) for each in self.private if inside(self.path, each) is None)
-        return is_secret(PurePosixPath(real)) or _within(real, private)
+        private = frozenset(os.path.realpath(each) for each in self.private if _relative_to(self.path, each) is None)
+        return is_secret(PurePosixPath(real)) or _is_within(real, private)
 
-    def off_limits(self) -> frozenset[str]:
-        """Where the private ones are, relative to the root; those that are elsewhere cannot be reached anyway."""
-        return self._beneath(self.private)
+    def private_paths(self) -> frozenset[str]:
+        """Return the private paths inside the root, relative to it."""
+        return self._inside(self.private)
 
-    def on_guard(self) -> frozenset[str]:
-        """Where those are that only a person may have written, relative to the root."""
-        return self._beneath(self.guarded)
+    def guarded_paths(self) -> frozenset[str]:
+        """Return the guarded paths inside the root, relative to it."""
+        return self._inside(self.guarded)
 
-    def _beneath(self, paths: tuple[str, ...]) -> frozenset[str]:
+    def _inside(self, paths: tuple[str, ...]) -> frozenset[str]:
         top = os.path.realpath(self.path) if paths else ""
-        found = [inside(os.path.realpath(each), top) for each in paths]
+        found = [_relative_to(os.path.realpath(each), top) for each in paths]
         return frozenset(each for each in found if each not in (None, "."))
 
-    def _twin_of_secret(self, about: os.stat_result) -> bool:
-        """A second name of a secret file that lies at the top of the folder, or is known to be private."""
-        if not stat.S_ISREG(about.st_mode) or about.st_nlink < 2:
+    def _is_hard_link_to_secret(self, info: os.stat_result) -> bool:
+        """Compare a file with the private files and with the secret files directly in the folder."""
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink < 2:
             return False
         secrets = list(self.private)
         with suppress(OSError), os.scandir(self.path) as entries:
-            secrets += [each.path for each in entries if is_secret(PurePosixPath(each.name))]
-        for each in secrets:
+            secrets += [entry.path for entry in entries if is_secret(PurePosixPath(entry.name))]
+        for secret in secrets:
             with suppress(OSError):
-                if os.path.samestat(os.stat(each), about):
+                if os.path.samestat(os.stat(secret), info):
                     return True
         return False
 
-    def _trouble(self, error: OSError, root: int, path: str, wanted: str) -> Exception:
+    def _open_error(self, error: OSError, root: int, path: str, relative: str) -> Exception:
         match error.errno:
             case errno.EXDEV:
-                return outside(path)
+                return outside_error(path)
             case errno.ENOENT:
-                return ToolFailed(f"there is no {path}{self._near(root, wanted)}")
+                return ToolFailed(f"not found: {path}; {self._suggest(root, relative)}")
             case errno.ELOOP:
-                return ToolFailed(f"{path} is a link that cannot be followed; name the file that it leads to")
+                return ToolFailed(f"{path} is a symbolic link that is not followed; name the file it points to")
             case errno.ENOTDIR:
-                return ToolFailed(f"{path} is no folder, or lies in something that is none")
-            case errno.EACCES | errno.EPERM:
-                return ToolFailed(f"{path} is not ours to read: the system denies it")
+                return ToolFailed(f"{path} is not a folder, or is inside something that is not a folder")
             case errno.ENXIO:
-                return ToolFailed(f"{path} is no regular file")
+                return ToolFailed(f"{path} is not a regular file")
             case _:
-                return ToolFailed(f"{path} cannot be opened: {error.strerror}")
+                return ToolFailed(f"cannot open {path}: {error.strerror}")
 
-    def _near(self, root: int, wanted: str) -> str:
-        """The names beside it that are like it, or where the path breaks off."""
-        folder, _, name = wanted.rstrip("/").rpartition("/")
+    def _suggest(self, root: int, relative: str) -> str:
+        """Suggest similar names in the same folder, or say where the path ends."""
+        folder, _, name = relative.rstrip("/").rpartition("/")
         try:
-            parent = open_beneath(root, folder or ".", _FOLDER)
+            parent = open_beneath(root, folder or ".", _FOLDER_FLAGS)
         except OSError:
-            return f": there is no folder {folder}; file_list shows what there is"
+            return f"there is no folder {folder}; use file_list to see what exists"
         try:
             names = [each for each in os.listdir(parent) if not is_secret(PurePosixPath(each))]
         except OSError:
             names = []
         finally:
             os.close(parent)
-        lower = {each.casefold(): each for each in names}
-        close = [lower[each] for each in difflib.get_close_matches(name.casefold(), lower, 3, 0.6)]
-        where = folder or "the folder"
-        if close:
-            return f"; near it: {', '.join(os.path.join(folder, each) for each in close)}"
-        return f"; {where} is empty" if not names else f"; file_list shows what is in {where}"
+        by_lower = {each.casefold(): each for each in names}
+        similar = [by_lower[each] for each in difflib.get_close_matches(name.casefold(), by_lower, 3, 0.6)]
+        if similar:
+            return f"did you mean {', '.join(os.path.join(folder, each) for each in similar)}?"
+        shown = folder or "the folder"
+        return f"use file_list to see what is in {shown}" if names else f"{shown} is empty"
 
 
-def _within(where: str, known: frozenset[str]) -> bool:
-    path = PurePosixPath(os.path.normpath(where))
-    return any(str(each) in known for each in (path, *path.parents))
+def _is_within(path: str, folders: frozenset[str]) -> bool:
+    pure = PurePosixPath(os.path.normpath(path))
+    return any(str(each) in folders for each in (pure, *pure.parents))
 
 
-def _exists(folder: str, *names: str) -> bool:
+def _contains(folder: str, *names: str) -> bool:
     return all(os.path.lexists(os.path.join(folder, name)) for name in names)
 
 
-def _kept(where: str) -> NotPermitted:
-    return NotPermitted(f"{where} holds secrets or what people have said: it is not read, searched or edited.")
+def _secret_error(path: str) -> NotPermitted:
+    return NotPermitted(f"{path} may contain secrets or private conversations: it cannot be read, searched or edited.")
 
 
-def outside(path: str) -> NotPermitted:
-    return NotPermitted(
-        f"{path[:200]} leads out of the folder; only what is inside can be reached, by a relative path."
-    )
+def outside_error(path: str) -> NotPermitted:
+    return NotPermitted(f"{path[:200]} is outside the folder; use a relative path inside it.")

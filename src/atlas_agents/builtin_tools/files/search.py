@@ -1,5 +1,7 @@
-"""`file_search`: lines that hold a text or fit an expression. It runs in a worker, which an endless expression cannot
-hold for longer than its alarm."""
+"""`file_search`: lines that contain a text or match a regular expression.
+
+It runs in a worker process, and a timer signal interrupts a regular expression that takes too long.
+"""
 
 import os
 import re
@@ -11,23 +13,23 @@ from typing import NoReturn
 
 import msgspec
 
-from atlas_agents.builtin_tools.files.listing import DEEPEST, DirectoryEntry, Pattern, Walk
-from atlas_agents.builtin_tools.files.read import as_text, check_regular, counted, is_binary, split_lines
+from atlas_agents.builtin_tools.files.listing import MAX_DEPTH, DirectoryEntry, DirectoryWalk, GlobPattern
+from atlas_agents.builtin_tools.files.read import check_regular, decode_text, format_count, is_binary, split_lines
 from atlas_agents.builtin_tools.files.root import OpenedPath, Root
 from atlas_agents.core.errors import BadArguments, ToolFailed
 
-MOST_FOUND = 200
-MOST_CHARACTERS = 40_000
-LARGEST = 4 * 1024 * 1024
-LONGEST = 3.0
-_PATIENCE = 20.0
-_SHOWN = 300
-_LONGEST_QUERY = 1000
-_MOST_AROUND = 10
+_MAX_MATCHES = 200
+_MAX_CHARACTERS = 40_000
+_MAX_FILE_SIZE = 4 * 1024 * 1024
+_MAX_CPU_SECONDS = 3.0
+_MAX_WALK_SECONDS = 20.0
+_MAX_LINE_LENGTH = 300
+_MAX_QUERY_LENGTH = 1000
+_MAX_CONTEXT = 10
 
 
 class FileQuery(msgspec.Struct, frozen=True):
-    """What to look for, and where."""
+    """What to search for, and where."""
 
     query: str
     path: str = "."
@@ -39,114 +41,118 @@ class FileQuery(msgspec.Struct, frozen=True):
 
 
 class _TooSlow(Exception):
-    """The alarm has rung."""
+    """The search used up its CPU time."""
 
 
-class _Tally:
-    """What was found so far."""
+class _SearchResults:
+    """Matches found so far."""
 
     def __init__(self) -> None:
         self.blocks: list[str] = []
-        self.lines = self.files = self.searched = self.skipped = self.room = 0
+        self.matches = self.searched = self.skipped = self._size = 0
 
     @property
-    def full(self) -> bool:
-        return self.lines >= MOST_FOUND or self.room >= MOST_CHARACTERS
+    def is_full(self) -> bool:
+        return self.matches >= _MAX_MATCHES or self._size >= _MAX_CHARACTERS
 
-    def add(self, block: str, lines: int) -> None:
+    def add(self, block: str, matches: int) -> None:
         self.blocks.append(block)
-        self.lines, self.files, self.room = self.lines + lines, self.files + 1, self.room + len(block)
+        self.matches, self._size = self.matches + matches, self._size + len(block)
 
 
-def searched(root: Root, query: FileQuery) -> str:
-    """Files with the lines that were found in them; the first line says how many, and what was left out."""
-    wanted = Pattern(query.pattern)
-    tally, notes = _Tally(), list[str]()
-    with _alarm(LONGEST):
+def search_files(root: Root, query: FileQuery) -> str:
+    """Return the matching lines per file; the first line has the totals and what was omitted."""
+    glob = GlobPattern(query.pattern)
+    results, notes = _SearchResults(), list[str]()
+    with _cpu_limit(_MAX_CPU_SECONDS):
         try:
-            fits = _matcher(query)
+            matches = _build_matcher(query)
             with root.find(query.path) as top:
-                walk = Walk(root, depth=DEEPEST, hidden=query.hidden, longest=_PATIENCE)
-                entries = walk.through(top) if top.is_folder else None
-                if entries is None:
-                    _look(tally, top, fits, query)
-                for entry in entries or ():
-                    if wanted.fits(os.path.relpath(entry.path, top.path)) and entry.is_file:
-                        _visit(tally, root, entry, fits, query)
-                    if tally.full:
-                        notes.append("there is more: narrow it down with a path, a pattern or a longer query")
+                walk = DirectoryWalk(root, depth=MAX_DEPTH, hidden=query.hidden, max_seconds=_MAX_WALK_SECONDS)
+                if not top.is_folder:
+                    _search_file(results, top, matches, query)
+                for entry in walk.entries(top) if top.is_folder else ():
+                    if glob.matches(os.path.relpath(entry.path, top.path)) and entry.is_file:
+                        _search_entry(results, root, entry, matches, query)
+                    if results.is_full:
+                        notes.append("there are more matches: use a path, a pattern or a longer query")
                         break
                 notes += walk.notes()
         except _TooSlow:
-            notes.append(f"stopped after {LONGEST:g} s of work: use a simpler expression, or look in fewer files")
-    if tally.skipped:
-        notes.append(f"skipped: {counted(tally.skipped, 'file')}, no text, too long or secret")
-    all_files = counted(tally.searched, "file")
-    found = f"{counted(tally.lines, 'line')} in {tally.files} of {all_files}"
-    head = found if tally.lines else f"nothing was found in {all_files}"
-    return "\n".join([f"[{'; '.join([head, *notes])}]", *tally.blocks])
+            notes.append(
+                f"stopped after {_MAX_CPU_SECONDS:g} s of CPU time: use a simpler expression or search fewer files"
+            )
+    if results.skipped:
+        notes.append(f"skipped: {format_count(results.skipped, 'file')} (binary, too large or secret)")
+    files = format_count(results.searched, "file")
+    found = f"{format_count(results.matches, 'line')} in {len(results.blocks)} of {files}"
+    heading = found if results.matches else f"no matches in {files}"
+    return "\n".join([f"[{'; '.join([heading, *notes])}]", *results.blocks])
 
 
-def _visit(tally: _Tally, root: Root, entry: DirectoryEntry, fits: Callable[[str], bool], query: FileQuery) -> None:
-    """Look into a file that was met on the way; by its name in the open folder, and only if it is what it was."""
+def _search_entry(
+    results: _SearchResults, root: Root, entry: DirectoryEntry, matches: Callable[[str], bool], query: FileQuery
+) -> None:
+    """Search a file of the walk, opened by its name in the open folder, so that no link can be put in its place."""
     try:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(entry.name, flags, dir_fd=entry.folder)
     except OSError:
-        tally.skipped += 1
+        results.skipped += 1
         return
     try:
-        found = OpenedPath(descriptor, entry.path, os.fstat(descriptor))
-        if root.holds_secrets(entry.path, found.stat):
-            tally.skipped += 1
+        opened = OpenedPath(descriptor, entry.path, os.fstat(descriptor))
+        if root.holds_secrets(entry.path, opened.stat):
+            results.skipped += 1
             return
-        _look(tally, found, fits, query)
+        _search_file(results, opened, matches, query)
     except ToolFailed:
-        tally.skipped += 1
+        results.skipped += 1
     finally:
         os.close(descriptor)
 
 
-def _look(tally: _Tally, found: OpenedPath, fits: Callable[[str], bool], query: FileQuery) -> None:
-    check_regular(found)
-    head = os.pread(found.descriptor, 8192, 0)
-    if found.stat.st_size > LARGEST or is_binary(head):
-        tally.skipped += 1
+def _search_file(results: _SearchResults, opened: OpenedPath, matches: Callable[[str], bool], query: FileQuery) -> None:
+    check_regular(opened)
+    head = os.pread(opened.descriptor, 8192, 0)
+    if opened.stat.st_size > _MAX_FILE_SIZE or is_binary(head):
+        results.skipped += 1
         return
-    tally.searched += 1
-    lines = split_lines(as_text(os.pread(found.descriptor, LARGEST, 0), found.path).text)
-    hits = [number for number, line in enumerate(lines) if fits(line)][: MOST_FOUND - tally.lines]
+    results.searched += 1
+    lines = split_lines(decode_text(os.pread(opened.descriptor, _MAX_FILE_SIZE, 0), opened.path).text)
+    hits = [index for index, line in enumerate(lines) if matches(line)][: _MAX_MATCHES - results.matches]
     if hits:
-        tally.add(
-            "\n".join([found.path, *_shown(lines, hits, min(max(0, query.context), _MOST_AROUND), fits)]), len(hits)
-        )
+        shown = _format_hits(lines, hits, min(max(0, query.context), _MAX_CONTEXT), matches)
+        results.add("\n".join([opened.path, *shown]), len(hits))
 
 
-def _shown(lines: list[str], hits: list[int], around: int, fits: Callable[[str], bool]) -> Generator[str]:
-    """Each hit with its number and a colon, lines around it with a dash, and a mark where lines are left out."""
+def _format_hits(lines: list[str], hits: list[int], context: int, matches: Callable[[str], bool]) -> Generator[str]:
+    """Yield each hit with its number and a colon, context lines with a dash, and a mark for omitted lines."""
     chosen, last = set(hits), -1
-    near = sorted({each for hit in hits for each in range(max(0, hit - around), min(len(lines), hit + around + 1))})
-    for number in near:
-        if around and last >= 0 and number > last + 1:
+    for index in sorted({each for hit in hits for each in range(max(0, hit - context), hit + context + 1)}):
+        if index >= len(lines):
+            return
+        if context and last >= 0 and index > last + 1:
             yield "    ⋮"
-        sign = ":" if number in chosen else "-"
-        yield f"{number + 1:>6}{sign} {_cut(lines[number], fits)}"
-        last = number
+        sign = ":" if index in chosen else "-"
+        yield f"{index + 1:>6}{sign} {_cut_line(lines[index], matches)}"
+        last = index
 
 
-def _cut(line: str, fits: Callable[[str], bool]) -> str:
-    """A long line as the piece of it in which the match is, if it can be found quickly."""
-    if len(line) <= _SHOWN:
+def _cut_line(line: str, matches: Callable[[str], bool]) -> str:
+    """Cut a long line to the part with the match, if that is near the beginning."""
+    if len(line) <= _MAX_LINE_LENGTH:
         return line
-    for start in range(0, min(len(line), 20 * _SHOWN), _SHOWN // 2):
-        if fits(line[start : start + _SHOWN]):
-            return f"{'…' if start else ''}{line[start : start + _SHOWN]}…"
-    return f"{line[:_SHOWN]}…"
+    for start in range(0, min(len(line), 20 * _MAX_LINE_LENGTH), _MAX_LINE_LENGTH // 2):
+        part = line[start : start + _MAX_LINE_LENGTH]
+        if matches(part):
+            return f"{'…' if start else ''}{part}…"
+    return f"{line[:_MAX_LINE_LENGTH]}…"
 
 
-def _matcher(query: FileQuery) -> Callable[[str], bool]:
-    if not query.query or len(query.query) > _LONGEST_QUERY:
-        raise BadArguments(f"Say what to look for, in at most {_LONGEST_QUERY} characters.")
+def _build_matcher(query: FileQuery) -> Callable[[str], bool]:
+    if not query.query or len(query.query) > _MAX_QUERY_LENGTH:
+        raise BadArguments(f"A query must have 1 to {_MAX_QUERY_LENGTH} characters.")
     if not query.regex:
         if not query.ignore_case:
             return lambda line: query.query in line
@@ -156,20 +162,19 @@ def _matcher(query: FileQuery) -> Callable[[str], bool]:
         expression = re.compile(query.query, re.IGNORECASE if query.ignore_case else 0)
     except (re.error, RecursionError, OverflowError) as error:
         raise BadArguments(
-            f"This is no regular expression ({error}); without regex it is looked for as it is."
+            f"Invalid regular expression ({error}); set regex to false to search for the text."
         ) from None
     return lambda line: expression.search(line) is not None
 
 
 @contextmanager
-def _alarm(seconds: float) -> Generator[None]:
-    """Raise _TooSlow after so much work of this process, also out of the middle of an expression: its engine listens to
-    signals."""
+def _cpu_limit(seconds: float) -> Generator[None]:
+    """Raise _TooSlow after so much CPU time of this process; the signal also interrupts a regular expression."""
 
-    def ring(number: int, frame: FrameType | None) -> NoReturn:
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise _TooSlow
 
-    before = signal.signal(signal.SIGPROF, ring)
+    before = signal.signal(signal.SIGPROF, interrupt)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

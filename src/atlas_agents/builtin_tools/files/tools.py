@@ -1,16 +1,15 @@
-"""The five tools around one folder."""
+"""The five file tools: `file_read`, `file_list`, `file_search`, `file_write` and `file_edit`."""
 
-import os
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atlas_agents.builtin_tools.files import write
-from atlas_agents.builtin_tools.files.listing import listed
-from atlas_agents.builtin_tools.files.read import MOST_LINES, read
+from atlas_agents.builtin_tools.files.listing import list_files
+from atlas_agents.builtin_tools.files.read import MAX_LINES, read_file
 from atlas_agents.builtin_tools.files.root import Root
-from atlas_agents.builtin_tools.files.search import FileQuery, searched
+from atlas_agents.builtin_tools.files.search import FileQuery, search_files
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.pipeline import Finding
 from atlas_agents.tools.tool import Tool, tool
@@ -19,49 +18,45 @@ from atlas_agents.tools.tool import Tool, tool
 def file_tools(
     folder: Path | str, *, private: Iterable[Path | str] = (), guarded: Iterable[Path | str] = ()
 ) -> list[Tool]:
-    """Tools that read, write, edit, list and search in a folder, and reach nothing outside of it.
+    """Create the tools that read, list, search, write and edit files in a folder, and reach nothing outside it.
 
-    What is in `private` is off limits; what is in `guarded` is written only when a person agrees, as are prompts,
-    settings, hooks and keys in any case.
+    `private` paths cannot be accessed. Writing `guarded` paths always needs approval, and so does writing prompts,
+    settings, hooks and keys.
     """
-    root = Root(
-        os.path.abspath(folder),
-        tuple(os.path.abspath(each) for each in private),
-        tuple(os.path.abspath(each) for each in guarded),
-    )
-    return [_reader(root), _lister(root), _searcher(root), _writer(root), _editor(root)]
+    root = Root.create(folder, private, guarded)
+    return [_read_tool(root), _list_tool(root), _search_tool(root), _write_tool(root), _edit_tool(root)]
 
 
-def _reader(root: Root) -> Tool:
-    def file_read(path: str, start: int = 1, lines: int = MOST_LINES) -> Any:
-        """Read a file: text as numbered lines, or a picture.
+def _read_tool(root: Root) -> Tool:
+    def file_read(path: str, start: int = 1, lines: int = MAX_LINES) -> Any:
+        """Read a file: the numbered lines of a text file, or an image.
 
         Args:
-            path: Relative to the folder.
+            path: Path relative to the folder.
             start: The first line to read; -20 reads the last 20 lines.
-            lines: How many lines to read at most.
+            lines: The maximum number of lines to read.
         """
-        return read(root, path, start, lines)
+        return read_file(root, path, start, lines)
 
     return tool(effect="pure", in_process=True)(file_read)
 
 
-def _lister(root: Root) -> Tool:
+def _list_tool(root: Root) -> Tool:
     def file_list(path: str = ".", pattern: str = "", depth: int = 0, hidden: bool = False) -> str:
         """List the files in a folder, with their sizes.
 
         Args:
-            path: A folder, relative to the one that all files are in.
-            pattern: Like *.py for names in any folder, or src/**/*.py for paths.
-            depth: How many folders deep to look. Without it 1, and with a pattern all.
-            hidden: Whether names that begin with a dot are listed, too.
+            path: A folder, relative to the folder that contains all files.
+            pattern: A glob: *.py for names in any folder, src/**/*.py for paths.
+            depth: How many folder levels to list. Default: 1, or all levels with a pattern.
+            hidden: Whether to include names that start with a dot.
         """
-        return listed(root, path, pattern, depth, hidden=hidden)
+        return list_files(root, path, pattern, depth, hidden=hidden)
 
     return tool(effect="pure", in_process=True)(file_list)
 
 
-def _searcher(root: Root) -> Tool:
+def _search_tool(root: Root) -> Tool:
     def file_search(
         query: str,
         path: str = ".",
@@ -71,65 +66,65 @@ def _searcher(root: Root) -> Tool:
         context: int = 0,
         hidden: bool = False,
     ) -> str:
-        """Search in text files for lines that hold a text.
+        """Search text files for lines that contain a text.
 
         Args:
-            query: The text to look for, as it is; with regex, a regular expression.
-            path: A file, or a folder to search through.
-            pattern: Only in files like *.py or src/**/*.py.
+            query: The exact text to search for, or a regular expression if regex is true.
+            path: A file, or a folder to search recursively.
+            pattern: A glob that limits the search, such as *.py or src/**/*.py.
             regex: Whether the query is a regular expression.
-            ignore_case: Whether large and small letters are the same.
-            context: How many lines before and after to show, too.
-            hidden: Whether to search names that begin with a dot, too.
+            ignore_case: Whether to ignore upper and lower case.
+            context: How many lines to show before and after each match.
+            hidden: Whether to include names that start with a dot.
         """
-        return searched(root, FileQuery(query, path, pattern, regex, ignore_case, context, hidden))
+        return search_files(root, FileQuery(query, path, pattern, regex, ignore_case, context, hidden))
 
     return tool(effect="pure", timeout=60)(file_search)
 
 
-def _writer(root: Root) -> Tool:
+def _write_tool(root: Root) -> Tool:
     def file_write(path: str, content: str, context: ToolContext) -> str:
-        """Write a text file, a new one or in place of what was there. Folders on the way are made.
+        """Create a text file, or replace its whole content. Missing folders are created.
 
         Args:
-            path: Relative to the folder.
-            content: The whole content.
+            path: Path relative to the folder.
+            content: The complete content.
         """
-        given = {"path": path, "content": content}
-        return write.carry_out(root, write.written, given, approved=context.approved)
+        arguments = {"path": path, "content": content}
+        return write.apply_change(root, write.plan_write, arguments, approved=context.approved)
 
-    def found_out(key: str, arguments: dict[str, Any]) -> Finding:
-        return write.found_written(root, arguments)
+    def reconcile(key: str, arguments: dict[str, Any]) -> Finding:
+        return write.check_written(root, arguments)
 
     return tool(
         in_process=True,
-        confirm=partial(write.must_ask, root),
-        preview=partial(write.preview, root, write.written),
-        binds=partial(write.facts, root),
-        reconcile=found_out,
+        confirm=partial(write.needs_approval, root),
+        preview=partial(write.preview, root, write.plan_write),
+        binds=partial(write.approval_facts, root),
+        reconcile=reconcile,
     )(file_write)
 
 
-def _editor(root: Root) -> Tool:
+def _edit_tool(root: Root) -> Tool:
     def file_edit(path: str, old: str, new: str, context: ToolContext, all: bool = False) -> str:
-        """Replace a text in a file by another.
+        """Replace a text in a file with another text.
 
         Args:
-            path: Relative to the folder.
-            old: The exact text as it stands in the file, without line numbers, and enough of it to be found only once.
-            new: The text for its place.
-            all: Replace it wherever it stands.
+            path: Path relative to the folder.
+            old: The exact text in the file, without line numbers, long enough to occur only once.
+            new: The text to replace it with.
+            all: Replace every occurrence.
         """
-        given = {"path": path, "old": old, "new": new, "all": all}
-        return write.carry_out(root, write.edited, given, approved=context.approved)
+        arguments = {"path": path, "old": old, "new": new, "all": all}
+        return write.apply_change(root, write.plan_edit, arguments, approved=context.approved)
 
-    def found_out(key: str, arguments: dict[str, Any]) -> Finding:
-        return write.found_edited(root, arguments)
+    def reconcile(key: str, arguments: dict[str, Any]) -> Finding:
+        return write.check_edited(root, arguments)
 
     return tool(
         in_process=True,
-        confirm=partial(write.must_ask, root),
-        preview=partial(write.preview, root, write.edited),
-        binds=partial(write.facts, root),
-        reconcile=found_out,
+        confirm=partial(write.needs_approval, root),
+        preview=partial(write.preview, root, write.plan_edit),
+        binds=partial(write.approval_facts, root),
+        reconcile=reconcile,
     )(file_edit)

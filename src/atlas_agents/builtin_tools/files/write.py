@@ -1,4 +1,4 @@
-"""`file_write` and `file_edit`: new content for a file, what a person is shown of it, and what a yes is bound to."""
+"""`file_write` and `file_edit`: atomic changes of a file, the diff that an approval shows, and what it covers."""
 
 import difflib
 import errno
@@ -13,384 +13,373 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from atlas_agents.builtin_tools.files.read import LARGEST, DecodedText, as_text, counted, read_all, sized, split_lines
-from atlas_agents.builtin_tools.files.root import OpenedPath, Root, open_beneath, outside
+from atlas_agents.builtin_tools.files.read import (
+    MAX_FILE_SIZE,
+    DecodedText,
+    decode_text,
+    format_count,
+    format_size,
+    read_bytes,
+    split_lines,
+)
+from atlas_agents.builtin_tools.files.root import OpenedPath, Root, open_beneath, outside_error
 from atlas_agents.core.errors import BadArguments, NotPermitted, ToolFailed
 from atlas_agents.core.paths import is_secret
 from atlas_agents.tools.pipeline import Happened, NotHappened
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
+Arguments: TypeAlias = dict[str, Any]
 
 
 class WriteTarget(msgspec.Struct, frozen=True):
-    """A name in an open folder. `folder` is None where it has to be made first, `about` where there is no file yet."""
+    """A name in an open folder. `folder` is None if the folder does not exist yet, `info` if the file does not."""
 
     root: Root
     folder: int | None
     name: str
-    where: str
-    asks: bool
-    about: os.stat_result | None = None
+    path: str
+    needs_approval: bool
+    info: os.stat_result | None = None
 
     @property
     def is_secret(self) -> bool:
-        return is_secret(PurePosixPath(self.where))
+        return is_secret(PurePosixPath(self.path))
 
     @property
-    def is_too_long(self) -> bool:
-        """Whether what is there is more than can be looked at."""
-        return self.about is not None and self.about.st_size > LARGEST
+    def hides_content(self) -> bool:
+        """Whether the current content is not shown: it is secret or too large."""
+        return self.is_secret or (self.info is not None and self.info.st_size > MAX_FILE_SIZE)
 
     def content(self) -> bytes | None:
-        """What is there now; None if nothing is."""
-        if self.folder is None or self.about is None:
+        """Return the current content; None if the file does not exist."""
+        if self.folder is None or self.info is None:
             return None
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.open(
-                self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.folder
-            )
+            descriptor = os.open(self.name, flags, dir_fd=self.folder)
         except OSError as error:
-            raise ToolFailed(f"{self.where} cannot be read: {error.strerror}") from None
+            raise ToolFailed(f"cannot read {self.path}: {error.strerror}") from None
         try:
-            return read_all(OpenedPath(descriptor, self.where, os.fstat(descriptor)))
+            return read_bytes(OpenedPath(descriptor, self.path, os.fstat(descriptor)))
         finally:
             os.close(descriptor)
 
-    def put(self, data: bytes) -> None:
-        """Put a file there that has this content and the rights of the one it replaces; ToolFailed if that has changed
-        since it was looked at."""
+    def write(self, data: bytes) -> None:
+        """Write the file atomically with the mode of the one it replaces; raise ToolFailed if that has changed."""
         if self.folder is None:
-            raise ToolFailed(f"the folder of {self.where} is not there")
-        if len(data) > LARGEST:
-            raise ToolFailed(f"{sized(len(data))} are too much for one file; at most {sized(LARGEST)} can be written")
-        fresh = f".{secrets.token_hex(8)}.atlas"
+            raise ToolFailed(f"the folder of {self.path} does not exist")
+        if len(data) > MAX_FILE_SIZE:
+            raise ToolFailed(f"content too large: {format_size(len(data))}, at most {format_size(MAX_FILE_SIZE)}")
+        temporary = f".{secrets.token_hex(8)}.atlas"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.open(
-                fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.folder
-            )
+            descriptor = os.open(temporary, flags, 0o600, dir_fd=self.folder)
             try:
                 self._fill(descriptor, data)
-                self._unchanged()
-                os.rename(fresh, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+                if _version(_stat(self.folder, self.name)) != _version(self.info):
+                    raise ToolFailed(f"{self.path} was changed by another program; read it again first")
+                os.rename(temporary, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
             except BaseException:
                 with suppress(OSError):
-                    os.unlink(fresh, dir_fd=self.folder)
+                    os.unlink(temporary, dir_fd=self.folder)
                 raise
             finally:
                 os.close(descriptor)
             os.fsync(self.folder)
         except OSError as error:
-            raise ToolFailed(f"{self.where} cannot be written: {error.strerror}; nothing was changed") from None
+            raise ToolFailed(f"cannot write {self.path}: {error.strerror}; nothing was changed") from None
 
     def _fill(self, descriptor: int, data: bytes) -> None:
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(descriptor, rest) :]
-        if self.about is not None:
-            with suppress(OSError):  # only the superuser gives files away
-                os.fchown(descriptor, self.about.st_uid, self.about.st_gid)
-            os.fchmod(descriptor, self.about.st_mode & 0o777)
-        elif self.folder is not None:  # as open as its folder, and never for all to write
+        if self.info is not None:
+            with suppress(OSError):  # only root can change the owner
+                os.fchown(descriptor, self.info.st_uid, self.info.st_gid)
+            os.fchmod(descriptor, self.info.st_mode & 0o777)
+        elif self.folder is not None:  # as accessible as its folder, but never writable by everyone
             os.fchmod(descriptor, os.fstat(self.folder).st_mode & 0o664 | 0o600)
         os.fsync(descriptor)
 
-    def _unchanged(self) -> None:
-        now = _look(self.folder, self.name) if self.folder is not None else None
-        if _version(now) != _version(self.about):
-            raise ToolFailed(f"{self.where} was changed by somebody else just now; read it again first")
-
 
 @contextmanager
-def target(root: Root, path: str, *, make: bool = False) -> Generator[WriteTarget]:
-    """The place that a path names, held as long as the block lasts. With `make`, folders that are missing are made.
+def open_target(root: Root, path: str, *, create: bool = False) -> Generator[WriteTarget]:
+    """Open the folder of a path for the duration of the block. With `create`, missing folders are created.
 
-    Links to folders beneath the root are followed; a link in the file's own place is not.
+    Links to folders beneath the root are followed; a file that is itself a link is rejected.
     """
-    wanted = root.relative(path)
-    parent, _, name = wanted.rpartition("/")
+    relative = root.relative(path)
+    parent, _, name = relative.rpartition("/")
     if name in ("", ".", "..") or len(os.fsencode(name)) > 255:
-        raise BadArguments(f"{path!r} names no file.")
+        raise BadArguments(f"Invalid file path: {path!r}.")
     with root.opened() as top:
-        folder = _folder(top, parent or ".", path, make=make)
+        folder = _open_folder(top, parent or ".", path, create=create)
         try:
-            yield _judged(root, top, folder, wanted, name)
+            yield _check_target(root, top, folder, relative, name)
         finally:
             if folder is not None:
                 os.close(folder)
 
 
-def _judged(root: Root, top: int, folder: int | None, wanted: str, name: str) -> WriteTarget:
-    plain = os.path.normpath(wanted)
-    where = plain if folder is None else os.path.normpath(os.path.join(root.whereabouts(top, folder, "."), name))
+def _check_target(root: Root, top: int, folder: int | None, relative: str, name: str) -> WriteTarget:
+    plain = os.path.normpath(relative)
+    path = plain if folder is None else os.path.normpath(os.path.join(root.locate(top, folder, "."), name))
     if folder is not None and not os.fstat(folder).st_nlink:
-        raise ToolFailed(f"the folder of {wanted} was removed just now")
-    about = _look(folder, name) if folder is not None else None
-    if root.is_private(where):
-        raise NotPermitted(f"{where} is off limits.")
-    if about is not None:
-        _check(where, about)
-    return WriteTarget(root, folder, name, where, root.must_ask(where, about) or root.must_ask(plain, None), about)
+        raise ToolFailed(f"the folder of {relative} was just removed")
+    info = _stat(folder, name) if folder is not None else None
+    if root.is_private(path):
+        raise NotPermitted(f"{path} is private and cannot be written.")
+    if info is not None and stat.S_ISLNK(info.st_mode):
+        raise NotPermitted(f"{path} is a symbolic link and cannot be written; name the file it points to.")
+    if info is not None and stat.S_ISDIR(info.st_mode):
+        raise ToolFailed(f"{path} is a folder; name a file")
+    if info is not None and not stat.S_ISREG(info.st_mode):
+        raise ToolFailed(f"{path} is not a regular file")
+    needs_approval = root.needs_approval(path, info) or root.needs_approval(plain, None)
+    return WriteTarget(root, folder, name, path, needs_approval, info)
 
 
-def _check(where: str, about: os.stat_result) -> None:
-    if stat.S_ISLNK(about.st_mode):
-        raise NotPermitted(f"{where} is a link, and is not written through; name the file that it leads to.")
-    if stat.S_ISDIR(about.st_mode):
-        raise ToolFailed(f"{where} is a folder; name a file")
-    if not stat.S_ISREG(about.st_mode):
-        raise ToolFailed(f"{where} is no regular file")
-
-
-def _folder(top: int, parent: str, path: str, *, make: bool) -> int | None:
+def _open_folder(top: int, parent: str, path: str, *, create: bool) -> int | None:
     try:
-        return open_beneath(top, parent, _FOLDER)
+        return open_beneath(top, parent, _FOLDER_FLAGS)
     except OSError as error:
         if error.errno == errno.EXDEV:
-            raise outside(path) from None
+            raise outside_error(path) from None
         if error.errno != errno.ENOENT:
-            raise ToolFailed(f"{path} cannot be there: {parent} is no folder that can be entered") from None
+            raise ToolFailed(f"cannot write {path}: {parent} is not an accessible folder") from None
     if ".." in parent.split("/"):
-        raise ToolFailed(f"there is no folder {parent}; name it without ..")
-    return _made(top, parent, path) if make else None
+        raise ToolFailed(f"not found: folder {parent}; write the path without '..'")
+    return _create_folders(top, parent, path) if create else None
 
 
-def _made(top: int, parent: str, path: str) -> int:
-    """Make the folders on the way that are missing, each in the one before it, which is open."""
+def _create_folders(top: int, parent: str, path: str) -> int:
+    """Create the missing folders of a path, each in its open parent, and open the last one."""
     folder = os.dup(top)
     try:
         done = ""
-        for step in [part for part in parent.split("/") if part not in ("", ".")]:
-            done = f"{done}/{step}".lstrip("/")
+        for part in [part for part in parent.split("/") if part not in ("", ".")]:
+            done = f"{done}/{part}".lstrip("/")
             with suppress(FileExistsError):
-                os.mkdir(step, 0o755, dir_fd=folder)
-            following = open_beneath(top, done, _FOLDER)
+                os.mkdir(part, 0o755, dir_fd=folder)
+            child = open_beneath(top, done, _FOLDER_FLAGS)
             os.close(folder)
-            folder = following
+            folder = child
         return folder
     except OSError as error:
         os.close(folder)
-        raise (
-            outside(path)
-            if error.errno == errno.EXDEV
-            else ToolFailed(f"the folder {parent} cannot be made: {error.strerror}")
-        ) from None
+        if error.errno == errno.EXDEV:
+            raise outside_error(path) from None
+        raise ToolFailed(f"cannot create the folder {parent}: {error.strerror}") from None
 
 
-def _look(folder: int, name: str) -> os.stat_result | None:
+def _stat(folder: int, name: str) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ToolFailed(f"{name} cannot be looked at: {error.strerror}") from None
+        raise ToolFailed(f"cannot access {name}: {error.strerror}") from None
 
 
-def _version(about: os.stat_result | None) -> tuple[int, ...] | None:
-    return None if about is None else (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_mode)
+def _version(info: os.stat_result | None) -> tuple[int, ...] | None:
+    return None if info is None else (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_mode)
 
 
-_AROUND = 3
-_MOST = 1500
+_DIFF_CONTEXT = 3
+_MAX_DIFF_LINES = 1500
 
 
-def changes(path: str, old: bytes | None, new: bytes) -> str:
-    """The diff of a file's content; of what is no text, or too long, only the sizes."""
+def _format_change(path: str, old: bytes | None, new: bytes) -> str:
+    """Return a unified diff; if a content is not text, only the sizes."""
     if old == new:
-        return f"{path}: nothing would change"
+        return f"{path}: no changes"
     try:
-        after = as_text(new, path).text
-        before = "" if old is None else as_text(old, path).text
+        after = decode_text(new, path).text
+        before = "" if old is None else decode_text(old, path).text
     except ToolFailed:
-        return f"{path}: {sized(len(old or b''))} that are no text, replaced by {sized(len(new))}"
-    if "\r\n" in after and (old is None or "\r\n" in before):  # they differ in the ends of lines, or not at all
+        return f"{path}: {format_size(len(old or b''))} replaced by {format_size(len(new))} (not text)"
+    if "\r\n" in after and (old is None or "\r\n" in before):  # show carriage returns only if line endings are mixed
         mixed = any(text.count("\r\n") < text.count("\n") for text in (before, after))
         before, after = (before, after) if mixed else (before.replace("\r\n", "\n"), after.replace("\r\n", "\n"))
-    head = [f"{path} is new, {sized(len(new))}"] if old is None else []
-    return "\n".join([*head, *_diff(path, _lines(before), _lines(after))])
+    heading = [f"{path}: new file, {format_size(len(new))}"] if old is None else []
+    return "\n".join([*heading, *_diff(path, _diff_lines(before), _diff_lines(after))])
 
 
 def _diff(path: str, old: list[str], new: list[str]) -> list[str]:
-    """Only what lies between the first and the last line that differ is compared: that may take long."""
-    start = _shared(old, new)
-    end = _shared(old[start:][::-1], new[start:][::-1])
-    begin, stop_old, stop_new = max(0, start - _AROUND), len(old) - end + _AROUND, len(new) - end + _AROUND
-    left, right = old[begin:stop_old], new[begin:stop_new]
-    if max(len(left), len(right)) > _MOST:
-        return [f"{path}: {len(left):,} lines are replaced by {len(right):,}, from line {start + 1} on", *right[:_MOST]]
-    found = list(difflib.unified_diff(left, right, n=_AROUND, lineterm=""))[2:]
-    return [f"--- {path}", f"+++ {path}", *[_moved(line, begin) for line in found]]
+    """Compare only the lines between the first and the last difference, because comparing can be slow."""
+    start = _common_prefix(old, new)
+    end = _common_prefix(old[start:][::-1], new[start:][::-1])
+    begin = max(0, start - _DIFF_CONTEXT)
+    left, right = old[begin : len(old) - end + _DIFF_CONTEXT], new[begin : len(new) - end + _DIFF_CONTEXT]
+    if max(len(left), len(right)) > _MAX_DIFF_LINES:
+        heading = f"{path}: {len(left):,} lines replaced by {len(right):,} lines, starting at line {start + 1}"
+        return [heading, *right[:_MAX_DIFF_LINES]]
+    hunks = list(difflib.unified_diff(left, right, n=_DIFF_CONTEXT, lineterm=""))[2:]
+    return [f"--- {path}", f"+++ {path}", *[_shift_hunk(line, begin) for line in hunks]]
 
 
-def _moved(line: str, by: int) -> str:
-    """A hunk's heading with the numbers that its lines have in the whole file."""
+def _shift_hunk(line: str, by: int) -> str:
+    """Shift the line numbers of a hunk heading to those of the whole file."""
     if not line.startswith("@@"):
         return line
     _, old, new, _ = line.split(" ")
-    return f"@@ -{_later(old[1:], by)} +{_later(new[1:], by)} @@"
+    return f"@@ -{_shift_range(old[1:], by)} +{_shift_range(new[1:], by)} @@"
 
 
-def _later(place: str, by: int) -> str:
-    number, comma, count = place.partition(",")
+def _shift_range(lines: str, by: int) -> str:
+    number, comma, count = lines.partition(",")
     return f"{int(number) + by}{comma}{count}"
 
 
-def _lines(text: str) -> list[str]:
-    """Lines with a sign where they end in a carriage return, or where the last has no end."""
+def _diff_lines(text: str) -> list[str]:
+    """Split into lines, with a mark for a carriage return and for a missing newline at the end."""
     lines = [line[:-1] + "␍" if line.endswith("\r") else line for line in text.split("\n")]
     if lines[-1]:
-        lines[-1] += " (no end of line)"
+        lines[-1] += " (no newline at end of file)"
     else:
         lines.pop()
     return lines
 
 
-def _shared(left: list[str], right: list[str]) -> int:
-    """How many lines at the beginning are the same."""
+def _common_prefix(left: list[str], right: list[str]) -> int:
+    """Return how many lines are the same at the beginning."""
     pairs = enumerate(zip(left, right, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(left), len(right)))
-
-
-Arguments: TypeAlias = dict[str, Any]
+    return next((index for index, (one, other) in pairs if one != other), min(len(left), len(right)))
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """What a file is to hold, and a sentence that says so once it does."""
+    """The new content of a file, and the result text once it is written."""
 
     data: bytes
-    told: str
+    summary: str
 
 
-Plan: TypeAlias = Callable[[WriteTarget, Arguments], FileChange]
+Planner: TypeAlias = Callable[[WriteTarget, Arguments], FileChange]
 
 
-def written(place: WriteTarget, arguments: Arguments) -> FileChange:
-    """The whole content, as it was given."""
-    data = _encoded(arguments["content"])
-    lines = len(split_lines(arguments["content"]))
-    was = "" if place.about is None else f", in place of {sized(place.about.st_size)}"
-    return FileChange(data, f"wrote {place.where}: {counted(lines, 'line')}, {sized(len(data))}{was}")
+def plan_write(target: WriteTarget, arguments: Arguments) -> FileChange:
+    """Plan a `file_write`: the whole content as given."""
+    content = arguments["content"]
+    try:
+        data = content.encode()
+    except UnicodeEncodeError:
+        raise BadArguments("The content contains an unpaired surrogate character; nothing was written.") from None
+    replaced = "" if target.info is None else f", replacing {format_size(target.info.st_size)}"
+    lines = format_count(len(split_lines(content)), "line")
+    return FileChange(data, f"wrote {target.path}: {lines}, {format_size(len(data))}{replaced}")
 
 
-def edited(place: WriteTarget, arguments: Arguments) -> FileChange:
-    """The content with one text in the place of another, in the dress that the file had."""
-    present = place.content()
+def plan_edit(target: WriteTarget, arguments: Arguments) -> FileChange:
+    """Plan a `file_edit`: the content with one text replaced, in the same encoding and line endings."""
+    present = target.content()
     if present is None:
-        raise ToolFailed(f"there is no {place.where}; file_write makes one")
-    if place.is_secret or place.root.is_private(place.where):
-        raise NotPermitted(f"{place.where} holds secrets: it is not read, searched or edited.")
-    text = as_text(present, place.where)
-    old, new = _dressed(text, arguments["old"], arguments["new"])
-    places = _places(text.text, old)
-    if not places:
-        raise ToolFailed(_missing(place.where, text.text, old))
-    if len(places) > 1 and not arguments.get("all"):
-        where = ", ".join(str(each) for each in places[:10])
+        raise ToolFailed(f"not found: {target.path}; use file_write to create it")
+    if target.is_secret:
+        raise NotPermitted(f"{target.path} may contain secrets: it cannot be read, searched or edited.")
+    text = decode_text(present, target.path)
+    old, new = _match_newlines(text, arguments["old"], arguments["new"])
+    lines = _find_lines(text.text, old)
+    if not lines:
+        raise ToolFailed(_explain_missing(target.path, text.text, old))
+    if len(lines) > 1 and not arguments.get("all"):
         raise ToolFailed(
-            f"the old text stands in {place.where} {len(places)} times, in lines {where}; "
-            "give more of what is around it, or say all"
+            f"the old text occurs {len(lines)} times in {target.path}, in lines {', '.join(map(str, lines[:10]))}; "
+            "include more of the surrounding text, or set all to true"
         )
-    data = text.bytes_of(text.text.replace(old, new))
-    return FileChange(
-        data,
-        f"changed {counted(len(places), 'place')} in {place.where}, line {places[0]}{' and after' * (len(places) > 1)}",
-    )
+    more = " and later" if len(lines) > 1 else ""
+    summary = f"changed {format_count(len(lines), 'place')} in {target.path}, line {lines[0]}{more}"
+    return FileChange(text.encode(text.text.replace(old, new)), summary)
 
 
-def carry_out(root: Root, plan: Plan, arguments: Arguments, *, approved: bool) -> str:
-    """Do it. Whether a person must have been asked is seen once more, of the very place that is written to."""
-    with target(root, arguments["path"], make=plan is written) as place:
-        if place.asks and not approved:
-            raise NotPermitted(f"{place.where} is written only when a person has agreed, and nobody was asked.")
-        change = plan(place, arguments)
-        place.put(change.data)
-        return change.told
+def apply_change(root: Root, plan: Planner, arguments: Arguments, *, approved: bool) -> str:
+    """Write the change. Whether it needs approval is checked again, on the open folder that is written to."""
+    with open_target(root, arguments["path"], create=plan is plan_write) as target:
+        if target.needs_approval and not approved:
+            raise NotPermitted(f"writing {target.path} needs approval, and it was not approved.")
+        change = plan(target, arguments)
+        target.write(change.data)
+        return change.summary
 
 
-def must_ask(root: Root, arguments: Arguments) -> bool:
-    """Whether a person is asked whatever the policy says: about prompts, settings, hooks and keys."""
-    with target(root, arguments["path"]) as place:
-        return place.asks
+def needs_approval(root: Root, arguments: Arguments) -> bool:
+    """Return whether the change needs approval whatever the policy says."""
+    with open_target(root, arguments["path"]) as target:
+        return target.needs_approval
 
 
-def preview(root: Root, plan: Plan, arguments: Arguments) -> str:
-    """A unified diff, under a line that says what is special about the file."""
-    with target(root, arguments["path"]) as place:
-        change = plan(place, arguments)
-        notes = [f"{place.where} says what agents are told or may do, or is run by others."] if place.asks else []
-        if place.is_secret or place.is_too_long:
-            return "\n".join([*notes, f"{place.where}: its present content is not shown", *_added(change.data)])
-        return "\n".join([*notes, changes(place.where, place.content(), change.data)])
+def preview(root: Root, plan: Planner, arguments: Arguments) -> str:
+    """Return a unified diff, after a line that says if the file is protected."""
+    with open_target(root, arguments["path"]) as target:
+        change = plan(target, arguments)
+        warning = (
+            f"{target.path} is protected: such files can contain agent instructions, settings, secrets or code that "
+            "other programs run."
+        )
+        lines = [warning] if target.needs_approval else []
+        if target.hides_content:
+            added = [f"+{line}" for line in change.data.decode(errors="replace").splitlines()]
+            return "\n".join([*lines, f"{target.path}: current content not shown", *added])
+        return "\n".join([*lines, _format_change(target.path, target.content(), change.data)])
 
 
-def facts(root: Root, arguments: Arguments) -> dict[str, Any]:
-    """Where the file really is, and what it holds now: a yes is for the change that was shown."""
-    with target(root, arguments["path"]) as place:
-        if place.about is not None and (place.is_secret or place.is_too_long):
-            state: Arguments = {"changed": place.about.st_mtime_ns, "number": place.about.st_ino}
+def approval_facts(root: Root, arguments: Arguments) -> dict[str, Any]:
+    """Return the real path and the current content's hash: an approval covers only the change that was shown."""
+    with open_target(root, arguments["path"]) as target:
+        if target.info is not None and target.hides_content:
+            state: Arguments = {"changed": target.info.st_mtime_ns, "number": target.info.st_ino}
         else:
-            present = place.content()
+            present = target.content()
             state = {"sha256": None if present is None else hashlib.sha256(present).hexdigest()}
-        return {"folder": root.path, "file": place.where, **state}
+        return {"folder": root.path, "file": target.path, **state}
 
 
-def found_written(root: Root, arguments: Arguments) -> Happened | NotHappened:
-    """A write is whole or not at all, and doing it again does no harm: only the content counts."""
-    with target(root, arguments["path"]) as place:
-        change = written(place, arguments)
-        return Happened(change.told) if place.content() == change.data else NotHappened()
+def check_written(root: Root, arguments: Arguments) -> Happened | NotHappened:
+    """Find out whether an interrupted write happened: writes are atomic and idempotent, so compare the content."""
+    with open_target(root, arguments["path"]) as target:
+        change = plan_write(target, arguments)
+        return Happened(change.summary) if target.content() == change.data else NotHappened()
 
 
-def found_edited(root: Root, arguments: Arguments) -> Happened | NotHappened | None:
-    """An edit has happened if the new text is there and the old is not, and has not if it is the other way round."""
-    with target(root, arguments["path"]) as place:
-        present = place.content()
+def check_edited(root: Root, arguments: Arguments) -> Happened | NotHappened | None:
+    """Find out whether an interrupted edit happened: only one of the old and the new text is there; None if unclear."""
+    with open_target(root, arguments["path"]) as target:
+        present = target.content()
         if present is None:
             return None
-        text = as_text(present, place.where)
-        old, new = _dressed(text, arguments["old"], arguments["new"])
+        text = decode_text(present, target.path)
+        old, new = _match_newlines(text, arguments["old"], arguments["new"])
         if new and new in text.text and old not in text.text.replace(new, ""):
-            return Happened(f"changed {place.where}")
+            return Happened(f"changed {target.path}")
         return NotHappened() if old in text.text and (not new or new not in text.text) else None
 
 
-def _encoded(content: str) -> bytes:
-    try:
-        return content.encode()
-    except UnicodeEncodeError:
-        raise BadArguments("The content holds half a character; nothing was written.") from None
-
-
-def _dressed(text: DecodedText, old: str, new: str) -> tuple[str, str]:
-    """Old and new text with the ends of lines that the file has, where it has not exactly those that were given."""
+def _match_newlines(text: DecodedText, old: str, new: str) -> tuple[str, str]:
+    """Convert the line endings of the old and the new text to those of the file, unless they match exactly."""
     if not old or old == new:
-        raise BadArguments("Give the old text, and another one for its place; file_write replaces a whole file.")
+        raise BadArguments("old must not be empty, and new must differ from it; use file_write to replace a file.")
     if old in text.text or text.newline == "\n":
         return old, new.replace("\r\n", "\n").replace("\n", text.newline) if "\r\n" not in old else new
-    return _crlf(old), _crlf(new)
+    return _to_crlf(old), _to_crlf(new)
 
 
-def _crlf(text: str) -> str:
+def _to_crlf(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\n", "\r\n")
 
 
-def _places(text: str, old: str) -> list[int]:
-    """The lines in which the text begins."""
+def _find_lines(text: str, old: str) -> list[int]:
+    """Return the number of the line in which each occurrence starts."""
     found: list[int] = []
-    place, line, seen = text.find(old), 1, 0
-    while place >= 0:
-        line += text.count("\n", seen, place)
+    position, line, counted_to = text.find(old), 1, 0
+    while position >= 0:
+        line += text.count("\n", counted_to, position)
         found.append(line)
-        seen, place = place, text.find(old, place + len(old))
+        counted_to, position = position, text.find(old, position + len(old))
     return found
 
 
-def _missing(where: str, text: str, old: str) -> str:
-    """That it is not there, and where something is that differs only in spaces."""
-    squeezed, wanted = [" ".join(line.split()) for line in text.split("\n")], " ".join(old.split("\n")[0].split())
-    near = [number for number, line in enumerate(squeezed, 1) if wanted and wanted in line]
-    words = f"the old text is not in {where}; it must be exactly as in the file, without line numbers"
-    return f"{words}. Line {near[0]} differs only in spaces or in what follows" if near else words
-
-
-def _added(data: bytes) -> list[str]:
-    return [f"+{line}" for line in data.decode(errors="replace").splitlines()]
+def _explain_missing(path: str, text: str, old: str) -> str:
+    """Return an error that names a line that differs only in whitespace, if there is one."""
+    lines, wanted = [" ".join(line.split()) for line in text.split("\n")], " ".join(old.split("\n")[0].split())
+    similar = [number for number, line in enumerate(lines, 1) if wanted and wanted in line]
+    message = f"the old text is not in {path}; it must match the file exactly, without line numbers"
+    return f"{message}. Line {similar[0]} differs only in whitespace or in what follows" if similar else message

@@ -1,1 +1,1 @@
-"""Where commands and code run that nobody here wrote: confined, limited, watched, and ended whole."""
+"""Sandboxes for untrusted commands and code: confine them, limit their resources, and kill every process they start."""

@@ -1,39 +1,29 @@
-"""Bubblewrap: namespaces of its own for files, processes, network and users, made by the kernel without root."""
+"""Sandbox with bubblewrap: separate user, mount, PID and network namespaces, without root."""
 
 import asyncio
 import os
 import re
 import shutil
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from atlas_agents.builtin_tools.sandbox import seccomp
-from atlas_agents.builtin_tools.sandbox.base import (
-    PATH,
-    OnOutput,
-    ProcessResult,
-    RunMixin,
-    SandboxCommand,
-    SandboxLimits,
-    SandboxProcess,
-)
-from atlas_agents.builtin_tools.sandbox.process import Confined
+from atlas_agents.builtin_tools.sandbox.base import ETC, PATH, ProcessIO, ProcessResult, SandboxCommand, SandboxLimits
+from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxProcess
 from atlas_agents.core.errors import SandboxUnavailable
 
-_TMP = 64 * 1024 * 1024
+_TMP_SIZE = str(64 * 1024 * 1024)
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ETC = ("alternatives", "fonts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "ssl/certs")
-_NAMES = ("resolv.conf", "hosts", "nsswitch.conf")
+_RESOLVER_FILES = ("resolv.conf", "hosts", "nsswitch.conf")
 _USER = "1000"
-_CHILD = re.compile(rb'"child-pid": *(\d+)')
+_CHILD_PID = re.compile(rb'"child-pid": *(\d+)')
 REMEDY = "install bubblewrap (Debian and Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
 
 
-class Bubblewrap(RunMixin):
-    """Runs commands under `bwrap`: a system to read, one folder to write, no network, nobody else's processes."""
+class Bubblewrap(Sandbox):
+    """Runs commands under `bwrap`: read-only system, one writable folder, no network, no other processes visible."""
 
     name = "bubblewrap"
     confines = True
@@ -42,83 +32,75 @@ class Bubblewrap(RunMixin):
         self._bwrap = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{PATH}")
         self._prlimit = shutil.which("prlimit", path=f"{PATH}:/usr/sbin:/sbin")
 
-    async def start(
-        self,
-        job: SandboxCommand,
-        *,
-        stdin: bytes | socket.socket | None = None,
-        on_output: OnOutput | None = None,
-        spill: Path | None = None,
-        merge: bool = False,
-    ) -> SandboxProcess:
+    async def start(self, command: SandboxCommand, io: ProcessIO) -> SandboxProcess:
         if self._bwrap is None:
-            raise SandboxUnavailable("there is no bwrap in PATH", REMEDY)
+            raise SandboxUnavailable("bwrap not found on PATH", REMEDY)
         if self._prlimit is None:
-            raise SandboxUnavailable("there is no prlimit in PATH", "install util-linux")
-        inner = [self._prlimit, *_ceilings(job.limits), "--", *job.argv]
-        # Not `--clearenv`: the environment that bwrap itself was given can be read in the sandbox, in /proc/1/environ.
-        env = {"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **job.env}  # noqa: S108 - the sandbox's own
-        with _LaunchDescriptors(seccomp.program()) as given:
-            argv = [self._bwrap, *_walls(), *_line(job), *given.options, *_mounts(job), "--", *inner]
-            process = _Wrapped(job, given.take_status(), on_output=on_output, spill=spill)
-            await process.open(argv, env=env, stdin=stdin, merge=merge, pass_fds=given.fds)
+            raise SandboxUnavailable("prlimit not found on PATH", "install util-linux")
+        inner = [self._prlimit, *_rlimits(command.limits), "--", *command.argv]
+        # Not `--clearenv`: a command can read the environment of bwrap itself in /proc/1/environ.
+        env = {"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **command.env}  # noqa: S108 - the sandbox's own
+        with _LaunchDescriptors(seccomp.build_filter()) as launch:
+            options = [*_namespaces(), *_network(command), *launch.options, *_mounts(command)]
+            process = _BubblewrapProcess(command, io, launch.take_status())
+            await process.open([self._bwrap, *options, "--", *inner], env=env, pass_fds=launch.fds)
         return process
 
 
-class _Wrapped(Confined):
-    """A run that tells whether the sandbox itself came to stand: a broken one must not pass for a failed command."""
+class _BubblewrapProcess(SandboxProcess):
+    """Reads bwrap's status, so that a sandbox that did not start is not mistaken for a failed command."""
 
-    def __init__(self, job: SandboxCommand, status: int, *, on_output: OnOutput | None, spill: Path | None) -> None:
-        super().__init__(job, on_output=on_output, spill=spill)
-        self._status = status
-        self._said = b""
-        self._reading = threading.Lock()
-        self.first = self._first_process
+    def __init__(self, command: SandboxCommand, io: ProcessIO, status_fd: int) -> None:
+        super().__init__(command, io)
+        self._status_fd = status_fd
+        self._status = b""
+        self._status_lock = threading.Lock()
+        self.find_init = self._find_init
 
     async def wait(self) -> ProcessResult:
-        outcome = await super().wait()
-        said = self._hear(last=True)
-        if b"exit-code" not in said and outcome.stopped is None and outcome.signal is None:
-            raise SandboxUnavailable(f"bubblewrap did not start: {outcome.stderr.text.strip()[:300]}", REMEDY)
-        return outcome
+        result = await super().wait()
+        status = self._read_status(close=True)
+        if b"exit-code" not in status and result.stopped_by is None and result.signal is None:
+            raise SandboxUnavailable(f"bubblewrap did not start: {result.stderr.text.strip()[:300]}", REMEDY)
+        return result
 
     async def kill(self) -> None:
         await super().kill()
-        self._hear(last=True)
+        self._read_status(close=True)
 
-    def _first_process(self) -> int | None:
-        found = _CHILD.search(self._hear())
+    def _find_init(self) -> int | None:
+        found = _CHILD_PID.search(self._read_status())
         return int(found[1]) if found else None
 
-    def _hear(self, *, last: bool = False) -> bytes:
-        """What bwrap has said of itself so far; the watch asks from its own thread."""
-        with self._reading:
-            if self._status >= 0:
+    def _read_status(self, *, close: bool = False) -> bytes:
+        """Return all status that bwrap has written so far. The resource watch calls this from its own thread."""
+        with self._status_lock:
+            if self._status_fd >= 0:
                 with suppress(OSError):
-                    self._said += os.read(self._status, 4096)
-                if last:
-                    os.close(self._status)
-                    self._status = -1
-            return self._said
+                    self._status += os.read(self._status_fd, 4096)
+                if close:
+                    os.close(self._status_fd)
+                    self._status_fd = -1
+            return self._status
 
 
 class _LaunchDescriptors:
-    """The descriptors that bwrap is started with: the filter to read, and where it says how far it came."""
+    """File descriptors passed to bwrap: the seccomp filter to read, and a pipe to write its status to."""
 
     def __init__(self, filter_program: bytes | None) -> None:
-        self._status, self._saying = os.pipe()
+        self._status, self._status_write = os.pipe()
         os.set_blocking(self._status, False)
         self._filter = -1
-        self.options = ["--json-status-fd", str(self._saying)]
+        self.options = ["--json-status-fd", str(self._status_write)]
         if filter_program is not None:
-            self._filter, end = os.pipe()
-            os.write(end, filter_program)
-            os.close(end)
+            self._filter, write_end = os.pipe()
+            os.write(write_end, filter_program)
+            os.close(write_end)
             self.options += ["--seccomp", str(self._filter)]
 
     @property
     def fds(self) -> list[int]:
-        return [fd for fd in (self._saying, self._filter) if fd >= 0]
+        return [fd for fd in (self._status_write, self._filter) if fd >= 0]
 
     def take_status(self) -> int:
         status, self._status = self._status, -1
@@ -128,54 +110,52 @@ class _LaunchDescriptors:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in (self._saying, self._filter, self._status):
+        for fd in (self._status_write, self._filter, self._status):
             if fd >= 0:
                 os.close(fd)
 
 
-def _walls() -> list[str]:
+def _namespaces() -> list[str]:
     return [
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
         *("--uid", _USER, "--gid", _USER, "--hostname", "sandbox", "--cap-drop", "ALL"),
     ]
 
 
-def _line(job: SandboxCommand) -> list[str]:
-    """The machine's own network, and how it finds names, for those who may use it."""
-    if not job.network:
+def _network(command: SandboxCommand) -> list[str]:
+    """Options for the host's network and name resolution, if the command may use them."""
+    if not command.network:
         return []
-    files = [f"/etc/{name}" for name in _NAMES]
-    return ["--share-net", *[word for file in files for word in ("--ro-bind-try", os.path.realpath(file), file)]]
+    files = [f"/etc/{name}" for name in _RESOLVER_FILES]
+    return ["--share-net", *[option for file in files for option in ("--ro-bind-try", os.path.realpath(file), file)]]
 
 
-def _ceilings(limits: SandboxLimits) -> list[str]:
+def _rlimits(limits: SandboxLimits) -> list[str]:
     return [
         *(f"--cpu={limits.cpu}", f"--data={limits.memory}", f"--nproc={limits.processes}", "--core=0"),
         *(f"--fsize={limits.file_size}", f"--nofile={limits.open_files}"),
     ]
 
 
-def _mounts(job: SandboxCommand) -> list[str]:
-    """What the command sees of the outside, parents before children; the last word on a path counts."""
-    words = [*_system(), "--proc", "/proc", "--dev", "/dev", "--size", str(_TMP), "--tmpfs", "/dev/shm"]  # noqa: S108
-    words += ["--remount-ro", "/dev", "--size", str(_TMP), "--tmpfs", "/tmp"]  # noqa: S108
-    shown = [("--ro-bind", path) for path in job.programs if path.exists()]
-    if job.writable is not None:
-        shown.append(("--bind", job.writable))
-    for option, path in sorted(shown, key=lambda item: (len(item[1].parts), item[0])):
-        words += [option, str(path), str(path)]
-    for path in protected(job, job.read_only):
-        words += ["--ro-bind", str(path), str(path)]
-    for path in protected(job, job.masked):
-        words += ["--tmpfs", str(path), "--remount-ro", str(path)] if path.is_dir() else _nothing_at(path)
-    return [*words, "--chdir", str(job.cwd), "--remount-ro", "/"]
+def _mounts(command: SandboxCommand) -> list[str]:
+    """Mount options, parents before children: a later mount hides an earlier one."""
+    options = [*_system_mounts(), "--proc", "/proc", "--dev", "/dev"]
+    options += ["--size", _TMP_SIZE, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108
+    options += ["--size", _TMP_SIZE, "--tmpfs", "/tmp"]  # noqa: S108
+    binds = [("--ro-bind", path) for path in command.programs if path.exists()]
+    if command.writable is not None:
+        binds.append(("--bind", command.writable))
+    for option, path in sorted(binds, key=lambda bind: (len(bind[1].parts), bind[0])):
+        options += [option, str(path), str(path)]
+    for path in resolve_protected(command, command.read_only):
+        options += ["--ro-bind", str(path), str(path)]
+    for path in resolve_protected(command, command.masked):
+        masked = str(path)
+        options += ["--tmpfs", masked, "--remount-ro", masked] if path.is_dir() else ["--ro-bind", "/dev/null", masked]
+    return [*options, "--chdir", str(command.cwd), "--remount-ro", "/"]
 
 
-def _nothing_at(path: Path) -> list[str]:
-    return ["--ro-bind", "/dev/null", str(path)]
-
-
-def _system() -> Iterator[str]:
+def _system_mounts() -> Iterator[str]:
     yield from ("--ro-bind", "/usr", "/usr")
     for name in _SYSTEM:
         path = Path("/", name)
@@ -183,29 +163,29 @@ def _system() -> Iterator[str]:
             yield from ("--symlink", os.readlink(path), str(path))
         elif path.is_dir():
             yield from ("--ro-bind", str(path), str(path))
-    for path in (*(Path("/etc", name) for name in _ETC), Path("/nix/store")):
+    for path in (*(Path("/etc", name) for name in ETC), Path("/nix/store")):
         if path.exists():
             yield from ("--ro-bind", str(path), str(path))
 
 
-def protected(job: SandboxCommand, paths: tuple[Path, ...]) -> list[Path]:
-    """Those that exist below the writable folder, as they really are: a link that leads out of it shows nothing."""
-    if job.writable is None:
+def resolve_protected(command: SandboxCommand, paths: tuple[Path, ...]) -> list[Path]:
+    """Resolve the paths that exist below the writable folder; a symlink that points outside is left out."""
+    if command.writable is None:
         return []
-    root, found = job.writable.resolve(), list[Path]()
+    root, found = command.writable.resolve(), set[Path]()
     for path in paths:
         with suppress(OSError):
             real = path.resolve(strict=True)
             if real != root and real.is_relative_to(root):
-                found.append(job.writable / real.relative_to(root))
-    return sorted(set(found), key=lambda path: len(path.parts))
+                found.add(command.writable / real.relative_to(root))
+    return sorted(found, key=lambda path: len(path.parts))
 
 
 async def probe() -> Bubblewrap:
-    """Bubblewrap, if it really runs something here; else SandboxUnavailable."""
+    """Return the bubblewrap sandbox if it runs a test command on this machine; otherwise raise SandboxUnavailable."""
     sandbox = Bubblewrap()
     async with asyncio.timeout(10):
-        outcome = await sandbox.run(["/bin/sh", "-c", "echo inside"], cwd=Path("/"))
-    if outcome.stdout.text != "inside\n":
-        raise SandboxUnavailable(f"bubblewrap ran nothing: {outcome.stderr.text[:300]}", REMEDY)
+        result = await sandbox.run(SandboxCommand(argv=("/bin/sh", "-c", "echo inside"), cwd=Path("/")))
+    if result.stdout.text != "inside\n":
+        raise SandboxUnavailable(f"bubblewrap could not run a test command: {result.stderr.text[:300]}", REMEDY)
     return sandbox

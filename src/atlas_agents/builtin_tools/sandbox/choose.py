@@ -1,63 +1,76 @@
-"""Which sandbox holds here: the strongest that really ran something, or why there is none."""
+"""Sandbox selection: the strongest one that works on this machine, or the reasons why none does."""
 
 import os
 import shutil
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from atlas_agents.builtin_tools.sandbox import bubblewrap, landlock
-from atlas_agents.builtin_tools.sandbox.base import PATH, OnOutput, RunMixin, Sandbox, SandboxCommand, SandboxProcess
-from atlas_agents.builtin_tools.sandbox.process import Confined
+from atlas_agents.builtin_tools.sandbox.base import PATH, ProcessIO, SandboxCommand
+from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxProcess
 from atlas_agents.core.errors import SandboxUnavailable
 
 
-class Unconfined(RunMixin):
-    """Runs commands as they are. Only who was asked for it by name may use it."""
+class Unconfined(Sandbox):
+    """Runs commands without a sandbox, with resource limits where `prlimit` is installed."""
 
     name = "none"
     confines = False
 
-    async def start(
-        self,
-        job: SandboxCommand,
-        *,
-        stdin: bytes | socket.socket | None = None,
-        on_output: OnOutput | None = None,
-        spill: Path | None = None,
-        merge: bool = False,
-    ) -> SandboxProcess:
+    async def start(self, command: SandboxCommand, io: ProcessIO) -> SandboxProcess:
+        limits = command.limits
+        rlimits = [f"--cpu={limits.cpu}", f"--data={limits.memory}", f"--fsize={limits.file_size}", "--core=0", "--"]
+        env = {"PATH": os.environ.get("PATH", PATH), "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
         prlimit = shutil.which("prlimit")
-        limits = job.limits
-        ceilings = [f"--cpu={limits.cpu}", f"--data={limits.memory}", f"--fsize={limits.file_size}", "--core=0", "--"]
-        process = Confined(job, on_output=on_output, spill=spill)
-        env = {"PATH": os.environ.get("PATH", PATH), "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8", **job.env}
-        argv = [prlimit, *ceilings, *job.argv] if prlimit else list(job.argv)
-        await process.open(argv, env=env, stdin=stdin, merge=merge, cwd=str(job.cwd))
+        argv = [prlimit, *rlimits, *command.argv] if prlimit else list(command.argv)
+        process = SandboxProcess(command, io)
+        await process.open(argv, env={**env, **command.env}, cwd=str(command.cwd))
         return process
 
 
-Kind: TypeAlias = Literal["auto", "bubblewrap", "landlock", "wasm", "none"]
+SandboxKind: TypeAlias = Literal["auto", "bubblewrap", "landlock", "wasm", "none"]
 _PROBES: dict[str, Callable[[], Awaitable[Sandbox]]] = {"bubblewrap": bubblewrap.probe, "landlock": landlock.probe}
-_found: dict[str, Sandbox] = {}
+_working: dict[str, Sandbox] = {}
 
 
-async def choose(kind: Kind = "auto") -> Sandbox:
-    """The sandbox of this kind; `auto` is the strongest that works. Never less than was asked for, and never none
-    unless it was asked for by name. `wasm` holds code only; for commands it is `auto`. What works is remembered, what
-    does not is tried again each time."""
+async def choose(kind: SandboxKind = "auto") -> Sandbox:
+    """Return the sandbox of this kind, or raise SandboxUnavailable; only "none" returns one that does not confine.
+
+    "auto" is the strongest one that works. "wasm" confines only code, so for commands it is the same as "auto". A
+    sandbox that worked is cached; one that failed is tried again the next time.
+    """
     if kind == "none":
         return Unconfined()
-    wanted = tuple(_PROBES) if kind in ("auto", "wasm") else (kind,)
-    tried: list[SandboxUnavailable] = []
-    for name in wanted:
+    failures: list[SandboxUnavailable] = []
+    for name in tuple(_PROBES) if kind in ("auto", "wasm") else (kind,):
         try:
-            if name not in _found:
-                _found[name] = await _PROBES[name]()
-            return _found[name]
-        except SandboxUnavailable as missing:
-            tried.append(missing)
+            if name not in _working:
+                _working[name] = await _PROBES[name]()
+            return _working[name]
+        except SandboxUnavailable as failure:
+            failures.append(failure)
         except TimeoutError:
-            tried.append(SandboxUnavailable(f"{name} did not answer", "look at what holds it up"))
-    raise SandboxUnavailable("; ".join(each.reason for each in tried), ", or ".join(each.remedy for each in tried))
+            failures.append(SandboxUnavailable(f"{name} timed out", f"run a command with {name} to see why it hangs"))
+    raise SandboxUnavailable(
+        "; ".join(each.reason for each in failures), ", or ".join(each.remedy for each in failures)
+    )
+
+
+def describe_sandbox(
+    sandbox: Sandbox | None,
+    subject: str,
+    folder: Path | str,
+    *,
+    network: bool = False,
+    failure: SandboxUnavailable | None = None,
+) -> str:
+    """Describe for an approval request how a "command" or "code" is confined. A `sandbox` of None is WebAssembly."""
+    if sandbox is None or sandbox.confines:
+        name = "WebAssembly" if sandbox is None else sandbox.name.capitalize()
+        return f"Sandbox: {name} ({'network allowed' if network else 'no network'}; can write only to {folder})"
+    reason = f"{failure.reason}. To fix: {failure.remedy}" if failure else "the sandbox is set to 'none'"
+    return (
+        f"No sandbox: this {subject} can read and write everything your user account can, and use the network.\n"
+        f"Reason: {reason}."
+    )

@@ -1,6 +1,7 @@
-"""Started in a process of its own: confines, by `sandlock`, the command that its one argument orders, and outlives it.
+"""Process entry point: runs the command described by its JSON argument in a `sandlock` sandbox.
 
-It adopts whatever the command leaves behind, and ends it: nothing of a run survives the run. Imports nothing of ours.
+It is the subreaper of everything the command starts, and kills what is left when the command ends. Standard library
+only.
 """
 
 import ctypes
@@ -12,27 +13,27 @@ import sys
 import threading
 from typing import Any
 
-_FAILED, _SORRY = 113, "atlas-sandbox: "
-_PDEATHSIG, _SUBREAPER = 1, 36
+_FAILED, _ERROR_PREFIX = 113, "atlas-sandbox: "
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
-# Run inside, before the command: limits and the filter, which would hinder the one who watches from outside.
+# Runs inside the sandbox before the command: the limits and the filter must not apply to the supervisor outside.
 _INSIDE = """
 import ctypes, json, os, resource, sys
-order = json.loads(sys.argv[1])
+request = json.loads(sys.argv[1])
 libc = ctypes.CDLL(None, use_errno=True)
-libc.prctl(47, 4, 0, 0, 0)  # no rights of its own, also where root runs it
-for right in range(64):
-    libc.prctl(24, right, 0, 0, 0)
-for name, most in order["ceilings"].items():
-    resource.setrlimit(getattr(resource, name), (most, most))
-if order["filter"]:
-    code = bytes.fromhex(order["filter"])
-    room = ctypes.create_string_buffer(code, len(code))
+libc.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT_CLEAR_ALL
+for capability in range(64):
+    libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+for name, limit in request["rlimits"].items():
+    resource.setrlimit(getattr(resource, name), (limit, limit))
+if request["filter"]:
+    code = bytes.fromhex(request["filter"])
+    buffer = ctypes.create_string_buffer(code, len(code))
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
-    program = Program(len(code) // 8, ctypes.addressof(room))
+    program = Program(len(code) // 8, ctypes.addressof(buffer))
     if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(program)):
-        sys.stderr.write("atlas-sandbox: the filter of system calls was refused\\n")
+        sys.stderr.write("atlas-sandbox: the kernel rejected the seccomp filter\\n")
         os._exit(113)
 try:
     os.execvp(sys.argv[2], sys.argv[2:])
@@ -43,54 +44,50 @@ except OSError as error:
 
 
 def main() -> None:
-    order: dict[str, Any] = json.loads(sys.argv[1])
+    request: dict[str, Any] = json.loads(sys.argv[1])
     libc = ctypes.CDLL(None)
     parent = os.getppid()
-    libc.prctl(_PDEATHSIG, signal.SIGTERM)
-    libc.prctl(_SUBREAPER, 1)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != parent:
         os._exit(_FAILED)
-    signal.signal(signal.SIGTERM, _asked_to_end)
-    ended: list[int] = []
-    runner = threading.Thread(target=lambda: ended.append(_run(order)), daemon=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: _exit(_FAILED))
+    exit_codes: list[int] = []
+    runner = threading.Thread(target=lambda: exit_codes.append(_run(request)), daemon=True)
     runner.start()
     while runner.is_alive():
         runner.join(1.0)
-    _end(ended[0] if ended else _FAILED)
+    _exit(exit_codes[0] if exit_codes else _FAILED)
 
 
-def _asked_to_end(number: int, frame: object) -> None:
-    _end(_FAILED)
-
-
-def _run(order: dict[str, Any]) -> int:
-    sys.path.append(order["library"])
+def _run(request: dict[str, Any]) -> int:
+    sys.path.append(request["library"])
     try:
         library: Any = importlib.import_module("sandlock")
         sandbox = library.Sandbox(
-            fs_readable=order["readable"],
-            fs_writable=order["writable"],
-            fs_denied=order["denied"],
-            max_processes=order["processes"],
+            fs_readable=request["readable"],
+            fs_writable=request["writable"],
+            fs_denied=request["denied"],
+            max_processes=request["processes"],
             no_coredump=True,
             clean_env=True,
-            env=order["env"],
-            cwd=order["cwd"],
+            env=request["env"],
+            cwd=request["cwd"],
         )
-        rest = json.dumps({"ceilings": order["ceilings"], "filter": order["filter"]})
-        return sandbox.run_interactive([order["python"], "-I", "-S", "-c", _INSIDE, rest, *order["argv"]])
-    except Exception as error:  # noqa: BLE001 - whatever it is, nothing was run
-        sys.stderr.write(f"{_SORRY}{error}\n")
+        inner = json.dumps({"rlimits": request["rlimits"], "filter": request["filter"]})
+        return sandbox.run_interactive([request["python"], "-I", "-S", "-c", _INSIDE, inner, *request["argv"]])
+    except Exception as error:  # noqa: BLE001 - any error means that nothing was run
+        sys.stderr.write(f"{_ERROR_PREFIX}{error}\n")
         return _FAILED
 
 
-def _end(code: int) -> None:
-    """End with all that is left of the run."""
+def _exit(code: int) -> None:
+    """Kill all processes left of the run, and exit."""
     for _ in range(100):
-        left = _children()
-        if not left:
+        children = _children()
+        if not children:
             break
-        for pid in left:
+        for pid in children:
             try:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -101,8 +98,8 @@ def _end(code: int) -> None:
 
 
 def _children() -> list[int]:
-    found: list[int] = []
-    mine = os.getpid()
+    children: list[int] = []
+    own_pid = os.getpid()
     for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
@@ -110,9 +107,9 @@ def _children() -> list[int]:
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:
                 continue
-            if int(fields[1]) == mine:
-                found.append(int(name))
-    return found
+            if int(fields[1]) == own_pid:
+                children.append(int(name))
+    return children
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A process that was started, seen from outside: read without waiting, watched, and ended with all that it started."""
+"""A sandboxed process: capture its output, watch its resource usage, and kill it with all its descendants."""
 
 import asyncio
 import os
@@ -7,17 +7,18 @@ import signal
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from atlas_agents.builtin_tools.sandbox.base import (
     CapturedOutput,
+    LimitName,
     OnOutput,
+    ProcessIO,
     ProcessResult,
     SandboxCommand,
-    Stopped,
     Stream,
 )
 from atlas_agents.core.errors import SandboxUnavailable
@@ -26,135 +27,116 @@ from atlas_agents.core.errors import SandboxUnavailable
 class HeadTailBuffer:
     """Keeps the first and the last bytes of a stream, and counts those between."""
 
-    def __init__(self, keep: int) -> None:
-        self._room = max(1, keep // 2)
+    def __init__(self, capacity: int) -> None:
+        self._half = max(1, capacity // 2)
         self._head = bytearray()
         self._tail = bytearray()
-        self.seen = 0
+        self._total = 0
 
-    def add(self, piece: bytes) -> None:
-        self.seen += len(piece)
-        if (free := self._room - len(self._head)) > 0:
-            self._head += piece[:free]
-            piece = piece[free:]
-        if piece:
-            self._tail += piece[-self._room :]
-            if len(self._tail) > 2 * self._room:
-                del self._tail[: -self._room]
+    def add(self, chunk: bytes) -> None:
+        self._total += len(chunk)
+        if (free := self._half - len(self._head)) > 0:
+            self._head += chunk[:free]
+            chunk = chunk[free:]
+        if chunk:
+            self._tail += chunk[-self._half :]
+            if len(self._tail) > 2 * self._half:
+                del self._tail[: -self._half]
 
-    def kept(self) -> CapturedOutput:
-        tail = bytes(self._tail[-self._room :])
-        dropped = self.seen - len(self._head) - len(tail)
-        if not dropped:  # a letter may have been cut in two where head and tail meet
+    def captured(self) -> CapturedOutput:
+        tail = bytes(self._tail[-self._half :])
+        dropped = self._total - len(self._head) - len(tail)
+        if not dropped:  # the boundary between head and tail may split a character
             return CapturedOutput((bytes(self._head) + tail).decode(errors="replace"))
         return CapturedOutput(self._head.decode(errors="replace"), tail.decode(errors="replace"), dropped)
 
 
 class ProcessOutput:
-    """Both streams of a run. `full` is called once, when more was written than may be."""
+    """Both output streams of a run. `on_full` is called once, when `limit` bytes were written; the rest is dropped."""
 
-    def __init__(
-        self, keep: int, cap: int, on_output: OnOutput | None, spill: Path | None, full: Callable[[], None]
-    ) -> None:
-        self._kept: dict[Stream, HeadTailBuffer] = {"stdout": HeadTailBuffer(keep), "stderr": HeadTailBuffer(keep)}
-        self._cap = cap
+    def __init__(self, capture: int, limit: int, on_output: OnOutput | None, on_full: Callable[[], None]) -> None:
+        self._buffers: dict[Stream, HeadTailBuffer] = {
+            "stdout": HeadTailBuffer(capture),
+            "stderr": HeadTailBuffer(capture),
+        }
+        self._limit = limit
         self._on_output = on_output
-        self._full = full
-        self._seen = 0
-        self.spilled = spill
-        self._file: IO[bytes] | None = _private(spill) if spill else None
+        self._on_full = on_full
+        self._total = 0
 
-    def add(self, stream: Stream, piece: bytes) -> None:
-        """What comes after the cap is not looked at any more."""
-        if self._seen >= self._cap:
+    def add(self, stream: Stream, chunk: bytes) -> None:
+        if self._total >= self._limit:
             return
-        piece = piece[: self._cap - self._seen]
-        self._seen += len(piece)
-        self._kept[stream].add(piece)
-        if self._file is not None:
-            self._file.write(piece)
+        chunk = chunk[: self._limit - self._total]
+        self._total += len(chunk)
+        self._buffers[stream].add(chunk)
         if self._on_output is not None:
-            self._on_output(stream, piece)
-        if self._seen >= self._cap:
-            self._full()
+            self._on_output(stream, chunk)
+        if self._total >= self._limit:
+            self._on_full()
 
-    def renew(self) -> None:
-        """Count from the beginning."""
-        self._seen = 0
+    def reset_limit(self) -> None:
+        self._total = 0
 
-    def kept(self, stream: Stream) -> CapturedOutput:
-        return self._kept[stream].kept()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def captured(self, stream: Stream) -> CapturedOutput:
+        return self._buffers[stream].captured()
 
 
-def _private(path: Path) -> IO[bytes]:
-    """For the owner alone, and never through what somebody else has put there."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb")
+_RUN_ID_VARIABLE = "ATLAS_RUN"
+_TERM_TIMEOUT = 1.0
+_KILL_TIMEOUT = 2.0
+_MAX_ANCESTORS = 1 << 16
 
 
-MARK = "ATLAS_RUN"
-_GENTLY = 1.0
-_PATIENCE = 2.0
-_MOST = 1 << 16
+def _kill_tree(pid: int, run_id: str, *, terminate: bool) -> None:
+    """Kill a process and everything it started, in a thread, because it takes several scans of /proc.
 
-
-def new_mark() -> str:
-    return secrets.token_hex(16)
-
-
-def end_all(pid: int, mark: str, *, gently: bool) -> None:
-    """End the process and all that it started, in a thread: it takes several looks to be sure.
-
-    One that is asked `gently` ends its own first; it adopted them, and knows them better.
+    With `terminate`, send SIGTERM first: a process that reaps its descendants finds them more reliably.
     """
-    threading.Thread(target=_end_all, args=(pid, mark, gently), name="atlas-sandbox-end", daemon=True).start()
+    threading.Thread(target=_kill_all, args=(pid, run_id, terminate), name="atlas-sandbox-kill", daemon=True).start()
 
 
-def _end_all(pid: int, mark: str, gently: bool) -> None:
-    if gently:
-        _send(pid, signal.SIGTERM)
-        until = time.monotonic() + _GENTLY
-        while time.monotonic() < until and alive(pid):
+def _kill_all(pid: int, run_id: str, terminate: bool) -> None:
+    if terminate:
+        _send_signal(pid, signal.SIGTERM)
+        deadline = time.monotonic() + _TERM_TIMEOUT
+        while time.monotonic() < deadline and _is_alive(pid):
             time.sleep(0.01)
-    until = time.monotonic() + _PATIENCE
-    while time.monotonic() < until and (found := [*kin(pid, mark)]):
+    deadline = time.monotonic() + _KILL_TIMEOUT
+    while time.monotonic() < deadline and (found := [*_related_processes(pid, run_id)]):
         for each in found:
-            _send(each, signal.SIGKILL)
+            _send_signal(each, signal.SIGKILL)
     with suppress(OSError):
-        if alive(pid):
+        if _is_alive(pid):
             os.killpg(pid, signal.SIGKILL)
 
 
-def kin(pid: int, mark: str = "") -> Iterator[int]:
-    """What descends from a process, is in its session, or carries its mark; not the process itself, nor the dead."""
+def _related_processes(pid: int, run_id: str = "") -> Iterator[int]:
+    """Yield live processes that descend from a process, are in its session, or have its run ID; not the process."""
     table: dict[int, tuple[int, int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdecimal() and (fields := stat_of(int(name))) and fields[0] != b"Z":
+        if name.isdecimal() and (fields := _read_stat(int(name))) and fields[0] != b"Z":
             table[int(name)] = (int(fields[1]), int(fields[3]))
     for each, (parent, session) in table.items():
-        related = session == pid or _descends(each, parent, pid, table) or (mark and _marked(each, mark))
+        related = session == pid or _descends(each, parent, pid, table) or (run_id and _has_run_id(each, run_id))
         if related and each not in (pid, os.getpid()):
             yield each
 
 
-def alive(pid: int) -> bool:
-    fields = stat_of(pid)
+def _is_alive(pid: int) -> bool:
+    fields = _read_stat(pid)
     return bool(fields) and fields[0] != b"Z"
 
 
-def stat_of(pid: int, proc: str = "/proc") -> list[bytes]:
-    """What /proc says of it after its name: state, parent, group, session…; nothing of one that is gone."""
+def _read_stat(pid: int, proc: str = "/proc") -> list[bytes]:
+    """Return the fields of /proc/PID/stat after the name (state, parent, group, session…); empty if it has ended."""
     with suppress(OSError), open(f"{proc}/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
     return []
 
 
 def _descends(pid: int, parent: int, ancestor: int, table: dict[int, tuple[int, int]]) -> bool:
-    for _ in range(_MOST):
+    for _ in range(_MAX_ANCESTORS):
         if parent == ancestor:
             return True
         if parent not in table or parent == pid:
@@ -163,90 +145,95 @@ def _descends(pid: int, parent: int, ancestor: int, table: dict[int, tuple[int, 
     return False
 
 
-def _marked(pid: int, mark: str) -> bool:
+def _has_run_id(pid: int, run_id: str) -> bool:
     with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        return f"{MARK}={mark}".encode() in file.read()
+        return f"{_RUN_ID_VARIABLE}={run_id}".encode() in file.read()
     return False
 
 
-def _send(pid: int, number: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     with suppress(OSError):
         os.kill(pid, number)
 
 
-_EVERY = 0.02
+_WATCH_INTERVAL = 0.02
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_MOST_FILES = 10_000
+_MAX_NEW_FILES = 10_000
 
 
 class ResourceWatch:
-    """A thread that looks at a run's processes again and again, and says so when they use too much.
+    """Thread that polls the resource usage of a run and calls `on_exceeded` once if it exceeds a limit.
 
-    In a PID namespace they are those of its own /proc, and `first` tells which one is its first; else those that
-    descend from the process that was started, or are in its session.
+    In a PID namespace it counts the processes of the namespace's /proc, found through `find_init`; otherwise those
+    that descend from the process or are in its session.
     """
 
     def __init__(
-        self, job: SandboxCommand, pid: int, *, first: Callable[[], int | None] | None, over: Callable[[Stopped], None]
+        self,
+        command: SandboxCommand,
+        pid: int,
+        *,
+        find_init: Callable[[], int | None] | None,
+        on_exceeded: Callable[[LimitName], None],
     ) -> None:
-        self._job = job
+        self._command = command
         self._pid = pid
-        self._first = first
-        self._over = over
+        self._find_init = find_init
+        self._on_exceeded = on_exceeded
         self._done = threading.Event()
-        threading.Thread(target=self._look_on, name="atlas-sandbox-watch", daemon=True).start()
+        threading.Thread(target=self._watch, name="atlas-sandbox-watch", daemon=True).start()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._done.set()
 
-    def _look_on(self) -> None:
-        disk = _Disk(self._job)
-        took = 0.0
-        while not self._done.wait(max(_EVERY, 5 * took)):
-            began = time.monotonic()
+    def _watch(self) -> None:
+        disk = _DiskUsage(self._command)
+        elapsed = 0.0
+        while not self._done.wait(max(_WATCH_INTERVAL, 5 * elapsed)):
+            started = time.monotonic()
             try:
-                what = self._too_much() or disk.too_much()
+                exceeded = self._exceeded_limit() or disk.exceeded_limit()
             except OSError:
                 continue
-            took = time.monotonic() - began
-            if what is not None and not self._done.is_set():
-                self._over(what)
+            elapsed = time.monotonic() - started
+            if exceeded is not None and not self._done.is_set():
+                self._on_exceeded(exceeded)
                 return
 
-    def _too_much(self) -> Stopped | None:
-        limits = self._job.limits
+    def _exceeded_limit(self) -> LimitName | None:
+        limits = self._command.limits
         proc, pids = self._processes()
         if len(pids) > limits.processes:
             return "processes"
-        uses = [_use(proc, pid) for pid in pids]
-        if sum(threads for threads, _ in uses) > limits.processes:
+        usage = [_read_usage(proc, pid) for pid in pids]
+        if sum(threads for threads, _ in usage) > limits.processes:
             return "processes"
-        if sum(resident for _, resident in uses) > limits.memory and _shared_out(proc, pids) > limits.memory:
+        if sum(resident for _, resident in usage) > limits.memory and _unique_memory(proc, pids) > limits.memory:
             return "memory"
         return None
 
     def _processes(self) -> tuple[str, list[int]]:
-        if self._first is None:
-            return "/proc", list(kin(self._pid))
-        first = self._first()
-        proc = f"/proc/{first}/root/proc"
-        if first is None or os.stat(proc).st_dev == os.stat("/proc").st_dev:  # it has not moved in yet
+        if self._find_init is None:
+            return "/proc", list(_related_processes(self._pid))
+        init = self._find_init()
+        proc = f"/proc/{init}/root/proc"
+        if init is None or os.stat(proc).st_dev == os.stat("/proc").st_dev:  # its own /proc is not mounted yet
             return "/proc", []
         return proc, [int(name) for name in os.listdir(proc) if name.isdecimal() and name != "1"]
 
 
-def _use(proc: str, pid: int) -> tuple[int, int]:
-    """(threads, resident bytes) of a process; nothing of one that has just ended."""
+def _read_usage(proc: str, pid: int) -> tuple[int, int]:
+    """Return (threads, resident bytes) of a process; zeros if it has just ended."""
     try:
-        threads = int(stat_of(pid, proc)[17])
+        threads = int(_read_stat(pid, proc)[17])
         with open(f"{proc}/{pid}/statm", "rb") as file:
             return threads, int(file.read().split()[1]) * _PAGE
     except (OSError, IndexError, ValueError):
         return 0, 0
 
 
-def _shared_out(proc: str, pids: list[int]) -> int:
-    """What they use together, each page counted once: slower to learn, so asked only when it matters."""
+def _unique_memory(proc: str, pids: list[int]) -> int:
+    """Sum the proportional set size of all processes. Slow, so only called if the resident sizes exceed the limit."""
     total = 0
     for pid in pids:
         with suppress(OSError, ValueError, IndexError), open(f"{proc}/{pid}/smaps_rollup", "rb") as file:
@@ -254,237 +241,246 @@ def _shared_out(proc: str, pids: list[int]) -> int:
     return total
 
 
-class _Disk:
-    """What was added to the writable folder. A big folder is looked at less often."""
+class _DiskUsage:
+    """Growth of the writable folder. The larger the folder, the less often it is measured."""
 
-    def __init__(self, job: SandboxCommand) -> None:
-        self._folder = job.writable
-        self._most = job.limits.disk
+    def __init__(self, command: SandboxCommand) -> None:
+        self._folder = command.writable
+        self._limit = command.limits.disk
         self._next = 0.0
-        self._before = self._measure(self._folder) if self._folder is not None and self._most is not None else (0, 0)
+        self._before = self._measure(self._folder) if self._folder is not None and self._limit is not None else (0, 0)
 
-    def too_much(self) -> Stopped | None:
-        if self._folder is None or self._most is None or time.monotonic() < self._next:
+    def exceeded_limit(self) -> LimitName | None:
+        if self._folder is None or self._limit is None or time.monotonic() < self._next:
             return None
         size, files = self._measure(self._folder)
-        over = size - self._before[0] > self._most or files - self._before[1] > _MOST_FILES
-        return "disk" if over else None
+        exceeded = size - self._before[0] > self._limit or files - self._before[1] > _MAX_NEW_FILES
+        return "disk" if exceeded else None
 
     def _measure(self, folder: Path) -> tuple[int, int]:
-        began = time.monotonic()
+        started = time.monotonic()
         size = files = 0
         for entry in _entries(folder):
             files += 1
             with suppress(OSError):
                 size += entry.stat(follow_symlinks=False).st_blocks * 512
         now = time.monotonic()
-        self._next = now + max(0.1, 4 * (now - began))
+        self._next = now + max(0.1, 4 * (now - started))
         return size, files
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    waiting = [os.fspath(folder)]
-    while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+    pending = [os.fspath(folder)]
+    while pending:
+        with suppress(OSError), os.scandir(pending.pop()) as entries:
             for entry in entries:
                 yield entry
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
+                    pending.append(entry.path)
 
 
-_PIECE = 1 << 16
-_LAST_WORDS = 0.5  # seconds for what is still in the pipes of a process that has ended
-_END = 2.0
+_CHUNK_SIZE = 1 << 16
+_DRAIN_TIMEOUT = 0.5
+_EXIT_TIMEOUT = 2.0
 
 
-class Confined:
-    """One process in its own session. What ends the run early, a limit or the caller, kills all of it."""
+class SandboxProcess:
+    """A process in its own session, killed with its descendants if it exceeds a limit or the wait is cancelled."""
 
-    first: Callable[[], int | None] | None = None
-    """Tells the first process of the PID namespace that it lives in, which dies with it, if there is one."""
-    gently = False
-    """It adopts what it started, and ends it when asked to."""
+    find_init: Callable[[], int | None] | None = None
+    """Return the PID of the init process of its PID namespace; killing the process ends the namespace."""
+    reaps_children = False
+    """Whether the process is a subreaper that kills its descendants on SIGTERM."""
     _process: asyncio.subprocess.Process
 
-    def __init__(self, job: SandboxCommand, *, on_output: OnOutput | None, spill: Path | None) -> None:
-        limits = job.limits
-        self._job = job
-        self._output = ProcessOutput(limits.keep, limits.output, on_output, spill, lambda: self._stop("output"))
-        self._mark = new_mark()
-        self._began = time.monotonic()
-        self._stopped: Stopped | None = None
+    def __init__(self, command: SandboxCommand, io: ProcessIO) -> None:
+        limits = command.limits
+        self._command = command
+        self._io = io
+        self._output = ProcessOutput(limits.capture, limits.output, io.on_output, lambda: self._stop("output"))
+        self._run_id = secrets.token_hex(16)
+        self._started_at = time.monotonic()
+        self._stopped_by: LimitName | None = None
         self._streams: dict[Stream, int] = {}
-        self._all_read = asyncio.Event()
-        self._struck = False
+        self._output_closed = asyncio.Event()
+        self._kill_started = False
         self._watch: ResourceWatch | None = None
-        self._feeding: asyncio.Task[None] | None = None
+        self._stdin_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     async def open(
-        self,
-        argv: Sequence[str],
-        *,
-        env: dict[str, str],
-        stdin: bytes | socket.socket | None,
-        merge: bool,
-        pass_fds: Sequence[int] = (),
-        cwd: str | None = None,
+        self, argv: Sequence[str], *, env: dict[str, str], pass_fds: Sequence[int] = (), cwd: str | None = None
     ) -> None:
+        """Start the process."""
         loop = asyncio.get_running_loop()
-        reading, writing = os.pipe()
-        reading2, writing2 = (-1, writing) if merge else os.pipe()
+        stdin = self._io.stdin
+        stdout_read, stdout_write = os.pipe()
+        stderr_read, stderr_write = (-1, stdout_write) if self._io.merge else os.pipe()
         source = stdin.fileno() if isinstance(stdin, socket.socket) else asyncio.subprocess.PIPE
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.DEVNULL if stdin is None else source,
-                stdout=writing,
-                stderr=writing2,
-                env=env if self.first else {**env, MARK: self._mark},
+                stdout=stdout_write,
+                stderr=stderr_write,
+                env=env if self.find_init else {**env, _RUN_ID_VARIABLE: self._run_id},
                 cwd=cwd,
                 pass_fds=tuple(pass_fds),
                 start_new_session=True,
             )
         except OSError as error:
-            for end in {reading, reading2} - {-1}:
-                os.close(end)
-            self._output.close()
-            raise SandboxUnavailable(f"{argv[0]} could not be started: {error.strerror}", "see to that") from None
+            for fd in {stdout_read, stderr_read} - {-1}:
+                os.close(fd)
+            remedy = "check that the program and its working directory exist"
+            raise SandboxUnavailable(f"cannot start {argv[0]}: {error.strerror}", remedy) from None
         finally:
-            for end in {writing, writing2}:
-                os.close(end)
-        self._listen(loop, "stdout", reading)
-        if not merge:
-            self._listen(loop, "stderr", reading2)
-        limits = self._job.limits
-        self._timer = loop.call_later(limits.seconds, self._stop, "time")
+            for fd in {stdout_write, stderr_write}:
+                os.close(fd)
+        self._add_reader(loop, "stdout", stdout_read)
+        if stderr_read >= 0:
+            self._add_reader(loop, "stderr", stderr_read)
+        self._timer = loop.call_later(self._command.limits.seconds, self._stop, "time")
         if isinstance(stdin, bytes):
-            self._feeding = asyncio.create_task(self._feed(stdin))
-        self._watch = ResourceWatch(self._job, self._process.pid, first=self.first, over=self._over_from(loop))
+            self._stdin_task = asyncio.create_task(self._write_stdin(stdin))
+
+        def stop_from_thread(limit: LimitName) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._stop, limit)
+
+        self._watch = ResourceWatch(
+            self._command, self._process.pid, find_init=self.find_init, on_exceeded=stop_from_thread
+        )
 
     async def wait(self) -> ProcessResult:
+        """Wait until the process has ended and its output was read. Cancelling the wait kills the process."""
         try:
             code = await self._process.wait()
-            self._put_away()
-            self._strike()  # what it left behind, where that did not end with it
+            self._stop_watching()
+            self._kill()  # descendants that are still running
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS):
-                    await self._all_read.wait()
+                async with asyncio.timeout(_DRAIN_TIMEOUT):
+                    await self._output_closed.wait()
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.create_task(self.kill()))
             raise
         self._close()
-        signalled = _signal_of(code)
+        number = _signal_number(code)
         return ProcessResult(
-            exit_code=None if signalled or self._stopped else code,
-            signal=signalled,
-            stdout=self._output.kept("stdout"),
-            stderr=self._output.kept("stderr"),
-            stopped=self._stopped,
-            duration=round(time.monotonic() - self._began, 3),
-            spilled=self._output.spilled,
+            exit_code=None if number or self._stopped_by else code,
+            signal=number,
+            stdout=self._output.captured("stdout"),
+            stderr=self._output.captured("stderr"),
+            stopped_by=self._stopped_by,
+            duration=round(time.monotonic() - self._started_at, 3),
         )
 
     async def kill(self) -> None:
-        self._strike()
+        """Kill the process and everything it started."""
+        self._kill()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_END):
+            async with asyncio.timeout(_EXIT_TIMEOUT):
                 await self._process.wait()
-        self._put_away()
+        self._stop_watching()
         self._close()
 
     def drain(self) -> None:
+        """Pass on what it has written so far, without waiting."""
         for stream in tuple(self._streams):
             while self._read(stream):
                 pass
 
     def renew(self, seconds: float) -> None:
-        """From now on it has this long, and may write as much as at first."""
+        """Restart the time limit with this many seconds, and the output limit."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._stop, "time")
-        self._output.renew()
+        self._output.reset_limit()
 
-    def _over_from(self, loop: asyncio.AbstractEventLoop) -> Callable[[Stopped], None]:
-        def over(what: Stopped) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._stop, what)
+    def _stop(self, limit: LimitName) -> None:
+        if self._stopped_by is None and self._process.returncode is None:
+            self._stopped_by = limit
+        self._kill()
 
-        return over
-
-    def _stop(self, what: Stopped) -> None:
-        if self._stopped is None and self._process.returncode is None:
-            self._stopped = what
-        self._strike()
-
-    def _strike(self) -> None:
+    def _kill(self) -> None:
         process = self._process
-        if self.first:
+        if self.find_init:
             if process.returncode is None:
                 with suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
-        elif not self._struck:
-            self._struck = True
-            end_all(process.pid, self._mark, gently=self.gently and process.returncode is None)
+        elif not self._kill_started:
+            self._kill_started = True
+            _kill_tree(process.pid, self._run_id, terminate=self.reaps_children and process.returncode is None)
 
-    def _listen(self, loop: asyncio.AbstractEventLoop, stream: Stream, reading: int) -> None:
-        os.set_blocking(reading, False)
-        self._streams[stream] = reading
-        loop.add_reader(reading, self._read, stream)
+    def _add_reader(self, loop: asyncio.AbstractEventLoop, stream: Stream, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._streams[stream] = fd
+        loop.add_reader(fd, self._read, stream)
 
     def _read(self, stream: Stream) -> bool:
-        """Read a piece; whether there may be more at once."""
-        reading = self._streams.get(stream)
-        if reading is None:
+        """Read a chunk; return whether there may be more right now."""
+        fd = self._streams.get(stream)
+        if fd is None:
             return False
         try:
-            piece = os.read(reading, _PIECE)
+            chunk = os.read(fd, _CHUNK_SIZE)
         except BlockingIOError:
             return False
         except OSError:
-            piece = b""
-        if not piece:
-            self._forget(stream)
+            chunk = b""
+        if not chunk:
+            self._close_stream(stream)
             return False
-        self._output.add(stream, piece)
+        self._output.add(stream, chunk)
         return True
 
-    def _forget(self, stream: Stream) -> None:
-        reading = self._streams.pop(stream, None)
-        if reading is not None:
+    def _close_stream(self, stream: Stream) -> None:
+        fd = self._streams.pop(stream, None)
+        if fd is not None:
             with suppress(RuntimeError):
-                asyncio.get_running_loop().remove_reader(reading)
-            os.close(reading)
+                asyncio.get_running_loop().remove_reader(fd)
+            os.close(fd)
         if not self._streams:
-            self._all_read.set()
+            self._output_closed.set()
 
-    async def _feed(self, words: bytes) -> None:
-        if (line := self._process.stdin) is not None:
+    async def _write_stdin(self, content: bytes) -> None:
+        if (stdin := self._process.stdin) is not None:
             with suppress(ConnectionError):
-                line.write(words)
-                await line.drain()
-            line.close()
+                stdin.write(content)
+                await stdin.drain()
+            stdin.close()
 
-    def _put_away(self) -> None:
+    def _stop_watching(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._feeding is not None:
-            self._feeding.cancel()
+        if self._stdin_task is not None:
+            self._stdin_task.cancel()
         if self._watch is not None:
-            self._watch.end()
+            self._watch.stop()
 
     def _close(self) -> None:
         self.drain()
         for stream in tuple(self._streams):
-            self._forget(stream)
-        self._output.close()
+            self._close_stream(stream)
 
 
-def _signal_of(code: int) -> int | None:
-    """Of a process that a signal ended, which; a sandbox tells it as a shell does, by 128 and more."""
+def _signal_number(code: int) -> int | None:
+    """Return the signal that ended a process; a sandbox reports it like a shell, as 128 plus the signal."""
     number = -code if code < 0 else code - 128
     return number if 0 < number < signal.NSIG and (code < 0 or code > 128) else None
+
+
+_NO_IO = ProcessIO()
+
+
+class Sandbox(ABC):
+    """A way to confine commands. `name` is recorded in the audit log; `confines` is False for no sandbox at all."""
+
+    name: str
+    confines: bool
+
+    @abstractmethod
+    async def start(self, command: SandboxCommand, io: ProcessIO) -> SandboxProcess: ...
+
+    async def run(self, command: SandboxCommand, io: ProcessIO = _NO_IO) -> ProcessResult:
+        """Run a command to its end."""
+        return await (await self.start(command, io)).wait()

@@ -1,7 +1,6 @@
-"""The system calls that no command in a sandbox needs and many an escape began with, as a filter for the kernel.
+"""Seccomp filter (classic BPF) that denies system calls used in sandbox escapes and not needed by ordinary commands.
 
-Classic BPF, the few instructions of it that are needed. A denied call fails as if the kernel did not know it, or as
-forbidden; programs cope with both.
+A denied call fails with ENOSYS or EPERM; programs handle both.
 """
 
 import platform
@@ -12,15 +11,15 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _NUMBER, _ARCH = 0, 4
-_SPECIAL = 0o6000  # set-user-id and set-group-id: such a file would stay behind, outside of the sandbox
-_DEVICE = 0o20000  # of a file's type: a character or block device
+_SETID = 0o6000  # setuid and setgid: such a file would outlive the sandbox
+_DEVICE = 0o20000  # the bit shared by character and block devices
 _CREATES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE
-_FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink: all of them have a namespace; a vsock has none
-_TOKENS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_FOREIGN = 0x40000000  # calls of x86-64's second table
+_FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink: these are isolated by namespaces; vsock is not
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT = 0x40000000  # set in system call numbers of the x32 ABI
 
-_UNKNOWN = ("memfd_create", "memfd_secret", "openat2", "io_uring_setup", "io_uring_enter", "io_uring_register")
-_FORBIDDEN: Mapping[str, tuple[int, int]] = {
+_UNSUPPORTED = ("memfd_create", "memfd_secret", "openat2", "io_uring_setup", "io_uring_enter", "io_uring_register")
+_DENIED: Mapping[str, tuple[int, int]] = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -66,7 +65,7 @@ _FORBIDDEN: Mapping[str, tuple[int, int]] = {
     "open_by_handle_at": (304, 265),
     "syslog": (103, 116),
 }
-_MODES: Mapping[str, tuple[int, int, int]] = {  # which argument is the mode
+_MODES: Mapping[str, tuple[int, int, int]] = {  # the last number is the index of the mode argument
     "chmod": (90, -1, 1),
     "fchmod": (91, 52, 1),
     "fchmodat": (268, 53, 2),
@@ -74,36 +73,38 @@ _MODES: Mapping[str, tuple[int, int, int]] = {  # which argument is the mode
     "creat": (85, -1, 1),
 }
 _NODES: Mapping[str, tuple[int, int, int]] = {"mknod": (133, -1, 1), "mknodat": (259, 33, 2)}
-_OPENS: Mapping[str, tuple[int, int, int]] = {"open": (2, -1, 1), "openat": (257, 56, 2)}  # which one is the flags
+_OPENS: Mapping[str, tuple[int, int, int]] = {"open": (2, -1, 1), "openat": (257, 56, 2)}  # index of the flags
 _SOCKET = (41, 198)
 
 
-def program(machine: str | None = None) -> bytes | None:
-    """The filter for this kind of machine, or None where its numbers are not known here."""
-    here = machine or platform.machine()
-    if here not in _TOKENS:
+def build_filter(machine: str | None = None) -> bytes | None:
+    """Return the filter for a machine architecture; None if its system call numbers are not known here."""
+    machine = machine or platform.machine()
+    if machine not in _ARCHITECTURES:
         return None
-    column = 0 if here == "x86_64" else 1
-    lines = [_step(_LOAD, _ARCH), _step(_EQUAL, _TOKENS[here], yes=1), _deny(_ENOSYS), _step(_LOAD, _NUMBER)]
+    column = 0 if machine == "x86_64" else 1
+    steps = [_step(_LOAD, _ARCH), _step(_EQUAL, _ARCHITECTURES[machine], if_true=1), _deny(_ENOSYS)]
+    steps.append(_step(_LOAD, _NUMBER))
     if column == 0:
-        lines += [_step(_AT_LEAST, _FOREIGN, no=1), _deny(_ENOSYS)]
-    for name, numbers in _FORBIDDEN.items():
-        lines += _when(numbers[column], [_deny(_ENOSYS if name in _UNKNOWN else _EPERM)])
+        steps += [_step(_AT_LEAST, _X32_BIT, if_false=1), _deny(_ENOSYS)]
+    for name, numbers in _DENIED.items():
+        steps += _when(numbers[column], [_deny(_ENOSYS if name in _UNSUPPORTED else _EPERM)])
     for *numbers, mode in _MODES.values():
-        lines += _when(numbers[column], _without_bits(_SPECIAL, mode))
+        steps += _when(numbers[column], _deny_bits(_SETID, mode))
     for *numbers, mode in _NODES.values():
-        lines += _when(numbers[column], _without_bits(_SPECIAL | _DEVICE, mode))
+        steps += _when(numbers[column], _deny_bits(_SETID | _DEVICE, mode))
     for *numbers, flags in _OPENS.values():
-        made = _without_bits(_SPECIAL, flags + 1)
-        lines += _when(numbers[column], [_argument(flags), _step(_ANY_BIT, _CREATES, no=len(made)), *made, _allow()])
-    known = [_step(_EQUAL, family, yes=len(_FAMILIES) - place) for place, family in enumerate(_FAMILIES)]
-    lines += _when(_SOCKET[column], [_argument(0), *known, _deny(_EAFNOSUPPORT), _allow()])
-    return b"".join([*lines, _allow()])
+        check_mode = _deny_bits(_SETID, flags + 1)
+        creates = _step(_ANY_BIT, _CREATES, if_false=len(check_mode))
+        steps += _when(numbers[column], [_argument(flags), creates, *check_mode, _allow()])
+    families = [_step(_EQUAL, family, if_true=len(_FAMILIES) - index) for index, family in enumerate(_FAMILIES)]
+    steps += _when(_SOCKET[column], [_argument(0), *families, _deny(_EAFNOSUPPORT), _allow()])
+    return b"".join([*steps, _allow()])
 
 
-def _step(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
-    """One instruction; `yes` and `no` are how many to leap over."""
-    return struct.pack("=HBBI", code, yes, no, value)
+def _step(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
+    """Encode one instruction; `if_true` and `if_false` are how many instructions to skip."""
+    return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
 def _allow() -> bytes:
@@ -114,15 +115,15 @@ def _deny(errno: int) -> bytes:
     return _step(_RETURN, _ERRNO | errno)
 
 
-def _argument(place: int) -> bytes:
-    """The low half of an argument, which is all there is of modes, flags and families."""
-    return _step(_LOAD, 16 + 8 * place)
+def _argument(index: int) -> bytes:
+    """Load the low 32 bits of an argument; modes, flags and address families fit in them."""
+    return _step(_LOAD, 16 + 8 * index)
 
 
 def _when(number: int, then: Iterable[bytes]) -> list[bytes]:
     steps = list(then)
-    return [_step(_EQUAL, number, no=len(steps)), *steps] if number >= 0 else []
+    return [_step(_EQUAL, number, if_false=len(steps)), *steps] if number >= 0 else []
 
 
-def _without_bits(bits: int, mode: int) -> list[bytes]:
-    return [_argument(mode), _step(_ANY_BIT, bits, no=1), _deny(_EPERM), _allow()]
+def _deny_bits(bits: int, argument: int) -> list[bytes]:
+    return [_argument(argument), _step(_ANY_BIT, bits, if_false=1), _deny(_EPERM), _allow()]

@@ -1,4 +1,4 @@
-"""A text is run without a shell only if it means the same to one: our words are bash's words, and what execve gets."""
+"""Commands run without a shell only if bash would split them into exactly the same arguments."""
 
 import os
 import random
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atlas_agents.builtin_tools.bash import argv_of, plain_words
+from atlas_agents.builtin_tools.bash import build_argv, split_plain_command
 from atlas_agents.core.errors import BadArguments
 
 SEED = 20261115
@@ -61,15 +61,15 @@ PIECES = [
 
 
 def random_texts(count: int) -> list[str]:
-    """Half of them of all kinds of pieces, half of such that a plain word may hold: those are often accepted."""
-    chance = random.Random(SEED)
+    """Return random texts, half of them only of pieces that a plain command can contain."""
+    rng = random.Random(SEED)
     plain = [
         piece for piece in PIECES if not set(piece) & set(";&|\n\r\\$`<>{}~*?[]!#()^\x00\x1b\u00a0\u200b\u202eé\ud800")
     ]
     texts: list[str] = []
     for number in range(count):
         pieces = PIECES if number % 2 else plain
-        texts.append("".join(chance.choice(pieces) for _ in range(chance.randint(1, 14))))
+        texts.append("".join(rng.choice(pieces) for _ in range(rng.randint(1, 14))))
     return texts
 
 
@@ -86,34 +86,36 @@ def random_texts(count: int) -> list[str]:
         ("./run.sh --key=value a,b:c@d%e", ["./run.sh", "--key=value", "a,b:c@d%e"]),
     ],
 )
-def test_plain_words(text: str, words: list[str]) -> None:
-    assert plain_words(text) == words
+def test_plain_command_is_split(text: str, words: list[str]) -> None:
+    assert split_plain_command(text) == words
 
 
 @pytest.mark.parametrize(
-    "text", ["", "  ", "A=1 ls", "cd /tmp", ". x", ": x", "eval ls", "if", "time ls", "exec ls", "''", "'' x"]
+    "text", ["", "  ", "A=1 ls", "cd /tmp", ". x", ": x", "eval ls", "if", "while", "time ls", "exec ls", "''", "'' x"]
 )
-def test_what_only_a_shell_can_do_is_left_to_it(text: str) -> None:
-    assert plain_words(text) is None
+def test_command_that_needs_a_shell_is_not_split(text: str) -> None:
+    assert split_plain_command(text) is None
 
 
-def test_our_words_are_those_of_bash() -> None:
-    """Ten thousand texts; those that we accept are handed to one bash, which says what it makes of each."""
-    accepted = [(text, words) for text in random_texts(10_000) if (words := plain_words(f"r {text}")) is not None]
+def test_bash_splits_accepted_commands_the_same_way() -> None:
+    """Of ten thousand texts, those that are accepted are passed to one bash, which prints its arguments."""
+    accepted = [
+        (text, words) for text in random_texts(10_000) if (words := split_plain_command(f"r {text}")) is not None
+    ]
     assert len(accepted) > 2000
     script = 'r() { printf "%d\\0" $#; printf "%s\\0" "$@"; }\n' + "\n".join(f"r {text}" for text, _ in accepted)
     done = subprocess.run(["bash", "--norc", "--noprofile"], input=script.encode(), capture_output=True, check=True)
-    heard = done.stdout.split(b"\0")
+    printed = done.stdout.split(b"\0")
     for text, (_, *words) in accepted:
-        count = int(heard.pop(0))
-        said = [heard.pop(0).decode() for _ in range(max(1, count))][:count]
-        assert said == words, text
+        count = int(printed.pop(0))
+        arguments = [printed.pop(0).decode() for _ in range(max(1, count))][:count]
+        assert arguments == words, text
     assert done.stderr == b""
 
 
 @pytest.mark.slow
-def test_what_runs_is_what_was_approved(tmp_path: Path) -> None:
-    """Ten thousand texts, plain or not: the program that is started gets exactly the bytes that the yes is bound to."""
+def test_program_receives_the_approved_bytes(tmp_path: Path) -> None:
+    """For ten thousand texts, the program receives exactly the bytes that the approval covers."""
     recorder = tmp_path / "recorder"
     recorder.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     recorder.chmod(0o755)
@@ -122,7 +124,7 @@ def test_what_runs_is_what_was_approved(tmp_path: Path) -> None:
     with out.open("w+b") as file:
         for text in random_texts(10_000):
             try:
-                argv, in_shell = argv_of({"command": text}, str(recorder))
+                argv, in_shell = build_argv({"command": text}, str(recorder))
             except BadArguments:
                 assert not text.strip() or "\0" in text or "\ud800" in text or len(text) > 10_000
                 continue
@@ -156,6 +158,6 @@ def test_what_runs_is_what_was_approved(tmp_path: Path) -> None:
         {"argv": ["ls", "\ud800"]},
     ],
 )
-def test_what_is_over_the_limits_is_refused_and_falls_to_no_weaker_rule(arguments: dict[str, object]) -> None:
+def test_command_over_the_limits_is_rejected(arguments: dict[str, object]) -> None:
     with pytest.raises(BadArguments):
-        argv_of(arguments, "/bin/bash")
+        build_argv(arguments, "/bin/bash")

@@ -1,4 +1,4 @@
-"""An interpreter to try things on, in a place with things that must not be found."""
+"""A `CodeInterpreter` next to secrets and listeners that its code must not reach."""
 
 import fcntl
 import json
@@ -13,19 +13,19 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.builtin_tools.code.tool import CodeInterpreter, Kind
+from atlas_agents.builtin_tools.code.tool import CodeInterpreter, SandboxKind
 from atlas_agents.core.errors import ToolFault
 from atlas_agents.core.messages import Conversation
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.tools.context import ToolContext
 
 SANDBOXES: tuple[str, ...] = ("bubblewrap", "landlock", "wasm")[: 3 if sys.version_info >= (3, 12) else 2]
-"""All that must work where the tests run; WebAssembly needs a newer Python than our oldest."""
-assert find_spec("sandlock"), "the tests of the sandbox need sandlock: install the dev group"
+"""All sandboxes must work where the tests run; WebAssembly needs Python 3.12."""
+assert find_spec("sandlock"), "the sandbox tests require sandlock: install the dev dependency group"
 
 
 def is_unlocked(path: Path) -> bool:
-    """Whether no process holds a lock on the file: the kernel gives it back when the last holder ends."""
+    """Return whether no process holds a lock on the file; the kernel releases it when the last holder ends."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,10 +34,10 @@ def is_unlocked(path: Path) -> bool:
     return True
 
 
-class Desk:
-    """A workspace with secrets around it, listeners that nobody may reach, and an interpreter in the midst of it."""
+class SandboxHarness:
+    """A workspace with secrets around it, listeners that must not be reached, and an interpreter."""
 
-    def __init__(self, kind: str, root: Path, **given: Any) -> None:
+    def __init__(self, kind: str, root: Path, **options: Any) -> None:
         self.canary = f"canary-{secrets.token_hex(8)}"
         self.root = root
         self.folder = root / "workspace"
@@ -45,9 +45,9 @@ class Desk:
         (self.folder / ".env").write_text(f"KEY={self.canary}")
         self.outside = root / "outside.txt"
         self.outside.write_text(self.canary)
-        sandbox: Kind = msgspec.convert(kind, Kind)
-        self.interpreter = CodeInterpreter(self.folder, sandbox=sandbox, **given)
-        self.conversation = Conversation(id="talk")
+        sandbox: SandboxKind = msgspec.convert(kind, SandboxKind)
+        self.interpreter = CodeInterpreter(self.folder, sandbox=sandbox, **options)
+        self.conversation = Conversation(id="chat")
         self.notes: dict[str, Any] = {}
         self.progress: list[str] = []
         self.reached: list[str] = []
@@ -55,9 +55,9 @@ class Desk:
         self.tcp, self.udp = self._listeners[0].getsockname()[1], self._listeners[1].getsockname()[1]
 
     @property
-    def place(self) -> Path:
-        """Where the code works."""
-        return self.folder / "code" / "talk"
+    def session_folder(self) -> Path:
+        """The working directory of the code."""
+        return self.folder / "code" / "chat"
 
     def context(self, conversation: str = "") -> ToolContext:
         return ToolContext(
@@ -72,7 +72,7 @@ class Desk:
         )
 
     async def run(self, code: str, *, session: bool = False, conversation: str = "") -> dict[str, Any]:
-        """The result as a model gets it; a fault as `fault`."""
+        """Return the result that a model receives; an error as `fault` and `kind`."""
         try:
             result = await self.interpreter.run(code, self.context(conversation), session=session)
         except ToolFault as fault:
