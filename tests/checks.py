@@ -1,4 +1,4 @@
-"""What several tests ask: is a history whole, what did a stream say, does the loop still beat."""
+"""Helpers of many tests: valid histories, events of a stream, waiting, and a monitor of the event loop."""
 
 import asyncio
 import inspect
@@ -12,45 +12,45 @@ from typing import Any
 from atlas_agents import AtlasStream, Event, Message, Provider, Request
 from atlas_agents.core.aio import SystemClock
 
-PATIENCE = 10.0
-"""Seconds after which a wait has failed; reached only by what is broken."""
+TIMEOUT = 10.0
+"""Seconds after which a wait fails."""
 _TICK = 0.01
 
 
 def is_paired(messages: Sequence[Message]) -> bool:
-    """Whether every call is answered once by the very next message, and nothing else is answered."""
-    awaited: list[str] = []
+    """Return whether the next message answers every call exactly once, and answers nothing else."""
+    expected: list[str] = []
     for message in messages:
-        given = [result.call_id for result in message.tool_results]
-        if (given and message.role != "tool") or sorted(given) != sorted(awaited):
+        answered = [result.call_id for result in message.tool_results]
+        if (answered and message.role != "tool") or sorted(answered) != sorted(expected):
             return False
         if message.tool_calls and message.role != "assistant":
             return False
-        awaited = [call.id for call in message.tool_calls]
-    return not awaited
+        expected = [call.id for call in message.tool_calls]
+    return not expected
 
 
-async def until(condition: Callable[[], Any], pause: float = 0.01, patience: float = PATIENCE) -> Any:
-    """Poll a sync or async condition until it returns something true, and return that; fail after `patience` seconds.
+async def wait_until(condition: Callable[[], Any], interval: float = 0.01, seconds: float = TIMEOUT) -> Any:
+    """Poll a sync or async condition until it is true and return its value; TimeoutError after `seconds`.
 
     Only for states that no event announces, such as those of another process.
     """
-    async with asyncio.timeout(patience):
+    async with asyncio.timeout(seconds):
         while True:
             found = condition()
             if found := await found if inspect.isawaitable(found) else found:
                 return found
-            await asyncio.sleep(pause)
+            await asyncio.sleep(interval)
 
 
-async def rounds(count: int = 50) -> None:
-    """Let the event loop run everything that is ready, and what that makes ready, `count` times."""
+async def run_ready_tasks(count: int = 50) -> None:
+    """Yield to the event loop `count` times, so that ready tasks run."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 class ShiftedClock(SystemClock):
-    """Real time plus `ahead` seconds, which a test may add to at any moment."""
+    """Real time plus `ahead` seconds, which a test can change at any time."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -66,17 +66,17 @@ def roles(messages: Sequence[Message]) -> list[str]:
     return [message.role for message in messages]
 
 
-async def events_of(stream: AtlasStream) -> list[Any]:
-    async with asyncio.timeout(PATIENCE):
+async def collect_events(stream: AtlasStream) -> list[Any]:
+    async with asyncio.timeout(TIMEOUT):
         return [event async for event in stream]
 
 
-def told(events: Sequence[Event]) -> list[tuple[Any, ...]]:
-    """What the events say, without ids and times."""
-    return [(event.type, *_words(event)) for event in events]
+def summarize_events(events: Sequence[Event]) -> list[tuple[Any, ...]]:
+    """Return the content of the events, without ids and times."""
+    return [(event.type, *_event_fields(event)) for event in events]
 
 
-def _words(event: Any) -> tuple[Any, ...]:
+def _event_fields(event: Any) -> tuple[Any, ...]:
     match event.type:
         case "message:sent" | "message:received":
             return (event.message.text,)
@@ -98,8 +98,8 @@ def _words(event: Any) -> tuple[Any, ...]:
             return ()
 
 
-class Wrapped:
-    """Another provider, with a place to wait at: after so many chunks it says `reached` and waits for `go`."""
+class PausedProvider:
+    """Wraps a provider: after `after` chunks it sets `reached` and waits for `go`."""
 
     def __init__(self, provider: Provider, after: int = 0) -> None:
         self._provider = provider
@@ -123,24 +123,24 @@ class Wrapped:
             self.closed += 1
 
 
-async def ignoring_cancellation(release: asyncio.Event, seconds: float = 5.0) -> None:
-    """Wait for `release`, whoever says stop meanwhile; but not for ever, or a failing test would never end."""
+async def ignore_cancellation(release: asyncio.Event, seconds: float = 5.0) -> None:
+    """Wait for `release` despite cancellation, but no longer than `seconds`."""
     end = time.monotonic() + seconds
     while not release.is_set() and time.monotonic() < end:
         with suppress(asyncio.CancelledError, TimeoutError):
             await asyncio.wait_for(release.wait(), 0.1)
 
 
-class Heart:
-    """Counts how often the event loop came round."""
+class LoopMonitor:
+    """Counts the rounds of the event loop."""
 
     def __init__(self) -> None:
-        self.beats = 0
+        self.rounds = 0
 
-    def goes_on(self, seconds: float = 5.0) -> bool:
-        """Block this thread until the loop has beaten three times more: never, if this thread is the loop's."""
-        wanted, end = self.beats + 3, time.monotonic() + seconds
-        while self.beats < wanted:
+    def keeps_running(self, seconds: float = 5.0) -> bool:
+        """Block this thread until the loop has run three more rounds; False on the loop's own thread."""
+        target, end = self.rounds + 3, time.monotonic() + seconds
+        while self.rounds < target:
             if time.monotonic() > end:
                 return False
             time.sleep(0.001)
@@ -148,17 +148,17 @@ class Heart:
 
 
 @asynccontextmanager
-async def beating() -> AsyncGenerator[Heart, None]:
-    heart = Heart()
+async def monitor_loop() -> AsyncGenerator[LoopMonitor, None]:
+    monitor = LoopMonitor()
 
-    async def beat() -> None:
+    async def count_rounds() -> None:
         while True:
-            heart.beats += 1
+            monitor.rounds += 1
             await asyncio.sleep(0.001)
 
-    task = asyncio.create_task(beat())
+    task = asyncio.create_task(count_rounds())
     try:
-        yield heart
+        yield monitor
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -166,32 +166,32 @@ async def beating() -> AsyncGenerator[Heart, None]:
 
 
 class LoopTime:
-    """Seconds in which the event loop was able to run; time in which the machine gave it nothing does not count."""
+    """Seconds in which the event loop could run; time in which the process got no CPU does not count."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
 
 @asynccontextmanager
-async def loop_time() -> AsyncGenerator[LoopTime, None]:
-    """Measure how long something takes, for bounds that hold on a busy machine as well."""
-    spent = LoopTime()
+async def measure_loop_time() -> AsyncGenerator[LoopTime, None]:
+    """Measure a duration with a bound that also holds on a busy machine."""
+    elapsed = LoopTime()
 
     async def tick() -> None:
         while True:
             await asyncio.sleep(_TICK)
-            spent.seconds += _TICK
+            elapsed.seconds += _TICK
 
     task = asyncio.create_task(tick())
     try:
-        yield spent
+        yield elapsed
     finally:
         task.cancel()
 
 
 @contextmanager
-def as_nobody(folder: Path) -> Generator[None]:
-    """Go on as a user whom file modes hold back; root is held back by nothing. The folder itself can be entered."""
+def as_unprivileged_user(folder: Path) -> Generator[None]:
+    """Switch from root to a user to whom file modes apply. The folder itself stays accessible."""
     if os.geteuid() != 0:
         yield
         return

@@ -1,4 +1,4 @@
-"""Fork server: runs Python programs in processes that are forked from one which has their imports loaded.
+"""Fork server: runs Python programs in processes forked from one that has loaded their imports.
 
 A new interpreter that imports the gateway takes half a second of CPU before it does anything, and the tests start
 hundreds of them. `start` and `run` take a script instead, and behave like `asyncio.create_subprocess_exec` and
@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 TESTS = Path(__file__).parent
-_LARGEST = 1 << 18
+_MAX_REQUEST = 1 << 18
 """Bytes of one request: a command, an environment and a folder."""
 
 
-# The side of the tests
+# Client
 
 
 async def start(
@@ -43,12 +43,12 @@ async def start(
     stderr: BinaryIO | TextIO | None = None,
 ) -> "ForkedProcess":
     """Run a script: its path, then its arguments. Its output can be read from `stdout`."""
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     try:
-        pid, status = _server().fork(command, env, cwd, (writing, _descriptor(stderr)))
+        pid, status = _server().fork(command, env, cwd, (write_end, _descriptor(stderr)))
     finally:
-        os.close(writing)
-    return ForkedProcess(pid, await _Pipe.opened(reading), await _Pipe.opened(status))
+        os.close(write_end)
+    return ForkedProcess(pid, await _Pipe.opened(read_end), await _Pipe.opened(status))
 
 
 def run(
@@ -57,11 +57,11 @@ def run(
     """Run a script to its end: its path, or `-m` and a module, then its arguments."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         pid, status = _server().fork(command, env, cwd, (out.fileno(), err.fileno()))
-        with open(status, "rb") as ended:
-            if not select.select([ended], [], [], timeout)[0]:
+        with open(status, "rb") as status_pipe:
+            if not select.select([status_pipe], [], [], timeout)[0]:
                 os.kill(pid, signal.SIGKILL)
                 raise subprocess.TimeoutExpired(command, timeout)
-            code = int(ended.read())
+            code = int(status_pipe.read())
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(command, code, out.read().decode(), err.read().decode())
@@ -89,14 +89,14 @@ class ForkedProcess:
 
     async def _end(self, output: "_Pipe", status: "_Pipe") -> int:
         self.returncode = int(await status.reader.read())
-        with contextlib.suppress(TimeoutError):  # what it has started may still hold its output
+        with contextlib.suppress(TimeoutError):  # its child processes may still hold its output
             await asyncio.wait_for(output.closed.wait(), 1)
         output.transport.close()
         return self.returncode
 
 
 class _Pipe(asyncio.StreamReaderProtocol):
-    """The end of a pipe from which this process reads."""
+    """The read end of a pipe."""
 
     transport: asyncio.BaseTransport
 
@@ -120,29 +120,29 @@ class _Pipe(asyncio.StreamReaderProtocol):
 
 
 class _Server:
-    """The connection to the server that this process has started."""
+    """Connection to the server, which this process starts."""
 
     def __init__(self) -> None:
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, __file__, str(there.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
-        there.close()
-        self._connection = here
-        self._one_at_a_time = threading.Lock()
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, __file__, str(child_end.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[child_end.fileno()], stdin=subprocess.DEVNULL)
+        child_end.close()
+        self._connection = parent_end
+        self._lock = threading.Lock()
         atexit.register(self.close)
 
     def fork(
         self, command: Sequence[str], env: Mapping[str, str] | None, cwd: Path | None, output: tuple[int, int]
     ) -> tuple[int, int]:
-        """(process id, a pipe from which its exit code can be read once it has ended)."""
-        reading, writing = os.pipe()
+        """Return the process id and a pipe that delivers the exit code."""
+        read_end, write_end = os.pipe()
         request = {"command": command, "env": dict(os.environ if env is None else env), "cwd": str(cwd or Path.cwd())}
-        with self._one_at_a_time, open(writing, "wb"):
-            socket.send_fds(self._connection, [json.dumps(request).encode()], [*output, writing])
-            return int(self._connection.recv(64)), reading
+        with self._lock, open(write_end, "wb"):
+            socket.send_fds(self._connection, [json.dumps(request).encode()], [*output, write_end])
+            return int(self._connection.recv(64)), read_end
 
     def close(self) -> None:
-        """End the server, and with it all that still runs."""
+        """Stop the server and the programs that still run."""
         self._connection.close()
         self._process.wait()
 
@@ -156,7 +156,7 @@ def _descriptor(file: BinaryIO | TextIO | None) -> int:
     return 2 if file is None else file.fileno()
 
 
-# The side of the server
+# Server
 
 
 class _Program(Exception):
@@ -167,34 +167,34 @@ class _Program(Exception):
 
 
 def _serve(connection: socket.socket) -> None:
-    """Fork a child for each request, and write its exit code into its pipe when it has ended; until nobody asks."""
+    """Fork a child per request and write its exit code to its pipe, until the client disconnects."""
     children: dict[int, int] = {}
-    waking, wake = os.pipe()
-    os.set_blocking(waking, False)
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
+    wake_reader, wake_writer = os.pipe()
+    os.set_blocking(wake_reader, False)
+    os.set_blocking(wake_writer, False)
+    signal.set_wakeup_fd(wake_writer)
     signal.signal(signal.SIGCHLD, _ignore)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
-        ready = select.select([connection, waking], [], [])[0]
-        if waking in ready:
-            os.read(waking, 1024)
+        ready = select.select([connection, wake_reader], [], [])[0]
+        if wake_reader in ready:
+            os.read(wake_reader, 1024)
             _reap(children)
         if connection not in ready:
             continue
-        message, descriptors, _, _ = socket.recv_fds(connection, _LARGEST, 3)
+        message, descriptors, _, _ = socket.recv_fds(connection, _MAX_REQUEST, 3)
         if not message:
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
             return
         request = json.loads(message)
-        _load(_script(request), _folders(request))
+        _load(_script_path(request), _module_folders(request))
         pid = os.fork()
         if pid == 0:
-            for descriptor in (waking, wake, *children.values()):
+            for descriptor in (wake_reader, wake_writer, *children.values()):
                 os.close(descriptor)
             connection.close()
-            _become(descriptors)
+            _set_up_child(descriptors)
             raise _Program(request)
         os.close(descriptors[0])
         os.close(descriptors[1])
@@ -211,19 +211,19 @@ def _reap(children: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        ended = children.pop(pid)
-        with contextlib.suppress(BrokenPipeError):  # who asked no longer listens
-            os.write(ended, str(os.waitstatus_to_exitcode(status)).encode())
-        os.close(ended)
+        status_pipe = children.pop(pid)
+        with contextlib.suppress(BrokenPipeError):  # the client no longer reads it
+            os.write(status_pipe, str(os.waitstatus_to_exitcode(status)).encode())
+        os.close(status_pipe)
 
 
 _loaded: set[Path] = set()
 
 
 def _load(script: Path, folders: Sequence[Path]) -> None:
-    """Import what a script imports, directly or through modules of the tests.
+    """Import what a script imports, directly or through test modules.
 
-    Those modules themselves are not imported: they may hold state, which every program must have for itself.
+    The test modules themselves are not imported: they may hold state, which must not be shared between programs.
     """
     if script in _loaded:
         return
@@ -231,41 +231,41 @@ def _load(script: Path, folders: Sequence[Path]) -> None:
     for node in ast.parse(script.read_bytes()).body:
         match node:
             case ast.Import(names):
-                wanted = [(alias.name, "") for alias in names]
+                imports = [(alias.name, "") for alias in names]
             case ast.ImportFrom(module=str(module), names=names, level=0):
-                wanted = [(module, alias.name) for alias in names]
+                imports = [(module, alias.name) for alias in names]
             case _:
                 continue
-        for module, name in wanted:
-            if own := _own(module, folders) or _own(f"{module}.{name}", folders):
-                _load(own, folders)
+        for module, name in imports:
+            if test_module := _find_test_module(module, folders) or _find_test_module(f"{module}.{name}", folders):
+                _load(test_module, folders)
             else:
                 with contextlib.suppress(ImportError):
-                    getattr(importlib.import_module(module), name, None)  # it may be loaded when it is asked for
+                    getattr(importlib.import_module(module), name, None)  # it may be imported lazily
     gc.collect()
     gc.freeze()
 
 
-def _own(module: str, folders: Sequence[Path]) -> Path | None:
-    """The file of a module of the tests."""
+def _find_test_module(module: str, folders: Sequence[Path]) -> Path | None:
+    """Return the file of a test module; None for other modules."""
     files = (folder / f"{module.replace('.', '/')}.py" for folder in folders)
     return next((file for file in files if file.is_file()), None)
 
 
-def _folders(request: dict[str, Any]) -> list[Path]:
-    """Where a program finds its own modules."""
+def _module_folders(request: dict[str, Any]) -> list[Path]:
+    """Return the folders in which a program finds its own modules."""
     first = Path(request["cwd"]) if request["command"][0] == "-m" else Path(request["command"][0]).parent
     named = [Path(path) for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     return [first, *(path for path in named if path.is_relative_to(TESTS))]
 
 
-def _script(request: dict[str, Any]) -> Path:
+def _script_path(request: dict[str, Any]) -> Path:
     command: list[str] = request["command"]
     return Path(request["cwd"], command[1], "__main__.py") if command[0] == "-m" else Path(command[0])
 
 
-def _become(descriptors: list[int]) -> None:
-    """In a child: take over the output, and have signals mean what they mean in a new process."""
+def _set_up_child(descriptors: list[int]) -> None:
+    """Redirect the output and reset the signal handlers in a child process."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -281,7 +281,7 @@ def _run_program(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    sys.path[:0] = [str(folder) for folder in _folders(request)]
+    sys.path[:0] = [str(folder) for folder in _module_folders(request)]
     if command[0] == "-m":
         sys.argv = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
@@ -291,7 +291,7 @@ def _run_program(request: dict[str, Any]) -> None:
 
 
 def _main(descriptor: int) -> None:
-    sys.path.pop(0)  # the tests' own folder: a program says for itself where its modules are
+    sys.path.pop(0)  # the tests' own folder, which programs do not import from
     try:
         _serve(socket.socket(fileno=descriptor))
     except _Program as program:

@@ -1,4 +1,4 @@
-"""A small server on loopback that speaks both vendors' wires and answers by rule, for commands and examples under test.
+"""Model server on loopback: implements the OpenAI and Anthropic APIs and answers by rule.
 
 It runs in threads, so that a test can wait for a subprocess meanwhile.
 """
@@ -12,52 +12,52 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
-from sse_words import AnthropicWords, OpenAIWords
+from sse_events import AnthropicEvents, OpenAIEvents
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request, the same for both wires."""
+class ModelRequest:
+    """One request, in the same form for both APIs."""
 
     path: str
     headers: dict[str, str]
     model: str
     text: str
-    """The last words of the user."""
+    """The last user message."""
     results: list[str]
-    """What the tools answered, if that came last."""
+    """The tool results, if they come last."""
     tools: dict[str, dict[str, Any]]
     """The schema of each tool by its name."""
     output: dict[str, Any] | None
-    """The schema that the answer must fit."""
+    """The requested JSON schema of the answer."""
     body: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model answers: words or calls; or, with a status, an HTTP error."""
+    """A reply of the model: text or tool calls; or an HTTP error, with a status."""
 
-    words: str = ""
+    text: str = ""
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
     status: int = 200
-    pause: float = 0
+    delay: float = 0
     """Seconds between two words."""
-    breaks: bool = False
-    """The line breaks after the words."""
-    holds: bool = False
-    """After the words nothing more comes, until the client leaves."""
+    disconnects: bool = False
+    """The connection is closed after the text, before the end of the message."""
+    hangs: bool = False
+    """Nothing is sent after the text until the client disconnects."""
 
 
-_HOLD = 60.0
-Mind = Callable[[Asked], Reply]
+_HANG_TIMEOUT = 60.0
+Responder = Callable[[ModelRequest], Reply]
 
 
 @dataclass
 class ModelServer:
     """`url` is the OpenAI-compatible address, `root` the Anthropic one."""
 
-    mind: Mind
-    asked: list[Asked] = field(default_factory=list[Asked])
+    respond: Responder
+    requests: list[ModelRequest] = field(default_factory=list[ModelRequest])
     port: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -71,7 +71,7 @@ class ModelServer:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The environment of a process that is to talk to this server, whichever vendor it names."""
+        """The environment of a process that uses this server for both vendors."""
         return {
             "OPENAI_BASE_URL": self.url,
             "OPENAI_API_KEY": "key-for-tests",
@@ -81,14 +81,14 @@ class ModelServer:
 
 
 @contextmanager
-def serving(mind: Mind) -> Generator[ModelServer]:
-    """A server that answers while the `with` lasts."""
-    model = ModelServer(mind)
+def run_model_server(respond: Responder) -> Generator[ModelServer]:
+    """Run a model server for the duration of the block."""
+    model = ModelServer(respond)
 
-    class Answerer(_Answerer):
+    class Handler(_Handler):
         server_model = model
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answerer) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         model.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
@@ -101,27 +101,27 @@ def serving(mind: Mind) -> Generator[ModelServer]:
             thread.join(5)
 
 
-class _Answerer(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_model: ModelServer
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Tests are quiet."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         if self.path.endswith("/models"):
-            self._whole(200, {"object": "list", "data": [{"id": "rules-1"}, {"id": "rules-2"}]})
+            self._send_json(200, {"object": "list", "data": [{"id": "rules-1"}, {"id": "rules-2"}]})
         else:
-            self._whole(404, {"error": {"message": f"nothing at {self.path}"}})
+            self._send_json(404, {"error": {"message": f"nothing at {self.path}"}})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         model = self.server_model
-        asked = _read(self.path, dict(self.headers.items()), body)
-        model.asked.append(asked)
-        reply = model.mind(asked)
+        request = _parse_request(self.path, dict(self.headers.items()), body)
+        model.requests.append(request)
+        reply = model.respond(request)
         if reply.status != 200:
-            self._whole(reply.status, {"error": {"message": reply.words, "type": "invalid_request_error"}})
+            self._send_json(reply.status, {"error": {"message": reply.text, "type": "invalid_request_error"}})
             return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
@@ -129,16 +129,16 @@ class _Answerer(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         try:
-            for event in _events(asked, reply):
+            for event in _encode_reply(request, reply):
                 self.wfile.write(event)
-                if reply.pause and model.stop.wait(reply.pause):
+                if reply.delay and model.stop.wait(reply.delay):
                     return
-            if reply.holds:
-                model.stop.wait(_HOLD)
+            if reply.hangs:
+                model.stop.wait(_HANG_TIMEOUT)
         except OSError:
-            pass  # the client has left
+            pass  # the client has disconnected
 
-    def _whole(self, status: int, value: object) -> None:
+    def _send_json(self, status: int, value: object) -> None:
         data = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
@@ -147,28 +147,28 @@ class _Answerer(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _events(asked: Asked, reply: Reply) -> list[bytes]:
-    words = AnthropicWords() if asked.path.endswith("/messages") else OpenAIWords()
+def _encode_reply(request: ModelRequest, reply: Reply) -> list[bytes]:
+    wire = AnthropicEvents() if request.path.endswith("/messages") else OpenAIEvents()
     if reply.calls:
-        number = len(asked.body["messages"])
+        number = len(request.body["messages"])
         calls = [(f"call_{number}_{n}", name, json.dumps(values)) for n, (name, values) in enumerate(reply.calls)]
-        return words.calls(*calls, says=reply.words)
-    events = words.says(*re.findall(r"\s*\S+|\s+$", reply.words))
-    return events[:-3] if reply.breaks or reply.holds else events
+        return wire.calls(*calls, says=reply.text)
+    events = wire.says(*re.findall(r"\s*\S+|\s+$", reply.text))
+    return events[:-3] if reply.disconnects or reply.hangs else events
 
 
-def _read(path: str, headers: dict[str, str], body: dict[str, Any]) -> Asked:
+def _parse_request(path: str, headers: dict[str, str], body: dict[str, Any]) -> ModelRequest:
     messages = cast(list[dict[str, Any]], body["messages"])
     users = [text for message in messages if message["role"] == "user" and (text := _text(message))]
     tools = [cast(dict[str, Any], tool.get("function", tool)) for tool in body.get("tools", [])]
-    return Asked(
+    return ModelRequest(
         path=path,
         headers={name.lower(): value for name, value in headers.items()},
         model=body["model"],
         text=users[-1] if users else "",
-        results=_results(messages),
+        results=_tool_results(messages),
         tools={tool["name"]: tool.get("parameters") or tool.get("input_schema") or {} for tool in tools},
-        output=_wanted(body),
+        output=_output_schema(body),
         body=body,
     )
 
@@ -180,25 +180,25 @@ def _text(message: dict[str, Any]) -> str:
     return "".join(part["text"] for part in content if part["type"] == "text")
 
 
-def _results(messages: list[dict[str, Any]]) -> list[str]:
-    found: list[str] = []
+def _tool_results(messages: list[dict[str, Any]]) -> list[str]:
+    results: list[str] = []
     for message in reversed(messages):
         if message["role"] == "tool":
-            found.insert(0, message["content"])
+            results.insert(0, message["content"])
         elif message["role"] == "user" and isinstance(message["content"], list):
             parts = cast(list[dict[str, Any]], message["content"])
-            found = [str(_plain(part["content"])) for part in parts if part["type"] == "tool_result"] + found
+            results = [str(_content_text(part["content"])) for part in parts if part["type"] == "tool_result"] + results
             break
         else:
             break
-    return found
+    return results
 
 
-def _plain(content: Any) -> str:
+def _content_text(content: Any) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-def _wanted(body: dict[str, Any]) -> dict[str, Any] | None:
+def _output_schema(body: dict[str, Any]) -> dict[str, Any] | None:
     if "response_format" in body:
         return body["response_format"]["json_schema"]["schema"]
     formatted = body.get("output_config", {}).get("format") or body.get("output_format")

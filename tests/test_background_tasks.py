@@ -8,7 +8,7 @@ import pytest
 
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import StoreError
-from checks import PATIENCE
+from checks import TIMEOUT
 
 
 async def test_background_task_runs_to_its_end_without_another_reference() -> None:
@@ -22,7 +22,7 @@ async def test_background_task_runs_to_its_end_without_another_reference() -> No
 
     tasks.spawn(work())
     assert len(tasks) == 1
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await tasks.wait()
     assert done.is_set() and not len(tasks)
 
@@ -75,7 +75,7 @@ async def test_close_cancels_all_tasks_and_those_they_start_while_ending(caplog:
 
     tasks.spawn(forever("first"))
     await asyncio.sleep(0)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await tasks.close()
     assert ended == ["first", "second"] and not len(tasks) and not caplog.records
 
@@ -83,7 +83,7 @@ async def test_close_cancels_all_tasks_and_those_they_start_while_ending(caplog:
 async def test_task_cancelled_before_it_starts_leaves_no_unawaited_coroutine() -> None:
     tasks = BackgroundTasks("test")
     tasks.spawn(asyncio.Event().wait())
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await tasks.close()
     gc.collect()
 
@@ -98,14 +98,14 @@ async def test_wait_ends_at_its_limit_and_cancels_nothing() -> None:
     await tasks.wait(0.01)
     assert not task.done() and [*tasks] == [task]
     go.set()
-    await tasks.wait(PATIENCE)
+    await tasks.wait(TIMEOUT)
     assert task.done() and not task.cancelled()
 
 
 async def test_task_can_close_its_own_owner() -> None:
     tasks = BackgroundTasks("test")
     other = tasks.spawn(asyncio.Event().wait())
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await tasks.spawn(tasks.close())
     assert other.cancelled()
 

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion
 
 from atlas_agents import ProviderError, Request, RetryPolicy, Usage, tool
 from atlas_agents.testing import VirtualClock, in_memory_atlas
-from checks import PATIENCE, beating, events_of
+from checks import TIMEOUT, collect_events, monitor_loop
 
 ONE_SHOT = {"retry": RetryPolicy(retries=0)}
 
@@ -161,15 +161,15 @@ async def test_the_answer_is_streamed_in_one_piece() -> None:
         return completion("Hello there.")
 
     async with in_memory_atlas(model) as atlas:
-        events = await events_of(atlas.send("Hi"))
+        events = await collect_events(atlas.send("Hi"))
     assert [event.text for event in events if event.type == "stream:chunk"] == ["Hello there."]
 
 
 async def test_a_sync_callable_never_blocks_the_loop() -> None:
-    async with beating() as heart:
+    async with monitor_loop() as monitor:
 
         def model(request: Request) -> Any:
-            return completion(f"alive: {heart.goes_on()}")
+            return completion(f"alive: {monitor.keeps_running()}")
 
         async with in_memory_atlas(model) as atlas:
             assert (await atlas.ask("Hi")).text == "alive: True"
@@ -177,13 +177,13 @@ async def test_a_sync_callable_never_blocks_the_loop() -> None:
 
 async def test_many_sync_callables_wait_at_the_same_time() -> None:
     """More than any default pool has threads: none waits for another to finish."""
-    together = threading.Barrier(50, timeout=PATIENCE)
+    together = threading.Barrier(50, timeout=TIMEOUT)
 
     def model(request: Request) -> Any:
         together.wait()
         return completion("met")
 
-    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
         replies = await asyncio.gather(*(atlas.ask("Hi", session=str(n)) for n in range(50)))
     assert {reply.text for reply in replies} == {"met"}
 
@@ -246,7 +246,7 @@ async def test_what_may_pass_is_tried_again_after_as_long_as_it_says() -> None:
             raise SdkError(429, headers={"retry-after": "7"})
         return completion("ok")
 
-    async with in_memory_atlas(model, clock=clock) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, clock=clock) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("Hi")
         await clock.advance(7)
         assert (await stream.reply()).text == "ok"

@@ -24,7 +24,18 @@ from atlas_agents import (
     tool,
 )
 from atlas_agents.testing import Scripted, VirtualClock, calls, fails, in_memory_atlas, says
-from checks import PATIENCE, Wrapped, events_of, ignoring_cancellation, is_paired, loop_time, roles, rounds, told, until
+from checks import (
+    TIMEOUT,
+    PausedProvider,
+    collect_events,
+    ignore_cancellation,
+    is_paired,
+    measure_loop_time,
+    roles,
+    run_ready_tasks,
+    summarize_events,
+    wait_until,
+)
 
 SOON = 0.5
 CUT = ("unknown", "unknown", "The turn was cancelled while this call ran; it may have happened. It was not retried.")
@@ -34,12 +45,12 @@ NEVER = ("error", "declined", "The turn was cancelled before this call ran; noth
 async def cancelled(stream: AtlasStream, atlas: Atlas) -> list[Any]:
     """Cancel, and see that it ends as it must; the events."""
     stream.cancel()
-    async with loop_time() as spent, asyncio.timeout(PATIENCE):
+    async with measure_loop_time() as spent, asyncio.timeout(TIMEOUT):
         async for event in stream:
             if event.type == "stream:end":
                 assert spent.seconds < SOON
                 assert event.cancelled
-    events = await events_of(stream)
+    events = await collect_events(stream)
     assert events[-1].type == "stream:end"
     with pytest.raises(Cancelled):
         await stream.reply()
@@ -49,7 +60,7 @@ async def cancelled(stream: AtlasStream, atlas: Atlas) -> list[Any]:
 
 async def goes_on(atlas: Atlas) -> None:
     """The next turn in the same conversation works."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         assert (await atlas.ask("Still there?")).text == "Yes."
 
 
@@ -58,7 +69,7 @@ async def hung(reach: Callable[[], Awaitable[object]], *args: Any, **named: Any)
     """An Atlas whose turn has reached the point at which it is cancelled."""
     async with in_memory_atlas(*args, **named) as atlas:
         stream = atlas.send("go")
-        await asyncio.wait_for(reach(), PATIENCE)
+        await asyncio.wait_for(reach(), TIMEOUT)
         yield atlas, stream
 
 
@@ -92,7 +103,7 @@ async def test_before_it_has_begun() -> None:
 
 
 async def test_in_the_middle_of_the_text() -> None:
-    model = Wrapped(Scripted(says("One two three"), says("Yes.")), after=2)
+    model = PausedProvider(Scripted(says("One two three"), says("Yes.")), after=2)
     async with hung(model.reached.wait, model) as (atlas, stream):
         await cancelled(stream, atlas)
         assert stream.text == "One two "
@@ -103,7 +114,7 @@ async def test_in_the_middle_of_the_text() -> None:
 
 
 async def test_while_the_model_is_silent() -> None:
-    model = Wrapped(Scripted(says("One"), says("Yes.")))
+    model = PausedProvider(Scripted(says("One"), says("Yes.")))
     async with hung(model.reached.wait, model) as (atlas, stream):
         await cancelled(stream, atlas)
         assert model.closed == 1
@@ -215,7 +226,7 @@ async def test_while_a_person_is_asked() -> None:
 
 
 async def test_while_it_waits_for_the_session() -> None:
-    model = Wrapped(Scripted(says("First."), says("Yes.")))
+    model = PausedProvider(Scripted(says("First."), says("Yes.")))
     async with hung(model.reached.wait, model) as (atlas, first):
         second = atlas.send("me too")
         events = await cancelled(second, atlas)
@@ -297,7 +308,7 @@ async def test_a_tool_that_ignores_its_cancellation_is_left_behind() -> None:
 
     async def stubborn() -> str:
         started.set()
-        await ignoring_cancellation(release)
+        await ignore_cancellation(release)
         return "too late"
 
     async with hung(started.wait, Scripted(calls("stubborn"), says("Yes.")), [stubborn]) as (atlas, stream):
@@ -315,7 +326,7 @@ async def test_eight_tools_that_ignore_it_take_no_longer_than_one() -> None:
     async def stubborn(n: int) -> None:
         if n == 8:
             started.set()
-        await ignoring_cancellation(release)
+        await ignore_cancellation(release)
 
     script = calls("stubborn", n=1)
     for n in range(2, 9):
@@ -335,7 +346,7 @@ async def test_a_tool_may_tidy_up_before_it_ends() -> None:
         try:
             await point.wait()
         finally:
-            await rounds()
+            await run_ready_tasks()
             tidied.append("yes")
 
     async with hung(point.reached.wait, Scripted(calls("careful"), says("Yes.")), [careful]) as (atlas, stream):
@@ -351,7 +362,7 @@ async def test_a_sync_tool_in_this_process_is_not_waited_for() -> None:
     @tool(in_process=True)
     def block() -> None:
         loop.call_soon_threadsafe(started.set)
-        release.wait(PATIENCE)
+        release.wait(TIMEOUT)
 
     async with hung(started.wait, Scripted(calls("block"), says("Yes.")), [block]) as (atlas, stream):
         await cancelled(stream, atlas)
@@ -371,7 +382,7 @@ async def test_a_sync_tool_in_a_process_of_its_own_is_ended(tmp_path: Any) -> No
         finished.touch()
 
     async def reached() -> None:
-        await until(lambda: started.exists() and started.read_text())
+        await wait_until(lambda: started.exists() and started.read_text())
 
     async with hung(reached, Scripted(calls("block"), says("Yes.")), [block]) as (atlas, stream):
         await cancelled(stream, atlas)
@@ -390,7 +401,7 @@ async def test_a_hung_tool_delays_no_other_session() -> None:
 
     model = Scripted(calls("hang"), says("Yes."))
     async with hung(point.reached.wait, model, [hang]) as (atlas, stream):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             assert (await atlas.ask("hello", session="other")).text == "Yes."
         await cancelled(stream, atlas)
 
@@ -403,12 +414,12 @@ async def test_cancelling_twice_is_cancelling_once() -> None:
 
     async def stubborn(n: int) -> None:
         started.set()
-        await ignoring_cancellation(release)
+        await ignore_cancellation(release)
 
     model = Scripted(calls("stubborn", n=1) + calls("stubborn", n=2), says("Yes."))
     async with hung(started.wait, model, [stubborn]) as (atlas, stream):
         stream.cancel()
-        await rounds()  # it is being stopped
+        await run_ready_tasks()  # it is being stopped
         stream.cancel()
         await cancelled(stream, atlas)
         assert results(atlas) == [CUT, CUT]
@@ -419,17 +430,17 @@ async def test_cancelling_twice_is_cancelling_once() -> None:
 async def test_cancelling_a_turn_that_has_ended_does_nothing() -> None:
     async with in_memory_atlas(Scripted(says("Yes."))) as atlas:
         stream = atlas.send("go")
-        before = await events_of(stream)
+        before = await collect_events(stream)
         stream.cancel()
         assert (await stream.reply()).text == "Yes."
-        assert await events_of(stream) == before
+        assert await collect_events(stream) == before
 
 
 async def test_cancelling_after_the_end_keeps_the_answer() -> None:
     async def slow(event: Any) -> None:
         await asyncio.Event().wait()
 
-    async with in_memory_atlas(Scripted(says("Yes."))) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(Scripted(says("Yes."))) as atlas, asyncio.timeout(TIMEOUT):
         atlas.on("message:received", slow)
         stream = atlas.send("go")
         async for event in stream:
@@ -440,7 +451,7 @@ async def test_cancelling_after_the_end_keeps_the_answer() -> None:
 
 
 async def test_cancelling_one_turn_leaves_others_alone() -> None:
-    model = Wrapped(Scripted(says("One"), says("Two")))
+    model = PausedProvider(Scripted(says("One"), says("Two")))
     async with hung(model.reached.wait, model) as (atlas, stream):
         other = atlas.send("hello", session="other")
         await cancelled(stream, atlas)
@@ -449,18 +460,18 @@ async def test_cancelling_one_turn_leaves_others_alone() -> None:
 
 
 async def test_cancelled_wait_for_the_reply_does_not_cancel_the_turn() -> None:
-    model = Wrapped(Scripted(says("Yes.")))
+    model = PausedProvider(Scripted(says("Yes.")))
     async with hung(model.reached.wait, model) as (_, stream):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stream.reply(), 0.01)
         model.go.set()
-        assert (await asyncio.wait_for(stream.reply(), PATIENCE)).text == "Yes."
+        assert (await asyncio.wait_for(stream.reply(), TIMEOUT)).text == "Yes."
 
 
 async def test_a_listener_can_cancel_the_stream() -> None:
-    model = Wrapped(Scripted(says("One two three"), says("Yes.")), after=2)
+    model = PausedProvider(Scripted(says("One two three"), says("Yes.")), after=2)
     received: list[str] = []
-    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
 
         async def stop(event: Any) -> None:
             received.append(event.text)
@@ -491,16 +502,16 @@ async def test_wherever_it_strikes_history_stays_whole(seed: int) -> None:
     )
     async with (
         in_memory_atlas(model, [work], agent={"parallel_tools": bool(seed % 2)}) as atlas,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIMEOUT),
     ):
         stream = atlas.send("go")
         for _ in range(seed):
             await asyncio.sleep(0)
         stream.cancel()
-        events = await events_of(stream)
+        events = await collect_events(stream)
         messages: list[Message] = atlas.conversation().messages
         assert is_paired(messages)
-        assert ("stream:end", "cancelled") in told(events) or ("stream:end",) in told(events)
+        assert ("stream:end", "cancelled") in summarize_events(events) or ("stream:end",) in summarize_events(events)
         called = [event.call_id for event in events if event.type == "tool:called"]
         assert sorted(called) == sorted(event.call_id for event in events if event.type == "tool:result")
         await atlas.ask("Still there?")

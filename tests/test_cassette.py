@@ -7,7 +7,7 @@ import pytest
 
 from atlas_agents import Cassette, ConfigError, ProviderError, RetryPolicy, Thinking, tool
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says, thinks
-from checks import events_of, told
+from checks import collect_events, summarize_events
 
 
 @tool
@@ -23,9 +23,9 @@ def script() -> Scripted:
 async def turn(model: Any, question: str = "Lima?", **options: Any) -> tuple[list[Any], list[Any]]:
     async with in_memory_atlas(model, [weather], **options) as atlas:
         stream = atlas.send(question)
-        events = await events_of(stream)
+        events = await collect_events(stream)
         await stream.reply()
-        return told(events), atlas.conversation().messages
+        return summarize_events(events), atlas.conversation().messages
 
 
 async def test_a_recording_is_played_back_without_the_provider(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from atlas_agents import Agent, Atlas, Conversation, Message, Request, assistant, user
 from atlas_agents.testing import Scripted, in_memory_atlas, says
-from checks import PATIENCE, Wrapped
+from checks import TIMEOUT, PausedProvider
 
 
 def talk() -> Conversation:
@@ -63,8 +63,8 @@ async def test_a_session_is_kept_by_its_name() -> None:
 
 
 async def test_two_messages_to_one_session_are_answered_one_after_the_other() -> None:
-    model = Wrapped(Scripted(says("first answer"), says("second answer")))
-    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
+    model = PausedProvider(Scripted(says("first answer"), says("second answer")))
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
         first, second = atlas.send("first"), atlas.send("second")
         await model.reached.wait()
         assert texts(atlas.conversation()) == ["first"]
@@ -79,16 +79,16 @@ async def test_many_messages_to_one_session_keep_their_order() -> None:
         await asyncio.sleep(0)
         return {"choices": [{"message": {"content": request.messages[-1].text.upper()}, "finish_reason": "stop"}]}
 
-    async with in_memory_atlas(echo) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(echo) as atlas, asyncio.timeout(TIMEOUT):
         streams = [atlas.send(f"m{number}") for number in range(20)]
         assert [(await stream.reply()).text for stream in streams] == [f"M{number}" for number in range(20)]
         assert texts(atlas.conversation()) == [text for n in range(20) for text in (f"m{n}", f"M{n}")]
 
 
 async def test_turns_of_a_conversation_of_ones_own_wait_for_each_other_too() -> None:
-    model = Wrapped(Scripted(says("a"), says("b")))
+    model = PausedProvider(Scripted(says("a"), says("b")))
     mine = Conversation()
-    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
         first, second = atlas.send("A", session=mine), atlas.send("B", session=mine)
         await model.reached.wait()
         assert texts(mine) == ["A"]
@@ -99,9 +99,9 @@ async def test_turns_of_a_conversation_of_ones_own_wait_for_each_other_too() -> 
 
 
 async def test_two_atlases_take_turns_in_one_conversation() -> None:
-    model = Wrapped(Scripted(says("a"), says("b")))
+    model = PausedProvider(Scripted(says("a"), says("b")))
     mine = Conversation()
-    async with in_memory_atlas(model) as one, in_memory_atlas(model) as other, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model) as one, in_memory_atlas(model) as other, asyncio.timeout(TIMEOUT):
         first, second = one.send("A", session=mine), other.send("B", session=mine)
         await model.reached.wait()
         model.go.set()
@@ -117,15 +117,15 @@ async def test_different_sessions_are_answered_at_the_same_time() -> None:
         await both.wait()  # passes only when the other turn is here as well
         return {"choices": [{"message": {"content": "met"}, "finish_reason": "stop"}]}
 
-    async with in_memory_atlas(meet) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(meet) as atlas, asyncio.timeout(TIMEOUT):
         one, two = atlas.send("hi", session="one"), atlas.send("hi", session="two")
         assert [(await one.reply()).text, (await two.reply()).text] == ["met", "met"]
 
 
 async def test_two_calls_of_one_agent_wait_for_each_other() -> None:
-    model = Wrapped(Scripted(says("a"), says("b")))
+    model = PausedProvider(Scripted(says("a"), says("b")))
     agent = Agent("a", model=model)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         first, second = asyncio.create_task(agent.call("A")), asyncio.create_task(agent.call("B"))
         await model.reached.wait()
         model.go.set()
@@ -141,7 +141,7 @@ def test_an_atlas_serves_one_event_loop_after_another() -> None:
     atlas = Atlas([Agent("a", model=echo)])
 
     async def both() -> list[Message]:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return list(await asyncio.gather(atlas.ask("1"), atlas.ask("2")))
 
     for _ in range(3):

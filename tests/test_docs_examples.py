@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from local_weights import home_with_weights
-from model_server import Asked, ModelServer, Reply, serving
+from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 DOCS = Path(__file__).parent.parent / "docs"
 EXAMPLES = sorted((DOCS / "examples").glob("*.py"))
@@ -24,14 +24,14 @@ POLICIES = [DOCS.parent / "examples" / "team" / "policy.toml", *sorted((DOCS / "
 TIMEOUT = 50
 ANSWERS = {
     "Hello!": Reply("Hello! What can I do for you?"),
-    "Tell me a long story.": Reply("Once upon a time there was a boat", holds=True),
+    "Tell me a long story.": Reply("Once upon a time there was a boat", hangs=True),
     "Write a headline about rain.": Reply("Rain Falls, Town Gets Wet"),
     "What is wrong with it?": Reply("It says the same thing twice."),
     "Tell me about Lima.": Reply('{"name": "Lima", "country": "Peru", "people": 10400000}'),
 }
 
 
-def answer(asked: Asked) -> Reply:
+def answer(asked: ModelRequest) -> Reply:
     """Act as the model of the examples: give known answers, call a tool for a city, remember a name."""
     if asked.results:
         return Reply(" ".join(asked.results))
@@ -46,7 +46,7 @@ def answer(asked: Asked) -> Reply:
 
 @pytest.fixture(scope="module")
 def server() -> Generator[ModelServer]:
-    with serving(answer) as model:
+    with run_model_server(answer) as model:
         yield model
 
 
@@ -80,7 +80,7 @@ def test_example_runs_and_prints_what_its_page_shows(
 
 def store_outputs(examples: list[Path]) -> None:
     """Run examples and write what they print beside them; one that fails keeps its output."""
-    with serving(answer) as server:
+    with run_model_server(answer) as server:
         for example in examples:
             os.environ.pop("ATLAS_HOME", None)
             if example.stem.startswith("local_"):

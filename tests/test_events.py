@@ -10,7 +10,15 @@ import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Event, ProviderError, RetryPolicy, ToolFailed, Usage, tool
 from atlas_agents.testing import Scripted, VirtualClock, calls, fails, in_memory_atlas, says
-from checks import PATIENCE, Wrapped, beating, events_of, ignoring_cancellation, loop_time, told
+from checks import (
+    TIMEOUT,
+    PausedProvider,
+    collect_events,
+    ignore_cancellation,
+    measure_loop_time,
+    monitor_loop,
+    summarize_events,
+)
 
 NEVER = "The turn was cancelled before this call ran; nothing happened."
 CUT = "The turn was cancelled while this call ran; it may have happened. It was not retried."
@@ -27,8 +35,8 @@ async def weather(city: str) -> str:
 
 async def test_the_events_of_a_plain_answer() -> None:
     async with in_memory_atlas(Scripted(says("Hello there."))) as atlas:
-        events = await events_of(atlas.send("Hi"))
-    assert told(events) == [
+        events = await collect_events(atlas.send("Hi"))
+    assert summarize_events(events) == [
         ("message:sent", "Hi"),
         ("stream:start", "assistant"),
         ("stream:chunk", "Hello "),
@@ -41,8 +49,8 @@ async def test_the_events_of_a_plain_answer() -> None:
 async def test_the_events_of_one_tool() -> None:
     model = Scripted(says("Let me look. ") + calls("weather", city="Lima"), says("Sunny."))
     async with in_memory_atlas(model, [weather]) as atlas:
-        events = await events_of(atlas.send("Lima?"))
-    assert told(events) == [
+        events = await collect_events(atlas.send("Lima?"))
+    assert summarize_events(events) == [
         ("message:sent", "Lima?"),
         ("stream:start", "assistant"),
         ("stream:chunk", "Let "),
@@ -62,8 +70,8 @@ async def test_the_events_of_parallel_tools() -> None:
 
     model = Scripted(calls("weather", city="Lima") + calls("broken", city="Oslo"), says("Half known."))
     async with in_memory_atlas(model, [weather, broken]) as atlas:
-        events = await events_of(atlas.send("Both?"))
-    assert told(events)[2:6] == [
+        events = await collect_events(atlas.send("Both?"))
+    assert summarize_events(events)[2:6] == [
         ("tool:called", "weather", {"city": "Lima"}),
         ("tool:called", "broken", {"city": "Oslo"}),
         ("tool:result", "weather", "ok", None, "Sunny in Lima"),
@@ -83,7 +91,7 @@ async def test_result_is_emitted_when_its_call_ends_whatever_the_order() -> None
 
     async with in_memory_atlas(Scripted(calls("slow") + calls("quick"), says("ok")), [slow, quick]) as atlas:
         stream, order = atlas.send("go"), list[str]()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             async for event in stream:
                 if event.type == "tool:result":
                     order.append(event.name)
@@ -99,8 +107,8 @@ async def test_the_events_of_a_failover() -> None:
     retry = RetryPolicy(order="given", retries=0)
     async with Atlas([Agent("a", providers=[one, two], retry=retry)]) as atlas:
         stream = atlas.send("Hi")
-        events = await events_of(stream)
-    assert told(events) == [
+        events = await collect_events(stream)
+    assert summarize_events(events) == [
         ("message:sent", "Hi"),
         ("stream:start", "a"),
         ("stream:chunk", "Half "),
@@ -118,8 +126,8 @@ async def test_the_events_of_a_failover() -> None:
 async def test_the_events_of_a_failure() -> None:
     async with in_memory_atlas(Scripted(says("Half") + fails(ProviderError("no credit", "quota")))) as atlas:
         stream = atlas.send("Hi")
-        events = await events_of(stream)
-    assert told(events) == [
+        events = await collect_events(stream)
+    assert summarize_events(events) == [
         ("message:sent", "Hi"),
         ("stream:start", "assistant"),
         ("stream:chunk", "Half"),
@@ -131,13 +139,13 @@ async def test_the_events_of_a_failure() -> None:
 
 
 async def test_the_events_of_a_cancelled_answer() -> None:
-    model = Wrapped(Scripted(says("One two three")), after=2)
+    model = PausedProvider(Scripted(says("One two three")), after=2)
     async with in_memory_atlas(model) as atlas:
         stream = atlas.send("Count")
-        await asyncio.wait_for(model.reached.wait(), PATIENCE)
+        await asyncio.wait_for(model.reached.wait(), TIMEOUT)
         stream.cancel()
-        events = await events_of(stream)
-    assert told(events) == [
+        events = await collect_events(stream)
+    assert summarize_events(events) == [
         ("message:sent", "Count"),
         ("stream:start", "assistant"),
         ("stream:chunk", "One "),
@@ -156,10 +164,10 @@ async def test_the_events_of_a_cancelled_tool() -> None:
     model = Scripted(calls("slow", n=1) + calls("slow", n=2), says("never"))
     async with in_memory_atlas(model, [slow], agent={"parallel_tools": False}) as atlas:
         stream = atlas.send("go")
-        await asyncio.wait_for(started.wait(), PATIENCE)
+        await asyncio.wait_for(started.wait(), TIMEOUT)
         stream.cancel()
-        events = await events_of(stream)
-    assert told(events) == [
+        events = await collect_events(stream)
+    assert summarize_events(events) == [
         ("message:sent", "go"),
         ("stream:start", "assistant"),
         ("tool:called", "slow", {"n": 1}),
@@ -173,8 +181,8 @@ async def test_the_events_of_a_cancelled_tool() -> None:
 async def test_the_events_at_the_round_limit() -> None:
     model = Scripted(says("Trying. ") + calls("weather", city="Lima"))
     async with in_memory_atlas(model, [weather], agent={"max_rounds": 1}) as atlas:
-        events = await events_of(atlas.send("Lima?"))
-    assert told(events)[2:] == [
+        events = await collect_events(atlas.send("Lima?"))
+    assert summarize_events(events)[2:] == [
         ("stream:chunk", "Trying. "),
         ("tool:called", "weather", {"city": "Lima"}),
         ("tool:result", "weather", "ok", None, "Sunny in Lima"),
@@ -186,11 +194,11 @@ async def test_the_events_at_the_round_limit() -> None:
 async def test_a_retry_after_the_first_words_withdraws_them() -> None:
     clock = VirtualClock()
     model = Scripted(says("Half") + fails(ProviderError("gone", "network")), says("Whole"))
-    async with in_memory_atlas(model, clock=clock) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, clock=clock) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("Hi")
         await clock.advance(10)
-        events = await events_of(stream)
-    kinds = [entry for entry in told(events) if entry[0].startswith("stream:")]
+        events = await collect_events(stream)
+    kinds = [entry for entry in summarize_events(events) if entry[0].startswith("stream:")]
     assert kinds[1:] == [("stream:chunk", "Half"), ("stream:reset",), ("stream:chunk", "Whole"), ("stream:end",)]
 
 
@@ -201,7 +209,7 @@ async def test_events_carry_the_promised_fields() -> None:
     model = Scripted(says("Hm. ") + calls("weather", city="Lima") + calls("weather", town="Lima"), says("Sunny."))
     async with in_memory_atlas(model, [weather]) as atlas:
         stream = atlas.send("Lima?")
-        events = await events_of(stream)
+        events = await collect_events(stream)
     by_type: dict[str, list[Any]] = {}
     for event in events:
         by_type.setdefault(event.type, []).append(event)
@@ -256,14 +264,14 @@ async def test_every_event_name_can_be_listened_to() -> None:
     received: list[str] = []
     model = Scripted(says("Half") + fails(ProviderError("gone", "network")), calls("weather", city="x"), says("ok"))
     clock = VirtualClock()
-    async with in_memory_atlas(model, [weather], clock=clock) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, [weather], clock=clock) as atlas, asyncio.timeout(TIMEOUT):
         for name in ("message:sent", "stream:start", "stream:chunk", "stream:reset", "tool:called", "tool:result"):
             atlas.on(name, lambda event: received.append(event.type))  # pyright: ignore[reportArgumentType]
         atlas.on("stream:end", lambda event: received.append(event.type))
         atlas.on("message:received", lambda event: received.append(event.type))
         stream = atlas.send("go")
         await clock.advance(10)
-        emitted = [event.type for event in await events_of(stream)]
+        emitted = [event.type for event in await collect_events(stream)]
         await stream.reply()
     assert sorted(received) == sorted(emitted)
 
@@ -370,7 +378,7 @@ def hangs(event: Any) -> None:
 
 
 async def hangs_and_ignores_it(event: Any) -> None:
-    await ignoring_cancellation(asyncio.Event(), 3)
+    await ignore_cancellation(asyncio.Event(), 3)
 
 
 class Until(logging.Handler):
@@ -391,14 +399,14 @@ async def test_subscriber_that_hangs_does_no_harm_and_is_removed(listener: Any) 
     received: list[str] = []
     removed = Until("removed a subscriber that timed out")
     logging.getLogger("atlas_agents").addHandler(removed)
-    async with in_memory_atlas(Scripted(says("One two"), says("Three"))) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(Scripted(says("One two"), says("Three"))) as atlas, asyncio.timeout(TIMEOUT):
         atlas.on("stream:chunk", listener)
         atlas.on("stream:chunk", lambda event: received.append(event.text))
-        async with loop_time() as spent:
+        async with measure_loop_time() as spent:
             assert (await atlas.ask("Count")).text == "One two"
             assert spent.seconds < 0.8
         await removed.seen.wait()
-        async with loop_time() as spent:
+        async with measure_loop_time() as spent:
             assert (await atlas.ask("on")).text == "Three"
             assert spent.seconds < 0.8  # the removed one is not awaited
     logging.getLogger("atlas_agents").removeHandler(removed)
@@ -407,8 +415,8 @@ async def test_subscriber_that_hangs_does_no_harm_and_is_removed(listener: Any) 
 
 async def test_a_sync_listener_never_blocks_the_loop() -> None:
     lived: list[bool] = []
-    async with beating() as heart, in_memory_atlas(Scripted(says("One two"))) as atlas:
-        atlas.on("stream:chunk", lambda event: lived.append(heart.goes_on()))
+    async with monitor_loop() as monitor, in_memory_atlas(Scripted(says("One two"))) as atlas:
+        atlas.on("stream:chunk", lambda event: lived.append(monitor.keeps_running()))
         await atlas.ask("Count")
     assert lived == [True, True]
 

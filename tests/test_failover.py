@@ -9,7 +9,7 @@ import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, ProviderError, Request, RetryPolicy
 from atlas_agents.testing import Scripted, VirtualClock, fails, in_memory_atlas, says
-from checks import PATIENCE, events_of, told
+from checks import TIMEOUT, collect_events, summarize_events
 
 GIVEN = RetryPolicy(order="given", retries=0)
 
@@ -40,7 +40,7 @@ def several(*models: Any, retry: RetryPolicy = GIVEN, clock: VirtualClock | None
 
 async def answered(atlas: Atlas, clock: VirtualClock, seconds: float = 600) -> str:
     """The answer, while as much time passes as it needs."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         stream = atlas.send("hi")
         await clock.advance(seconds)
         return (await stream.reply()).text
@@ -139,10 +139,10 @@ async def test_a_history_too_long_for_one_is_shortened_not_sprayed() -> None:
 async def test_when_all_fail_the_error_names_each() -> None:
     async with several(Model("one", error("network")), Model("two", error("server"))) as atlas:
         stream = atlas.send("hi")
-        events = await events_of(stream)
+        events = await collect_events(stream)
         with pytest.raises(ProviderError, match="no provider answered: one: network!; two: server!"):
             await stream.reply()
-        assert [event[0] for event in told(events)][-2:] == ["stream:end", "error"]
+        assert [event[0] for event in summarize_events(events)][-2:] == ["stream:end", "error"]
         assert [message.text for message in atlas.conversation().messages] == ["hi"]
 
 
@@ -360,7 +360,7 @@ async def test_words_of_a_failed_attempt_are_withdrawn_and_never_joined() -> Non
     two = Scripted(says("from another model."), id="two")
     async with several(one, two) as atlas:
         stream = atlas.send("hi")
-        events = await events_of(stream)
+        events = await collect_events(stream)
         assert (await stream.reply()).text == stream.text == "from another model."
     words: list[str] = []
     for event in events:
@@ -373,7 +373,7 @@ async def test_words_of_a_failed_attempt_are_withdrawn_and_never_joined() -> Non
 
 async def test_a_failure_before_the_first_word_is_not_seen() -> None:
     async with several(Model("one", error()), Model("two")) as atlas:
-        assert "stream:reset" not in [event.type for event in await events_of(atlas.send("hi"))]
+        assert "stream:reset" not in [event.type for event in await collect_events(atlas.send("hi"))]
 
 
 @pytest.mark.parametrize(("policy", "text"), [("final", "I won't."), ("failover", "I will.")])

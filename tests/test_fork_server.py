@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fork_server
-from checks import PATIENCE
+from checks import TIMEOUT
 
 PROGRAM = """\
 import os, random, sys
@@ -43,7 +43,7 @@ def test_a_program_has_its_own_arguments_environment_folder_and_exit_code(script
 async def test_a_program_is_read_from_while_it_runs_and_can_be_killed(script: str, tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         one, two = [await fork_server.start(script, "wait", stderr=log) for _ in range(2)]
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         assert (await one.stdout.readline()).startswith(f"{one.pid} ".encode())
         assert one.returncode is None
         one.kill()

@@ -20,7 +20,7 @@ from atlas_agents import (
 )
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.policy import Actor
-from checks import beating, events_of, is_paired, roles, told
+from checks import collect_events, is_paired, monitor_loop, roles, summarize_events
 
 
 @tool
@@ -43,10 +43,10 @@ async def test_an_outgoing_message_can_be_changed() -> None:
     model = Scripted(says("Sure."))
     async with in_memory_atlas(model, interceptors=[Interceptor(outgoing=polite)]) as atlas:
         stream = atlas.send("Go")
-        events = await events_of(stream)
+        events = await collect_events(stream)
         assert texts(atlas.conversation().messages) == [("user", "Go, please"), ("assistant", "Sure.")]
     assert texts(model.requests[0].messages) == [("user", "Go, please")]
-    assert told(events)[0] == ("message:sent", "Go, please")
+    assert summarize_events(events)[0] == ("message:sent", "Go, please")
 
 
 async def test_messages_can_be_added_before_an_outgoing_one() -> None:
@@ -75,11 +75,11 @@ async def test_an_outgoing_message_can_be_refused() -> None:
     model = Scripted(says("Sure."))
     async with in_memory_atlas(model, interceptors=[Interceptor(outgoing=never)]) as atlas:
         stream = atlas.send("Go")
-        events = await events_of(stream)
+        events = await collect_events(stream)
         with pytest.raises(Refused, match="not on Sundays"):
             await stream.reply()
         assert atlas.conversation().messages == []
-    assert told(events) == [("stream:end", "not on Sundays"), ("error", "Refused", "not on Sundays")]
+    assert summarize_events(events) == [("stream:end", "not on Sundays"), ("error", "Refused", "not on Sundays")]
     assert model.requests == []
 
 
@@ -92,10 +92,10 @@ async def test_an_incoming_message_can_be_changed_and_its_text_is_streamed_again
 
     async with in_memory_atlas(Scripted(says("Hello there.")), interceptors=[Interceptor(incoming=shout)]) as atlas:
         stream = atlas.send("Hi")
-        events = await events_of(stream)
+        events = await collect_events(stream)
         assert (await stream.reply()).text == "HELLO THERE."
         assert texts(atlas.conversation().messages) == [("user", "Hi"), ("assistant", "HELLO THERE.")]
-    assert told(events)[2:] == [
+    assert summarize_events(events)[2:] == [
         ("stream:chunk", "Hello "),
         ("stream:chunk", "there."),
         ("stream:reset",),
@@ -112,7 +112,7 @@ async def test_unchanged_text_is_not_streamed_again() -> None:
 
     async with in_memory_atlas(Scripted(says("Hello.")), interceptors=[Interceptor(incoming=mark)]) as atlas:
         stream = atlas.send("Hi")
-        assert ("stream:reset",) not in told(await events_of(stream))
+        assert ("stream:reset",) not in summarize_events(await collect_events(stream))
         assert (await stream.reply()).metadata["checked"] is True
 
 
@@ -122,7 +122,11 @@ async def test_an_incoming_message_can_lose_all_its_words() -> None:
 
     async with in_memory_atlas(Scripted(says("Hello.")), interceptors=[Interceptor(incoming=hush)]) as atlas:
         stream = atlas.send("Hi")
-        assert told(await events_of(stream))[2:5] == [("stream:chunk", "Hello."), ("stream:reset",), ("stream:end",)]
+        assert summarize_events(await collect_events(stream))[2:5] == [
+            ("stream:chunk", "Hello."),
+            ("stream:reset",),
+            ("stream:end",),
+        ]
         assert stream.text == ""
 
 
@@ -143,12 +147,12 @@ async def test_a_refused_answer_is_withdrawn_and_not_kept() -> None:
     model = Scripted(says("The secret is 42."), says("No comment."))
     async with in_memory_atlas(model, interceptors=[Interceptor(incoming=censor)]) as atlas:
         stream = atlas.send("Tell me")
-        events = await events_of(stream)
+        events = await collect_events(stream)
         with pytest.raises(Refused):
             await stream.reply()
         assert roles(atlas.conversation().messages) == ["user"]
         assert stream.text == ""
-        assert told(events)[-3:] == [
+        assert summarize_events(events)[-3:] == [
             ("stream:reset",),
             ("stream:end", "the answer gives a secret away"),
             ("error", "Refused", "the answer gives a secret away"),
@@ -247,10 +251,10 @@ async def test_an_interceptor_that_fails_stops_the_turn_with_its_error(where: st
     model = Scripted(says("Hello."))
     async with in_memory_atlas(model, interceptors=[Interceptor(**{where: broken})]) as atlas:
         stream = atlas.send("Hi")
-        events = await events_of(stream)
+        events = await collect_events(stream)
         with pytest.raises(LookupError, match="typo"):
             await stream.reply()
-        assert told(events)[-2:] == [("stream:end", "typo"), ("error", "LookupError", "typo")]
+        assert summarize_events(events)[-2:] == [("stream:end", "typo"), ("error", "LookupError", "typo")]
         assert roles(atlas.conversation().messages) == ([] if where == "outgoing" else ["user"])
     assert len(model.requests) == (1 if where == "incoming" else 0)
 
@@ -283,9 +287,9 @@ async def test_a_sync_interceptor_never_blocks_the_loop() -> None:
     lived: list[bool] = []
 
     def look(value: Any) -> None:
-        lived.append(heart.goes_on())
+        lived.append(monitor.keeps_running())
 
-    async with beating() as heart:
+    async with monitor_loop() as monitor:
         interceptors = [Interceptor(outgoing=look, incoming=look, request=look)]
         async with in_memory_atlas(Scripted(says("Hello.")), interceptors=interceptors) as atlas:
             await atlas.ask("Hi")

@@ -9,7 +9,7 @@ import pytest
 
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.http import backoff, open_session
-from checks import PATIENCE
+from checks import TIMEOUT
 
 ANSWER = b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\nok"
 
@@ -38,7 +38,7 @@ async def serving(answer: bytes) -> AsyncGenerator[tuple[str, list[bytes]]]:
 
 
 async def test_session_keeps_no_cookies() -> None:
-    async with asyncio.timeout(PATIENCE), serving(ANSWER) as (url, requests), open_session() as session:
+    async with asyncio.timeout(TIMEOUT), serving(ANSWER) as (url, requests), open_session() as session:
         for _ in range(2):
             async with session.get(url) as response:
                 assert await response.text() == "ok"
@@ -46,7 +46,7 @@ async def test_session_keeps_no_cookies() -> None:
 
 
 async def test_session_uses_the_proxy_of_the_environment_only_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with asyncio.timeout(PATIENCE), serving(ANSWER) as (url, requests), serving(ANSWER) as (proxy, proxied):
+    async with asyncio.timeout(TIMEOUT), serving(ANSWER) as (url, requests), serving(ANSWER) as (proxy, proxied):
         monkeypatch.setenv("http_proxy", proxy)
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
@@ -57,7 +57,7 @@ async def test_session_uses_the_proxy_of_the_environment_only_when_told(monkeypa
 
 
 async def test_session_times_out_between_bytes() -> None:
-    async with asyncio.timeout(PATIENCE), serving(b"") as (url, _), open_session(read_timeout=0.05) as session:
+    async with asyncio.timeout(TIMEOUT), serving(b"") as (url, _), open_session(read_timeout=0.05) as session:
         with pytest.raises(TimeoutError):
             await session.get(url)
 

@@ -16,7 +16,7 @@ import atlas_agents
 import atlas_agents.testing
 from atlas_agents import Agent, Atlas, Event, Message, OpenAIProvider, Provider, Request, tool
 from atlas_agents.testing import Environment, Scripted, calls, says
-from checks import PATIENCE
+from checks import TIMEOUT
 
 FACE = '''\
 from atlas_agents import Agent, Atlas, Context, Metadata, Rule, Tool, tool
@@ -95,7 +95,7 @@ class Peer:
 async def peer(*script: bytes) -> AsyncGenerator[Peer, None]:
     found = Peer(*script)
     server = await asyncio.start_server(found.serve, "127.0.0.1", 0)
-    async with server, asyncio.timeout(PATIENCE):
+    async with server, asyncio.timeout(TIMEOUT):
         found.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield found
 

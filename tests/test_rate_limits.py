@@ -15,8 +15,8 @@ from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request,
 from atlas_agents.providers.rate_limits import BURST, LocalRateLimiter, RateLimit, parse_rate_limits
 from atlas_agents.providers.registry import Registry
 from atlas_agents.testing import Scripted, VirtualClock, fails, says
-from checks import rounds
-from model_server import Asked, ModelServer, Reply, serving
+from checks import run_ready_tasks
+from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 ASK = Request([user("Hello")])
 
@@ -92,7 +92,7 @@ async def test_the_least_busy_is_asked() -> None:
     tasks = [asyncio.create_task(complete(Balanced(keys), ASK)) for _ in range(1)]
     provider = Balanced(keys, rng=random.Random(3))
     tasks += [asyncio.create_task(complete(provider, ASK)) for _ in range(30)]
-    await rounds()
+    await run_ready_tasks()
     assert sorted(key.asked for key in keys)[0] >= 10
     gate.set()
     await asyncio.gather(*tasks)
@@ -139,7 +139,7 @@ async def test_what_is_wrong_with_the_request_is_not_tried_with_every_key() -> N
 
 
 def test_several_keys_in_one_variable_share_the_work_and_are_all_kept_secret() -> None:
-    def mind(request: Asked) -> Reply:
+    def mind(request: ModelRequest) -> Reply:
         return Reply(status=429) if request.headers["authorization"].endswith("two") else Reply("Hello.")
 
     async def talk(server: ModelServer) -> None:
@@ -149,10 +149,10 @@ def test_several_keys_in_one_variable_share_the_work_and_are_all_kept_secret() -
             for number in range(8):
                 assert (await atlas.ask("Hi", session=str(number))).text == "Hello."
             assert "key-number-two" not in atlas.hide("it is key-number-two")
-        used = [request.headers["authorization"][-3:] for request in server.asked]
+        used = [request.headers["authorization"][-3:] for request in server.requests]
         assert used.count("one") == 8 and used.count("two") == 1
 
-    with serving(mind) as server:
+    with run_model_server(mind) as server:
         asyncio.run(talk(server))
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Context, Rule
 from atlas_agents.testing import Scripted, in_memory_atlas, says
-from checks import PATIENCE, beating
+from checks import TIMEOUT, monitor_loop
 
 
 async def asked_with(*rules: Rule | str, metadata: dict[str, Any] | None = None) -> str:
     """The system prompt that a model got."""
     model = Scripted(says("ok"))
-    async with in_memory_atlas(model, agent={"rules": rules, "metadata": metadata}) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, agent={"rules": rules, "metadata": metadata}) as atlas, asyncio.timeout(TIMEOUT):
         await atlas.ask("hi")
     return model.requests[0].system
 
@@ -71,18 +71,18 @@ async def test_a_condition_is_asked_about_the_context_it_is_applied_in() -> None
 
 
 async def test_a_sync_condition_never_blocks_the_loop() -> None:
-    async with beating() as heart:
-        assert await asked_with(Rule("Alive.", when=lambda context: heart.goes_on())) == "Rules:\n- Alive."
+    async with monitor_loop() as monitor:
+        assert await asked_with(Rule("Alive.", when=lambda context: monitor.keeps_running())) == "Rules:\n- Alive."
 
 
 async def test_a_turn_can_be_cancelled_while_a_sync_condition_hangs() -> None:
     model, release = Scripted(says("never")), threading.Event()
     async with in_memory_atlas(
-        model, agent={"rules": [Rule("x", when=lambda context: release.wait(PATIENCE))]}
+        model, agent={"rules": [Rule("x", when=lambda context: release.wait(TIMEOUT))]}
     ) as atlas:
         stream = atlas.send("hi")
         stream.cancel()
-        async with asyncio.timeout(PATIENCE / 2):
+        async with asyncio.timeout(TIMEOUT / 2):
             ends = [event async for event in stream if event.type == "stream:end"]
         release.set()
     assert [end.cancelled for end in ends] == [True]

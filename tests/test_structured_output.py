@@ -9,7 +9,7 @@ import pytest
 
 from atlas_agents import BadOutput, ConfigError, Request, tool
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
-from checks import events_of, roles, told
+from checks import collect_events, roles, summarize_events
 
 
 class City(pydantic.BaseModel):
@@ -96,12 +96,12 @@ async def test_after_one_repair_it_is_an_error(wanted: Any, reply: str, why: str
     model = Scripted(says(reply), says(reply), says("never asked"))
     async with in_memory_atlas(model) as atlas:
         stream = atlas.send("Tell", output=wanted)
-        events = await events_of(stream)
+        events = await collect_events(stream)
         with pytest.raises(BadOutput, match=why):
             await stream.reply()
         assert stream.output is None
     assert len(model.requests) == 2
-    assert told(events)[-1][:2] == ("error", "BadOutput")
+    assert summarize_events(events)[-1][:2] == ("error", "BadOutput")
 
 
 async def test_tools_may_be_used_on_the_way_to_the_answer() -> None:

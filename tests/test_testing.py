@@ -8,7 +8,7 @@ import pytest
 
 from atlas_agents import Agent, Atlas, ProviderError, RetryPolicy, ToolCall
 from atlas_agents.testing import Scripted, ScriptExhausted, VirtualClock, calls, fails, in_memory_atlas, says, thinks
-from checks import PATIENCE, events_of
+from checks import TIMEOUT, collect_events
 
 # Scripted
 
@@ -31,7 +31,7 @@ async def test_each_argument_is_one_reply() -> None:
 async def test_text_is_streamed_in_several_chunks_and_nothing_is_lost(text: str, pieces: list[str]) -> None:
     async with in_memory_atlas(Scripted(says(text))) as atlas:
         stream = atlas.send("?")
-        events = await events_of(stream)
+        events = await collect_events(stream)
     assert [event.text for event in events if event.type == "stream:chunk"] == pieces
     assert stream.text == text
 
@@ -105,7 +105,7 @@ async def test_time_stands_still_until_it_is_advanced() -> None:
     await clock.advance(10)
     assert rung[-1] == (3, 3.0, 1003.0)
     assert (clock.monotonic(), clock.time()) == (12, 1012)
-    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+    await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT)
 
 
 async def test_whoever_is_woken_may_sleep_again_within_the_same_advance() -> None:
@@ -119,7 +119,7 @@ async def test_whoever_is_woken_may_sleep_again_within_the_same_advance() -> Non
     task = asyncio.create_task(ticking())
     await clock.advance(5)
     assert moments == [1, 2, 3, 4, 5]
-    await asyncio.wait_for(task, PATIENCE)
+    await asyncio.wait_for(task, TIMEOUT)
 
 
 async def test_an_alarm_can_be_taken_back() -> None:

@@ -32,7 +32,7 @@ from atlas_agents import (
     user,
 )
 from atlas_agents.testing import Environment, Scripted, VirtualClock, calls, fails, in_memory_atlas, says, thinks
-from checks import PATIENCE, Wrapped, beating, events_of, is_paired, roles, told
+from checks import TIMEOUT, PausedProvider, collect_events, is_paired, monitor_loop, roles, summarize_events
 
 
 @tool
@@ -119,11 +119,11 @@ async def test_a_model_that_pauses_is_asked_to_go_on() -> None:
 async def test_thinking_is_kept_with_its_signature_and_is_not_the_answer() -> None:
     async with in_memory_atlas(Scripted(thinks("Hm.", "sig") + says("Yes."))) as atlas:
         stream = atlas.send("Well?")
-        events = await events_of(stream)
+        events = await collect_events(stream)
         reply = await stream.reply()
     assert reply.parts == (Thinking("Hm.", "sig"), Text("Yes."))
     assert (reply.text, stream.text) == ("Yes.", "Yes.")
-    assert ("stream:thinking", "Hm.") in told(events)
+    assert ("stream:thinking", "Hm.") in summarize_events(events)
 
 
 # The system prompt
@@ -241,7 +241,10 @@ async def test_at_the_round_limit_ask_and_send_give_the_partial_message_and_hist
         assert (await atlas.ask("go")).text == "Try. "
         stream = atlas.send("again")
         assert (await stream.reply()).text == "Try. "
-        assert [event[0] for event in told(await events_of(stream))][-2:] == ["stream:end", "message:received"]
+        assert [event[0] for event in summarize_events(await collect_events(stream))][-2:] == [
+            "stream:end",
+            "message:received",
+        ]
         messages = atlas.conversation().messages
         assert roles(messages) == ["user", "assistant", "tool"] * 2
         assert is_paired(messages)
@@ -269,7 +272,7 @@ async def test_a_stream_cut_short_is_never_an_answer_and_never_a_tool_run() -> N
 
     model = Scripted(says("Half a ") + calls("act", x="1") + fails(ProviderError("gone", "network")), says("Whole."))
     clock = VirtualClock()
-    async with in_memory_atlas(model, [act], clock=clock) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(model, [act], clock=clock) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("go")
         await clock.advance(10)
         assert (await stream.reply()).text == "Whole."
@@ -378,8 +381,8 @@ async def test_ids_of_calls_that_are_missing_or_repeated_are_made_unique() -> No
 
 
 async def test_send_starts_at_once_iterated_or_not() -> None:
-    model = Wrapped(Scripted(says("Hello.")))
-    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
+    model = PausedProvider(Scripted(says("Hello.")))
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("Hi")
         await model.reached.wait()  # nothing of the stream was iterated or awaited
         model.go.set()
@@ -387,24 +390,24 @@ async def test_send_starts_at_once_iterated_or_not() -> None:
 
 
 async def test_a_second_iteration_replays_also_while_the_first_is_under_way() -> None:
-    model = Wrapped(Scripted(says("One two three")), after=2)
-    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
+    model = PausedProvider(Scripted(says("One two three")), after=2)
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("Count")
-        first = asyncio.create_task(events_of(stream))
+        first = asyncio.create_task(collect_events(stream))
         await model.reached.wait()
-        second = asyncio.create_task(events_of(stream))
+        second = asyncio.create_task(collect_events(stream))
         model.go.set()
         replayed = await first
-        assert replayed == await second == await events_of(stream)
+        assert replayed == await second == await collect_events(stream)
     assert [event.text for event in replayed if event.type == "stream:chunk"] == ["One ", "two ", "three"]
 
 
 async def test_one_who_stops_listening_takes_nothing_from_others() -> None:
-    model = Wrapped(Scripted(says("One two three")), after=1)
-    async with in_memory_atlas(model) as atlas, asyncio.timeout(PATIENCE):
+    model = PausedProvider(Scripted(says("One two three")), after=1)
+    async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("Count")
         gives_up = asyncio.create_task(stream.reply())
-        listens = asyncio.create_task(events_of(stream))
+        listens = asyncio.create_task(collect_events(stream))
         await model.reached.wait()
         gives_up.cancel()
         await asyncio.wait([gives_up])
@@ -419,7 +422,7 @@ async def test_stream_text_is_all_text_and_each_reply_is_its_own_message() -> No
     model = Scripted(says("Let me look. ") + calls("weather", city="Lima"), says("It is sunny."))
     async with in_memory_atlas(model, [weather]) as atlas:
         stream = atlas.send("Lima?")
-        events = await events_of(stream)
+        events = await collect_events(stream)
         reply = await stream.reply()
         texts = [message.text for message in atlas.conversation().messages if message.role == "assistant"]
     assert stream.text == "Let me look. It is sunny."
@@ -432,7 +435,7 @@ async def test_every_event_of_a_turn_carries_its_stream_id() -> None:
     model = Scripted(calls("weather", city="Lima"), calls("weather", city="Oslo"), says("ok"))
     async with in_memory_atlas(model, [weather]) as atlas:
         stream = atlas.send("go")
-        events = await events_of(stream)
+        events = await collect_events(stream)
     assert {event.stream_id for event in events} == {stream.stream_id}
     assert len(events) == 9
 
@@ -446,10 +449,10 @@ async def test_reply_raises_what_the_turn_raised_every_time() -> None:
 
 
 async def test_closing_an_atlas_cancels_what_still_runs() -> None:
-    model = Wrapped(Scripted(says("never")))
+    model = PausedProvider(Scripted(says("never")))
     atlas = in_memory_atlas(model)
     stream = atlas.send("Hi")
-    await asyncio.wait_for(model.reached.wait(), PATIENCE)
+    await asyncio.wait_for(model.reached.wait(), TIMEOUT)
     await atlas.close()
     assert model.closed == 1
     with pytest.raises(Cancelled):
@@ -470,7 +473,7 @@ async def test_a_cancelled_ask_leaves_a_whole_history() -> None:
         started.set()
         await asyncio.Event().wait()
 
-    async with in_memory_atlas(Scripted(calls("slow"), says("Fine.")), [slow]) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(Scripted(calls("slow"), says("Fine.")), [slow]) as atlas, asyncio.timeout(TIMEOUT):
         task = asyncio.create_task(atlas.ask("go"))
         await started.wait()
         task.cancel()
@@ -508,21 +511,21 @@ async def test_two_hundred_turns_at_once_are_all_answered() -> None:
         await asyncio.sleep(0)
         return answer(request.messages[-1].text)
 
-    async with in_memory_atlas(echo) as atlas, asyncio.timeout(PATIENCE):
+    async with in_memory_atlas(echo) as atlas, asyncio.timeout(TIMEOUT):
         replies = await asyncio.gather(*(atlas.ask(f"q{n}", session=f"s{n}") for n in range(200)))
     assert [reply.text for reply in replies] == [f"q{n}" for n in range(200)]
 
 
 async def test_a_turn_with_a_slow_sync_model_and_tool_leaves_the_loop_free() -> None:
-    async with beating() as heart:
+    async with monitor_loop() as monitor:
         answers = iter([calls_of("probe"), answer("Alive.")])
 
         def model(request: Request) -> Any:
-            assert heart.goes_on()
+            assert monitor.keeps_running()
             return next(answers)
 
         def look(text: str) -> bool:
-            return heart.goes_on()
+            return monitor.keeps_running()
 
         probe = Tool("probe", look, in_process=True)
         async with in_memory_atlas(model, [probe]) as atlas:

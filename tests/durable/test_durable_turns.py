@@ -14,7 +14,7 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.audit import AuditRecord
-from checks import until
+from checks import wait_until
 
 
 @asynccontextmanager
@@ -112,7 +112,7 @@ async def test_a_run_whose_agent_is_gone_is_ended_as_failed() -> None:
     old = Atlas([Agent("old", model=hang)], store=store)
     old.send("go")
     async with asyncio.timeout(5):
-        await until(store.open_runs)
+        await wait_until(store.open_runs)
         assert await in_memory_atlas(Scripted(), store=store).recover() == []
     (run,) = await store.runs("default", "default")
     assert (run.status, run.error) == ("failed", "agent 'old' no longer exists")
@@ -321,6 +321,6 @@ async def test_recovery_does_not_resume_a_run_that_ended_after_it_was_listed() -
         store.listed = await store.open_runs()
         assert [row.id for row in store.listed] == [stream.stream_id]
         await stream.reply()
-        await until(lambda: atlas.stream(stream.stream_id) is None)
+        await wait_until(lambda: atlas.stream(stream.stream_id) is None)
         assert await atlas.recover() == []
     assert len(model.requests) == 1

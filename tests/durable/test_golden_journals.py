@@ -12,7 +12,7 @@ from atlas_agents.core.store import JournalRow
 from atlas_agents.storage.hash_chain import find_journal_break
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, says
-from checks import PATIENCE, is_paired
+from checks import TIMEOUT, is_paired
 
 FIXTURES = Path(__file__).parents[1] / "stores" / "fixtures"
 VERSIONS = ["v1"]
@@ -63,7 +63,7 @@ async def test_turns_that_an_older_version_was_cut_short_in_are_brought_to_an_en
     before = await journals(store)
     begun = {run.id for run in await store.open_runs() if run.tenant == "default"}
     model = Scripted(*(says("Done.") for _ in range(3)))
-    async with Atlas([Agent("a", model=model, tools=tools(world))], store=store) as atlas, asyncio.timeout(PATIENCE):
+    async with Atlas([Agent("a", model=model, tools=tools(world))], store=store) as atlas, asyncio.timeout(TIMEOUT):
         streams = await atlas.recover()
         assert {stream.stream_id for stream in streams} == begun and len(begun) == 3
         assert [(await stream.reply()).text for stream in streams] == ["Done."] * 3

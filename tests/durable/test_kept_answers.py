@@ -13,7 +13,7 @@ from atlas_agents.core.store import AnswerApproval, Store, Write
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
-from checks import until
+from checks import wait_until
 
 BUY = calls("buy", what="tea")
 
@@ -44,7 +44,7 @@ async def kept() -> MemoryStore:
 
 
 async def asked(atlas: Atlas) -> Question:
-    (question,) = await until(atlas.pending)
+    (question,) = await wait_until(atlas.pending)
     return question
 
 
@@ -262,7 +262,7 @@ async def test_a_cancelled_turn_takes_its_question_back() -> None:
         stream = atlas.stream(question.run_id)
         assert stream is not None
         stream.cancel()
-        await until(lambda: ended(store))
+        await wait_until(lambda: ended(store))
         assert await atlas.pending() == []
         with pytest.raises(Conflict):
             await atlas.answer(question.id, "once")

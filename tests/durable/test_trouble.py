@@ -13,7 +13,7 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.journal import MAX_RESUMES_WITHOUT_PROGRESS
 from atlas_agents.tools.tool import Tool
-from checks import PATIENCE, rounds, until
+from checks import TIMEOUT, run_ready_tasks, wait_until
 
 
 class Moody(MemoryStore):
@@ -89,7 +89,7 @@ async def test_a_turn_that_cannot_be_written_down_can_still_be_cancelled() -> No
     await store.open()
     async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
-        await until(lambda: store.failed)
+        await wait_until(lambda: store.failed)
         stream.cancel()
         assert [event.type async for event in stream][-1] == "stream:end"
 
@@ -113,7 +113,7 @@ async def test_who_lost_its_run_to_another_writes_nothing_more() -> None:
         async def is_written() -> bool:
             return len(await store.journal("default", stream.stream_id)) >= 4
 
-        await until(is_written)
+        await wait_until(is_written)
         await store.commit("default", [ClaimRun(stream.stream_id)])
         before = await store.journal("default", stream.stream_id)
         go_on.set()
@@ -133,7 +133,7 @@ async def test_turn_that_crashes_every_process_is_failed() -> None:
             atlas.send("go", session="s")
         else:
             await atlas.recover()
-        await asyncio.wait_for(began.wait(), PATIENCE)
+        await asyncio.wait_for(began.wait(), TIMEOUT)
         await atlas.close()
     async with in_memory_atlas(Scripted(says("Next.")), store=store) as atlas, asyncio.timeout(5):
         (stream,) = await atlas.recover()
@@ -160,7 +160,7 @@ async def test_closing_leaves_turns_open_and_gives_those_time_that_need_little()
     @tool(effect="pure")
     async def brief() -> str:
         """Take a moment."""
-        await rounds()
+        await run_ready_tasks()
         return "ok"
 
     atlas = in_memory_atlas(Scripted(calls("brief"), says("Done.")), [brief], store=store)

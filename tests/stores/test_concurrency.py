@@ -24,7 +24,7 @@ from atlas_agents.core.store import (
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
-from checks import PATIENCE
+from checks import TIMEOUT
 from conftest import Make
 
 
@@ -122,7 +122,7 @@ async def test_cancelled_caller_leaves_the_store_usable(store: Store) -> None:
     await asyncio.sleep(0)
     for task in tasks[::2]:
         task.cancel()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         good, _ = await outcomes(tasks)
         assert len(good) >= 25
         await store.commit(TENANT, [AddAudit(b"last")])

@@ -17,7 +17,7 @@ from atlas_agents.storage.history_cache import HistoryCache
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql.query import Query, Row
 from atlas_agents.storage.valkey_cache import EXPIRY, ValkeyCache
-from checks import PATIENCE, until
+from checks import TIMEOUT, wait_until
 from stores.postgres_server import PostgresServer
 from stores.valkey_server import ValkeyServer
 
@@ -67,7 +67,7 @@ async def opened(url: str, valkey: ValkeyServer | None = None, max_bytes: int = 
     shared = ValkeyCache(open_valkey(Secret(valkey.url))) if valkey is not None else None
     store = Counting(url, history_cache=HistoryCache(shared, max_bytes=max_bytes))
     store.shared = shared
-    async with asyncio.timeout(4 * PATIENCE):
+    async with asyncio.timeout(4 * TIMEOUT):
         await store.open()
         store.count()
         try:
@@ -187,7 +187,7 @@ async def copies_of(client: Any, count: int) -> bytes:
         keys: list[bytes] = await client.keys("atlas:*:session:*")
         return keys[0] if keys and await client.hlen(keys[0]) >= count else None
 
-    return await until(there)
+    return await wait_until(there)
 
 
 async def gone(client: Any, key: bytes) -> bool:
@@ -208,7 +208,7 @@ async def test_other_process_reads_a_long_history_from_valkey_and_only_the_rest_
         assert two.count() == (2, 1 + 3)
         await copies_of(client, 2)
         await one.commit("t", [DropSession("s")])
-        await until(lambda: gone(client, key))
+        await wait_until(lambda: gone(client, key))
 
 
 async def garble(client: Any, key: bytes) -> None:

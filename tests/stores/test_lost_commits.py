@@ -12,7 +12,7 @@ from store_helpers import TENANT
 
 from atlas_agents.core.store import AddAudit
 from atlas_agents.storage.postgres import PostgresStore
-from checks import PATIENCE
+from checks import TIMEOUT
 
 pytestmark = pytest.mark.slow  # each test starts a server of its own
 
@@ -90,7 +90,7 @@ async def opened(server: PostgresServer, schema: str) -> AsyncGenerator[tuple[Ho
     async with await asyncio.start_server(proxy.accept, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
-        store = PostgresStore(url, schema=schema, retry_timeout=3 * PATIENCE)
+        store = PostgresStore(url, schema=schema, retry_timeout=3 * TIMEOUT)
         await store.open()
         try:
             yield proxy, store
@@ -123,7 +123,7 @@ async def test_commit_is_written_again_when_its_transaction_id_is_reused_after_a
     await value_of(server, "ALTER SYSTEM SET wal_writer_delay = '10s'")
     async with server.gone():
         pass
-    async with asyncio.timeout(4 * PATIENCE), opened(server, schema) as (proxy, store):
+    async with asyncio.timeout(4 * TIMEOUT), opened(server, schema) as (proxy, store):
         await store.commit(TENANT, [AddAudit(b"before")])
         proxy.armed = True
         commit = asyncio.create_task(store.commit(TENANT, [AddAudit(b"cut off")]))
@@ -139,7 +139,7 @@ async def test_commit_is_written_again_when_its_transaction_id_is_reused_after_a
 
 
 async def test_commit_that_arrives_late_is_awaited_and_not_repeated(server: PostgresServer, schema: str) -> None:
-    async with asyncio.timeout(4 * PATIENCE), opened(server, schema) as (proxy, store):
+    async with asyncio.timeout(4 * TIMEOUT), opened(server, schema) as (proxy, store):
         proxy.armed = True
         commit = asyncio.create_task(store.commit(TENANT, [AddAudit(b"late")]))
         await proxy.held.wait()
@@ -155,7 +155,7 @@ async def test_commit_that_arrives_late_is_awaited_and_not_repeated(server: Post
 async def test_tokens_of_many_commits_take_one_row_per_writer_and_tenant_and_are_pruned_after_a_day(
     server: PostgresServer, schema: str
 ) -> None:
-    async with asyncio.timeout(4 * PATIENCE), opened(server, schema) as (_, store):
+    async with asyncio.timeout(4 * TIMEOUT), opened(server, schema) as (_, store):
         for _ in range(20):
             await asyncio.gather(*(store.commit(tenant, [AddAudit(b"")]) for tenant in ("a", "it's", "c")))
         count = f"SELECT count(*) FROM {schema}.commit_tokens"

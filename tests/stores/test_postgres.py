@@ -18,7 +18,7 @@ from atlas_agents.storage.migrations import VERSION
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.postgres_writer import tenant_lock_id
 from atlas_agents.storage.sql.query import Query
-from checks import PATIENCE
+from checks import TIMEOUT
 
 pytestmark = pytest.mark.slow  # each test starts processes of its own
 
@@ -28,7 +28,7 @@ WRITE = [AddAudit(b"")]
 @pytest.fixture
 async def store(postgres_server: PostgresServer, schema: str) -> AsyncIterator[PostgresStore]:
     logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
-    store = PostgresStore(postgres_server.url, schema=schema, retry_timeout=PATIENCE)
+    store = PostgresStore(postgres_server.url, schema=schema, retry_timeout=TIMEOUT)
     await store.open()
     yield store
     await store.close()
@@ -50,7 +50,7 @@ async def test_commits_survive_restarts_and_none_is_lost_or_doubled(
                 fifty.set()
             n += 1
 
-    async with asyncio.timeout(4 * PATIENCE):
+    async with asyncio.timeout(4 * TIMEOUT):
         callers = [asyncio.create_task(commit(n)) for n in range(8)]
         for _ in range(3):
             fifty.clear()
@@ -118,12 +118,12 @@ async def test_connection_cut_at_the_commit_neither_doubles_nor_loses_it(
         line.cuts = 1  # intact while the schema is created
         await store.open()
         line.cuts = 0
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             results = await asyncio.gather(*(store.commit(TENANT, WRITE) for _ in range(3)))
         assert line.cuts == 1
         assert [row.seq for (row,) in results] == [row.seq for row in await store.audit(TENANT)] == [1, 2, 3]
         await store.close()
-        await asyncio.wait_for(asyncio.gather(*line.lines), PATIENCE)
+        await asyncio.wait_for(asyncio.gather(*line.lines), TIMEOUT)
 
 
 async def test_long_outage_is_reported_soon_and_recovered_from(
@@ -134,7 +134,7 @@ async def test_long_outage_is_reported_soon_and_recovered_from(
     await hasty.commit(TENANT, WRITE)
     await asyncio.to_thread(postgres_server.stop)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             good, bad = await outcomes(hasty.commit(TENANT, WRITE) for _ in range(10))
             assert not good and {type(error) for error in bad} == {StoreLost}
             with pytest.raises(StoreLost) as lost:
@@ -145,7 +145,7 @@ async def test_long_outage_is_reported_soon_and_recovered_from(
             late = asyncio.create_task(store.commit(TENANT, WRITE))
     finally:
         await asyncio.to_thread(postgres_server.start)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await late
         await hasty.close()
     assert len(await store.audit(TENANT)) == 2
@@ -167,7 +167,7 @@ async def test_frozen_server_is_reported_in_time_and_recovered_from(
         with pytest.raises(StoreLost):
             await hasty.commit("a", WRITE)
         assert loop.time() - begin < 5
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         found: list[int] = []
         while len(found) < 3:
             with contextlib.suppress(StoreLost):
@@ -207,7 +207,7 @@ async def test_lock_held_too_long_raises_store_busy_for_its_tenant_only(
     await store.open()
     async with await psycopg.AsyncConnection.connect(postgres_server.url) as other:
         await other.execute("SELECT pg_advisory_xact_lock(%s)", (tenant_lock_id(schema, TENANT),))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             held = [asyncio.create_task(store.commit(TENANT, WRITE)) for _ in range(5)]
             await store.commit("another", WRITE)
             good, bad = await outcomes(held)
@@ -273,7 +273,7 @@ async def test_transaction_hook_commits_or_rolls_back_with_the_writes(
         seen.append((tenant, results[0].key, row[0]))
 
     seen: list[tuple[str, str, int]] = []
-    store = PostgresStore(postgres_server.url, schema=schema, retry_timeout=PATIENCE, transaction_hook=hook)
+    store = PostgresStore(postgres_server.url, schema=schema, retry_timeout=TIMEOUT, transaction_hook=hook)
     await store.open()
     try:
         keys = ("a", "refused", "b")

@@ -21,7 +21,7 @@ from atlas_agents.storage.hash_chain import find_audit_break
 from atlas_agents.storage.migrations import VERSION
 from atlas_agents.storage.sql import statements
 from atlas_agents.storage.sqlite import SqliteStore
-from checks import PATIENCE
+from checks import TIMEOUT
 
 HERE = Path(__file__).parent
 
@@ -77,7 +77,7 @@ async def test_acknowledged_commits_survive_kill_9(tmp_path: Path, round: int) -
     )
     assert child.stdout is not None
     output: set[bytes] = set()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while len(output) < 5 + 40 * round:
             output.add((await child.stdout.readline()).strip())
         child.kill()
@@ -113,7 +113,7 @@ async def test_full_disk_raises_store_full_loses_nothing_and_recovers(tmp_path: 
         script = str(HERE / "fill_disk.py")
         command = [*UNSHARED, "sh", "-c", ON_A_SMALL_DISK, "sh", str(tmp_path), sys.executable, script]
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         output, _ = await child.communicate()
     seen = json.loads(output)
     kept = seen["kept"]
@@ -173,7 +173,7 @@ async def test_lock_held_too_long_raises_store_busy_until_it_is_released(tmp_pat
     store = SqliteStore(tmp_path / "atlas.db", busy_timeout=0.3)
     await store.open()
     with held(store.path, 60):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             good, bad = await outcomes(store.commit(TENANT, [AddAudit(b"")]) for _ in range(5))
         assert not good and {type(error) for error in bad} == {StoreBusy}
         assert await store.audit(TENANT) == []
@@ -285,7 +285,7 @@ async def test_read_only_database_is_rejected(file: int, folder: int) -> None:
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-c", OPEN_AS_OTHER_USER, path, stderr=asyncio.subprocess.PIPE
         )
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             _, output = await child.communicate()
         path.parent.chmod(0o700)
     assert f"StoreError: database {path} is read-only" in output.decode()

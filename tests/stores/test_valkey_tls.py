@@ -12,9 +12,9 @@ from atlas_agents.config.open import open_valkey
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Secret
 from atlas_agents.dispatch.valkey import ValkeySubscriber
-from checks import PATIENCE, until
+from checks import TIMEOUT, wait_until
 from stores.valkey_server import PASSWORD, ValkeyServer
-from web.web_stage import certified
+from web.fake_internet import tls_context
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 @asynccontextmanager
 async def behind_tls(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
     """The port of a TLS proxy with a certificate for `localhost`; the bundled Valkey has no TLS."""
-    context = certified(folder, "localhost")
+    context = tls_context(folder, "localhost")
     talks: set[asyncio.Task[None]] = set()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -55,7 +55,7 @@ async def is_up(news: ValkeySubscriber) -> bool:
 async def test_notifications_use_tls_and_an_unknown_certificate_is_rejected(tmp_path: Path) -> None:
     received: asyncio.Queue[str] = asyncio.Queue()
     with ValkeyServer() as server:
-        async with asyncio.timeout(2 * PATIENCE), behind_tls(server, tmp_path) as port:
+        async with asyncio.timeout(2 * TIMEOUT), behind_tls(server, tmp_path) as port:
             known = f"?ssl_ca_certs={tmp_path / 'cert'}"
             for address in (f"localhost:{port}", f"127.0.0.1:{port}/{known}"):
                 news = _news(f"rediss://:{PASSWORD}@{address}", received.put_nowait)
@@ -66,7 +66,7 @@ async def test_notifications_use_tls_and_an_unknown_certificate_is_rejected(tmp_
             news = _news(f"rediss://:{PASSWORD}@localhost:{port}/{known}", received.put_nowait)
             await news.open("here")
             running = asyncio.create_task(news.run())
-            await until(lambda: is_up(news))
+            await wait_until(lambda: is_up(news))
             news.publish(["something has happened"])
             assert await received.get() == "something has happened"
             running.cancel()

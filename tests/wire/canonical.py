@@ -10,7 +10,7 @@ from atlas_agents.providers.anthropic import AnthropicReader
 from atlas_agents.providers.base import Chunk, DoneChunk, OpaqueChunk, TextChunk, ThinkingChunk, ToolCallChunk
 from atlas_agents.providers.http import StreamReader
 from atlas_agents.providers.openai import OpenAIReader
-from sse_words import a, o
+from sse_events import a, o
 
 PAY_BOB = '{"to":"bob","amount":5}'
 PAY_EVE = '{"to":"éve 😀","amount":-1}'
@@ -87,14 +87,21 @@ def _joined(chunks: list[Chunk]) -> Heard:
     )
 
 
-_THOUGHT = [a.start(), a.open(0, "thinking"), a.thinks(0, "Hm "), a.thinks(0, "😀."), a.signature(0, "c2ln"), a.shut(0)]
+_THOUGHT = [
+    a.start(),
+    a.open(0, "thinking"),
+    a.thinking(0, "Hm "),
+    a.thinking(0, "😀."),
+    a.signature(0, "c2ln"),
+    a.close(0),
+]
 BODIES = [
     Body("OpenAI text with emoji", OPENAI, o.says("Hi ", "😀 é", "\u2028!"), 2, 5, False),
     Body("OpenAI two tool calls", OPENAI, o.calls(*CALLS, says="Hm"), 1, 8, True),
     Body(
         "Anthropic text and thinking",
         ANTHROPIC,
-        [*_THOUGHT, a.ping, *a.block(1, "Hi ", "😀 é", "\u2028!"), *a.ends("end_turn")],
+        [*_THOUGHT, a.ping, *a.block(1, "Hi ", "😀 é", "\u2028!"), *a.end_with("end_turn")],
         3,
         13,
         False,

@@ -9,15 +9,15 @@ from _pytest.mark import ParameterSet
 from wire_turns import Room, Turn, Wire, room
 
 from atlas_agents import ToolCall
-from fault_server import FaultServer, Script, Step, answer
-from sse_words import a, o
+from fault_server import FaultServer, Script, Step, response
+from sse_events import a, o
 
 PAY = '{"to":"bob","amount":5}'
 PAID = [("bob", 5)]
 OK = ("ok", None)
 BAD = ("error", "bad_arguments")
 MISSING = ("error", "not_found")
-DONE = {"openai": answer(*o.says("Done.")), "anthropic": answer(*a.says("Done."))}
+DONE = {"openai": response(*o.says("Done.")), "anthropic": response(*a.says("Done."))}
 Look = Callable[[Room, Turn], object]
 
 
@@ -56,7 +56,7 @@ class Odd:
 
 def say(id: str, wire: Wire, *body: Step, text: str = "Hi", look: Look = anything, **metadata: Any) -> Odd:
     """One answer, without tools."""
-    return Odd(id, wire, [answer(*body)], text, look=look, metadata=metadata)
+    return Odd(id, wire, [response(*body)], text, look=look, metadata=metadata)
 
 
 def act(
@@ -68,7 +68,7 @@ def act(
     look: Look = anything,
 ) -> Odd:
     """One answer with calls, and then the last word; without `results`, all calls succeed."""
-    return Odd(id, wire, [answer(*body), DONE[wire.name]], "Done.", paid, results or [OK] * len(paid), look)
+    return Odd(id, wire, [response(*body), DONE[wire.name]], "Done.", paid, results or [OK] * len(paid), look)
 
 
 def refused(id: str, wire: Wire, body: Sequence[bytes]) -> Odd:
@@ -82,11 +82,11 @@ def every(rows: Sequence[Odd]) -> pytest.MarkDecorator:
 
 
 def o_calls(*pieces: bytes, finish: str = "tool_calls") -> list[bytes]:
-    return [*pieces, *o.ends(finish)]
+    return [*pieces, *o.end_with(finish)]
 
 
 def a_tool(arguments: str, *, id: Any = "c1", name: str = "pay", stop: str = "tool_use") -> list[bytes]:
-    return [a.start(), *a.tool_block(0, id, name, arguments), *a.ends(stop)]
+    return [a.start(), *a.tool_block(0, id, name, arguments), *a.end_with(stop)]
 
 
 def calls_of(turn: Turn) -> list[ToolCall]:

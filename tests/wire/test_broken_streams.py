@@ -12,8 +12,8 @@ from wire_turns import ANTHROPIC, OPENAI, QuickClock, Room, Turn, Wire, room
 
 from atlas_agents import ProviderError, RetryPolicy, Timeouts
 from atlas_agents.core.aio import SYSTEM_CLOCK
-from fault_server import FaultServer, Pause, Script, answer, broken, head
-from sse_words import a, o
+from fault_server import FaultServer, Pause, Script, broken_response, response, response_head
+from sse_events import a, o
 
 PAY = '{"to":"bob","amount":5}'
 HTML = b"<html><body>Bad gateway</body></html>"
@@ -21,7 +21,7 @@ LONG = b'"' + b"x" * (8 << 20) + b'"'
 OPEN_A = [a.start(), a.open(0), a.text("Pay")]
 OPEN_TOOL = [a.start(), a.tool(0, "c1", "pay"), a.json(0, PAY)]
 BOMB = gzip.compress(b"x" * (64 << 20))
-CHUNKED = head(transfer_encoding="chunked")
+CHUNKED = response_head(transfer_encoding="chunked")
 NEVER = 600
 
 
@@ -44,152 +44,163 @@ def _case(fault: Fault) -> ParameterSet:
 
 
 def closes(*body: bytes) -> Script:
-    return answer(*body, framing="until close")
+    return response(*body, framing="until close")
 
 
 FAULTS = [
     Fault("P01 clean close mid text", OPENAI, closes(o.text("Pay")), "incomplete"),
     Fault("P01 clean close mid text", ANTHROPIC, closes(*OPEN_A), "incomplete"),
-    Fault("P01 chunked body ends mid text", OPENAI, answer(o.text("Pay")), "incomplete"),
-    Fault("P01 chunked body ends mid text", ANTHROPIC, answer(*OPEN_A), "incomplete"),
-    Fault("P01 sized body ends mid text", OPENAI, answer(o.text("Pay"), framing="sized"), "incomplete"),
-    Fault("P01 text block closed but no stop reason", ANTHROPIC, closes(*OPEN_A, a.shut(0)), "incomplete"),
-    Fault("P01 done without finish", OPENAI, answer(o.text("Pay"), o.done), "incomplete"),
-    Fault("P01 message_stop without stop reason", ANTHROPIC, answer(*OPEN_A, a.shut(0), a.end), "incomplete"),
+    Fault("P01 chunked body ends mid text", OPENAI, response(o.text("Pay")), "incomplete"),
+    Fault("P01 chunked body ends mid text", ANTHROPIC, response(*OPEN_A), "incomplete"),
+    Fault("P01 sized body ends mid text", OPENAI, response(o.text("Pay"), framing="sized"), "incomplete"),
+    Fault("P01 text block closed but no stop reason", ANTHROPIC, closes(*OPEN_A, a.close(0)), "incomplete"),
+    Fault("P01 done without finish", OPENAI, response(o.text("Pay"), o.done), "incomplete"),
+    Fault("P01 message_stop without stop reason", ANTHROPIC, response(*OPEN_A, a.close(0), a.end), "incomplete"),
     Fault("P02 close inside an event", OPENAI, closes(o.text("Pay"), o.text(" more")[:40]), "incomplete"),
     Fault("P02 close inside an event", ANTHROPIC, closes(*OPEN_A, a.text(" more")[:60]), "incomplete"),
     Fault("P02 finish without its blank line", OPENAI, closes(o.text("Pay"), o.finish()[:-1]), "incomplete"),
     Fault(
         "P02 stop reason without its blank line",
         ANTHROPIC,
-        closes(*OPEN_A, a.shut(0), a.stops("end_turn")[:-1]),
+        closes(*OPEN_A, a.close(0), a.stop("end_turn")[:-1]),
         "incomplete",
     ),
-    Fault("P04 stop reason inside an open block", ANTHROPIC, closes(*OPEN_A, a.stops("end_turn")), "incomplete"),
-    Fault("P04 tool use not stopped", ANTHROPIC, closes(*OPEN_TOOL, a.stops("tool_use")), "incomplete", False),
+    Fault("P04 stop reason inside an open block", ANTHROPIC, closes(*OPEN_A, a.stop("end_turn")), "incomplete"),
+    Fault("P04 tool use not stopped", ANTHROPIC, closes(*OPEN_TOOL, a.stop("tool_use")), "incomplete", False),
     Fault(
         "P04 tool use not stopped but message_stop",
         ANTHROPIC,
-        answer(*OPEN_TOOL, a.stops("tool_use"), a.end),
+        response(*OPEN_TOOL, a.stop("tool_use"), a.end),
         "incomplete",
         False,
     ),
-    Fault("P05 reset mid delta", OPENAI, broken(o.text("Pay"), o.text(" more")[:40]), "network"),
-    Fault("P05 reset mid delta", ANTHROPIC, broken(*OPEN_A, a.text(" more")[:60]), "network"),
-    Fault("P05 close inside a chunked body", OPENAI, broken(o.text("Pay"), by="close"), "network"),
-    Fault("P05 close inside a chunked body", ANTHROPIC, broken(*OPEN_A, by="close"), "network"),
-    Fault("P05 half close inside a chunked body", OPENAI, [*broken(o.text("Pay"), by="half close"), "hold"], "network"),
-    Fault("P06 stall before the first word", OPENAI, answer(o.comment, "hold"), "timeout", False),
-    Fault("P06 stall before the first word", ANTHROPIC, answer(a.start(), "hold"), "timeout", False),
+    Fault("P05 reset mid delta", OPENAI, broken_response(o.text("Pay"), o.text(" more")[:40]), "network"),
+    Fault("P05 reset mid delta", ANTHROPIC, broken_response(*OPEN_A, a.text(" more")[:60]), "network"),
+    Fault("P05 close inside a chunked body", OPENAI, broken_response(o.text("Pay"), by="close"), "network"),
+    Fault("P05 close inside a chunked body", ANTHROPIC, broken_response(*OPEN_A, by="close"), "network"),
+    Fault(
+        "P05 half close inside a chunked body",
+        OPENAI,
+        [*broken_response(o.text("Pay"), by="half close"), "hold"],
+        "network",
+    ),
+    Fault("P06 stall before the first word", OPENAI, response(o.comment, "hold"), "timeout", False),
+    Fault("P06 stall before the first word", ANTHROPIC, response(a.start(), "hold"), "timeout", False),
     Fault("P06 stall before the headers", OPENAI, ["hold"], "timeout", False),
     Fault("P06 stall before the headers", ANTHROPIC, ["hold"], "timeout", False),
-    Fault("P06 stall mid stream", OPENAI, answer(o.text("Pay"), "hold"), "timeout"),
-    Fault("P06 stall mid stream", ANTHROPIC, answer(*OPEN_A, "hold"), "timeout"),
-    Fault("P07 slow drip", OPENAI, answer(*[o.text("Pay"), Pause(0.05)] * NEVER), "timeout"),
-    Fault("P07 slow drip", ANTHROPIC, answer(*OPEN_A, *[a.text("Pay"), Pause(0.05)] * NEVER), "timeout"),
-    Fault("P08 comments forever", OPENAI, answer(o.text("Pay"), *[o.comment, Pause(0.03)] * NEVER), "timeout"),
-    Fault("P08 comments only", OPENAI, answer(*[o.comment, Pause(0.03)] * NEVER), "timeout", False),
-    Fault("P08 pings forever", ANTHROPIC, answer(*OPEN_A, *[a.ping, Pause(0.03)] * NEVER), "timeout"),
-    Fault("P08 pings only", ANTHROPIC, answer(*[a.ping, Pause(0.03)] * NEVER), "timeout", False),
-    Fault("P09 bad JSON", OPENAI, answer(o.text("Pay"), b"data: {bad\n\n", *o.ends("stop")), "incomplete"),
+    Fault("P06 stall mid stream", OPENAI, response(o.text("Pay"), "hold"), "timeout"),
+    Fault("P06 stall mid stream", ANTHROPIC, response(*OPEN_A, "hold"), "timeout"),
+    Fault("P07 slow drip", OPENAI, response(*[o.text("Pay"), Pause(0.05)] * NEVER), "timeout"),
+    Fault("P07 slow drip", ANTHROPIC, response(*OPEN_A, *[a.text("Pay"), Pause(0.05)] * NEVER), "timeout"),
+    Fault("P08 comments forever", OPENAI, response(o.text("Pay"), *[o.comment, Pause(0.03)] * NEVER), "timeout"),
+    Fault("P08 comments only", OPENAI, response(*[o.comment, Pause(0.03)] * NEVER), "timeout", False),
+    Fault("P08 pings forever", ANTHROPIC, response(*OPEN_A, *[a.ping, Pause(0.03)] * NEVER), "timeout"),
+    Fault("P08 pings only", ANTHROPIC, response(*[a.ping, Pause(0.03)] * NEVER), "timeout", False),
+    Fault("P09 bad JSON", OPENAI, response(o.text("Pay"), b"data: {bad\n\n", *o.end_with("stop")), "incomplete"),
     Fault(
         "P09 bad JSON",
         ANTHROPIC,
-        answer(*OPEN_A, b"event: content_block_delta\ndata: {bad\n\n", a.shut(0), *a.ends("end_turn")),
+        response(*OPEN_A, b"event: content_block_delta\ndata: {bad\n\n", a.close(0), *a.end_with("end_turn")),
         "incomplete",
     ),
-    Fault("P09 JSON nested too deeply", OPENAI, answer(b'data: {"x":' + b"[" * 99_999 + b"\n\n"), "incomplete", False),
+    Fault(
+        "P09 JSON nested too deeply", OPENAI, response(b'data: {"x":' + b"[" * 99_999 + b"\n\n"), "incomplete", False
+    ),
     Fault(
         "P09 JSON nested too deeply",
         ANTHROPIC,
-        answer(b'event: message_start\ndata: {"x":' + b"[" * 99_999 + b"\n\n"),
+        response(b'event: message_start\ndata: {"x":' + b"[" * 99_999 + b"\n\n"),
         "incomplete",
         False,
     ),
     Fault(
         "P10 invalid UTF-8",
         OPENAI,
-        answer(o.text("Pay"), o.text("?").replace(b"?", b"\xff\xfe"), *o.ends("stop")),
+        response(o.text("Pay"), o.text("?").replace(b"?", b"\xff\xfe"), *o.end_with("stop")),
         "incomplete",
     ),
     Fault(
         "P10 invalid UTF-8",
         ANTHROPIC,
-        answer(*OPEN_A, a.text("?").replace(b"?", b"\xff\xfe"), a.shut(0), *a.ends("end_turn")),
+        response(*OPEN_A, a.text("?").replace(b"?", b"\xff\xfe"), a.close(0), *a.end_with("end_turn")),
         "incomplete",
     ),
-    Fault("P15 a line of 8 MB", OPENAI, answer(o.text("Pay"), b"data: ", LONG, b"\n\n"), "protocol"),
-    Fault("P15 a compressed bomb", OPENAI, answer(BOMB, content_encoding="gzip"), "protocol", False),
-    Fault("P15 a line of 8 MB", ANTHROPIC, answer(*OPEN_A, b"event: ping\ndata: ", LONG, b"\n\n"), "protocol"),
-    Fault("P16 empty body", OPENAI, answer(), "empty_response", False),
-    Fault("P16 empty body", ANTHROPIC, answer(), "empty_response", False),
-    Fault("P16 empty body called JSON", OPENAI, answer(type="application/json"), "empty_response", False),
-    Fault("P16 empty body called JSON", ANTHROPIC, answer(type="application/json"), "empty_response", False),
-    Fault("P16 HTML with status 200", OPENAI, answer(HTML, type="text/html"), "empty_response", False),
-    Fault("P16 HTML with status 200", ANTHROPIC, answer(HTML, type="text/html"), "empty_response", False),
-    Fault("P16 only done", OPENAI, answer(o.done), "empty_response", False),
-    Fault("P16 only message_stop", ANTHROPIC, answer(a.end), "protocol", False),
-    Fault("P16 finished without a word", OPENAI, answer(*o.ends("stop")), "empty_response", False),
-    Fault("P16 finished without a word", ANTHROPIC, answer(a.start(), *a.ends("end_turn")), "empty_response", False),
-    Fault("P16 a block without a word", ANTHROPIC, answer(*a.says("")), "empty_response", False),
-    Fault("P19 error mid stream", OPENAI, answer(o.text("Pay"), o.error("server_error")), "server"),
-    Fault("P19 error first", OPENAI, answer(o.error("server_error")), "server", False),
-    Fault("P19 rate limit mid stream", OPENAI, answer(o.text("Pay"), o.error("rate_limit_exceeded")), "rate_limit"),
-    Fault("P19 status as code", OPENAI, answer(o.text("Pay"), o.error("", code=503)), "overloaded"),
-    Fault("P19 a code that is no number", OPENAI, answer(o.text("Pay"), o.error("", code="²")), "unknown"),
-    Fault("P19 an error that is a text", OPENAI, answer(b'data: {"error":"out of luck"}\n\n'), "unknown", False),
-    Fault("P19 quota", OPENAI, answer(o.text("Pay"), o.error("insufficient_quota")), "quota", final=True),
+    Fault("P15 a line of 8 MB", OPENAI, response(o.text("Pay"), b"data: ", LONG, b"\n\n"), "protocol"),
+    Fault("P15 a compressed bomb", OPENAI, response(BOMB, content_encoding="gzip"), "protocol", False),
+    Fault("P15 a line of 8 MB", ANTHROPIC, response(*OPEN_A, b"event: ping\ndata: ", LONG, b"\n\n"), "protocol"),
+    Fault("P16 empty body", OPENAI, response(), "empty_response", False),
+    Fault("P16 empty body", ANTHROPIC, response(), "empty_response", False),
+    Fault("P16 empty body called JSON", OPENAI, response(type="application/json"), "empty_response", False),
+    Fault("P16 empty body called JSON", ANTHROPIC, response(type="application/json"), "empty_response", False),
+    Fault("P16 HTML with status 200", OPENAI, response(HTML, type="text/html"), "empty_response", False),
+    Fault("P16 HTML with status 200", ANTHROPIC, response(HTML, type="text/html"), "empty_response", False),
+    Fault("P16 only done", OPENAI, response(o.done), "empty_response", False),
+    Fault("P16 only message_stop", ANTHROPIC, response(a.end), "protocol", False),
+    Fault("P16 finished without a word", OPENAI, response(*o.end_with("stop")), "empty_response", False),
     Fault(
-        "P19 bad request", OPENAI, answer(o.text("Pay"), o.error("invalid_request_error")), "bad_request", final=True
+        "P16 finished without a word", ANTHROPIC, response(a.start(), *a.end_with("end_turn")), "empty_response", False
+    ),
+    Fault("P16 a block without a word", ANTHROPIC, response(*a.says("")), "empty_response", False),
+    Fault("P19 error mid stream", OPENAI, response(o.text("Pay"), o.error("server_error")), "server"),
+    Fault("P19 error first", OPENAI, response(o.error("server_error")), "server", False),
+    Fault("P19 rate limit mid stream", OPENAI, response(o.text("Pay"), o.error("rate_limit_exceeded")), "rate_limit"),
+    Fault("P19 status as code", OPENAI, response(o.text("Pay"), o.error("", code=503)), "overloaded"),
+    Fault("P19 a code that is no number", OPENAI, response(o.text("Pay"), o.error("", code="²")), "unknown"),
+    Fault("P19 an error that is a text", OPENAI, response(b'data: {"error":"out of luck"}\n\n'), "unknown", False),
+    Fault("P19 quota", OPENAI, response(o.text("Pay"), o.error("insufficient_quota")), "quota", final=True),
+    Fault(
+        "P19 bad request", OPENAI, response(o.text("Pay"), o.error("invalid_request_error")), "bad_request", final=True
     ),
     Fault(
         "P19 error in a whole answer",
         OPENAI,
-        answer(o.error("server_error")[6:], type="application/json"),
+        response(o.error("server_error")[6:], type="application/json"),
         "server",
         False,
     ),
     Fault(
-        "P20 error event without error", OPENAI, answer(b'event: error\ndata: {"message":"no"}\n\n'), "unknown", False
+        "P20 error event without error", OPENAI, response(b'event: error\ndata: {"message":"no"}\n\n'), "unknown", False
     ),
-    Fault("P20 error event that is no JSON", OPENAI, answer(b"event: error\ndata: no luck\n\n"), "unknown", False),
-    Fault("P21 overloaded mid stream", ANTHROPIC, answer(*OPEN_A, a.error("overloaded_error")), "overloaded"),
-    Fault("P21 overloaded first", ANTHROPIC, answer(a.error("overloaded_error")), "overloaded", False),
-    Fault("P21 api_error mid stream", ANTHROPIC, answer(*OPEN_A, a.error("api_error")), "server"),
-    Fault("P21 api_error first", ANTHROPIC, answer(a.error("api_error")), "server", False),
+    Fault("P20 error event that is no JSON", OPENAI, response(b"event: error\ndata: no luck\n\n"), "unknown", False),
+    Fault("P21 overloaded mid stream", ANTHROPIC, response(*OPEN_A, a.error("overloaded_error")), "overloaded"),
+    Fault("P21 overloaded first", ANTHROPIC, response(a.error("overloaded_error")), "overloaded", False),
+    Fault("P21 api_error mid stream", ANTHROPIC, response(*OPEN_A, a.error("api_error")), "server"),
+    Fault("P21 api_error first", ANTHROPIC, response(a.error("api_error")), "server", False),
     Fault(
         "P21 bad request mid stream",
         ANTHROPIC,
-        answer(*OPEN_A, a.error("invalid_request_error")),
+        response(*OPEN_A, a.error("invalid_request_error")),
         "bad_request",
         final=True,
     ),
     Fault(
         "P21 error in a whole answer",
         ANTHROPIC,
-        answer(b'{"type":"error","error":{"type":"api_error","message":"no"}}', type="application/json"),
+        response(b'{"type":"error","error":{"type":"api_error","message":"no"}}', type="application/json"),
         "server",
         False,
     ),
-    Fault("P22 error event that is no JSON", ANTHROPIC, answer(*OPEN_A, b"event: error\ndata: no luck\n\n"), "unknown"),
-    Fault("P22 error event without data", ANTHROPIC, answer(*OPEN_A, b"event: error\n\n"), "unknown"),
+    Fault(
+        "P22 error event that is no JSON", ANTHROPIC, response(*OPEN_A, b"event: error\ndata: no luck\n\n"), "unknown"
+    ),
+    Fault("P22 error event without data", ANTHROPIC, response(*OPEN_A, b"event: error\n\n"), "unknown"),
     Fault(
         "P23 no event lines",
         ANTHROPIC,
-        answer(*(event.partition(b"\n")[2] for event in a.says("Pay"))),
+        response(*(event.partition(b"\n")[2] for event in a.says("Pay"))),
         "empty_response",
         False,
     ),
-    Fault("P24 no message_start", ANTHROPIC, answer(*a.says("Pay")[1:]), "protocol", False),
-    Fault("P24 delta before its block", ANTHROPIC, answer(a.start(), a.text("Pay")), "protocol", False),
-    Fault("P24 two message_start", ANTHROPIC, answer(*OPEN_A, a.shut(0), *a.says("B")), "protocol"),
-    Fault("P24 a block opened twice", ANTHROPIC, answer(*OPEN_A, a.open(0)), "protocol"),
-    Fault("P24 a block stopped twice", ANTHROPIC, answer(*OPEN_A, a.shut(0), a.shut(0)), "protocol"),
-    Fault("P24 message_delta first", ANTHROPIC, answer(*a.ends("end_turn")), "protocol", False),
+    Fault("P24 no message_start", ANTHROPIC, response(*a.says("Pay")[1:]), "protocol", False),
+    Fault("P24 delta before its block", ANTHROPIC, response(a.start(), a.text("Pay")), "protocol", False),
+    Fault("P24 two message_start", ANTHROPIC, response(*OPEN_A, a.close(0), *a.says("B")), "protocol"),
+    Fault("P24 a block opened twice", ANTHROPIC, response(*OPEN_A, a.open(0)), "protocol"),
+    Fault("P24 a block stopped twice", ANTHROPIC, response(*OPEN_A, a.close(0), a.close(0)), "protocol"),
+    Fault("P24 message_delta first", ANTHROPIC, response(*a.end_with("end_turn")), "protocol", False),
     Fault(
         "P24 words after the stop reason",
         ANTHROPIC,
-        answer(*a.says("Pay")[:-1], *a.block(1, "more"), a.end),
+        response(*a.says("Pay")[:-1], *a.block(1, "more"), a.end),
         "protocol",
     ),
     Fault(
@@ -207,14 +218,18 @@ FAULTS = [
         "incomplete",
         False,
     ),
-    Fault("P28 whole arguments but no stop", ANTHROPIC, closes(*OPEN_TOOL, a.shut(0)), "incomplete", False),
+    Fault("P28 whole arguments but no stop", ANTHROPIC, closes(*OPEN_TOOL, a.close(0)), "incomplete", False),
     Fault(
-        "P39 finish tool_calls without calls or words", OPENAI, answer(*o.ends("tool_calls")), "empty_response", False
+        "P39 finish tool_calls without calls or words",
+        OPENAI,
+        response(*o.end_with("tool_calls")),
+        "empty_response",
+        False,
     ),
     Fault(
         "P39 stop tool_use without calls or words",
         ANTHROPIC,
-        answer(a.start(), *a.ends("tool_use")),
+        response(a.start(), *a.end_with("tool_use")),
         "empty_response",
         False,
     ),
@@ -225,11 +240,17 @@ FAULTS = [
     Fault("P52 close inside the headers", OPENAI, [b"HTTP/1.1 200 OK\r\ncontent-", "close"], "network", False),
     Fault("P52 not HTTP", OPENAI, [b"SSH-2.0-OpenSSH_9.6\r\n", "close"], "network", False),
     Fault("P52 not HTTP", ANTHROPIC, [b"\x15\x03\x01\x00\x02\x02\x16", "close"], "network", False),
-    Fault("P52 a header of 200 KB", OPENAI, [head(x="y" * 200_000), *o.says("Pay"), "close"], "network", False),
     Fault(
-        "P52 two framings", OPENAI, [head(content_length="9", transfer_encoding="chunked"), "close"], "network", False
+        "P52 a header of 200 KB", OPENAI, [response_head(x="y" * 200_000), *o.says("Pay"), "close"], "network", False
     ),
-    Fault("P52 gzip that is none", OPENAI, answer(*o.says("Pay"), content_encoding="gzip"), "network", False),
+    Fault(
+        "P52 two framings",
+        OPENAI,
+        [response_head(content_length="9", transfer_encoding="chunked"), "close"],
+        "network",
+        False,
+    ),
+    Fault("P52 gzip that is none", OPENAI, response(*o.says("Pay"), content_encoding="gzip"), "network", False),
     Fault("P52 no chunk size, with the headers", OPENAI, [CHUNKED + b"zz\r\nhello\r\n", "close"], "network", False),
     Fault("P52 no chunk size, after the headers", OPENAI, [CHUNKED, b"zz\r\n", "close"], "timeout", False),
     Fault("P52 status 204", ANTHROPIC, [b"HTTP/1.1 204 No\r\n\r\n"], "protocol", False),
@@ -253,7 +274,7 @@ async def play(fault: Fault, server: FaultServer) -> tuple[Room, Turn]:
 
 @every_passing_fault
 async def test_a_broken_stream_is_withdrawn_and_the_next_attempt_answers(fault: Fault) -> None:
-    good = answer(*fault.wire.words.says("All ", "good."))
+    good = response(*fault.wire.builder.says("All ", "good."))
     here, turn = await play(fault, FaultServer(fault.script, good))
     assert turn.reply is not None, turn.error
     assert turn.reply.text == turn.shown == "All good."
@@ -277,8 +298,8 @@ async def test_a_stream_that_always_breaks_ends_the_turn_in_one_error(fault: Fau
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
 async def test_P15_an_answer_of_more_than_32_MB_is_an_error(wire: Wire) -> None:
-    many = answer(*wire.words.says(*["x" * 1_000_000] * 34))
-    async with room(wire, FaultServer(many, answer(*wire.words.says("Short.")))) as here:
+    many = response(*wire.builder.says(*["x" * 1_000_000] * 34))
+    async with room(wire, FaultServer(many, response(*wire.builder.says("Short.")))) as here:
         turn = await here.turn()
         assert turn.reply is not None
         assert (turn.reply.text, turn.resets) == ("Short.", 1)

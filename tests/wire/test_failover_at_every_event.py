@@ -8,7 +8,7 @@ from canonical import BODIES, Body
 from wire_turns import OPENAI, WIRES, Room, Turn, Wire, room
 
 from atlas_agents import ProviderError, RetryPolicy
-from fault_server import FaultServer, Script, answer, broken
+from fault_server import FaultServer, Script, broken_response, response
 
 ONCE = RetryPolicy(order="given", retries=0, cooldown=0)
 Way = Literal["a close", "a clean end", "a reset", "an error event"]
@@ -30,13 +30,13 @@ def breaks(body: Body, count: int, way: Way) -> Script:
     error = "server_error" if body.wire is OPENAI else "overloaded_error"
     match way:
         case "a close":
-            return broken(*events, by="close")
+            return broken_response(*events, by="close")
         case "a clean end":
-            return answer(*events)
+            return response(*events)
         case "a reset":
-            return broken(*events, by="reset")
+            return broken_response(*events, by="reset")
         case "an error event":
-            return answer(*events, body.wire.words.error(error))
+            return response(*events, body.wire.builder.error(error))
 
 
 def is_whole(body: Body, count: int, way: Way) -> bool:
@@ -53,7 +53,10 @@ def places(body: Body) -> Sequence[int]:
 @every_second
 async def test_one_of_two_answers_is_given_and_never_both(body: Body, way: Way, second: Wire) -> None:
     for count in places(body):
-        servers = FaultServer(breaks(body, count, way)), FaultServer(answer(*second.words.says("From ", "the second.")))
+        servers = (
+            FaultServer(breaks(body, count, way)),
+            FaultServer(response(*second.builder.says("From ", "the second."))),
+        )
         async with room([body.wire, second], *servers, retry=ONCE) as here:
             turn = await here.turn()
             whole = is_whole(body, count, way)
@@ -68,8 +71,11 @@ async def test_one_of_two_answers_is_given_and_never_both(body: Body, way: Way, 
 @every_second
 async def test_calls_of_an_answer_that_broke_are_never_run(body: Body, way: Way, second: Wire) -> None:
     for count in places(body):
-        done = answer(*second.words.says("Done."))
-        servers = FaultServer(breaks(body, count, way), then=answer(*body.wire.words.says("Done."))), FaultServer(done)
+        done = response(*second.builder.says("Done."))
+        servers = (
+            FaultServer(breaks(body, count, way), then=response(*body.wire.builder.says("Done."))),
+            FaultServer(done),
+        )
         async with room([body.wire, second], *servers, retry=ONCE) as here:
             turn = await here.turn()
             whole = is_whole(body, count, way)
@@ -83,8 +89,8 @@ async def test_calls_of_an_answer_that_broke_are_never_run(body: Body, way: Way,
 @every_second
 async def test_tools_of_an_earlier_round_are_not_run_again(body: Body, way: Way, second: Wire) -> None:
     for count in places(body):
-        first = FaultServer(answer(*body.wire.words.calls(PAY, LOOK, says="Paying.")), breaks(body, count, way))
-        other = FaultServer(answer(*second.words.says("From the second.")))
+        first = FaultServer(response(*body.wire.builder.calls(PAY, LOOK, says="Paying.")), breaks(body, count, way))
+        other = FaultServer(response(*second.builder.says("From the second.")))
         async with room([body.wire, second], first, other, retry=ONCE) as here:
             turn = await here.turn()
             whole = is_whole(body, count, way)
@@ -111,7 +117,7 @@ async def test_an_only_provider_that_always_breaks_ends_the_turn_in_one_error(bo
 @every_talk
 async def test_a_turn_that_fails_after_its_tools_keeps_their_results(body: Body, way: Way) -> None:
     for count in range(body.last):
-        first = answer(*body.wire.words.calls(PAY, LOOK, says="Paying."))
+        first = response(*body.wire.builder.calls(PAY, LOOK, says="Paying."))
         async with room(body.wire, FaultServer(first, breaks(body, count, way)), retry=ONCE) as here:
             turn = await here.turn()
             assert isinstance(turn.error, ProviderError)

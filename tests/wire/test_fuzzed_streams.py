@@ -13,7 +13,7 @@ from wire_turns import ANTHROPIC
 from atlas_agents import Message, Opaque, Part, ProviderError, Request, Text, Thinking, ToolResult, tool_message, user
 from atlas_agents.providers import anthropic, openai
 from atlas_agents.providers.base import Chunk, DoneChunk, OpaqueChunk, TextChunk, ThinkingChunk, ToolCallChunk
-from sse_words import a
+from sse_events import a
 
 NASTY = [
     b"\n\n",
@@ -103,14 +103,14 @@ UNKNOWN = Body(
     "Anthropic unknown blocks",
     ANTHROPIC,
     [
-        *[a.start(), a.open(0, "hologram", light={"lumens": [3, 0.5]}), a.shut(0)],
+        *[a.start(), a.open(0, "hologram", light={"lumens": [3, 0.5]}), a.close(0)],
         *[
             a.open(1, "server_tool_use", id="s", name="web", input={}),
             a.json(1, '{"q":'),
             a.json(1, '"é😀"}'),
-            a.shut(1),
+            a.close(1),
         ],
-        *[*a.block(2, "Hi"), *a.ends("end_turn")],
+        *[*a.block(2, "Hi"), *a.end_with("end_turn")],
     ],
     10,
     11,

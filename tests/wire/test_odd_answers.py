@@ -8,8 +8,8 @@ from odd_rows import DONE, PAID, PAY, Look, Odd, a_tool, act, every, o_calls, re
 from wire_turns import ANTHROPIC, OPENAI, QuickClock, Room, Turn, Wire, room
 
 from atlas_agents import Opaque, Thinking
-from fault_server import FaultServer, Pause, Step, answer, broken, byte_by_byte
-from sse_words import a, o
+from fault_server import FaultServer, Pause, Step, broken_response, byte_by_byte, response
+from sse_events import a, o
 
 EMOJI = "Hi 😀 é\u2028!"
 HALF = r'{"to":"\ud83d","amount":5}'
@@ -23,16 +23,16 @@ HI = [a.start(), *a.block(0, "Hi")]
 
 def after(*blocks: bytes) -> list[bytes]:
     """A whole answer: these blocks, then Hi."""
-    return [a.start(), *blocks, *a.block(9, "Hi"), *a.ends("end_turn")]
+    return [a.start(), *blocks, *a.block(9, "Hi"), *a.end_with("end_turn")]
 
 
 def whole_block(index: int, block: dict[str, Any]) -> list[bytes]:
-    return [a.event("content_block_start", index=index, content_block=block), a.shut(index)]
+    return [a.event("content_block_start", index=index, content_block=block), a.close(index)]
 
 
 def thinking(*words: str, signature: str = "") -> list[bytes]:
     signed = [a.signature(0, signature)] if signature else []
-    return [a.open(0, "thinking"), *(a.thinks(0, word) for word in words), *signed, a.shut(0)]
+    return [a.open(0, "thinking"), *(a.thinking(0, word) for word in words), *signed, a.close(0)]
 
 
 def lines(events: Sequence[bytes], old: bytes, new: bytes) -> list[bytes]:
@@ -63,43 +63,53 @@ def estimated(_: Room, turn: Turn) -> None:
 def went_on(here: Room, turn: Turn) -> None:
     """A paused turn is sent back as it stands."""
     assert [message.role for message in turn.added] == ["user", "assistant", "assistant"]
-    assert here.server.asked[1].body["messages"][-1]["role"] == "assistant"
+    assert here.server.requests[1].body["messages"][-1]["role"] == "assistant"
 
 
 ENDS = [
     say("P03 done missing", OPENAI, o.text("Hi"), o.finish()),
-    Odd("P03 reset after finish", OPENAI, [broken(o.text("Hi"), o.finish())]),
-    Odd("P03 closed inside a chunked body after finish", OPENAI, [broken(o.text("Hi"), o.finish(), by="close")]),
-    say("P04 message_stop missing", ANTHROPIC, *HI, a.stops("end_turn")),
-    Odd("P04 reset after message_delta", ANTHROPIC, [broken(*HI, a.stops("end_turn"))]),
+    Odd("P03 reset after finish", OPENAI, [broken_response(o.text("Hi"), o.finish())]),
+    Odd(
+        "P03 closed inside a chunked body after finish", OPENAI, [broken_response(o.text("Hi"), o.finish(), by="close")]
+    ),
+    say("P04 message_stop missing", ANTHROPIC, *HI, a.stop("end_turn")),
+    Odd("P04 reset after message_delta", ANTHROPIC, [broken_response(*HI, a.stop("end_turn"))]),
     act("P04 message_stop missing but tool use stopped", ANTHROPIC, a_tool(PAY)[:-1], PAID),
-    say("P26 length", OPENAI, o.text("Hi"), *o.ends("length"), stop_reason="length", truncated=True),
-    say("P26 max_tokens", ANTHROPIC, *HI, *a.ends("max_tokens"), stop_reason="length", truncated=True),
-    say("P39 finish tool_calls but none", OPENAI, o.text("Hi"), *o.ends("tool_calls")),
-    say("P39 tool_use but none", ANTHROPIC, *HI, *a.ends("tool_use")),
-    say("P40 content_filter", OPENAI, o.text("Hi"), *o.ends("content_filter"), stop_reason="refusal", refused=True),
-    say("P40 content_filter without a word", OPENAI, *o.ends("content_filter"), text="", refused=True),
+    say("P26 length", OPENAI, o.text("Hi"), *o.end_with("length"), stop_reason="length", truncated=True),
+    say("P26 max_tokens", ANTHROPIC, *HI, *a.end_with("max_tokens"), stop_reason="length", truncated=True),
+    say("P39 finish tool_calls but none", OPENAI, o.text("Hi"), *o.end_with("tool_calls")),
+    say("P39 tool_use but none", ANTHROPIC, *HI, *a.end_with("tool_use")),
+    say("P40 content_filter", OPENAI, o.text("Hi"), *o.end_with("content_filter"), stop_reason="refusal", refused=True),
+    say("P40 content_filter without a word", OPENAI, *o.end_with("content_filter"), text="", refused=True),
     say(
         "P40 refusal deltas",
         OPENAI,
         o.delta({"refusal": "H"}),
         o.delta({"refusal": "i"}),
-        *o.ends("stop"),
+        *o.end_with("stop"),
         refused=True,
     ),
-    say("P40 refusal", ANTHROPIC, *HI, *a.ends("refusal"), stop_reason="refusal", refused=True),
+    say("P40 refusal", ANTHROPIC, *HI, *a.end_with("refusal"), stop_reason="refusal", refused=True),
     say("P40 refusal with calls", ANTHROPIC, *a_tool(PAY, stop="refusal"), text="", refused=True),
     say(
         "P40 content_filter with calls",
         OPENAI,
         o.call(0, "c", "pay", PAY),
-        *o.ends("content_filter"),
+        *o.end_with("content_filter"),
         text="",
         refused=True,
     ),
-    Odd("P41 pause_turn", ANTHROPIC, [answer(*HI, *a.ends("pause_turn")), DONE["anthropic"]], "Done.", look=went_on),
-    say("P41 unknown stop reason", ANTHROPIC, *HI, *a.ends("eclipse"), stop_reason="other"),
-    say("P41 unknown stop reason with calls", ANTHROPIC, *HI, *a.tool_block(1, "c", "pay", PAY), *a.ends("eclipse")),
+    Odd(
+        "P41 pause_turn",
+        ANTHROPIC,
+        [response(*HI, *a.end_with("pause_turn")), DONE["anthropic"]],
+        "Done.",
+        look=went_on,
+    ),
+    say("P41 unknown stop reason", ANTHROPIC, *HI, *a.end_with("eclipse"), stop_reason="other"),
+    say(
+        "P41 unknown stop reason with calls", ANTHROPIC, *HI, *a.tool_block(1, "c", "pay", PAY), *a.end_with("eclipse")
+    ),
     say(
         "P41 unknown finish reason with calls",
         OPENAI,
@@ -108,7 +118,7 @@ ENDS = [
     ),
     say("P43 usage missing", OPENAI, o.text("Hi"), o.finish(), o.done, look=estimated),
     say("P43 usage null", OPENAI, o.text("Hi"), o.finish(), o.event(choices=[], usage=None), o.done, look=estimated),
-    say("P43 usage missing", ANTHROPIC, *HI, a.stops("end_turn", None), a.end, look=estimated),
+    say("P43 usage missing", ANTHROPIC, *HI, a.stop("end_turn", None), a.end, look=estimated),
     say(
         "P44 double finish",
         OPENAI,
@@ -155,7 +165,7 @@ BYTES = [
         ANTHROPIC,
         [
             *[a.start(), a.tool(0, "c1", "pay"), a.json(0, '{"to":"\ud83d'), a.json(0, '\ude00","amount":5}')],
-            *[a.shut(0), *a.ends("tool_use")],
+            *[a.close(0), *a.end_with("tool_use")],
         ],
         [("😀", 5)],
     ),
@@ -210,7 +220,7 @@ SHAPES = [
             a.open(0, "server_tool_use", id="srv_1", name="web_search", input={}),
             a.json(0, '{"query":'),
             a.json(0, '"bob"}'),
-            a.shut(0),
+            a.close(0),
             *whole_block(1, FOUND),
         ),
         look=kept(SEARCH, FOUND),
@@ -251,16 +261,16 @@ async def test_what_is_unknown_or_empty_is_no_hindrance(row: Odd) -> None:
         ),
         pytest.param(OPENAI, [*o.says("Hi"), "hold"], id="P03 done, but not closed"),
         pytest.param(OPENAI, [*o.says("Hi"), *[o.comment, Pause(0.002)] * 6000], id="P03 done, then comments"),
-        pytest.param(ANTHROPIC, [*HI, a.stops("end_turn"), "hold"], id="P04 stop reason, then nothing"),
+        pytest.param(ANTHROPIC, [*HI, a.stop("end_turn"), "hold"], id="P04 stop reason, then nothing"),
         pytest.param(
-            ANTHROPIC, [*HI, a.stops("end_turn"), *[a.ping, Pause(0.02)] * 600], id="P04 stop reason, then pings"
+            ANTHROPIC, [*HI, a.stop("end_turn"), *[a.ping, Pause(0.02)] * 600], id="P04 stop reason, then pings"
         ),
         pytest.param(ANTHROPIC, [*a.says("Hi"), "hold"], id="P04 message_stop, but not closed"),
     ],
 )
 async def test_a_complete_message_does_not_wait_long_for_its_connection_to_end(wire: Wire, body: list[Step]) -> None:
     clock = QuickClock(20)
-    async with room(wire, FaultServer(answer(*body)), clock=clock) as here:
+    async with room(wire, FaultServer(response(*body)), clock=clock) as here:
         begun = clock.monotonic()
         turn = await here.turn()
         assert clock.monotonic() - begun < 25
@@ -269,7 +279,7 @@ async def test_a_complete_message_does_not_wait_long_for_its_connection_to_end(w
 
 
 async def test_P41_a_model_that_only_pauses_ends_with_the_rounds() -> None:
-    pause = answer(*HI, *a.ends("pause_turn"))
+    pause = response(*HI, *a.end_with("pause_turn"))
     async with room(ANTHROPIC, FaultServer(*[pause] * 10)) as here:
         turn = await here.turn()
         assert turn.said == ["Hi"] * 10
@@ -279,10 +289,10 @@ async def test_P41_a_model_that_only_pauses_ends_with_the_rounds() -> None:
 
 async def test_P42_blocks_are_sent_back_as_they_came() -> None:
     blocks = [*thinking("Hm 😀", signature="c2ln"), *whole_block(1, REDACTED), *whole_block(2, FUTURE)]
-    body = [a.start(), *blocks, *a.block(3, "Paying."), *a.tool_block(4, "c1", "pay", PAY), *a.ends("tool_use")]
-    async with room(ANTHROPIC, FaultServer(answer(*body), DONE["anthropic"])) as here:
+    body = [a.start(), *blocks, *a.block(3, "Paying."), *a.tool_block(4, "c1", "pay", PAY), *a.end_with("tool_use")]
+    async with room(ANTHROPIC, FaultServer(response(*body), DONE["anthropic"])) as here:
         await here.turn()
-        assert here.server.asked[1].body["messages"][1] == {
+        assert here.server.requests[1].body["messages"][1] == {
             "role": "assistant",
             "content": [
                 {"type": "thinking", "thinking": "Hm 😀", "signature": "c2ln"},
@@ -298,8 +308,8 @@ async def test_P42_blocks_are_sent_back_as_they_came() -> None:
 @pytest.mark.parametrize("framing", ["chunked", "sized", "until close"])
 @pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
 async def test_every_way_to_frame_a_body_is_read(wire: Wire, framing: Any) -> None:
-    pieces = byte_by_byte(wire.words.says("Hi"))
-    await Odd("framed", wire, [answer(*pieces, framing=framing)]).check()
+    pieces = byte_by_byte(wire.builder.says("Hi"))
+    await Odd("framed", wire, [response(*pieces, framing=framing)]).check()
 
 
 WHOLE = {
@@ -314,7 +324,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
 async def test_a_server_that_does_not_stream_is_understood(wire: Wire) -> None:
-    whole = answer(WHOLE[wire.name], type="application/json; charset=utf-8", framing="sized")
+    whole = response(WHOLE[wire.name], type="application/json; charset=utf-8", framing="sized")
     async with room(wire, FaultServer(whole, DONE[wire.name])) as here:
         turn = await here.turn()
         assert turn.said == ["Hi", "Done."]

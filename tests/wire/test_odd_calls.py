@@ -7,8 +7,8 @@ from odd_rows import BAD, MISSING, OK, PAID, PAY, Look, Odd, a_tool, act, calls_
 from wire_turns import ANTHROPIC, OPENAI, Room, Turn, Wire, room
 
 from atlas_agents import ProviderError
-from fault_server import FaultServer, answer
-from sse_words import a, o
+from fault_server import FaultServer, response
+from sse_events import a, o
 
 LOOKED = [("look", 0)]
 CUT = '{"to":"bob","amount":5'
@@ -84,8 +84,8 @@ UNREADABLE = [
         [
             a.start(),
             a.open(0, "tool_use", id="c", name="pay", input={"amount": int(VAST)}),
-            a.shut(0),
-            *a.ends("tool_use"),
+            a.close(0),
+            *a.end_with("tool_use"),
         ],
     ),
 ]
@@ -94,14 +94,14 @@ ARGUMENTS = [
     act("P30 null", OPENAI, o_calls(raw(index=0, id="c1", function={"name": "look", "arguments": None})), LOOKED),
     act("P30 none", OPENAI, o_calls(raw(index=0, id="c1", function={"name": "look"})), LOOKED),
     act("P30 empty", ANTHROPIC, a_tool("", name="look"), LOOKED),
-    act("P30 none", ANTHROPIC, [a.start(), a.tool(0, "c1", "look"), a.shut(0), *a.ends("tool_use")], LOOKED),
+    act("P30 none", ANTHROPIC, [a.start(), a.tool(0, "c1", "look"), a.close(0), *a.end_with("tool_use")], LOOKED),
     act("P31 as an object", OPENAI, o_calls(o.call(0, "c1", "pay", {"to": "bob", "amount": 5})), PAID),
     act(
         "P31 in the first event",
         ANTHROPIC,
         [
-            *[a.start(), a.open(0, "tool_use", id="c1", name="pay", input={"to": "bob", "amount": 5}), a.shut(0)],
-            *a.ends("tool_use"),
+            *[a.start(), a.open(0, "tool_use", id="c1", name="pay", input={"to": "bob", "amount": 5}), a.close(0)],
+            *a.end_with("tool_use"),
         ],
         PAID,
     ),
@@ -151,7 +151,7 @@ PIECES = [
         ANTHROPIC,
         [
             *[a.start(), a.tool(0, "c1", "pay"), a.tool(1, "c2", "pay"), a.json(0, PAY[:9]), a.json(1, EVE[:9])],
-            *[a.json(0, PAY[9:]), a.json(1, EVE[9:]), a.shut(0), a.shut(1), *a.ends("tool_use")],
+            *[a.json(0, PAY[9:]), a.json(1, EVE[9:]), a.close(0), a.close(1), *a.end_with("tool_use")],
         ],
         [*PAID, ("eve", 1)],
         look=ids_are("c1", "c2"),
@@ -181,7 +181,12 @@ PIECES = [
         PAID + LOOKED,
         look=ids_are("c1", "c2"),
     ),
-    act("P36 blocks start at 3", ANTHROPIC, [a.start(), *a.tool_block(3, "c", "pay", PAY), *a.ends("tool_use")], PAID),
+    act(
+        "P36 blocks start at 3",
+        ANTHROPIC,
+        [a.start(), *a.tool_block(3, "c", "pay", PAY), *a.end_with("tool_use")],
+        PAID,
+    ),
     act("P38 finish stop but calls", OPENAI, o_calls(o.call(0, "c1", "pay", PAY), finish="stop"), PAID),
     act("P38 finish function_call", OPENAI, o_calls(o.call(0, "c1", "pay", PAY), finish="function_call"), PAID),
     act("P38 end_turn but calls", ANTHROPIC, a_tool(PAY, stop="end_turn"), PAID),
@@ -226,7 +231,7 @@ async def test_a_call_of_no_known_tool_is_answered_with_the_names_there_are(row:
 
 @pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
 async def test_P29_a_model_that_never_writes_arguments_gets_two_repairs(wire: Wire) -> None:
-    broken_call = answer(*wire.words.calls(("c1", "pay", "{to: bob}")))
+    broken_call = response(*wire.builder.calls(("c1", "pay", "{to: bob}")))
     async with room(wire, FaultServer(*[broken_call] * 3)) as here:
         turn = await here.turn()
         assert isinstance(turn.error, ProviderError)

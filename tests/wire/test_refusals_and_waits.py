@@ -8,8 +8,8 @@ import pytest
 from wire_turns import ANTHROPIC, KEY, OPENAI, WIRES, LeapClock, Turn, Wire, room
 
 from atlas_agents import ProviderError, RetryPolicy
-from fault_server import FaultServer, Script, answer
-from sse_words import a, o
+from fault_server import FaultServer, Script, response
+from sse_events import a, o
 
 both_wires = pytest.mark.parametrize("wire", WIRES, ids=repr)
 GIVEN = RetryPolicy(order="given")
@@ -38,11 +38,11 @@ TOO_LONG: dict[str, tuple[int, dict[str, str]]] = {
 
 def refusal(status: int, error: object = None, **headers: str) -> Script:
     body = json.dumps({"error": error or {"message": "no luck"}}).encode()
-    return answer(body, status=f"{status} No", type="application/json", framing="sized", **headers)
+    return response(body, status=f"{status} No", type="application/json", framing="sized", **headers)
 
 
 def good(wire: Wire, text: str = "Fine.") -> Script:
-    return answer(*wire.words.says(text))
+    return response(*wire.builder.says(text))
 
 
 def kind_of(turn: Turn) -> str:
@@ -94,7 +94,7 @@ async def test_a_refused_key_of_the_only_provider_is_final(status: int, wire: Wi
 @pytest.mark.parametrize("case", TOO_LONG, ids=lambda case: f"P46 {case}")
 async def test_a_history_that_is_too_long_is_shortened_once(case: str, wire: Wire) -> None:
     too_long = refusal(TOO_LONG[case][0], TOO_LONG[case][1])
-    calling = answer(*wire.words.calls(("c1", "pay", '{"to":"bob","amount":5}')))
+    calling = response(*wire.builder.calls(("c1", "pay", '{"to":"bob","amount":5}')))
     server = FaultServer(calling, good(wire), good(wire), too_long, good(wire, "Shorter."), too_long, too_long)
     async with room(wire, server) as here:
         await here.turn("first " * 50)
@@ -102,7 +102,7 @@ async def test_a_history_that_is_too_long_is_shortened_once(case: str, wire: Wir
         turn = await here.turn("third")
         assert turn.said == ["Shorter."]
         assert here.requests == [5]
-        before, after = [asked.body["messages"] for asked in server.asked[3:5]]
+        before, after = [asked.body["messages"] for asked in server.requests[3:5]]
         assert len(after) < len(before)
         assert after[-1] == before[-1]
         assert here.paid == [("bob", 5)]
@@ -121,7 +121,7 @@ async def test_a_history_that_is_too_long_is_shortened_once(case: str, wire: Wir
 async def test_a_history_found_too_long_after_the_first_words_is_shortened_too(
     wire: Wire, too_long: list[bytes]
 ) -> None:
-    server = FaultServer(good(wire), good(wire), answer(*too_long), good(wire, "Shorter."))
+    server = FaultServer(good(wire), good(wire), response(*too_long), good(wire, "Shorter."))
     async with room(wire, server) as here:
         await here.turn("first " * 50)
         await here.turn("second " * 50)
@@ -257,9 +257,9 @@ async def test_P49_a_wait_that_is_too_long_is_an_error_at_once_for_the_only_prov
     [
         pytest.param(OPENAI, refusal(429, {"code": "insufficient_quota", "message": "pay"}), id="P51 by code"),
         pytest.param(OPENAI, refusal(429, {"type": "insufficient_quota", "message": "pay"}), id="P51 by type"),
-        pytest.param(OPENAI, answer(o.error("insufficient_quota")), id="P51 in the stream"),
+        pytest.param(OPENAI, response(o.error("insufficient_quota")), id="P51 in the stream"),
         pytest.param(ANTHROPIC, refusal(402, {"type": "billing_error", "message": "pay"}), id="P51 billing"),
-        pytest.param(ANTHROPIC, answer(a.error("billing_error")), id="P51 billing in the stream"),
+        pytest.param(ANTHROPIC, response(a.error("billing_error")), id="P51 billing in the stream"),
     ],
 )
 async def test_a_spent_quota_is_not_asked_again(wire: Wire, spent: Script) -> None:
@@ -282,7 +282,7 @@ RESET: Script = ["reset"]
 DOWN: dict[str, list[Script]] = {
     "resets": [RESET, RESET, RESET],
     "statuses": [refusal(503), refusal(503), refusal(503)],
-    "empty bodies": [answer(), answer(), answer()],
+    "empty bodies": [response(), response(), response()],
     "keys": [refusal(401)],
 }
 
@@ -322,8 +322,8 @@ async def test_P54_nobody_listening_is_an_error_too(wire: Wire) -> None:
 @pytest.mark.parametrize(
     ("wire", "refuses"),
     [
-        pytest.param(OPENAI, answer(o.text("I won't"), *o.ends("content_filter")), id="P40 content_filter"),
-        pytest.param(ANTHROPIC, answer(a.start(), *a.block(0, "I won't"), *a.ends("refusal")), id="P40 refusal"),
+        pytest.param(OPENAI, response(o.text("I won't"), *o.end_with("content_filter")), id="P40 content_filter"),
+        pytest.param(ANTHROPIC, response(a.start(), *a.block(0, "I won't"), *a.end_with("refusal")), id="P40 refusal"),
     ],
 )
 async def test_a_refusal_leads_to_another_provider_only_where_wanted(wire: Wire, refuses: Script) -> None:

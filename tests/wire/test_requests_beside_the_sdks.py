@@ -26,8 +26,8 @@ from atlas_agents import (
     tool_message,
     user,
 )
-from fault_server import FaultServer, answer
-from sse_words import a, o
+from fault_server import FaultServer, response
+from sse_events import a, o
 
 
 @tool
@@ -58,7 +58,7 @@ QUESTION = user("What is ", Text("this? "), PNG, FAR, PDF)
 
 
 async def our_request(wire: Wire, output: Any = None) -> Any:
-    async with FaultServer(answer(*wire.words.says('{"n":1}'))) as server:
+    async with FaultServer(response(*wire.builder.says('{"n":1}'))) as server:
         agent = Agent(
             "assistant",
             model=wire.provider(server.url),
@@ -71,7 +71,7 @@ async def our_request(wire: Wire, output: Any = None) -> Any:
         )
         async with Atlas([agent]) as atlas:
             await atlas.ask(QUESTION, session=Conversation(PAST), output=output)
-        return server.asked[0].body
+        return server.requests[0].body
 
 
 def o_call(id: str, to: str, amount: int) -> Any:
@@ -110,7 +110,7 @@ async def openai_request() -> Any:
         },
     ]
     function: Any = {"name": "pay", "description": "Pay somebody.", "parameters": pay.parameters}
-    async with FaultServer(answer(*o.says("Hi"))) as server, openai_client(server.url) as client:
+    async with FaultServer(response(*o.says("Hi"))) as server, openai_client(server.url) as client:
         stream = await client.chat.completions.create(
             model="m-1",
             messages=messages,
@@ -124,7 +124,7 @@ async def openai_request() -> Any:
         )
         async for _ in stream:
             pass
-        return server.asked[0].body
+        return server.requests[0].body
 
 
 def text(text: str) -> Any:
@@ -173,7 +173,7 @@ async def anthropic_request() -> Any:
         },
     ]
     shape: Any = {"name": "pay", "description": "Pay somebody.", "input_schema": pay.parameters}
-    async with FaultServer(answer(*a.says("Hi"))) as server, anthropic_client(server.url) as client:
+    async with FaultServer(response(*a.says("Hi"))) as server, anthropic_client(server.url) as client:
         stream = await client.messages.create(
             model="m-1",
             system="Be brief.",
@@ -187,7 +187,7 @@ async def anthropic_request() -> Any:
         )
         async for _ in stream:
             pass
-        return server.asked[0].body
+        return server.requests[0].body
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=repr)

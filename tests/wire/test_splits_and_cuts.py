@@ -5,7 +5,7 @@ from canonical import BODIES, Body, hear
 from wire_turns import room
 
 from atlas_agents import ProviderError, RetryPolicy
-from fault_server import FaultServer, answer, broken, byte_by_byte
+from fault_server import FaultServer, broken_response, byte_by_byte, response
 
 every_body = pytest.mark.parametrize("body", BODIES, ids=repr)
 BOTH_PAID = [("bob", 5), ("éve 😀", -1)]
@@ -51,7 +51,7 @@ def test_cut_at_any_byte_it_is_an_error_or_the_complete_message(body: Body) -> N
 
 @every_body
 async def test_every_byte_in_its_own_packet_is_the_same_turn(body: Body) -> None:
-    scripts = [answer(*byte_by_byte(body.events)), answer(*byte_by_byte(body.wire.words.says("Done.")))]
+    scripts = [response(*byte_by_byte(body.events)), response(*byte_by_byte(body.wire.builder.says("Done.")))]
     async with room(body.wire, FaultServer(*scripts[: 1 + body.tools])) as here:
         turn = await here.turn()
         assert turn.said == [text_of(body), "Done."][: 1 + body.tools]
@@ -63,10 +63,14 @@ async def test_every_byte_in_its_own_packet_is_the_same_turn(body: Body) -> None
 @every_body
 @pytest.mark.parametrize("by", ["a clean end", "a close", "a reset"])
 async def test_cut_after_any_event_it_is_an_error_or_the_whole_turn(body: Body, by: str) -> None:
-    done = answer(*body.wire.words.says("Done."))
+    done = response(*body.wire.builder.says("Done."))
     for count in range(len(body.events)):
         events = body.events[:count]
-        cut = answer(*events) if by == "a clean end" else broken(*events, by="close" if by == "a close" else "reset")
+        cut = (
+            response(*events)
+            if by == "a clean end"
+            else broken_response(*events, by="close" if by == "a close" else "reset")
+        )
         async with room(body.wire, FaultServer(cut), retry=RetryPolicy(retries=0)) as here:
             if count >= body.last and body.tools:
                 here.server.add(done)

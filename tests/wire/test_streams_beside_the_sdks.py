@@ -12,8 +12,8 @@ from wire_turns import ANTHROPIC, OPENAI, PATIENCE, Wire
 
 from atlas_agents import Agent, Atlas, DoneChunk, Thinking, Usage
 from atlas_agents.providers.anthropic import AnthropicReader
-from fault_server import FaultServer, answer, byte_by_byte
-from sse_words import a, o
+from fault_server import FaultServer, byte_by_byte, response
+from sse_events import a, o
 
 PAY = '{"to":"bob","amount":5}'
 EVE = '{"to":"éve 😀","amount":-1.5e3,"why":[null,true,{"a":"\\u00e9\\n"}]}'
@@ -41,7 +41,7 @@ def with_between(events: Sequence[bytes], between: bytes) -> list[bytes]:
 
 
 def thinking(signature: str) -> list[bytes]:
-    return [a.open(0, "thinking"), a.thinks(0, "Hm "), a.thinks(0, "😀."), a.signature(0, signature), a.shut(0)]
+    return [a.open(0, "thinking"), a.thinking(0, "Hm "), a.thinking(0, "😀."), a.signature(0, signature), a.close(0)]
 
 
 GOOD: dict[str, tuple[Wire, list[bytes]]] = {
@@ -56,7 +56,7 @@ GOOD: dict[str, tuple[Wire, list[bytes]]] = {
         OPENAI,
         [
             *[o.call(0, "c1", "pay", PAY[:4]), o.call(1, "c2", "pay", EVE[:9]), o.call(0, None, None, PAY[4:])],
-            *[o.call(1, None, None, EVE[9:]), *o.ends("tool_calls")],
+            *[o.call(1, None, None, EVE[9:]), *o.end_with("tool_calls")],
         ],
     ),
     "empty object as arguments (openai)": (OPENAI, o.calls(("c1", "look", "{}"))),
@@ -82,21 +82,21 @@ GOOD: dict[str, tuple[Wire, list[bytes]]] = {
     "empty arguments (anthropic)": (ANTHROPIC, a.calls(("c1", "look", ""))),
     "thinking and signature (anthropic)": (
         ANTHROPIC,
-        [a.start(), *thinking("c2ln"), *a.block(1, "Hi"), *a.ends("end_turn")],
+        [a.start(), *thinking("c2ln"), *a.block(1, "Hi"), *a.end_with("end_turn")],
     ),
     "thinking, words and a call (anthropic)": (
         ANTHROPIC,
         [
             *[a.start(21), *thinking("c2ln"), *a.block(1, "Paying."), *a.tool_block(2, "c1", "pay", EVE)],
-            *a.ends("tool_use"),
+            *a.end_with("tool_use"),
         ],
     ),
-    "cut by max_tokens (anthropic)": (ANTHROPIC, [a.start(), *a.block(0, "Hi"), *a.ends("max_tokens")]),
-    "a stop sequence (anthropic)": (ANTHROPIC, [a.start(), *a.block(0, "Hi"), *a.ends("stop_sequence")]),
-    "a refusal (anthropic)": (ANTHROPIC, [a.start(), *a.block(0, "No"), *a.ends("refusal")]),
+    "cut by max_tokens (anthropic)": (ANTHROPIC, [a.start(), *a.block(0, "Hi"), *a.end_with("max_tokens")]),
+    "a stop sequence (anthropic)": (ANTHROPIC, [a.start(), *a.block(0, "Hi"), *a.end_with("stop_sequence")]),
+    "a refusal (anthropic)": (ANTHROPIC, [a.start(), *a.block(0, "No"), *a.end_with("refusal")]),
     "two blocks of text (anthropic)": (
         ANTHROPIC,
-        [a.start(), *a.block(0, "Hi "), *a.block(1, "there"), *a.ends("end_turn")],
+        [a.start(), *a.block(0, "Hi "), *a.block(1, "there"), *a.end_with("end_turn")],
     ),
 }
 OUR_STOP = {
@@ -159,7 +159,7 @@ async def heard_by_us(wire: Wire, url: str) -> Heard:
 @pytest.mark.parametrize("name", GOOD)
 async def test_a_good_stream_is_the_same_to_us_and_to_its_vendor(name: str) -> None:
     wire, body = GOOD[name]
-    async with FaultServer(answer(*body), answer(*body)) as server, asyncio.timeout(PATIENCE):
+    async with FaultServer(response(*body), response(*body)) as server, asyncio.timeout(PATIENCE):
         ours = await heard_by_us(wire, server.url)
         theirs = await (heard_by_openai if wire is OPENAI else heard_by_anthropic)(server.url)
     assert ours == theirs

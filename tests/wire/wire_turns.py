@@ -31,8 +31,8 @@ from atlas_agents.core.events import (
     ToolCalled,
 )
 from atlas_agents.providers.base import Provider
-from fault_server import FaultServer, answer
-from sse_words import Words, a, o
+from fault_server import FaultServer, response
+from sse_events import EventBuilder, a, o
 
 PATIENCE = 20.0
 KEY = "sk-canary-0123456789"
@@ -77,7 +77,7 @@ class Wire:
     """A vendor's wire: its words, and how we speak it."""
 
     name: str
-    words: Words
+    builder: EventBuilder
     history: Callable[[Any], None]
 
     def provider(self, url: str, timeouts: Timeouts | None = None, clock: Clock = SYSTEM_CLOCK) -> Provider:
@@ -155,7 +155,7 @@ class Room:
     @property
     def requests(self) -> list[int]:
         """How many requests each server saw."""
-        return [len(server.asked) for server in self.servers]
+        return [len(server.requests) for server in self.servers]
 
     async def turn(self, text: str = "Pay bob 5.") -> Turn:
         """Take a turn, and check what must hold for every one."""
@@ -176,12 +176,12 @@ class Room:
     async def next_turn_works(self) -> None:
         """The conversation goes on, and every request so far carried a history that its vendor accepts."""
         for wire, server in zip(self.wires, self.servers, strict=True):
-            server.add(answer(*wire.words.says("Next.")))
+            server.add(response(*wire.builder.says("Next.")))
         turn = await self.turn("And now?")
         assert turn.reply is not None, turn.error
         assert turn.reply.text == "Next."
         for wire, server in zip(self.wires, self.servers, strict=True):
-            for asked in server.asked:
+            for asked in server.requests:
                 wire.history(asked.body)
                 assert asked.headers["authorization" if wire.name == "openai" else "x-api-key"].endswith(KEY)
 

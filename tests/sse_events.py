@@ -1,23 +1,23 @@
-"""The words of the two wires: one function per event, so that a test reads like the stream it sends."""
+"""Server-sent events of both vendors: one method per event, so that a test reads like the stream it sends."""
 
 import json
 from typing import Any, Protocol
 
 Calls = list[tuple[str, str, str]]
-"""(id, name, arguments as written) of each call."""
+"""(id, name, raw arguments) of each call."""
 
 
 def _data(value: object) -> bytes:
-    """As UTF-8; escaped only where there is none: halves of surrogate pairs."""
+    """Encode as UTF-8; lone surrogates, which have no UTF-8 form, are escaped."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     try:
-        written = text.encode()
+        encoded = text.encode()
     except UnicodeEncodeError:
-        written = json.dumps(value, separators=(",", ":")).encode()
-    return b"data: " + written + b"\n\n"
+        encoded = json.dumps(value, separators=(",", ":")).encode()
+    return b"data: " + encoded + b"\n\n"
 
 
-class OpenAIWords:
+class OpenAIEvents:
     """Chat completion chunks."""
 
     done = b"data: [DONE]\n\n"
@@ -33,7 +33,7 @@ class OpenAIWords:
         return self.delta({"content": text})
 
     def call(self, index: int | None, id: str | None, name: str | None, arguments: Any = "") -> bytes:
-        """A piece of a call; None leaves a field out."""
+        """A piece of a call; a field that is None is omitted."""
         function = {"name": name, "arguments": arguments} if name is not None else {"arguments": arguments}
         fields = {"index": index, "id": id, "type": "function", "function": function}
         return self.delta({"tool_calls": [{key: value for key, value in fields.items() if value is not None}]})
@@ -48,25 +48,25 @@ class OpenAIWords:
     def error(self, type: str, message: str = "no luck", code: object = None) -> bytes:
         return _data({"error": {"message": message, "type": type, "param": None, "code": code}})
 
-    def says(self, *words: str) -> list[bytes]:
-        """A whole answer in words."""
-        return [self.delta({"role": "assistant", "content": ""}), *map(self.text, words), *self.ends("stop")]
+    def says(self, *texts: str) -> list[bytes]:
+        """A complete text reply."""
+        return [self.delta({"role": "assistant", "content": ""}), *map(self.text, texts), *self.end_with("stop")]
 
     def calls(self, *calls: tuple[str, str, str], says: str = "") -> list[bytes]:
-        """A whole answer that asks for tools, each call's arguments in two pieces."""
+        """A complete reply with tool calls, the arguments of each in two pieces."""
         pieces: list[bytes] = [self.text(says)] if says else []
         for index, (id, name, arguments) in enumerate(calls):
             half = len(arguments) // 2
             pieces += [self.call(index, id, name), self.call(index, None, None, arguments[:half])]
             pieces += [self.call(index, None, None, arguments[half:])]
-        return [*pieces, *self.ends("tool_calls")]
+        return [*pieces, *self.end_with("tool_calls")]
 
-    def ends(self, reason: str) -> list[bytes]:
+    def end_with(self, reason: str) -> list[bytes]:
         return [self.finish(reason), self.usage(), self.done]
 
 
-class AnthropicWords:
-    """Events of Messages."""
+class AnthropicEvents:
+    """Events of the Messages API."""
 
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
     comment = b": keep-alive\n\n"
@@ -82,9 +82,9 @@ class AnthropicWords:
         )
 
     def open(self, index: int, type: str = "text", **fields: Any) -> bytes:
-        begun: dict[str, dict[str, Any]] = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
+        initial: dict[str, dict[str, Any]] = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
         return self.event(
-            "content_block_start", index=index, content_block={"type": type, **begun.get(type, {}), **fields}
+            "content_block_start", index=index, content_block={"type": type, **initial.get(type, {}), **fields}
         )
 
     def tool(self, index: int, id: Any, name: str) -> bytes:
@@ -99,16 +99,16 @@ class AnthropicWords:
     def json(self, index: int, piece: str) -> bytes:
         return self.delta(index, "input_json_delta", partial_json=piece)
 
-    def thinks(self, index: int, text: str) -> bytes:
+    def thinking(self, index: int, text: str) -> bytes:
         return self.delta(index, "thinking_delta", thinking=text)
 
     def signature(self, index: int, signature: str) -> bytes:
         return self.delta(index, "signature_delta", signature=signature)
 
-    def shut(self, index: int) -> bytes:
+    def close(self, index: int) -> bytes:
         return self.event("content_block_stop", index=index)
 
-    def stops(self, reason: str | None, output: int | None = 5) -> bytes:
+    def stop(self, reason: str | None, output: int | None = 5) -> bytes:
         usage: dict[str, Any] = {} if output is None else {"usage": {"output_tokens": output}}
         return self.event("message_delta", delta={"stop_reason": reason, "stop_sequence": None}, **usage)
 
@@ -119,42 +119,42 @@ class AnthropicWords:
     def error(self, type: str, message: str = "no luck") -> bytes:
         return self.event("error", error={"type": type, "message": message})
 
-    def block(self, index: int, *words: str) -> list[bytes]:
-        """A whole text block."""
-        return [self.open(index), *(self.text(word, index) for word in words), self.shut(index)]
+    def block(self, index: int, *texts: str) -> list[bytes]:
+        """A complete text block."""
+        return [self.open(index), *(self.text(text, index) for text in texts), self.close(index)]
 
     def tool_block(self, index: int, id: Any, name: str, arguments: str) -> list[bytes]:
-        """A whole tool use, its arguments in two pieces."""
+        """A complete tool call, its arguments in two pieces."""
         half = len(arguments) // 2
         pieces = [self.json(index, piece) for piece in ("", arguments[:half], arguments[half:])]
-        return [self.tool(index, id, name), *pieces, self.shut(index)]
+        return [self.tool(index, id, name), *pieces, self.close(index)]
 
-    def says(self, *words: str) -> list[bytes]:
-        """A whole answer in words."""
-        return [self.start(), *self.block(0, *words), *self.ends("end_turn")]
+    def says(self, *texts: str) -> list[bytes]:
+        """A complete text reply."""
+        return [self.start(), *self.block(0, *texts), *self.end_with("end_turn")]
 
     def calls(self, *calls: tuple[str, str, str], says: str = "") -> list[bytes]:
-        """A whole answer that asks for tools."""
+        """A complete reply with tool calls."""
         pieces = self.block(0, says) if says else []
         for index, (id, name, arguments) in enumerate(calls, 1 if says else 0):
             pieces += self.tool_block(index, id, name, arguments)
-        return [self.start(), *pieces, *self.ends("tool_use")]
+        return [self.start(), *pieces, *self.end_with("tool_use")]
 
-    def ends(self, reason: str) -> list[bytes]:
-        return [self.stops(reason), self.end]
+    def end_with(self, reason: str) -> list[bytes]:
+        return [self.stop(reason), self.end]
 
 
-class Words(Protocol):
-    """What both wires can say."""
+class EventBuilder(Protocol):
+    """Methods that both classes have."""
 
     comment: bytes
 
-    def says(self, *words: str) -> list[bytes]: ...
+    def says(self, *texts: str) -> list[bytes]: ...
 
     def calls(self, *calls: tuple[str, str, str], says: str = "") -> list[bytes]: ...
 
     def error(self, type: str, message: str = "no luck") -> bytes: ...
 
 
-o = OpenAIWords()
-a = AnthropicWords()
+o = OpenAIEvents()
+a = AnthropicEvents()
