@@ -1,4 +1,4 @@
-"""A page's requests by hand, each event held against AG-UI's own types."""
+"""AG-UI requests over plain HTTP; each event is validated against AG-UI's own types."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -16,7 +16,7 @@ _events: TypeAdapter[Any] = TypeAdapter(Event)
 
 
 class Page:
-    """One thread of a page."""
+    """One thread of an AG-UI client."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, token: str) -> None:
         self._session = session
@@ -28,7 +28,7 @@ class Page:
     async def request(
         self, text: str = "", thread: str = "main", headers: dict[str, str] | None = None, **more: Any
     ) -> "Answer":
-        """The answer to a run, whatever it is."""
+        """Start a run and return the response, whatever its status."""
         if text:
             self.messages.append({"id": f"m{len(self.messages)}", "role": "user", "content": text})
         self.runs += 1
@@ -39,12 +39,12 @@ class Page:
         return Answer(await self._session.post(self._url, json=body, headers=sent))
 
     async def run(self, text: str = "", **more: Any) -> list[dict[str, Any]]:
-        """All events of a run."""
+        """Return all events of a run."""
         return [event async for event in (await self.request(text, **more)).events()]
 
 
 class Answer:
-    """What came back."""
+    """Response to a run request."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
@@ -59,7 +59,7 @@ class Answer:
 
 
 def _check_known(value: Any) -> None:
-    """Nothing is in it that the protocol does not know; its models would keep it silently."""
+    """Fail on fields that the protocol does not define; its models would accept them silently."""
     if isinstance(value, BaseModel):
         assert not value.model_extra, value
         for name in type(value).model_fields:
@@ -71,7 +71,7 @@ def _check_known(value: Any) -> None:
 
 @asynccontextmanager
 async def open_page(gateway: HasPort, token: str | None = None, agent: str = "assistant") -> AsyncGenerator[Page, None]:
-    """A page that uses this gateway."""
+    """Open a client of this gateway."""
     timeout = aiohttp.ClientTimeout(total=WAIT)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         url = f"http://127.0.0.1:{gateway.port}/ag-ui/{agent}"

@@ -1,4 +1,4 @@
-"""AG-UI's own client, run by Node. It is installed once per machine, in the user's cache, exactly as locked."""
+"""AG-UI's own client, run by Node. It is installed once per machine, in the user's cache, at the locked versions."""
 
 import asyncio
 import fcntl
@@ -25,7 +25,7 @@ TIMEOUT = 40.0
 
 
 def installed_client() -> Path:
-    """The folder with the client. Without it nothing is proven, so its absence is a failure and no reason to skip."""
+    """Return the folder with the client. If it cannot be installed, the tests fail instead of being skipped."""
     content = b"".join([(PAGE / name).read_bytes() for name in LOCKED])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atlas-agents"
     folder = cache / f"ag-ui-{hashlib.sha256(content).hexdigest()[:12]}"
@@ -46,12 +46,12 @@ def _install(folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
     if done.returncode:
         lines = done.stderr.strip().splitlines()[:3]
-        pytest.fail(f"@ag-ui/client could not be installed from npm, and is needed here: {' '.join(lines)}")
+        pytest.fail(f"cannot install @ag-ui/client from npm: {' '.join(lines)}")
     (folder / "done").touch()
 
 
 async def run_page(gateway: Gateway, *steps: dict[str, Any], token: str | None = None) -> list[dict[str, Any]]:
-    """What a page's agent heard, and which messages it has, after each step."""
+    """Run the steps and return the events and messages of the agent after each step."""
     folder = await asyncio.to_thread(installed_client)
     shutil.copy(PAGE / "page.mjs", folder)
     order = {

@@ -1,4 +1,4 @@
-"""A client of the gateway for tests: it keeps every frame it was sent, in order."""
+"""Gateway client for tests: it stores every received frame, in order."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def main_token(gateway: Gateway) -> str:
 
 
 class Client:
-    """One socket."""
+    """One WebSocket connection."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -44,7 +44,7 @@ class Client:
         self._last_id = 0
 
     async def next(self) -> dict[str, Any]:
-        """The next frame, kept."""
+        """Receive the next frame and store it."""
         frame = json.loads(await asyncio.wait_for(self.socket.recv(), WAIT))
         self.frames.append(frame)
         return frame
@@ -53,7 +53,7 @@ class Client:
         await self.socket.send(json.dumps(frame))
 
     async def request(self, method: str, **params: Any) -> dict[str, Any]:
-        """The answer to a request; events that come first are kept."""
+        """Send a request and return its response; events that arrive first are stored."""
         self._last_id += 1
         id = f"r{self._last_id}"
         await self.send(id=id, method=method, params=params)
@@ -62,24 +62,24 @@ class Client:
         return frame
 
     async def get(self, method: str, **params: Any) -> Any:
-        """The result of a request that must have one."""
+        """Send a request and return its result; fail if it has none."""
         answer = await self.request(method, **params)
         assert "result" in answer, answer
         return answer["result"]
 
     async def until(self, *events: str) -> dict[str, Any]:
-        """The data of the next event of one of these names."""
+        """Wait for the next event with one of these names and return its data."""
         while (frame := await self.next()).get("event") not in events:
             pass
         return frame["data"]
 
     def events(self, run_id: str | None = None) -> list[dict[str, Any]]:
-        """All events so far, of all runs or of one."""
+        """Return all events received so far, of all runs or of one."""
         events = [frame for frame in self.frames if "event" in frame]
         return [frame for frame in events if run_id is None or frame["data"].get("runId") == run_id]
 
     async def closed(self) -> tuple[int, str]:
-        """(code, reason), once the server has closed; frames before that are kept."""
+        """Wait until the server closes the socket; return the code and the reason."""
         try:
             while True:
                 await self.next()
@@ -88,7 +88,7 @@ class Client:
 
 
 class HasPort(Protocol):
-    """A gateway here, or one in another process."""
+    """A gateway in this process or in another one."""
 
     @property
     def port(self) -> int: ...
@@ -96,7 +96,7 @@ class HasPort(Protocol):
 
 @asynccontextmanager
 async def open_socket(gateway: HasPort, path: str = "/", **options: Any) -> AsyncGenerator[Client, None]:
-    """A socket that has said nothing yet."""
+    """Open a WebSocket without authenticating."""
     async with connect(f"ws://127.0.0.1:{gateway.port}{path}", open_timeout=WAIT, **options) as socket:
         yield Client(socket)
 
@@ -105,7 +105,7 @@ async def open_socket(gateway: HasPort, path: str = "/", **options: Any) -> Asyn
 async def connect_client(
     gateway: Gateway, token: str | None = None, *, full: bool = True
 ) -> AsyncGenerator[Client, None]:
-    """A client that was let in."""
+    """Connect and authenticate a client."""
     async with open_socket(gateway) as client:
         profile = {"protocol": 1} if full else {}
         await client.send(type="auth", token=main_token(gateway) if token is None else token, **profile)
@@ -116,7 +116,7 @@ async def connect_client(
 
 @asynccontextmanager
 async def serve_and_connect(home: Path, atlas: Atlas, *, full: bool = True) -> AsyncGenerator[Client, None]:
-    """A client of a gateway of its own."""
+    """Serve a gateway and connect a client to it."""
     async with serve_gateway(home, atlas) as gateway, connect_client(gateway, full=full) as client:
         yield client
 
@@ -124,7 +124,7 @@ async def serve_and_connect(home: Path, atlas: Atlas, *, full: bool = True) -> A
 async def http(
     gateway: Gateway, request: str, *, host: str = "127.0.0.1", body: str = "", **headers: str
 ) -> tuple[int, str]:
-    """(status, whole answer) of one plain HTTP request, written by hand; `Host` is right unless given."""
+    """Send one HTTP request; return the status and the whole response. `Host` is correct unless given."""
     sent = {"Host": f"127.0.0.1:{gateway.port}", "Connection": "close"}
     sent |= {"Content-Length": str(len(body.encode()))} if body else {}
     sent |= {name.replace("_", "-"): value for name, value in headers.items()}

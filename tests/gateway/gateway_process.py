@@ -1,6 +1,6 @@
-"""A gateway in a process of its own: `gateway_process.py HOME PAUSE REPLY…`; the port stands on its first line.
+"""A gateway in its own process: `gateway_process.py HOME PAUSE REPLY…`. Its first line of output is the port.
 
-A reply is words; `!name` is a call of the tool `note`, which writes the name into HOME/effects.
+A reply is text; `!name` calls the tool `note`, which appends the name to HOME/effects, and `?name` the tool `ask`.
 """
 
 import asyncio

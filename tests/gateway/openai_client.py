@@ -1,4 +1,4 @@
-"""The official OpenAI client, spoken to a gateway that really runs."""
+"""The official OpenAI client, connected to a real gateway."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -21,7 +21,7 @@ MODEL = "atlas/assistant"
 async def connect_openai(
     gateway: Gateway, token: str | None = None, **options: Any
 ) -> AsyncGenerator[AsyncOpenAI, None]:
-    """A client of this gateway that does not try again by itself."""
+    """Connect a client that does not retry."""
     key = main_token(gateway) if token is None else token
     where = f"http://127.0.0.1:{gateway.port}/v1"
     async with AsyncOpenAI(api_key=key, base_url=where, max_retries=0, timeout=20, **options) as client:
@@ -30,28 +30,28 @@ async def connect_openai(
 
 @asynccontextmanager
 async def serve_openai(home: Path, atlas: Atlas, **settings: Any) -> AsyncGenerator[tuple[Gateway, AsyncOpenAI], None]:
-    """A gateway and a client of it."""
+    """Serve a gateway and connect a client to it."""
     async with serve_gateway(home, atlas, **settings) as gateway, connect_openai(gateway) as client:
         yield gateway, client
 
 
 def user_messages(text: str) -> list[Any]:
-    """The messages of a request with one sentence."""
+    """Return the messages of a request with one user message."""
     return [{"role": "user", "content": text}]
 
 
 def stored_atlas(model: Scripted, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
-    """An Atlas that keeps what it is told, and says at once that a tool failed."""
+    """Return an Atlas with a store that does not retry failed tools."""
     return in_memory_atlas(model, tools, store=MemoryStore(), retries=(), **options)
 
 
 def upper(input: str) -> str:
-    """A tool."""
+    """Return the text in upper case."""
     return input.upper()
 
 
 class Slow:
-    """A tool that waits to be let go, and remembers whether it was stopped."""
+    """A tool that waits until it is released, and records whether it was cancelled."""
 
     def __init__(self) -> None:
         self.started, self.release, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""A scripted model that takes its time, so that a test can come in the middle of its words."""
+"""A scripted model that streams slowly, so that a test can act in the middle of an answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -8,7 +8,7 @@ from atlas_agents.testing import Reply, Scripted
 
 
 class Paced(Scripted):
-    """Waits a little before each few words."""
+    """Waits before each text chunk."""
 
     def __init__(self, *replies: Reply, pause: float = 0.002) -> None:
         super().__init__(*replies)

@@ -1,4 +1,4 @@
-"""Starting, ending and killing a gateway that is a process of its own."""
+"""Start, stop and kill a gateway in its own process."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ TIMEOUT = 20.0
 
 
 class Process:
-    """One life of a gateway. It has what `open_socket` and `connect_client` need of one."""
+    """A gateway process, from its start to its end. `open_socket` and `connect_process` accept it."""
 
     def __init__(self, process: fork_server.ForkedProcess, port: int, home: Path) -> None:
         self._process = process
@@ -38,12 +38,12 @@ class Process:
         await self._process.wait()
 
     async def stop(self) -> int:
-        """Ask it to end; its exit code."""
+        """Send SIGTERM, wait, and return the exit code."""
         self._process.send_signal(signal.SIGTERM)
         return await asyncio.wait_for(self._process.wait(), TIMEOUT)
 
     def memory(self) -> int:
-        """Resident bytes."""
+        """Return the resident memory in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -52,7 +52,7 @@ class Process:
 async def run_gateway(
     home: Path, *replies: str, pause: float = 0.01, environment: dict[str, str] | None = None
 ) -> AsyncGenerator[Process, None]:
-    """A gateway with a model that says this; killed at the end if it is still there."""
+    """Run a gateway whose model gives these replies; it is killed at the end if it is still running."""
     paths = os.pathsep.join([str(HERE), *sys.path])
     command = [str(HERE / "gateway_process.py"), str(home), str(pause), *replies]
     with (home / "log").open("a") as log:
@@ -70,7 +70,7 @@ async def run_gateway(
 
 @asynccontextmanager
 async def connect_process(process: Process, *, full: bool = True, **options: Any) -> AsyncGenerator[Client, None]:
-    """A client that was let in."""
+    """Connect and authenticate a client."""
     async with open_socket(process, **options) as client:
         token = (process.home / "token").read_text().strip()
         await client.send(type="auth", token=token, **({"protocol": 1} if full else {}))

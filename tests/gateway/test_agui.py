@@ -1,4 +1,4 @@
-"""Runs of an AG-UI page: its events fit the protocol's own types, and their order its rules."""
+"""AG-UI runs: the events match the protocol's types and arrive in the right order."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ EDITED = '{"edited_arguments":{"input":"y"},"result":"Y"}'
 CONFIRMED = Tool("upper", upper, in_process=True, confirm=True)
 
 
-async def test_a_run_from_its_first_event_to_its_last(tmp_path: Path) -> None:
+async def test_run_sends_all_events_in_order(tmp_path: Path) -> None:
     script = (thinks("Hm.") + says("Let me see.") + calls("upper", input="hey"), says("It is HEY."))
     atlas = stored_atlas(Scripted(*script), (Tool("upper", upper, in_process=True),))
     async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page:
@@ -51,7 +51,7 @@ async def test_a_run_from_its_first_event_to_its_last(tmp_path: Path) -> None:
     assert (result["toolCallId"], result["content"], result["role"]) == (call["toolCallId"], "HEY", "tool")
 
 
-async def test_the_conversation_is_kept_here_and_only_its_end_is_read(tmp_path: Path) -> None:
+async def test_conversation_is_stored_and_only_the_last_message_is_read(tmp_path: Path) -> None:
     model = Scripted(says("Hello Ana."), says("Ana."))
     async with (
         serve_gateway(tmp_path, stored_atlas(model)) as gateway,
@@ -67,7 +67,7 @@ async def test_the_conversation_is_kept_here_and_only_its_end_is_read(tmp_path: 
     assert len(history["messages"]) == 4
 
 
-async def test_pictures_and_documents_are_read(tmp_path: Path) -> None:
+async def test_images_and_documents_are_read(tmp_path: Path) -> None:
     model = Scripted(says("A cat."))
     parts = [
         {"type": "text", "text": "What is it?"},
@@ -80,7 +80,7 @@ async def test_pictures_and_documents_are_read(tmp_path: Path) -> None:
     assert [part.type for part in model.requests[0].messages[-1].parts] == ["text", "image", "file"]
 
 
-async def test_the_same_run_again_is_the_same_turn(tmp_path: Path) -> None:
+async def test_repeated_run_id_returns_the_same_turn(tmp_path: Path) -> None:
     script = (says("Let me see.") + calls("upper", input="hey"), says("HEY."))
     model = Scripted(*script)
     atlas = stored_atlas(model, (Tool("upper", upper, in_process=True),))
@@ -92,7 +92,7 @@ async def test_the_same_run_again_is_the_same_turn(tmp_path: Path) -> None:
     assert len(model.requests) == 2
 
 
-async def test_words_that_are_taken_back_leave_the_page(tmp_path: Path) -> None:
+async def test_withdrawn_text_is_removed_by_a_snapshot(tmp_path: Path) -> None:
     again = Reply(TextChunk("It is 5."), ResetChunk(1), TextChunk("It is 4."))
     async with serve_gateway(tmp_path, stored_atlas(Scripted(again))) as gateway, open_page(gateway) as page:
         events = await page.run("2+2?")
@@ -111,14 +111,14 @@ async def test_words_that_are_taken_back_leave_the_page(tmp_path: Path) -> None:
     assert events[5]["messageId"] != events[1]["messageId"]
 
 
-async def test_a_turn_that_fails_ends_with_an_error(tmp_path: Path) -> None:
+async def test_failed_turn_ends_with_an_error(tmp_path: Path) -> None:
     atlas = stored_atlas(Scripted(fails(ProviderError("no key", "auth"))))
     async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page:
         events = await page.run("Hi")
     assert events[1:] == [{"type": "RUN_ERROR", "message": "no key", "code": "auth"}]
 
 
-async def test_a_turn_that_was_stopped_ends_as_cancelled(tmp_path: Path) -> None:
+async def test_cancelled_turn_ends_as_cancelled(tmp_path: Path) -> None:
     slow = Slow()
     atlas = stored_atlas(Scripted(calls("slow", input="x")), (slow.tool,))
     async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page, connect_client(gateway) as other:
@@ -130,7 +130,7 @@ async def test_a_turn_that_was_stopped_ends_as_cancelled(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("stops", [False, True])
-async def test_who_leaves_does_not_stop_the_turn_unless_that_was_asked_for(stops: bool, tmp_path: Path) -> None:
+async def test_disconnect_cancels_the_turn_only_if_requested(stops: bool, tmp_path: Path) -> None:
     slow = Slow()
     atlas = stored_atlas(Scripted(calls("slow", input="x"), says("Done.")), (slow.tool,))
     headers = {"X-Atlas-On-Disconnect": "cancel"} if stops else {}
@@ -141,7 +141,7 @@ async def test_who_leaves_does_not_stop_the_turn_unless_that_was_asked_for(stops
             await asyncio.wait_for(slow.started.wait(), 5)
             answer.response.close()
             if not stops:
-                await run_ready_tasks(200)  # the gateway sees that the client has left
+                await run_ready_tasks(200)  # the gateway notices that the client has disconnected
                 slow.release.set()
             final = await other.until("chat.final")
     assert final.get("cancelled", False) is stops
@@ -167,7 +167,7 @@ def _script(*more: Reply) -> Scripted:
         ({"status": "cancelled"}, '{"cancelled":true,"reason":"cancelled by the user"}'),
     ],
 )
-async def test_a_question_ends_the_run_and_the_next_one_goes_on(
+async def test_approval_ends_the_run_and_the_next_run_resumes(
     answer: dict[str, Any], content: str, tmp_path: Path
 ) -> None:
     atlas = stored_atlas(_script(), (CONFIRMED,), approve=Approvals(wait=True))
@@ -180,14 +180,14 @@ async def test_a_question_ends_the_run_and_the_next_one_goes_on(
         assert "editedArgs" in interrupt["responseSchema"]["properties"] and interrupt["expiresAt"].endswith("Z")
         resume = [{"interruptId": interrupt["id"], **answer}]
         rest = await page.run(resume=resume)
-        again = await page.run(resume=resume)  # lost on the way, and sent once more
+        again = await page.run(resume=resume)  # repeated, as after a lost response
     for events in (rest, again):
         assert kinds(events)[:2] == ["RUN_STARTED", "TOOL_CALL_RESULT"]
         assert (events[1]["toolCallId"], events[1]["content"]) == (call["toolCallId"], content)
         assert (text_of(events), events[-1]["outcome"]) == ("So be it.", {"type": "success"})
 
 
-async def test_an_answer_elsewhere_counts_and_the_page_can_go_on(tmp_path: Path) -> None:
+async def test_approval_resolved_elsewhere_lets_the_thread_continue(tmp_path: Path) -> None:
     atlas = stored_atlas(_script(says("Next.")), (CONFIRMED,), approve=Approvals(wait=True))
     async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page, connect_client(gateway) as other:
         _, interrupt = await _run_until_interrupt(page)
@@ -204,7 +204,7 @@ async def test_an_answer_elsewhere_counts_and_the_page_can_go_on(tmp_path: Path)
         assert text_of(await page.run("And now?")) == "Next."
 
 
-async def test_a_question_whose_time_is_over_was_a_no(tmp_path: Path) -> None:
+async def test_expired_approval_counts_as_denied(tmp_path: Path) -> None:
     clock = VirtualClock()
     atlas = stored_atlas(_script(), (CONFIRMED,), approve=Approvals(wait=True), clock=clock)
     async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page, connect_client(gateway) as other:
@@ -223,13 +223,13 @@ async def test_a_question_whose_time_is_over_was_a_no(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "code"),
     [
-        ({"interruptId": "nobody", "status": "cancelled"}, "interrupt_not_found"),
+        ({"interruptId": "missing", "status": "cancelled"}, "interrupt_not_found"),
         ({"status": "resolved", "payload": {"approved": "maybe"}}, "bad_payload"),
         ({"status": "resolved"}, "bad_payload"),
         ({"status": "resolved", "payload": {"approved": True, "approve": "all"}}, "bad_payload"),
     ],
 )
-async def test_an_answer_that_does_not_fit_answers_nothing(entry: dict[str, Any], code: str, tmp_path: Path) -> None:
+async def test_invalid_answer_resolves_nothing(entry: dict[str, Any], code: str, tmp_path: Path) -> None:
     atlas = stored_atlas(_script(), (CONFIRMED,), approve=Approvals(wait=True))
     async with serve_gateway(tmp_path, atlas, grace=0.05) as gateway, open_page(gateway) as page:
         _, interrupt = await _run_until_interrupt(page)
@@ -244,13 +244,13 @@ async def test_an_answer_that_does_not_fit_answers_nothing(entry: dict[str, Any]
 @pytest.mark.parametrize(
     ("agent", "more", "status", "code"),
     [
-        ("nobody", {}, 404, "agent_not_found"),
+        ("missing", {}, 404, "agent_not_found"),
         ("assistant", {"messages": []}, 400, "invalid_value"),
         ("assistant", {"messages": [{"id": "a", "role": "assistant", "content": "Hi"}]}, 400, "invalid_value"),
         ("assistant", {"threadId": ""}, 400, "invalid_value"),
     ],
 )
-async def test_what_is_no_run_is_told_by_the_status(
+async def test_invalid_run_is_refused_with_a_status(
     agent: str, more: dict[str, Any], status: int, code: str, tmp_path: Path
 ) -> None:
     async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway, open_page(gateway, agent=agent) as page:
@@ -258,7 +258,7 @@ async def test_what_is_no_run_is_told_by_the_status(
         assert (answer.response.status, (await answer.response.json())["error"]["code"]) == (status, code)
 
 
-async def test_a_gateway_that_stops_takes_no_runs(tmp_path: Path) -> None:
+async def test_gateway_that_shuts_down_refuses_runs(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway, open_page(gateway) as page:
         gateway.hub.stopping = True
         answer = await page.request("Hi")

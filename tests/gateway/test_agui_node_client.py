@@ -1,4 +1,4 @@
-"""AG-UI's own client, in Node, takes a gateway for an agent of its kind: it checks every event and their order."""
+"""AG-UI's own client in Node accepts a gateway as an agent: it validates every event and their order."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ from atlas_agents.testing import Reply, Scripted, calls, says, thinks
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-async def test_a_page_has_the_messages_of_the_conversation(tmp_path: Path) -> None:
+async def test_page_receives_the_messages_of_the_conversation(tmp_path: Path) -> None:
     script = (thinks("Hm.") + says("Let me see.") + calls("upper", input="hey"), says("It is HEY."), says("Bye."))
     atlas = stored_atlas(Scripted(*script), (Tool("upper", upper, in_process=True),))
     async with serve_gateway(tmp_path, atlas) as gateway:
@@ -34,7 +34,7 @@ async def test_a_page_has_the_messages_of_the_conversation(tmp_path: Path) -> No
     assert first["events"][-1]["outcome"] == {"type": "success"}
 
 
-async def test_a_page_asks_its_user_and_goes_on(tmp_path: Path) -> None:
+async def test_page_answers_interrupts_and_resumes(tmp_path: Path) -> None:
     model = Scripted(calls("upper", input="x"), says("Done."), calls("upper", input="y"), says("Not done."))
     tool = Tool("upper", upper, in_process=True, confirm=True)
     atlas = stored_atlas(model, (tool,), approve=Approvals(wait=True))
@@ -52,14 +52,14 @@ async def test_a_page_asks_its_user_and_goes_on(tmp_path: Path) -> None:
     assert refused["messages"][-1]["content"] == "Not done."
 
 
-async def test_words_that_are_taken_back_leave_the_page(tmp_path: Path) -> None:
+async def test_withdrawn_text_is_removed_by_a_snapshot(tmp_path: Path) -> None:
     again = Reply(TextChunk("It is 5."), ResetChunk(1), TextChunk("It is 4."))
     async with serve_gateway(tmp_path, stored_atlas(Scripted(says("Hi."), again))) as gateway:
         _, after = await run_page(gateway, {"say": "Hello"}, {"say": "2+2?"})
     assert [message["content"] for message in after["messages"]] == ["Hello", "Hi.", "2+2?", "It is 4."]
 
 
-async def test_a_page_that_stops_leaves_the_turn_to_its_session(tmp_path: Path) -> None:
+async def test_aborted_page_run_leaves_the_turn_running(tmp_path: Path) -> None:
     slow = Slow()
     atlas = stored_atlas(Scripted(says("One moment.") + calls("slow", input="x"), says("Done.")), (slow.tool,))
     async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as other:
@@ -71,7 +71,7 @@ async def test_a_page_that_stops_leaves_the_turn_to_its_session(tmp_path: Path) 
         assert (await other.until("chat.final"))["message"]["parts"][0]["text"] == "Done."
 
 
-async def test_a_question_outlives_a_kill(tmp_path: Path) -> None:
+async def test_pending_approval_survives_a_kill(tmp_path: Path) -> None:
     async with run_gateway(tmp_path, "?tea") as process:
         token = (tmp_path / "token").read_text().strip()
         async with open_page(process, token) as page:
@@ -85,7 +85,7 @@ async def test_a_question_outlives_a_kill(tmp_path: Path) -> None:
     assert (tmp_path / "effects").read_text() == "tea\n"
 
 
-async def test_a_page_with_a_wrong_token_is_told(tmp_path: Path) -> None:
+async def test_page_with_an_invalid_token_gets_401(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway:
         (refused,) = await run_page(gateway, {"say": "Hi"}, token="wrong")
     assert "HTTP 401" in refused["failure"] and "invalid_api_key" in refused["failure"]

@@ -1,4 +1,4 @@
-"""The client that is for everybody: methods by name, errors with a kind, and feeds that no broken line harms."""
+"""The Python client: methods by name, errors with a kind, and feeds that survive broken connections."""
 
 import asyncio
 import socket
@@ -48,7 +48,7 @@ def stored_atlas(*replies: Any, tools: tuple[Tool, ...] = (), pause: float = 0.0
 
 
 def shown_text(events: list[SessionEvent]) -> str:
-    """What a person would have before them: the words since the last reset."""
+    """Return the text a user sees: everything since the last reset."""
     shown = ""
     for event in events:
         match event:
@@ -74,7 +74,7 @@ async def collect(feed: SessionFeed, run_id: str) -> list[SessionEvent]:
 # Methods and errors
 
 
-async def test_a_method_gives_its_result_whichever_way_its_params_are_spelled(tmp_path: Path) -> None:
+async def test_params_may_be_snake_case_or_camel_case(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas()) as gateway, connected(gateway) as client:
         key = (await client.call("sessions.create", label="Rain"))["sessionKey"]
         for params in ({"session_key": key}, {"sessionKey": key}):
@@ -82,14 +82,14 @@ async def test_a_method_gives_its_result_whichever_way_its_params_are_spelled(tm
         assert await client.call("usage.summary", from_="2026-01-01", group_by="day") == {"rows": []}
 
 
-async def test_the_welcome_says_who_is_there(tmp_path: Path) -> None:
+async def test_welcome_contains_the_principal_and_the_methods(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas()) as gateway, connected(gateway) as client:
         welcome = await client.connect()
         assert welcome.principal is not None and welcome.principal.id == "owner"
         assert welcome.features is not None and "chat.send" in welcome.features.methods
 
 
-async def test_an_error_has_its_kind_and_says_whether_to_try_again(tmp_path: Path) -> None:
+async def test_error_has_a_kind_and_says_whether_it_is_retryable(tmp_path: Path) -> None:
     slow = asyncio.Event()
 
     async def wait(input: str) -> str:
@@ -99,7 +99,7 @@ async def test_an_error_has_its_kind_and_says_whether_to_try_again(tmp_path: Pat
     atlas = stored_atlas(calls("wait", input="x"), says("Done."), tools=(Tool("wait", wait),))
     async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as client:
         with pytest.raises(GatewayError) as missing:
-            await client.call("sessions.get", session_key="nobody")
+            await client.call("sessions.get", session_key="missing")
         assert (missing.value.kind, missing.value.retryable) == ("SESSION_NOT_FOUND", False)
         await client.call("chat.send", session_key="main", message="Go")
         with pytest.raises(GatewayError) as busy:
@@ -108,7 +108,7 @@ async def test_an_error_has_its_kind_and_says_whether_to_try_again(tmp_path: Pat
         slow.set()
 
 
-async def test_a_request_that_no_gateway_takes_is_not_sent(tmp_path: Path) -> None:
+async def test_too_large_request_is_not_sent(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas()) as gateway, connected(gateway) as client:
         with pytest.raises(GatewayError, match="the gateway accepts at most") as error:
             await client.call("chat.send", session_key="main", message="x" * 2_000_000)
@@ -116,14 +116,14 @@ async def test_a_request_that_no_gateway_takes_is_not_sent(tmp_path: Path) -> No
         assert (await client.call("health.check"))["status"] == "ok"
 
 
-async def test_a_wrong_token_is_told_at_once(tmp_path: Path) -> None:
+async def test_invalid_token_raises_unauthorized(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas()) as gateway:
         with pytest.raises(Unauthorized, match="rejected the token: invalid token"):
             async with GatewayClient(f"http://127.0.0.1:{gateway.port}", "wrong"):
                 pass
 
 
-async def test_where_nobody_listens_is_told_at_once() -> None:
+async def test_unused_port_raises_unreachable() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -132,7 +132,7 @@ async def test_where_nobody_listens_is_told_at_once() -> None:
                 pass
 
 
-async def test_something_else_at_the_address_is_told_as_that() -> None:
+async def test_another_server_at_the_address_raises_unreachable() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
@@ -147,10 +147,10 @@ async def test_something_else_at_the_address_is_told_as_that() -> None:
         assert not error.value.retryable
 
 
-# What happens in a session
+# Events of a session
 
 
-async def test_a_turn_is_heard_from_its_first_event_to_its_last_word(tmp_path: Path) -> None:
+async def test_feed_yields_a_turn_from_first_to_terminal_event(tmp_path: Path) -> None:
     async with (
         serve_gateway(tmp_path, stored_atlas(says("Hello there."))) as gateway,
         connected(gateway) as client,
@@ -168,7 +168,7 @@ async def test_a_turn_is_heard_from_its_first_event_to_its_last_word(tmp_path: P
     assert isinstance(final, ChatFinal) and text_of(final.message) == "Hello there."
 
 
-async def test_a_question_can_be_answered_while_its_turn_is_heard(tmp_path: Path) -> None:
+async def test_approval_can_be_resolved_while_the_feed_is_read(tmp_path: Path) -> None:
     async def act(input: str) -> str:
         return f"did {input}"
 
@@ -183,7 +183,7 @@ async def test_a_question_can_be_answered_while_its_turn_is_heard(tmp_path: Path
         assert shown_text(events) == "Done."
 
 
-async def test_who_comes_later_finds_the_messages_and_the_run_where_it_stands(tmp_path: Path) -> None:
+async def test_late_feed_gets_the_messages_and_the_running_turn(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas(says("First."), says(LONG), pause=0.005)) as gateway:
         async with connected(gateway) as client, client.follow("main") as feed:
             await collect(feed, (await feed.send("One")).run_id)
@@ -197,22 +197,22 @@ async def test_who_comes_later_finds_the_messages_and_the_run_where_it_stands(tm
         assert shown_text(events) == LONG.rstrip() or shown_text(events) == LONG
 
 
-# Lines that break
+# Broken connections
 
 
 class Relay:
-    """Carries bytes between a client and a gateway, and can cut the line after some of them."""
+    """TCP relay between a client and a gateway that can cut the connection after a number of bytes."""
 
     def __init__(self, port: int) -> None:
         self._to = port
         self._open: set[asyncio.StreamWriter] = set()
         self.cuts = 0
         self.budget: int | None = None
-        """Bytes that the gateway may still say before the line is cut."""
+        """Bytes the gateway may still send before the connection is cut."""
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[str, None]:
-        async with await asyncio.start_server(self._carry, "127.0.0.1", 0) as server:
+        async with await asyncio.start_server(self._relay, "127.0.0.1", 0) as server:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             self.cut()
 
@@ -221,10 +221,10 @@ class Relay:
             writer.transport.abort()
         self._open.clear()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there = await asyncio.open_connection("127.0.0.1", self._to)
-        self._open |= {writer, there}
-        await asyncio.gather(self._pump(reader, there, None), self._pump(there_reader, writer, self.budget))
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        gateway_reader, gateway_writer = await asyncio.open_connection("127.0.0.1", self._to)
+        self._open |= {writer, gateway_writer}
+        await asyncio.gather(self._pump(reader, gateway_writer, None), self._pump(gateway_reader, writer, self.budget))
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, budget: int | None) -> None:
         sent = 0
@@ -242,7 +242,7 @@ class Relay:
             sink.transport.abort()
 
 
-async def test_a_feed_over_a_line_that_breaks_again_and_again_hears_each_event_once(tmp_path: Path) -> None:
+async def test_feed_over_a_breaking_connection_yields_each_event_once(tmp_path: Path) -> None:
     async def echo(input: str) -> str:
         return input
 
@@ -263,7 +263,7 @@ async def test_a_feed_over_a_line_that_breaks_again_and_again_hears_each_event_o
     assert events == expected
 
 
-async def test_a_message_is_said_once_though_its_answer_was_lost(tmp_path: Path) -> None:
+async def test_message_is_sent_once_though_its_response_was_lost(tmp_path: Path) -> None:
     atlas = stored_atlas(says("Once."), says("Twice!"))
     async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as steady:
         relay = Relay(gateway.port)
@@ -274,7 +274,7 @@ async def test_a_message_is_said_once_though_its_answer_was_lost(tmp_path: Path)
             client.follow("main") as feed,
         ):
             sending = asyncio.create_task(feed.send("Go"))
-            seen = await anext(whole)  # the gateway has it: now the line breaks, maybe before the answer
+            seen = await anext(whole)  # the gateway has received it: cut the connection, maybe before the response
             relay.cut()
             sent = await sending
             events = await collect(feed, sent.run_id)
@@ -284,7 +284,7 @@ async def test_a_message_is_said_once_though_its_answer_was_lost(tmp_path: Path)
         assert [message["role"] for message in history["messages"]] == ["user", "assistant"]
 
 
-async def test_an_act_whose_answer_was_lost_is_not_done_again_by_itself(tmp_path: Path) -> None:
+async def test_request_with_a_lost_response_is_not_repeated(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas()) as gateway:
         relay = Relay(gateway.port)
         async with relay.running() as url, GatewayClient(url, main_token(gateway)) as client:
@@ -297,7 +297,7 @@ async def test_an_act_whose_answer_was_lost_is_not_done_again_by_itself(tmp_path
             assert len((await client.call("sessions.list"))["sessions"]) <= 1
 
 
-async def test_messages_of_turns_that_nobody_heard_are_told_after_the_line_is_back(tmp_path: Path) -> None:
+async def test_missed_messages_arrive_after_reconnecting(tmp_path: Path) -> None:
     async with (
         serve_gateway(tmp_path, stored_atlas(says("One."), says("Two."))) as gateway,
         connected(gateway) as steady,
@@ -316,22 +316,22 @@ async def test_messages_of_turns_that_nobody_heard_are_told_after_the_line_is_ba
     assert [text_of(event.message) for event in received if isinstance(event, ChatMessage)] == ["Second", "Two."]
 
 
-async def test_a_line_that_stays_broken_ends_with_an_error(tmp_path: Path) -> None:
+async def test_connection_that_stays_broken_raises_an_error(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas(says("Hi."))) as gateway:
         relay = Relay(gateway.port)
-        trouble: list[str] = []
+        statuses: list[str] = []
         async with relay.running() as url:
-            options: dict[str, Any] = {"reconnect_timeout": 0.3, "on_connection_change": trouble.append}
+            options: dict[str, Any] = {"reconnect_timeout": 0.3, "on_connection_change": statuses.append}
             client = await GatewayClient(url, main_token(gateway), **options).__aenter__()
             feed = client.follow("main")
             await feed.subscribe()
         with pytest.raises(Unreachable):
             await anext(feed)
-        assert trouble == ["the connection to the gateway was lost"]
+        assert statuses == ["the connection to the gateway was lost"]
         await client.close()
 
 
-async def test_a_gateway_that_moved_is_found_again(tmp_path: Path) -> None:
+async def test_gateway_at_a_new_address_is_found(tmp_path: Path) -> None:
     here: list[Gateway] = []
 
     async def find() -> GatewayAddress:
@@ -350,14 +350,14 @@ async def test_a_gateway_that_moved_is_found_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_gateway_that_was_killed_in_the_middle_goes_on_where_a_new_one_takes_over(tmp_path: Path) -> None:
-    lives: list[Any] = []
+async def test_feed_continues_after_the_gateway_was_killed(tmp_path: Path) -> None:
+    processes: list[Any] = []
 
     async def find() -> GatewayAddress:
-        return GatewayAddress(f"http://127.0.0.1:{lives[-1].port}", (tmp_path / "token").read_text().strip())
+        return GatewayAddress(f"http://127.0.0.1:{processes[-1].port}", (tmp_path / "token").read_text().strip())
 
     async with run_gateway(tmp_path, LONG, pause=0.02) as first:
-        lives.append(first)
+        processes.append(first)
         async with asyncio.timeout(40), GatewayClient(find=find) as client, client.follow("main") as feed:
             sent = await feed.send("Go")
             events: list[SessionEvent] = []
@@ -367,7 +367,7 @@ async def test_a_gateway_that_was_killed_in_the_middle_goes_on_where_a_new_one_t
                     break
             await first.kill()
             async with run_gateway(tmp_path, LONG) as second:
-                lives.append(second)
+                processes.append(second)
                 events += await collect(feed, sent.run_id)
     final = events[-1]
     assert isinstance(final, ChatFinal) and not any(isinstance(event, ChatError) for event in events)
@@ -375,7 +375,7 @@ async def test_a_gateway_that_was_killed_in_the_middle_goes_on_where_a_new_one_t
     assert shown_text(events) == text_of(final.message)
 
 
-async def test_a_reader_that_takes_its_time_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_reader_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atlas_agents.client.client._MAX_PENDING", 5)
     async with (
         serve_gateway(tmp_path, stored_atlas(says(LONG))) as gateway,
@@ -387,22 +387,22 @@ async def test_a_reader_that_takes_its_time_loses_nothing(tmp_path: Path, monkey
         assert shown_text(await collect(feed, sent.run_id)) == LONG
 
 
-# What is told unasked
+# Unsolicited events
 
 
-async def test_news_of_sessions_and_of_the_audit_log_are_told(tmp_path: Path) -> None:
+async def test_session_and_audit_updates_are_received(tmp_path: Path) -> None:
     async def echo(input: str) -> str:
         return input
 
     atlas = stored_atlas(calls("echo", input="x"), says("x"), tools=(Tool("echo", echo),))
     async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as client:
         await client.call("audit.subscribe")
-        news = client.server_events()
-        first = asyncio.ensure_future(anext(news))
+        updates = client.server_events()
+        first = asyncio.ensure_future(anext(updates))
         await asyncio.sleep(0)
         await client.call("chat.send", session_key="main", message="Go")
         received = [await first]
         while not any(isinstance(event, AuditAdded) for event in received):
-            received.append(await anext(news))
+            received.append(await anext(updates))
         assert any(isinstance(event, SessionUpdated) and event.session.session_key == "main" for event in received)
-        await news.aclose()
+        await updates.aclose()

@@ -1,4 +1,4 @@
-"""What is refused before anything is read: other sites, other names, too much, too late."""
+"""Requests and sockets that are refused: other origins, unknown hosts, invalid tokens, limits and timeouts."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ OTHER_ORIGINS = [
 
 
 @pytest.mark.parametrize("origin", OTHER_ORIGINS)
-async def test_another_sites_page_is_turned_away_before_the_upgrade(origin: str, tmp_path: Path) -> None:
+async def test_cross_origin_request_is_refused_before_the_upgrade(origin: str, tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         sent = origin.format(port=gateway.port)
         for path in PATHS:
@@ -46,7 +46,7 @@ async def test_another_sites_page_is_turned_away_before_the_upgrade(origin: str,
             assert code == 403
 
 
-async def test_ones_own_page_is_let_in(tmp_path: Path) -> None:
+async def test_same_origin_request_is_accepted(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         for name in ("127.0.0.1", "localhost", "LOCALHOST"):
             host = f"{name}:{gateway.port}"
@@ -56,7 +56,7 @@ async def test_ones_own_page_is_let_in(tmp_path: Path) -> None:
             assert code == 101
 
 
-async def test_the_other_loopback_is_listened_on_too(tmp_path: Path) -> None:
+async def test_ipv6_loopback_is_served(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         code, _ = await http(gateway, "GET /health", host="::1", Host=f"[::1]:{gateway.port}")
         assert code == 200
@@ -77,7 +77,7 @@ async def test_the_other_loopback_is_listened_on_too(tmp_path: Path) -> None:
         "[::ffff:127.0.0.1]",
     ],
 )
-async def test_a_name_that_is_not_ours_is_turned_away_with_a_right_token(host: str, path: str, tmp_path: Path) -> None:
+async def test_unknown_host_is_refused_despite_a_valid_token(host: str, path: str, tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         sent: dict[str, Any] = {"Host": host.format(port=gateway.port)}
         token = {"Authorization": f"Bearer {main_token(gateway)}"}
@@ -85,25 +85,25 @@ async def test_a_name_that_is_not_ours_is_turned_away_with_a_right_token(host: s
         assert (await http(gateway, f"GET {path}", **UPGRADE, **sent, **token))[0] == 421
 
 
-async def test_a_name_that_was_configured_is_ours(tmp_path: Path) -> None:
+async def test_configured_host_is_accepted(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, hosts=("atlas.lan",)) as gateway:
         assert (await http(gateway, "GET /health", Host="Atlas.lan:80"))[0] == 200
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-async def test_a_page_that_hides_its_origin_is_turned_away(site: str, tmp_path: Path) -> None:
+async def test_cross_site_request_without_origin_is_refused(site: str, tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         for path in PATHS:
-            quiet = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "no-cors"}
-            assert (await http(gateway, f"GET {path}", **quiet))[0] == 403
+            fetch_metadata = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "no-cors"}
+            assert (await http(gateway, f"GET {path}", **fetch_metadata))[0] == 403
             post = {"Content_Type": "text/plain", "Content_Length": "0"}
-            assert (await http(gateway, f"POST {path}", **quiet, **post))[0] == 403
+            assert (await http(gateway, f"POST {path}", **fetch_metadata, **post))[0] == 403
         link = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
         assert (await http(gateway, "GET /", **link))[0] == 200
         assert (await http(gateway, "GET /", **UPGRADE, **link))[0] == 403
 
 
-async def test_no_path_takes_a_post(tmp_path: Path) -> None:
+async def test_post_is_refused_on_every_path(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         for path in PATHS:
             code, _ = await http(gateway, f"POST {path}", Content_Type="text/plain", Content_Length="0")
@@ -111,20 +111,20 @@ async def test_no_path_takes_a_post(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("header", ["Bearer ", "Bearer ' OR 1=1;--", "Bearer wrong", "Basic b3duZXI6", "Bearer"])
-async def test_a_wrong_token_in_a_header_is_refused_on_every_path(header: str, tmp_path: Path) -> None:
+async def test_invalid_bearer_token_is_refused_on_every_path(header: str, tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         assert (await http(gateway, "GET /metrics", Authorization=header))[0] == 401
         assert (await http(gateway, "GET /health", Authorization=header))[0] == 401
         assert (await http(gateway, "GET /metrics", Authorization=f"Bearer {main_token(gateway)}"))[0] == 200
 
 
-async def test_guessing_in_headers_is_slow_too(tmp_path: Path) -> None:
+async def test_invalid_bearer_tokens_lead_to_a_lockout(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         codes = [(await http(gateway, "GET /health", Authorization=f"Bearer {n}"))[0] for n in range(12)]
         assert codes == [401] * 10 + [429] * 2
 
 
-async def test_a_socket_elsewhere_is_not_found(tmp_path: Path) -> None:
+async def test_websocket_on_another_path_is_not_found(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         with pytest.raises(InvalidStatus, match="404"):
             async with open_socket(gateway, "/other"):
@@ -135,20 +135,18 @@ async def test_a_socket_elsewhere_is_not_found(tmp_path: Path) -> None:
     "frame",
     ["", "hello", "{}", "[]", '{"type":"hello"}', '{"type":"auth","token":7}', "[" * 50_000, '{"id":1,"method":"x"}'],
 )
-async def test_a_first_frame_that_is_no_auth_ends_the_socket(frame: str, tmp_path: Path) -> None:
+async def test_first_frame_without_auth_closes_the_socket(frame: str, tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, open_socket(gateway) as client:
         await client.socket.send(frame)
         assert (await client.closed(), client.frames) == ((4400, "the first frame must be an auth frame"), [])
 
 
-async def test_who_says_nothing_is_closed_in_time(tmp_path: Path) -> None:
+async def test_socket_without_auth_frame_is_closed_in_time(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, auth_timeout=0.2) as gateway, open_socket(gateway) as client:
         assert await client.closed() == (4400, "no auth frame received in time")
 
 
-async def test_a_connection_that_asks_for_nothing_is_closed_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connection_without_headers_is_closed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "HEADER_TIMEOUT", 0.2)
     async with serve_gateway(tmp_path) as gateway:
         for data in (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
@@ -165,7 +163,7 @@ async def _rest(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def test_frames_have_a_size_smaller_before_the_token_than_after(tmp_path: Path) -> None:
+async def test_frame_limit_is_smaller_before_authentication(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         async with open_socket(gateway) as client:
             await client.send(type="auth", token="x" * 70_000)
@@ -177,19 +175,17 @@ async def test_frames_have_a_size_smaller_before_the_token_than_after(tmp_path: 
             assert (await client.closed())[0] == 1009
 
 
-async def test_compression_is_not_agreed_to(tmp_path: Path) -> None:
+async def test_compression_is_not_negotiated(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         _, answer = await http(gateway, "GET /ws", **UPGRADE, Sec_WebSocket_Extensions="permessage-deflate")
         assert "101" in answer and "deflate" not in answer
 
 
-async def test_what_a_stranger_sends_is_one_short_line_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_refused_request_is_one_short_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with serve_gateway(tmp_path) as gateway:
-        poison = "x\x1b[2K [INFO] approved " + "A" * 15_000
-        await http(gateway, "GET /", Origin="http://evil.example", User_Agent=poison, Cookie="token=hunter2secret")
+        user_agent = "x\x1b[2K [INFO] approved " + "A" * 15_000
+        await http(gateway, "GET /", Origin="http://evil.example", User_Agent=user_agent, Cookie="token=hunter2secret")
     lines = [JsonLines().format(record) for record in caplog.records if "refused" in record.message]
     (line,) = [json.loads(each) for each in lines]
     assert len(line["user-agent"]) <= 256
@@ -197,7 +193,7 @@ async def test_what_a_stranger_sends_is_one_short_line_in_the_log(
     assert "hunter2secret" not in "".join(lines)
 
 
-def test_a_log_line_is_one_line_whatever_is_in_it() -> None:
+def test_log_record_is_always_one_line() -> None:
     record = logging.LogRecord("a", logging.INFO, "", 0, "x\r\n[INFO] approved\u202e", (), None)
     record.fields = {"agent": "y\n" * 500}
     formatted = JsonLines(lambda text: text.replace("approved", "…")).format(record)

@@ -1,4 +1,4 @@
-"""A conversation over the wire: the seed's frames to the key, and what the full profile adds."""
+"""Chat over the WebSocket: the exact frames of the plain profile, and what the full profile adds."""
 
 import asyncio
 import uuid
@@ -15,11 +15,11 @@ from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says, 
 
 
 def stored_atlas(*replies: Any, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
-    """An Atlas that keeps what it is told."""
+    """Return an Atlas with a store."""
     return in_memory_atlas(Scripted(*replies), tools, store=MemoryStore(), **options)
 
 
-async def test_the_seed_word_for_word(tmp_path: Path) -> None:
+async def test_plain_profile_matches_the_documented_frames(tmp_path: Path) -> None:
     atlas, token = stored_atlas(says("2+2 is 4.")), Secret("mysecrettoken")
     async with serve_gateway(tmp_path, atlas, token=token) as gateway, open_socket(gateway) as client:
         await client.socket.send('{"type":"auth","token":"mysecrettoken"}')
@@ -43,7 +43,7 @@ async def test_the_seed_word_for_word(tmp_path: Path) -> None:
         assert all(isinstance(count, int) and count > 0 for count in usage.values())
 
 
-async def test_the_full_profile_adds_session_and_number_to_every_event(tmp_path: Path) -> None:
+async def test_full_profile_adds_session_key_and_seq_to_every_event(tmp_path: Path) -> None:
     async with (
         serve_gateway(tmp_path, stored_atlas(thinks("Hm.") + says("Hi."))) as gateway,
         connect_client(gateway) as client,
@@ -60,9 +60,9 @@ async def test_the_full_profile_adds_session_and_number_to_every_event(tmp_path:
         assert [part["text"] for part in final["message"]["parts"] if part["type"] == "text"] == ["Hi."]
 
 
-async def test_a_turn_can_be_taken_by_a_plan_that_is_told_as_it_is_worked_off(tmp_path: Path) -> None:
+async def test_plan_mode_sends_plan_updates(tmp_path: Path) -> None:
     atlas = stored_atlas(
-        calls("make_plan", steps=["Think", "Say it"]), says("Thought."), says("Said."), says("There you are.")
+        calls("make_plan", steps=["Think", "Say it"]), says("Thought."), says("Spoken."), says("There you are.")
     )
     async with serve_and_connect(tmp_path, atlas) as client:
         sent = await client.get("chat.send", sessionKey="main", message="Well?", mode="plan")
@@ -80,7 +80,7 @@ async def test_a_turn_can_be_taken_by_a_plan_that_is_told_as_it_is_worked_off(tm
         assert plans[-1] == plans_sent[-1]
 
 
-async def test_a_tool_call_is_told_with_its_result(tmp_path: Path) -> None:
+async def test_tool_call_and_result_are_sent(tmp_path: Path) -> None:
     def shout(input: str) -> str:
         return input.upper()
 
@@ -99,7 +99,7 @@ async def test_a_tool_call_is_told_with_its_result(tmp_path: Path) -> None:
         assert history["hasMore"] is False
 
 
-async def test_a_turn_that_fails_ends_with_one_error(tmp_path: Path) -> None:
+async def test_failed_turn_ends_with_one_error(tmp_path: Path) -> None:
     broken = fails(ProviderError("the key is wrong", "auth"))
     async with serve_gateway(tmp_path, stored_atlas(broken)) as gateway, connect_client(gateway, full=False) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Hi"))["runId"]
@@ -110,7 +110,7 @@ async def test_a_turn_that_fails_ends_with_one_error(tmp_path: Path) -> None:
 
 
 class Slow:
-    """A tool that waits to be let go."""
+    """A tool that waits until it is released."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -127,7 +127,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("full", [True, False])
-async def test_an_aborted_turn_ends_with_a_final_that_says_so(full: bool, tmp_path: Path) -> None:
+async def test_aborted_turn_ends_with_a_cancelled_final(full: bool, tmp_path: Path) -> None:
     slow = Slow()
     async with serve_and_connect(
         tmp_path, stored_atlas(calls("slow", input="x"), tools=(slow.tool,)), full=full
@@ -142,7 +142,7 @@ async def test_an_aborted_turn_ends_with_a_final_that_says_so(full: bool, tmp_pa
             assert set(final) == {"runId", "usage", "cancelled"}
 
 
-async def test_a_second_message_waits_is_refused_or_takes_over(tmp_path: Path) -> None:
+async def test_second_message_is_queued_or_rejected(tmp_path: Path) -> None:
     slow = Slow()
     replies = (calls("slow", input="x"), says("first"), says("second"), says("third"))
     async with (
@@ -163,7 +163,7 @@ async def test_a_second_message_waits_is_refused_or_takes_over(tmp_path: Path) -
         assert [message["parts"][0]["text"] for message in history if message["role"] == "user"] == ["1", "2"]
 
 
-async def test_the_same_key_is_the_same_turn_and_another_payload_a_conflict(tmp_path: Path) -> None:
+async def test_repeated_idempotency_key_returns_the_same_turn_or_conflicts(tmp_path: Path) -> None:
     async with (
         serve_gateway(tmp_path, stored_atlas(says("once"), says("never"))) as gateway,
         connect_client(gateway) as client,
@@ -177,7 +177,7 @@ async def test_the_same_key_is_the_same_turn_and_another_payload_a_conflict(tmp_
         assert len([event for event in client.events() if event["event"] == "chat.final"]) == 1
 
 
-async def test_waiting_gives_the_answer_or_how_it_stands(tmp_path: Path) -> None:
+async def test_wait_returns_the_answer_or_the_status(tmp_path: Path) -> None:
     slow = Slow()
     async with serve_and_connect(
         tmp_path, stored_atlas(calls("slow", input="x"), says("Done."), tools=(slow.tool,))
@@ -185,7 +185,7 @@ async def test_waiting_gives_the_answer_or_how_it_stands(tmp_path: Path) -> None
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         assert (await client.get("chat.wait", runId=run_id, timeoutMs=20))["status"] == "running"
         await client.send(id="w", method="chat.wait", params={"runId": run_id})
-        assert (await client.get("health.check"))["status"] == "ok"  # nobody waits for one who waits
+        assert (await client.get("health.check"))["status"] == "ok"  # a waiting request does not block others
         slow.release.set()
         while (frame := await client.next()).get("id") != "w":
             pass
@@ -204,7 +204,7 @@ async def test_waiting_gives_the_answer_or_how_it_stands(tmp_path: Path) -> None
         ("approvals.resolve", {"decision": "deny"}, "deny", False),
     ],
 )
-async def test_a_person_is_asked_and_the_answer_counts(
+async def test_approval_decides_whether_the_tool_runs(
     method: str, params: dict[str, Any], decision: str, ran: bool, tmp_path: Path
 ) -> None:
     done: list[str] = []
@@ -238,7 +238,7 @@ async def test_a_person_is_asked_and_the_answer_counts(
         assert again["error"]["message"].startswith("already resolved")
 
 
-async def test_a_message_of_parts_and_attachments(tmp_path: Path) -> None:
+async def test_message_may_have_parts_and_attachments(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas(says("Seen."))) as gateway, connect_client(gateway) as client:
         parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "this?"}]
         image = {"type": "image", "mediaType": "image/png", "data": "iVBORw0KGgo="}
@@ -249,7 +249,7 @@ async def test_a_message_of_parts_and_attachments(tmp_path: Path) -> None:
         assert empty["error"]["code"] == -32602
 
 
-async def test_history_is_read_page_by_page(tmp_path: Path) -> None:
+async def test_history_is_paginated(tmp_path: Path) -> None:
     async with (
         serve_gateway(tmp_path, stored_atlas(*[says(str(n)) for n in range(3)])) as gateway,
         connect_client(gateway) as client,

@@ -1,4 +1,4 @@
-"""Jobs over the wire: listed, heard of, stopped and tried again by those whose they are, and by nobody else."""
+"""Job and schedule methods: listing, updates, cancellation and retry, only for the owner's jobs."""
 
 import asyncio
 import json
@@ -32,13 +32,13 @@ def team(lead: list[Reply], writer: list[Reply], *tools: Any, store: MemoryStore
 
 
 async def job_of(client: Client, state: str) -> dict[str, Any]:
-    """The job, as it is told that it has come to this state."""
+    """Wait for the update that reports this state, and return the job."""
     while (job := (await client.until("job.updated"))["job"])["state"] != state:
         pass
     return job
 
 
-async def test_a_job_is_told_of_as_it_goes_and_both_turns_are_heard(tmp_path: Path) -> None:
+async def test_job_updates_and_both_turns_are_delivered(tmp_path: Path) -> None:
     atlas = team([HAND, says("Asked."), says("Thanks.")], [says("Roses are red.")])
     async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
         assert await client.get("jobs.list") == {"jobs": []}
@@ -59,7 +59,7 @@ async def test_a_job_is_told_of_as_it_goes_and_both_turns_are_heard(tmp_path: Pa
         assert "a poem" in labels
 
 
-async def test_a_job_is_stopped_and_tried_again(tmp_path: Path) -> None:
+async def test_job_is_cancelled_and_retried(tmp_path: Path) -> None:
     @tool
     async def hang() -> str:
         """Hang."""
@@ -81,7 +81,7 @@ async def test_a_job_is_stopped_and_tried_again(tmp_path: Path) -> None:
         assert refused["error"]["data"]["kind"] == "CONFLICT"
 
 
-async def test_a_dead_job_is_seen_and_others_go_on(tmp_path: Path) -> None:
+async def test_dead_job_is_reported_and_others_continue(tmp_path: Path) -> None:
     away = [fails(ProviderError("away", "auth"))] * 5
     atlas = team([HAND, says("Asked."), HAND, says("Asked again."), *[says("So be it.")] * 3], [*away, says("A poem.")])
     async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
@@ -94,7 +94,7 @@ async def test_a_dead_job_is_seen_and_others_go_on(tmp_path: Path) -> None:
         assert states == ["done", "dead"]
 
 
-async def test_whose_job_it_is_not_cannot_tell_it_from_one_that_never_was(tmp_path: Path) -> None:
+async def test_other_users_job_looks_like_a_missing_one(tmp_path: Path) -> None:
     names = {"ann": ["read", "write", "approve"], "bob": ["read", "write", "approve"]}
     lines = {name: {"token": name + STRONG, "scopes": scopes} for name, scopes in names.items()}
     (tmp_path / "tokens.json").write_text(json.dumps(lines))
@@ -131,7 +131,7 @@ async def test_whose_job_it_is_not_cannot_tell_it_from_one_that_never_was(tmp_pa
         assert [frame for frame in bob.frames if frame.get("event") == "job.updated"] == []
 
 
-async def test_a_schedule_is_kept_run_and_removed_by_whose_it_is(tmp_path: Path) -> None:
+async def test_schedule_is_stored_run_and_removed_by_its_owner(tmp_path: Path) -> None:
     lines = {name: {"token": name + STRONG, "scopes": ["read", "write"]} for name in ("ann", "bob")}
     (tmp_path / "tokens.json").write_text(json.dumps(lines))
     atlas = team([says("The news.")], [])

@@ -1,4 +1,4 @@
-"""A gateway that is killed, or told to stop, and comes back: nothing acknowledged is lost, and clients can tell."""
+"""A gateway that is killed or shut down and started again: nothing acknowledged is lost, and clients can resume."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ WORDS = " ".join(f"word{n}" for n in range(60))
 
 
 def text_of(frames: list[dict[str, Any]]) -> str:
-    """What a client shows: the words since the last reset."""
+    """Return the text a client shows: everything since the last reset."""
     shown = ""
     for frame in frames:
         if frame["event"] == "chat.reset":
@@ -32,12 +32,12 @@ def numbers(frames: list[dict[str, Any]]) -> list[int]:
 
 
 def effects(home: Path) -> list[str]:
-    """What tools did; a process that was killed before the first one leaves no file."""
+    """Return what the tools did; empty if the process was killed before the first call."""
     path = home / "effects"
     return path.read_text().split() if path.exists() else []
 
 
-async def until_cut(client: Client) -> None:
+async def receive_until_cut(client: Client) -> None:
     try:
         while True:
             await client.next()
@@ -45,13 +45,13 @@ async def until_cut(client: Client) -> None:
         pass
 
 
-async def test_an_answer_goes_on_after_kill_9_in_the_middle_of_it(tmp_path: Path) -> None:
+async def test_answer_continues_after_kill_9(tmp_path: Path) -> None:
     async with run_gateway(tmp_path, WORDS) as first, connect_process(first) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         for _ in range(15):
             await client.until("chat.delta")
         await first.kill()
-        await until_cut(client)
+        await receive_until_cut(client)
         before = client.events(run_id)
     async with run_gateway(tmp_path, WORDS) as second, connect_process(second) as client:
         last = before[-1]["data"]["seq"]
@@ -65,7 +65,7 @@ async def test_an_answer_goes_on_after_kill_9_in_the_middle_of_it(tmp_path: Path
         assert text_of([*before, *after]) == WORDS
         history = (await client.get("chat.history", sessionKey="main"))["messages"]
         assert [message["role"] for message in history] == ["user", "assistant"]
-        # one who was never there hears the same story from the log, with what was not yet written left out
+        # a new client replays the same events from the log, without those that were not written before the kill
         async with connect_process(second) as other:
             await other.get("sessions.subscribe", sessionKey="main", runs={run_id: 0})
             await other.until("chat.final")
@@ -76,12 +76,12 @@ async def test_an_answer_goes_on_after_kill_9_in_the_middle_of_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("at", ["tool.call", "tool.result", "chat.final"])
-async def test_an_effect_happens_once_wherever_the_gateway_is_killed(at: str, tmp_path: Path) -> None:
+async def test_effect_happens_at_most_once_wherever_the_gateway_is_killed(at: str, tmp_path: Path) -> None:
     async with run_gateway(tmp_path, "!one", WORDS, pause=0.002) as first, connect_process(first) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         await client.until(at)
         await first.kill()
-        await until_cut(client)
+        await receive_until_cut(client)
         before = client.events(run_id)
     async with run_gateway(tmp_path, *["Over."] * 2, pause=0.002) as second, connect_process(second) as client:
         await client.get("sessions.subscribe", sessionKey="main", runs={run_id: before[-1]["data"]["seq"]})
@@ -95,21 +95,21 @@ async def test_an_effect_happens_once_wherever_the_gateway_is_killed(at: str, tm
         assert roles == ["user", "assistant", "tool", "assistant"]
 
 
-async def test_a_question_waits_through_a_kill_and_is_answered_after_it(tmp_path: Path) -> None:
+async def test_approval_survives_a_kill_and_is_resolved_afterwards(tmp_path: Path) -> None:
     async with run_gateway(tmp_path, "?two") as first, connect_process(first) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
-        asked = await client.until("exec.approval_request")
+        approval = await client.until("exec.approval_request")
         await first.kill()
     async with run_gateway(tmp_path, "Done.", pause=0.001) as second, connect_process(second) as client:
         (waiting,) = (await client.get("approvals.list"))["approvals"]
-        assert waiting["approvalId"] == asked["approvalId"]
-        await client.get("sessions.subscribe", sessionKey="main", runs={run_id: asked["seq"]})
-        assert await client.get("exec.approve", approvalId=asked["approvalId"]) == {"ok": True}
+        assert waiting["approvalId"] == approval["approvalId"]
+        await client.get("sessions.subscribe", sessionKey="main", runs={run_id: approval["seq"]})
+        assert await client.get("exec.approve", approvalId=approval["approvalId"]) == {"ok": True}
         await client.until("chat.final")
         assert effects(tmp_path) == ["two"]
 
 
-async def test_told_to_stop_it_finishes_what_it_can_and_leaves_with_0(tmp_path: Path) -> None:
+async def test_sigterm_lets_a_short_turn_finish_and_exits_with_0(tmp_path: Path) -> None:
     async with run_gateway(tmp_path, "Soon over.", pause=0.05) as process, connect_process(process) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         await client.until("chat.started")
@@ -121,7 +121,7 @@ async def test_told_to_stop_it_finishes_what_it_can_and_leaves_with_0(tmp_path: 
         assert client.events(run_id)[-1]["event"] == "chat.final"
 
 
-async def test_told_to_stop_it_leaves_a_long_turn_for_its_next_life(tmp_path: Path) -> None:
+async def test_sigterm_leaves_a_long_turn_for_the_next_start(tmp_path: Path) -> None:
     async with run_gateway(tmp_path, WORDS, pause=0.2) as process, connect_process(process) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         await client.until("chat.delta")
@@ -137,7 +137,7 @@ async def test_told_to_stop_it_leaves_a_long_turn_for_its_next_life(tmp_path: Pa
         assert text_of([*before, *client.events(run_id)]) == WORDS
 
 
-async def test_while_it_stops_nothing_new_is_begun(tmp_path: Path) -> None:
+async def test_no_turn_starts_during_shutdown(tmp_path: Path) -> None:
     async with run_gateway(tmp_path, WORDS, "no", pause=0.1) as process, connect_process(process) as client:
         await client.get("chat.send", sessionKey="main", message="Go")
         stopping = asyncio.create_task(process.stop())
@@ -149,29 +149,27 @@ async def test_while_it_stops_nothing_new_is_begun(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_killed_at_random_three_times_a_client_that_comes_back_gets_the_whole_story(
-    seed: int, tmp_path: Path
-) -> None:
-    dice = random.Random(seed)
+async def test_client_gets_every_event_after_three_random_kills(seed: int, tmp_path: Path) -> None:
+    generator = random.Random(seed)
     script = ["!one", "!two", WORDS]
     received: list[dict[str, Any]] = []
     run_id = ""
-    for life in range(4):
+    for start in range(4):
         done = len(effects(tmp_path))
-        replies = await asyncio.to_thread(_left_to_say, tmp_path, script) if life else script
+        replies = await asyncio.to_thread(_remaining_replies, tmp_path, script) if start else script
         assert done <= 2
         async with (
             run_gateway(tmp_path, *replies, *[WORDS] * 2, pause=0.004) as process,
             connect_process(process) as client,
         ):
-            if life == 0:
+            if start == 0:
                 run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
             else:
                 last = received[-1]["data"]["seq"] if received else 0
                 await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
-            if life < 3:
-                killing = asyncio.create_task(_kill_later(process, dice.uniform(0.02, 0.35)))
-                await until_cut(client)
+            if start < 3:
+                killing = asyncio.create_task(_kill_later(process, generator.uniform(0.02, 0.35)))
+                await receive_until_cut(client)
                 await killing
             else:
                 assert (await client.get("chat.wait", runId=run_id))["status"] == "done"
@@ -189,8 +187,8 @@ async def _kill_later(process: Process, seconds: float) -> None:
     await process.kill()
 
 
-def _left_to_say(home: Path, script: list[str]) -> list[str]:
-    """What the model has not said yet: a reply that is kept is not asked for again."""
+def _remaining_replies(home: Path, script: list[str]) -> list[str]:
+    """Return the replies the model has not given yet; recorded replies are not requested again."""
     with closing(sqlite3.connect(home / "atlas.db")) as database:
         (replied,) = database.execute("select count(*) from journal where kind = 'reply'").fetchone()
     return script[replied:]

@@ -1,4 +1,4 @@
-"""Users, their keys, and plans over the wire."""
+"""Users, their tokens, and plans."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from gateway_client import connect_client, open_socket, serve_gateway
 STRONG = "-0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-async def test_two_keys_of_one_user_share_their_sessions_and_are_suspended_together(tmp_path: Path) -> None:
+async def test_tokens_of_one_user_share_sessions_and_suspension(tmp_path: Path) -> None:
     lines = {
         "ann": {"token": "ann" + STRONG, "scopes": ["read", "write"]},
         "ann-phone": {"token": "phone" + STRONG, "scopes": ["read"], "user": "ann"},
@@ -42,7 +42,7 @@ async def test_two_keys_of_one_user_share_their_sessions_and_are_suspended_toget
             await back.get("health.check")
 
 
-async def test_a_plan_that_is_used_up_is_said_to_be(tmp_path: Path) -> None:
+async def test_exceeded_plan_refuses_turns(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as owner:
         assert (await owner.get("tenants.get"))["plan"] == {"name": "unlimited"}
         await owner.get("plans.put", name="tiny", tokens=1)

@@ -1,4 +1,4 @@
-"""What can be looked up about the past: turns step by step, words that were said, the audit log's chain, tools used."""
+"""Methods about the past: runs and their steps, search, forks, the audit log, and tool usage."""
 
 from pathlib import Path
 from typing import Any
@@ -24,25 +24,25 @@ def atlas(*replies: Reply, store: MemoryStore | None = None, **more: Any) -> Atl
     return in_memory_atlas(Scripted(*replies), [note], store=store or MemoryStore(), approve=approvals, **more)
 
 
-async def turn(client: Client, message: str, session: str = "s") -> str:
+async def run_turn(client: Client, message: str, session: str = "s") -> str:
     run_id: str = (await client.get("chat.send", sessionKey=session, message=message))["runId"]
     while (await client.until("chat.final", "chat.error"))["runId"] != run_id:
         pass
     return run_id
 
 
-async def noted(client: Client, text: str) -> str:
-    """A turn in which the tool was allowed once."""
+async def run_approved_turn(client: Client, text: str) -> str:
+    """Run a turn in which the tool call is approved once."""
     run_id: str = (await client.get("chat.send", sessionKey="s", message=text))["runId"]
-    asked = await client.until("exec.approval_request")
-    await client.get("approvals.resolve", approvalId=asked["approvalId"], decision="allow-once")
+    approval = await client.until("exec.approval_request")
+    await client.get("approvals.resolve", approvalId=approval["approvalId"], decision="allow-once")
     await client.until("chat.final")
     return run_id
 
 
-async def test_a_turn_is_told_step_by_step(tmp_path: Path) -> None:
+async def test_run_lists_its_steps(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, atlas(calls("note", text="a"), says("Noted."))) as client:
-        run_id = await noted(client, "note it")
+        run_id = await run_approved_turn(client, "note it")
         found = await client.get("runs.get", runId=run_id)
         assert found["run"] | {"createdAt": 0, "endedAt": 0} == {
             "runId": run_id,
@@ -69,23 +69,23 @@ async def test_a_turn_is_told_step_by_step(tmp_path: Path) -> None:
         assert "Noted." not in str(found)
 
 
-async def test_turns_are_listed_the_latest_first(tmp_path: Path) -> None:
+async def test_runs_are_listed_latest_first(tmp_path: Path) -> None:
     clock = ShiftedClock()
     async with serve_and_connect(
         tmp_path, atlas(says("1"), says("2"), store=MemoryStore(clock=clock), clock=clock)
     ) as client:
-        first = await turn(client, "one", "a")
+        first = await run_turn(client, "one", "a")
         clock.ahead += 1
-        second = await turn(client, "two", "b")
+        second = await run_turn(client, "two", "b")
         runs = (await client.get("runs.list"))["runs"]
         assert [run["runId"] for run in runs] == [second, first]
         assert [run["runId"] for run in (await client.get("runs.list", sessionKey="a"))["runs"]] == [first]
 
 
-async def test_words_are_found_in_names_and_messages(tmp_path: Path) -> None:
+async def test_search_finds_labels_and_messages(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, atlas(says("The Fjord is deep. " * 20), says("ok"))) as client:
-        await turn(client, "tell me of water", "a")
-        await turn(client, "hello", "b")
+        await run_turn(client, "tell me of water", "a")
+        await run_turn(client, "hello", "b")
         hits = (await client.get("sessions.search", query="fjORD"))["hits"]
         assert [hit["session"]["sessionKey"] for hit in hits] == ["a"]
         assert "Fjord" in hits[0]["excerpt"] and len(hits[0]["excerpt"]) < 200
@@ -94,10 +94,10 @@ async def test_words_are_found_in_names_and_messages(tmp_path: Path) -> None:
         assert (await client.get("sessions.search", query="nowhere"))["hits"] == []
 
 
-async def test_a_fork_begins_with_the_same_messages(tmp_path: Path) -> None:
+async def test_fork_starts_with_the_same_messages(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, atlas(says("1"), says("2"))) as client:
-        await turn(client, "one")
-        await turn(client, "two")
+        await run_turn(client, "one")
+        await run_turn(client, "two")
         messages = (await client.get("chat.history", sessionKey="s"))["messages"]
         forked = await client.get("sessions.fork", sessionKey="s", messageId=messages[1]["id"], label="branch")
         found = await client.get("sessions.get", sessionKey=forked["sessionKey"])
@@ -107,10 +107,10 @@ async def test_a_fork_begins_with_the_same_messages(tmp_path: Path) -> None:
         assert unknown["error"]["data"]["kind"] == "SESSION_NOT_FOUND"
 
 
-async def test_who_comes_later_hears_how_turns_ended_and_what_waits(tmp_path: Path) -> None:
+async def test_subscribe_returns_outcomes_and_queued_messages(tmp_path: Path) -> None:
     replies = [calls("note", text="a"), says("ok")]
     async with serve_and_connect(tmp_path, atlas(fails("gone"), fails("gone"), fails("gone"), *replies)) as client:
-        failed = await turn(client, "fail")
+        failed = await run_turn(client, "fail")
         await client.get("chat.send", sessionKey="s", message="ask")
         await client.until("exec.approval_request")
         waiting = await client.get("chat.send", sessionKey="s", message="later")
@@ -119,24 +119,24 @@ async def test_who_comes_later_hears_how_turns_ended_and_what_waits(tmp_path: Pa
         assert [(each["runId"], each["parts"][0]["text"]) for each in state["waiting"]] == [(waiting["runId"], "later")]
 
 
-async def test_all_who_read_hear_of_questions_in_any_session(tmp_path: Path) -> None:
+async def test_readers_receive_approval_updates_of_any_session(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, atlas(calls("note", text="a"), says("Noted."))) as client:
-        await noted(client, "note it")
+        await run_approved_turn(client, "note it")
         updates = [frame["data"] for frame in client.events() if frame["event"] == "approvals.updated"]
         assert updates == [{"sessionKey": "s"}] * 2
 
 
-async def test_the_chain_is_verified_and_a_changed_line_is_named(tmp_path: Path) -> None:
+async def test_audit_verify_names_a_changed_row(tmp_path: Path) -> None:
     store = MemoryStore()
     replies = [calls("note", text="a"), says("1"), calls("note", text="no"), says("2")]
     async with serve_and_connect(tmp_path, atlas(*replies, store=store)) as client:
-        await noted(client, "one")
-        await noted(client, "two")
+        await run_approved_turn(client, "one")
+        await run_approved_turn(client, "two")
         assert await client.get("audit.verify") == {"rows": 2}
         used = (await client.get("usage.tools"))["rows"]
         assert [(row["name"], row["calls"], row["failed"]) for row in used] == [("note", 2, 1)]
         assert (await client.get("usage.tools", to="2001-01-01"))["rows"] == []
-        change_line(store, 2)
+        change_audit_row(store, 2)
         assert await client.get("audit.verify") == {
             "rows": 2,
             "broken": 2,
@@ -144,16 +144,16 @@ async def test_the_chain_is_verified_and_a_changed_line_is_named(tmp_path: Path)
         }
 
 
-def change_line(store: MemoryStore, seq: int) -> None:
-    """Change an audit record behind the store's back."""
+def change_audit_row(store: MemoryStore, seq: int) -> None:
+    """Change an audit row directly in the database."""
     connection = store._connected()  # pyright: ignore[reportPrivateUsage]
     (entry,) = connection.execute("SELECT entry FROM audit WHERE seq = ?", (seq,)).fetchone()
     connection.execute("UPDATE audit SET entry = ? WHERE seq = ?", (entry.replace(b"not that", b"all well"), seq))
 
 
-async def test_usage_is_summed_by_day_if_asked(tmp_path: Path) -> None:
+async def test_usage_is_summed_by_day_if_requested(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, atlas(says("1"))) as client:
-        await turn(client, "one")
+        await run_turn(client, "one")
         (row,) = (await client.get("usage.summary", groupBy="model", byDay=True))["rows"]
         assert row["name"] == "scripted" and len(row["day"]) == 10
         (row,) = (await client.get("usage.summary", groupBy="model"))["rows"]

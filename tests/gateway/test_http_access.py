@@ -1,4 +1,4 @@
-"""What is refused on the paths for programs: other sites, other names, wrong tokens, too few rights, too much."""
+"""HTTP API requests that are refused: other origins, unknown hosts, invalid tokens, missing scopes, invalid bodies."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def auth_headers(gateway: Gateway, **more: str) -> dict[str, str]:
 
 
 def write_tokens(home: Path, **scopes: list[str]) -> dict[str, str]:
-    """Tokens with these rights, by name."""
+    """Write tokens with these scopes to `tokens.json` and return them by name."""
     tokens = {name: secrets.token_urlsafe(32) for name in scopes}
     lines = {name: {"token": tokens[name], "scopes": scopes[name]} for name in scopes}
     (home / "tokens.json").write_text(json.dumps(lines))
@@ -36,7 +36,7 @@ def write_tokens(home: Path, **scopes: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_another_sites_page_is_turned_away_even_with_a_right_token(path: str, tmp_path: Path) -> None:
+async def test_cross_origin_request_is_refused_despite_a_valid_token(path: str, tmp_path: Path) -> None:
     model = Scripted()
     async with serve_gateway(tmp_path, stored_atlas(model)) as gateway:
         for origin in OTHER_ORIGINS:
@@ -49,14 +49,16 @@ async def test_another_sites_page_is_turned_away_even_with_a_right_token(path: s
             code, answer = await http(gateway, f"OPTIONS {path}", **preflight)
             assert code == 403 and "access-control" not in answer.lower()
         for site in ("cross-site", "same-site"):
-            quiet = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "no-cors"}
-            assert (await http(gateway, f"POST {path}", body=REQUEST, **auth_headers(gateway, **quiet)))[0] == 403
+            fetch_metadata = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "no-cors"}
+            assert (await http(gateway, f"POST {path}", body=REQUEST, **auth_headers(gateway, **fetch_metadata)))[
+                0
+            ] == 403
     assert model.requests == []
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("host", ["evil.example:{port}", "127.0.0.1.evil.com", "localhost.", ""])
-async def test_a_name_that_is_not_ours_is_turned_away(host: str, path: str, tmp_path: Path) -> None:
+async def test_unknown_host_is_refused(host: str, path: str, tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         code, _ = await http(
             gateway, f"POST {path}", body=REQUEST, **auth_headers(gateway, Host=host.format(port=gateway.port))
@@ -64,40 +66,40 @@ async def test_a_name_that_is_not_ours_is_turned_away(host: str, path: str, tmp_
         assert code == 421
 
 
-async def test_a_page_that_was_named_may_ask_and_read_and_nothing_more(tmp_path: Path) -> None:
-    friend = "https://chat.example.org"
-    async with serve_gateway(tmp_path, stored_atlas(Scripted(says("Hi."))), origins=(friend,)) as gateway:
+async def test_allowed_origin_gets_cors_headers_on_api_paths_only(tmp_path: Path) -> None:
+    allowed = "https://chat.example.org"
+    async with serve_gateway(tmp_path, stored_atlas(Scripted(says("Hi."))), origins=(allowed,)) as gateway:
         wanted = {
             "Access_Control_Request_Method": "POST",
             "Access_Control_Request_Headers": "authorization,content-type",
         }
-        code, answer = await http(gateway, "OPTIONS /v1/chat/completions", Origin=friend, **wanted)
+        code, answer = await http(gateway, "OPTIONS /v1/chat/completions", Origin=allowed, **wanted)
         assert code == 204
-        assert f"access-control-allow-origin: {friend}\r\n" in answer
+        assert f"access-control-allow-origin: {allowed}\r\n" in answer
         assert "access-control-allow-headers: authorization,content-type\r\n" in answer
         assert "credentials" not in answer
-        page = {"Origin": friend, "Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "cors"}
+        page = {"Origin": allowed, "Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "cors"}
         code, answer = await http(gateway, "POST /v1/chat/completions", body=REQUEST, **auth_headers(gateway, **page))
-        assert (code, f"access-control-allow-origin: {friend}\r\n" in answer) == (200, True)
+        assert (code, f"access-control-allow-origin: {allowed}\r\n" in answer) == (200, True)
         code, answer = await http(gateway, "POST /v1/chat/completions", body=REQUEST, **page)
-        assert (code, f"access-control-allow-origin: {friend}\r\n" in answer) == (401, True)
-        assert (await http(gateway, "OPTIONS /health", Origin=friend, **wanted))[0] == 403
+        assert (code, f"access-control-allow-origin: {allowed}\r\n" in answer) == (401, True)
+        assert (await http(gateway, "OPTIONS /health", Origin=allowed, **wanted))[0] == 403
         assert (await http(gateway, "OPTIONS /v1/models", Origin="https://evil.example", **wanted))[0] == 403
         injected = {**wanted, "Access_Control_Request_Headers": "a: b; c"}
-        assert "allow-headers" not in (await http(gateway, "OPTIONS /v1/models", Origin=friend, **injected))[1]
+        assert "allow-headers" not in (await http(gateway, "OPTIONS /v1/models", Origin=allowed, **injected))[1]
         assert (await http(gateway, "GET /v1/models", **auth_headers(gateway, Host="evil.example", **page)))[0] == 421
-        assert "access-control" not in (await http(gateway, "GET /health", Origin=friend))[1]
+        assert "access-control" not in (await http(gateway, "GET /health", Origin=allowed))[1]
         assert "access-control" not in (await http(gateway, "GET /v1/models", **auth_headers(gateway)))[1]
 
 
-async def test_no_origin_means_everybody(tmp_path: Path) -> None:
+async def test_wildcard_origin_allows_no_one(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, origins=("*", "null")) as gateway:
         for origin in ("https://evil.example", "*", "null"):
             assert (await http(gateway, "GET /v1/models", **auth_headers(gateway, Origin=origin)))[0] == 403
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_without_a_token_nothing_is_even_read(path: str, tmp_path: Path) -> None:
+async def test_request_without_a_token_is_refused_before_its_body(path: str, tmp_path: Path) -> None:
     model = Scripted()
     async with serve_gateway(tmp_path, stored_atlas(model)) as gateway:
         method = "GET" if "models" in path else "POST"
@@ -109,7 +111,7 @@ async def test_without_a_token_nothing_is_even_read(path: str, tmp_path: Path) -
     assert model.requests == []
 
 
-async def test_the_client_of_the_vendor_understands_the_refusals(tmp_path: Path) -> None:
+async def test_openai_client_raises_the_matching_errors(tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path, reader=["read"], writer=["write"])
     async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway:
         async with connect_openai(gateway, tokens["reader"]) as client:
@@ -130,7 +132,7 @@ async def test_the_client_of_the_vendor_understands_the_refusals(tmp_path: Path)
             assert int(locked.value.response.headers["retry-after"]) > 0
 
 
-async def test_two_users_never_meet_in_a_session_of_one_name(tmp_path: Path) -> None:
+async def test_sessions_of_two_users_with_the_same_key_are_separate(tmp_path: Path) -> None:
     both = ["read", "write", "approve"]
     tokens = write_tokens(tmp_path, ana=both, bo=both)
     model = Scripted(says("Hello Ana."), says("Hello Bo."), calls("note", input="x"))
@@ -159,7 +161,7 @@ async def test_two_users_never_meet_in_a_session_of_one_name(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_token_that_was_replaced_hears_no_more(stream: bool, tmp_path: Path) -> None:
+async def test_rotated_token_ends_its_streams(stream: bool, tmp_path: Path) -> None:
     slow = Slow()
     atlas = stored_atlas(Scripted(says("One moment.") + calls("slow", input="x")), (slow.tool,))
     async with serve_gateway(tmp_path, atlas) as gateway, connect_openai(gateway) as client:
@@ -179,7 +181,7 @@ async def read_all(client: openai.AsyncOpenAI, stream: bool) -> None:
             pass
 
 
-async def test_who_may_not_approve_cannot_answer_in_a_run(tmp_path: Path) -> None:
+async def test_interrupt_answer_requires_the_approve_scope(tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path, ana=["read", "write"])
     async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway, open_page(gateway, tokens["ana"]) as page:
         answer = await page.request(resume=[{"interruptId": "x", "status": "cancelled"}])
@@ -187,7 +189,7 @@ async def test_who_may_not_approve_cannot_answer_in_a_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", REQUEST), ("/ag-ui/assistant", RUN)])
-async def test_what_is_no_request_of_a_program_is_refused(path: str, body: str, tmp_path: Path) -> None:
+async def test_invalid_request_body_is_refused(path: str, body: str, tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, max_frame=20_000) as gateway:
         wrong: list[tuple[int, str, dict[str, str]]] = [
             (415, body, {"Content_Type": "text/plain"}),
@@ -207,9 +209,7 @@ async def test_what_is_no_request_of_a_program_is_refused(path: str, body: str, 
         assert (await http(gateway, f"GET {path}", **auth_headers(gateway)))[0] in (404, 405)
 
 
-async def test_a_request_that_does_not_come_to_its_end_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_incomplete_request_body_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_api, "BODY_TIMEOUT", 0.1)
     async with serve_gateway(tmp_path) as gateway:
         more: dict[str, Any] = auth_headers(gateway, Content_Length="100")

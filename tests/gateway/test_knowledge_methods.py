@@ -1,4 +1,4 @@
-"""Documents and memories over a socket: read with progress, searched, removed; memories only of who asks."""
+"""Knowledge and memory methods: documents are ingested, searched and removed; memories belong to the caller."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def call(client: Client, method: str, **params: Any) -> Any:
     return answer.get("result", answer.get("error"))
 
 
-async def test_a_folder_is_read_with_progress_searched_and_removed(tmp_path: Path) -> None:
+async def test_folder_is_ingested_searched_and_removed(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "sea.md").write_text("# Sea\n\n## Walrus\n\nA walrus has tusks.\n")
@@ -62,8 +62,8 @@ async def test_a_folder_is_read_with_progress_searched_and_removed(tmp_path: Pat
         assert error["data"]["kind"] == "INVALID_PARAMS" and "cannot read" in error["message"]
 
 
-async def test_memories_are_those_of_who_asks(tmp_path: Path) -> None:
-    """S11: another's memory id is like one that never was, in words and in kind."""
+async def test_memories_belong_to_the_caller(tmp_path: Path) -> None:
+    """S11: the id of another user's memory gives the same error as an unknown id."""
     async with serve_with_knowledge(tmp_path) as (gateway, knowledge_base):
         tenant, agent = gateway.hub.atlas.tenant, gateway.hub.atlas.agents[0].id
         memory = await knowledge_base.memories.remember(
@@ -88,6 +88,6 @@ async def test_memories_are_those_of_who_asks(tmp_path: Path) -> None:
             assert (await call(ann, "memories.list", agentId=agent))["memories"] == []
 
 
-async def test_where_nothing_is_known_it_is_said(tmp_path: Path) -> None:
+async def test_knowledge_methods_are_unavailable_without_a_knowledge_base(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client, asyncio.timeout(20):
         assert (await call(client, "knowledge.list"))["data"]["kind"] == "UNAVAILABLE"

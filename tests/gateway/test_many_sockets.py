@@ -1,4 +1,4 @@
-"""Many sockets at once: idle ones cost little, silent ones do not stay, storms pass."""
+"""Many connections at once: memory of idle ones, timeouts of silent ones, bursts, and running out of files."""
 
 import asyncio
 import json
@@ -19,19 +19,19 @@ MB = 1024 * 1024
 
 @pytest.fixture(autouse=True)
 def many_files() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
-class Bare:
-    """A WebSocket of few bytes: the handshake and masked frames by hand, so that a thousand of them are cheap here."""
+class BareSocket:
+    """Minimal WebSocket client, with the handshake and the frames written by hand, so that a thousand are cheap."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     @classmethod
-    async def open(cls, port: int) -> "Bare":
+    async def open(cls, port: int) -> "BareSocket":
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         headers = {"Host": f"127.0.0.1:{port}"} | {name.replace("_", "-"): value for name, value in UPGRADE.items()}
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -46,7 +46,7 @@ class Bare:
         self._writer.write(bytes((0x81, 0x80 | len(data), 0, 0, 0, 0)) + data)
 
     async def receive(self) -> tuple[int, bytes]:
-        """(opcode, content) of a frame."""
+        """Return the opcode and the content of the next frame."""
         first, size = await self._reader.readexactly(2)
         if size == 126:
             size = int.from_bytes(await self._reader.readexactly(2), "big")
@@ -57,15 +57,15 @@ class Bare:
 
 
 @asynccontextmanager
-async def bare_ones(process: Process, count: int, *, silent: int = 0) -> AsyncGenerator[list[Bare], None]:
-    """So many sockets, of which some never say who they are."""
+async def open_bare_sockets(process: Process, count: int, *, silent: int = 0) -> AsyncGenerator[list[BareSocket], None]:
+    """Open this many sockets; the first `silent` ones do not authenticate."""
     token = (process.home / "token").read_text().strip()
-    opened: list[Bare] = []
+    opened: list[BareSocket] = []
     gate = asyncio.Semaphore(50)
 
     async def one(number: int) -> None:
         async with gate:
-            bare = await Bare.open(process.port)
+            bare = await BareSocket.open(process.port)
             opened.append(bare)
             if number >= silent:
                 bare.send(type="auth", token=token)
@@ -79,12 +79,12 @@ async def bare_ones(process: Process, count: int, *, silent: int = 0) -> AsyncGe
             each.close()
 
 
-async def test_a_thousand_idle_sockets_cost_at_most_32_mib(tmp_path: Path) -> None:
+async def test_thousand_idle_sockets_use_at_most_32_mib(tmp_path: Path) -> None:
     async with run_gateway(tmp_path, "Hi.") as process:
-        async with bare_ones(process, 20):
+        async with open_bare_sockets(process, 20):
             pass
         before = process.memory()
-        async with bare_ones(process, 1000):
+        async with open_bare_sockets(process, 1000):
             grown = process.memory() - before
             print(f"1,000 sockets: {grown / MB:.1f} MiB")
             assert grown <= 32 * MB
@@ -95,32 +95,32 @@ async def test_a_thousand_idle_sockets_cost_at_most_32_mib(tmp_path: Path) -> No
 
 async def test_silent_sockets_are_closed_within_ten_seconds(tmp_path: Path) -> None:
     async with run_gateway(tmp_path, "Hi.") as process:
-        async with bare_ones(process, 20):
+        async with open_bare_sockets(process, 20):
             pass
         before, started = process.memory(), time.monotonic()
-        async with bare_ones(process, 250, silent=250) as silent:
+        async with open_bare_sockets(process, 250, silent=250) as silent:
             mute = [await asyncio.open_connection("127.0.0.1", process.port) for _ in range(250)]
             assert process.memory() - before <= 20 * MB
             for bare in silent:
                 code, content = await asyncio.wait_for(bare.receive(), 15)
                 assert (code, int.from_bytes(content[:2], "big")) == (8, 4400)
             for reader, writer in mute:
-                assert await asyncio.wait_for(_gone(reader), 15)
+                assert await asyncio.wait_for(_is_closed(reader), 15)
                 writer.close()
             assert time.monotonic() - started < 14
 
 
-async def _gone(reader: asyncio.StreamReader) -> bool:
+async def _is_closed(reader: asyncio.StreamReader) -> bool:
     try:
         return await reader.read() == b""
     except ConnectionError:
         return True
 
 
-async def test_a_storm_of_a_thousand_half_of_them_silent_passes(tmp_path: Path) -> None:
+async def test_thousand_connections_at_once_are_accepted(tmp_path: Path) -> None:
     async with run_gateway(tmp_path, "Hi.") as process:
         started = time.monotonic()
-        async with bare_ones(process, 1000, silent=500) as opened:
+        async with open_bare_sockets(process, 1000, silent=500) as opened:
             print(f"1,000 sockets opened in {time.monotonic() - started:.1f} s")
             assert len(opened) == 1000
             assert time.monotonic() - started < 10
@@ -128,15 +128,15 @@ async def test_a_storm_of_a_thousand_half_of_them_silent_passes(tmp_path: Path) 
                 assert (await client.get("health.check"))["status"] == "ok"
 
 
-async def test_out_of_files_it_goes_on_with_what_it_has_and_recovers(tmp_path: Path) -> None:
+async def test_gateway_recovers_after_running_out_of_files(tmp_path: Path) -> None:
     async with (
         run_gateway(tmp_path, *["Hi."] * 2, environment={"FILES": "64"}) as process,
         connect_process(process) as client,
     ):
-        crowd = [await asyncio.open_connection("127.0.0.1", process.port) for _ in range(80)]
+        connections = [await asyncio.open_connection("127.0.0.1", process.port) for _ in range(80)]
         await client.get("chat.send", sessionKey="main", message="Still there?")
         await client.until("chat.final")
-        for _, writer in crowd:
+        for _, writer in connections:
             writer.close()
         for _ in range(50):
             try:
@@ -146,4 +146,4 @@ async def test_out_of_files_it_goes_on_with_what_it_has_and_recovers(tmp_path: P
             except (TimeoutError, OSError, WebSocketException):
                 await asyncio.sleep(0.2)
         else:
-            pytest.fail("no new connection after the crowd had left")
+            pytest.fail("no new connection after the connections had left")

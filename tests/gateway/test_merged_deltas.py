@@ -1,4 +1,4 @@
-"""Words that are written together are one event, where nobody hears them before they are written."""
+"""Text deltas that are written together become one event if events are delivered only after they are written."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def delta(text: str) -> ChatDelta:
 
 
 def written(log: RunLog) -> list[tuple[int, str]]:
-    """What is written now, and then is."""
+    """Write the pending events and return them."""
     found: list[tuple[int, str]] = []
     for write in log.pending_writes():
         if isinstance(write, AddEvents):
@@ -25,7 +25,7 @@ def written(log: RunLog) -> list[tuple[int, str]]:
     return found
 
 
-def test_words_are_joined_until_they_are_written() -> None:
+def test_deltas_are_merged_until_they_are_written() -> None:
     log = RunLog("r", "s", merge_deltas=True)
     for word in ("One ", "two ", "three "):
         log.add(delta(word))
@@ -39,7 +39,7 @@ def test_words_are_joined_until_they_are_written() -> None:
     assert written(log) == [(4, "five"), (5, "chat.reset"), (6, "six")]
 
 
-def test_what_is_being_written_is_not_changed_any_more() -> None:
+def test_events_being_written_do_not_change() -> None:
     log = RunLog("r", "s", merge_deltas=True)
     log.add(delta("One "))
     first = log.pending_writes()
@@ -49,7 +49,7 @@ def test_what_is_being_written_is_not_changed_any_more() -> None:
     assert isinstance(first[-1], AddEvents) and len(first[-1].events) == 1
 
 
-def test_a_piece_does_not_grow_without_end_and_a_last_word_stands_alone() -> None:
+def test_merged_delta_has_a_limit_and_the_terminal_event_is_separate() -> None:
     log = RunLog("r", "s", merge_deltas=True)
     for _ in range(300):
         log.add(delta("0123456789"))
@@ -59,7 +59,7 @@ def test_a_piece_does_not_grow_without_end_and_a_last_word_stands_alone() -> Non
     assert last == "chat.final"
 
 
-def test_who_comes_in_the_middle_gets_each_word_once() -> None:
+def test_partial_message_contains_each_delta_once() -> None:
     log = RunLog("r", "s", merge_deltas=True)
     log.add(delta("One "))
     log.add(delta("two "))
@@ -72,7 +72,7 @@ def test_who_comes_in_the_middle_gets_each_word_once() -> None:
     assert msgspec.to_builtins(part)["text"] == "One two three four"
 
 
-def test_where_words_are_heard_before_they_are_written_each_has_its_number() -> None:
+def test_deltas_keep_their_numbers_without_merging() -> None:
     log = RunLog("r", "s")
     log.add(delta("One "))
     log.add(delta("two"))

@@ -1,5 +1,4 @@
-"""Who may call what. The table below is written by hand: a method that is not in it fails, and so does one that lets
-the wrong one in."""
+"""Scopes of all methods. The table is written by hand, so a method that is missing or has another scope fails."""
 
 import json
 from pathlib import Path
@@ -83,16 +82,16 @@ def write_tokens(home: Path) -> None:
     (home / "tokens.json").write_text(json.dumps(lines))
 
 
-def test_the_table_is_the_one_that_is_declared() -> None:
+def test_declared_scopes_match_the_table() -> None:
     assert {method.name: method.scope for method in METHODS.values()} == SCOPES
 
 
-def test_every_method_has_a_function_behind_it() -> None:
+def test_every_method_has_a_handler() -> None:
     assert set(all_methods().names) == set(SCOPES)
 
 
 @pytest.mark.parametrize("scope", TOKENS)
-async def test_a_token_calls_the_methods_of_its_scope_and_no_others(scope: str, tmp_path: Path) -> None:
+async def test_token_may_call_only_the_methods_of_its_scope(scope: str, tmp_path: Path) -> None:
     write_tokens(tmp_path)
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway, TOKENS[scope]) as client:
         assert client.frames[0]["principal"] == {"id": scope, "role": "guest", "scopes": [scope]}
@@ -102,7 +101,7 @@ async def test_a_token_calls_the_methods_of_its_scope_and_no_others(scope: str, 
             assert forbidden == (needed != scope), (name, answer)
 
 
-async def test_without_a_right_token_no_method_is_called(tmp_path: Path) -> None:
+async def test_no_method_is_called_without_authentication(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         for name in SCOPES:
             async with open_socket(gateway) as client:
@@ -111,7 +110,7 @@ async def test_without_a_right_token_no_method_is_called(tmp_path: Path) -> None
                 assert client.frames == []
 
 
-async def test_the_main_token_may_do_everything(tmp_path: Path) -> None:
+async def test_main_token_may_call_every_method(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         for name in SCOPES:
             if name != "tokens.rotate":
@@ -127,7 +126,7 @@ async def test_the_main_token_may_do_everything(tmp_path: Path) -> None:
         {"client": {"name": "owner", "version": "1", "scopes": ["admin"]}},
     ],
 )
-async def test_nobody_gets_a_scope_by_asking_for_it(claim: dict[str, Any], tmp_path: Path) -> None:
+async def test_claimed_scopes_are_ignored(claim: dict[str, Any], tmp_path: Path) -> None:
     write_tokens(tmp_path)
     headers = {"X-Atlas-Scopes": "admin", "X-Forwarded-User": "owner"}
     async with serve_gateway(tmp_path) as gateway, open_socket(gateway, additional_headers=headers) as client:
@@ -136,11 +135,11 @@ async def test_nobody_gets_a_scope_by_asking_for_it(claim: dict[str, Any], tmp_p
         assert (await client.request("config.get"))["error"]["data"]["kind"] == "FORBIDDEN"
 
 
-async def says_hello(client: Client, token: str) -> dict[str, Any]:
+async def authenticate(client: Client, token: str) -> dict[str, Any]:
     await client.send(type="auth", token=token)
     return await client.next()
 
 
-async def test_a_plain_client_sees_exactly_two_keys(tmp_path: Path) -> None:
+async def test_plain_welcome_has_two_keys(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, open_socket(gateway) as client:
-        assert await says_hello(client, main_token(gateway)) == {"type": "auth", "ok": True}
+        assert await authenticate(client, main_token(gateway)) == {"type": "auth", "ok": True}

@@ -1,4 +1,4 @@
-"""OpenAI's own client talks to an agent as if it were a model."""
+"""OpenAI's own client uses an agent as a model."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
 
 
-async def test_the_agents_are_its_models(tmp_path: Path) -> None:
+async def test_models_lists_the_agents(tmp_path: Path) -> None:
     agents = [Agent(id, model=Scripted(says("Hi."))) for id in ("ana", "team/bo")]
     async with serve_openai(tmp_path, Atlas(agents, store=MemoryStore())) as (_, client):
         found = await client.models.list()
@@ -29,7 +29,7 @@ async def test_the_agents_are_its_models(tmp_path: Path) -> None:
         assert missing.value.code == "model_not_found"
 
 
-async def test_an_answer_in_one_piece(tmp_path: Path) -> None:
+async def test_completion_without_streaming(tmp_path: Path) -> None:
     model = Scripted(thinks("Hm.") + says("Two and two is four."), says("Again."))
     async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
         answer = await client.chat.completions.create(model=MODEL, messages=user_messages("2+2?"))
@@ -42,7 +42,7 @@ async def test_an_answer_in_one_piece(tmp_path: Path) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (1, 5, 6)
 
 
-async def test_an_answer_in_many_pieces(tmp_path: Path) -> None:
+async def test_completion_with_streaming(tmp_path: Path) -> None:
     async with serve_openai(tmp_path, stored_atlas(Scripted(says("One two three."), says("Four.")))) as (_, client):
         stream = await client.chat.completions.create(model=MODEL, messages=user_messages("Count."), stream=True)
         first, *pieces, last = [chunk async for chunk in stream]
@@ -58,7 +58,7 @@ async def test_an_answer_in_many_pieces(tmp_path: Path) -> None:
     assert usage.choices == [] and usage.usage is not None and usage.usage.total_tokens == 2
 
 
-async def test_the_lines_of_a_stream_are_those_of_the_vendor(tmp_path: Path) -> None:
+async def test_stream_has_the_format_of_openai(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas(Scripted(says("Hi.")))) as gateway:
         body = json.dumps({"model": MODEL, "messages": user_messages("Hello"), "stream": True})
         headers = {"Authorization": f"Bearer {main_token(gateway)}", "Content_Type": "application/json"}
@@ -76,7 +76,7 @@ async def test_the_lines_of_a_stream_are_those_of_the_vendor(tmp_path: Path) -> 
     assert all("usage" not in shape for shape in shapes)
 
 
-async def test_the_agents_own_tools_run_inside_and_are_not_told(tmp_path: Path) -> None:
+async def test_tools_of_the_agent_run_in_the_gateway_and_are_not_reported(tmp_path: Path) -> None:
     script = (says("Let me see.") + calls("upper", input="hey"), says("It is HEY."))
     model = Scripted(*script, *script)
     async with serve_openai(tmp_path, stored_atlas(model, (Tool("upper", upper, in_process=True),))) as (_, client):
@@ -91,7 +91,7 @@ async def test_the_agents_own_tools_run_inside_and_are_not_told(tmp_path: Path) 
     assert result.result == "HEY"
 
 
-async def test_without_a_session_the_history_is_the_requests_and_nothing_is_kept(tmp_path: Path) -> None:
+async def test_request_without_a_session_brings_its_history_and_stores_nothing(tmp_path: Path) -> None:
     model = Scripted(says("Ana."))
     atlas = stored_atlas(model)
     history: list[Any] = [
@@ -130,7 +130,7 @@ async def test_without_a_session_the_history_is_the_requests_and_nothing_is_kept
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(("stop", "reason"), [("length", "length"), ("refusal", "content_filter"), ("stop", "stop")])
-async def test_why_an_answer_ends(stop: Any, reason: str, stream: bool, tmp_path: Path) -> None:
+async def test_finish_reason_matches_the_stop_reason(stop: Any, reason: str, stream: bool, tmp_path: Path) -> None:
     async with serve_openai(tmp_path, stored_atlas(Scripted(says("So", stop=stop)))) as (_, client):
         if stream:
             chunks = await client.chat.completions.create(model=MODEL, messages=user_messages("?"), stream=True)
@@ -145,7 +145,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_answer_of_a_wanted_shape_is_mended_before_anybody_sees_it(stream: bool, tmp_path: Path) -> None:
+async def test_structured_output_is_corrected_before_it_is_sent(stream: bool, tmp_path: Path) -> None:
     model = Scripted(says("It is Lima."), says('```json\n{"city": "Lima"}\n```'))
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
     async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
@@ -162,7 +162,7 @@ async def test_an_answer_of_a_wanted_shape_is_mended_before_anybody_sees_it(stre
     assert json.loads(content) == {"city": "Lima"}
 
 
-async def test_the_agents_settings_come_before_the_clients_wishes(tmp_path: Path) -> None:
+async def test_settings_of_the_agent_limit_the_request(tmp_path: Path) -> None:
     model = Scripted(says("A."), says("B."))
     async with serve_openai(tmp_path, stored_atlas(model, agent={"temperature": 0.1, "max_tokens": 50})) as (_, client):
         await client.chat.completions.create(model=MODEL, messages=user_messages("?"), temperature=1.5, max_tokens=20)
@@ -198,9 +198,7 @@ TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
         ),
     ],
 )
-async def test_what_cannot_be_done_is_refused_in_the_vendors_shape(
-    wrong: dict[str, Any], param: str, tmp_path: Path
-) -> None:
+async def test_unsupported_request_gets_an_openai_error(wrong: dict[str, Any], param: str, tmp_path: Path) -> None:
     async with serve_openai(tmp_path, stored_atlas(Scripted())) as (_, client):
         with pytest.raises(openai.BadRequestError) as refused:
             body = {"model": MODEL, "messages": user_messages("Hi"), **wrong}
@@ -210,13 +208,13 @@ async def test_what_cannot_be_done_is_refused_in_the_vendors_shape(
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
 
-async def test_empty_tools_are_none(tmp_path: Path) -> None:
+async def test_empty_tools_are_accepted(tmp_path: Path) -> None:
     async with serve_openai(tmp_path, stored_atlas(Scripted(says("Hi.")))) as (_, client):
         answer = await client.chat.completions.create(model=MODEL, messages=user_messages("Hi"), tools=[], n=1)
     assert answer.choices[0].message.content == "Hi."
 
 
-async def test_a_bug_is_told_without_its_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_error_hides_its_details(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serve_openai(tmp_path, stored_atlas(Scripted(fails(ZeroDivisionError("secret place"))))) as (_, client):
         with pytest.raises(openai.InternalServerError) as raised:
             await client.chat.completions.create(model=MODEL, messages=user_messages("Hi"))
@@ -229,7 +227,7 @@ async def test_a_bug_is_told_without_its_trace(tmp_path: Path, caplog: pytest.Lo
     assert "secret place" in caplog.text
 
 
-async def test_an_error_tells_no_secret(tmp_path: Path) -> None:
+async def test_error_contains_no_secret(tmp_path: Path) -> None:
     secret = "sk-proj-" + "Ab1" * 12
     broken = fails(ProviderError(f"the key {secret} is wrong", "auth"))
     async with serve_openai(tmp_path, stored_atlas(Scripted(broken, says("So") + broken))) as (gateway, client):
@@ -241,7 +239,7 @@ async def test_an_error_tells_no_secret(tmp_path: Path) -> None:
     assert secret not in raised.value.message and secret not in str(events)
 
 
-async def test_a_failure_in_the_middle_is_the_last_event(tmp_path: Path) -> None:
+async def test_failure_while_streaming_is_the_last_event(tmp_path: Path) -> None:
     broken = says("Half an") + fails(ProviderError("gone", "auth"))
     async with serve_openai(tmp_path, stored_atlas(Scripted(broken))) as (_, client):
         stream = await client.chat.completions.create(model=MODEL, messages=user_messages("Hi"), stream=True)
@@ -252,7 +250,7 @@ async def test_a_failure_in_the_middle_is_the_last_event(tmp_path: Path) -> None
     assert ("".join(received), raised.value.code) == ("Half an", "provider_auth")
 
 
-async def test_words_that_were_read_and_are_taken_back_end_the_stream(tmp_path: Path) -> None:
+async def test_withdrawn_text_ends_the_stream(tmp_path: Path) -> None:
     again = Reply(TextChunk("It is 5."), ResetChunk(1), TextChunk("It is 4."))
     async with serve_openai(
         tmp_path, stored_atlas(Scripted(again, again, Reply(ResetChunk(1), TextChunk("Fine."))))
@@ -269,7 +267,7 @@ async def test_words_that_were_read_and_are_taken_back_end_the_stream(tmp_path: 
     assert whole.choices[0].message.content == "It is 4."
 
 
-async def test_words_come_as_they_are_said(tmp_path: Path) -> None:
+async def test_text_is_streamed_as_it_is_generated(tmp_path: Path) -> None:
     model = Paced(says("one two three four five"), pause=0.05)
     async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
         stream = await client.chat.completions.create(model=MODEL, messages=user_messages("Count"), stream=True)

@@ -1,4 +1,4 @@
-"""Turns that OpenAI's client starts: their sessions, who leaves them, and who may be asked."""
+"""Turns started by OpenAI's client: sessions, disconnects and approvals."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from atlas_agents.testing import Scripted, calls, fails, says
 from checks import run_ready_tasks
 
 
-async def test_a_session_remembers_and_takes_only_the_last_message(tmp_path: Path) -> None:
+async def test_session_stores_the_history_and_reads_only_the_last_message(tmp_path: Path) -> None:
     model = Scripted(says("Hello Ana."), says("Ana."), says("Ana, still."))
     async with serve_openai(tmp_path, stored_atlas(model)) as (gateway, client), connect_client(gateway) as page:
         await client.chat.completions.create(model=MODEL, messages=user_messages("I am Ana."), user="main")
@@ -26,15 +26,15 @@ async def test_a_session_remembers_and_takes_only_the_last_message(tmp_path: Pat
         )
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Ana, still."
         await page.until("chat.final")
-        told = "".join([event["data"]["text"] for event in page.events() if event["event"] == "chat.delta"])
-        assert told == "Ana, still."
+        text = "".join([event["data"]["text"] for event in page.events() if event["event"] == "chat.delta"])
+        assert text == "Ana, still."
         history = await page.get("chat.history", sessionKey="main")
     texts = [message["parts"][0]["text"] for message in history["messages"]]
     assert texts == ["I am Ana.", "Hello Ana.", "Who am I?", "Ana.", "And now?", "Ana, still."]
     assert [message.text for message in model.requests[1].messages] == ["I am Ana.", "Hello Ana.", "Who am I?"]
 
 
-async def test_the_same_key_again_is_the_same_turn(tmp_path: Path) -> None:
+async def test_repeated_idempotency_key_returns_the_same_turn(tmp_path: Path) -> None:
     model = Scripted(says("Once."))
     headers = {"X-Atlas-Session": "main", "Idempotency-Key": "k1"}
     async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
@@ -63,7 +63,7 @@ async def test_the_same_key_again_is_the_same_turn(tmp_path: Path) -> None:
         ("overloaded", openai.InternalServerError, "overloaded"),
     ],
 )
-async def test_a_model_that_cannot_be_heard_is_told_by_the_status(
+async def test_provider_error_sets_the_status(
     kind: Any, error: type[openai.APIStatusError], code: str, stream: bool, tmp_path: Path
 ) -> None:
     model = Scripted(fails(ProviderError("no luck", kind)))
@@ -73,7 +73,7 @@ async def test_a_model_that_cannot_be_heard_is_told_by_the_status(
     assert (raised.value.code, "no luck" in raised.value.message) == (code, True)
 
 
-async def test_while_a_tool_runs_there_are_signs_of_life(tmp_path: Path) -> None:
+async def test_keep_alive_comments_are_sent_while_a_tool_runs(tmp_path: Path) -> None:
     slow = Slow()
     atlas = stored_atlas(Scripted(calls("slow", input="x"), says("Done.")), (slow.tool,))
     async with serve_openai(tmp_path, atlas, ping=0.05) as (_, client):
@@ -88,7 +88,7 @@ async def test_while_a_tool_runs_there_are_signs_of_life(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_who_leaves_stops_a_turn_that_nobody_else_can_hear(stream: bool, tmp_path: Path) -> None:
+async def test_disconnect_cancels_a_turn_without_a_session(stream: bool, tmp_path: Path) -> None:
     slow = Slow()
     async with serve_openai(tmp_path, stored_atlas(Scripted(calls("slow", input="x")), (slow.tool,))) as (
         gateway,
@@ -109,9 +109,7 @@ async def _read_all(create: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_who_leaves_a_session_does_not_stop_its_turn_unless_that_was_asked_for(
-    stream: bool, tmp_path: Path
-) -> None:
+async def test_disconnect_cancels_a_stored_turn_only_if_requested(stream: bool, tmp_path: Path) -> None:
     staying, leaving = Slow(), Slow()
     tools = (staying.tool, Tool("other", leaving.run))
     model = Scripted(calls("slow", input="x"), says("Done."), calls("other", input="x"))
@@ -123,7 +121,7 @@ async def test_who_leaves_a_session_does_not_stop_its_turn_unless_that_was_asked
         )
         await asyncio.wait_for(staying.started.wait(), 5)
         task.cancel()
-        await run_ready_tasks(200)  # the gateway sees that the client has left
+        await run_ready_tasks(200)  # the gateway notices that the client has disconnected
         staying.release.set()
         assert (await page.until("chat.final"))["message"]["parts"][0]["text"] == "Done."
         headers = {"X-Atlas-On-Disconnect": "cancel"}
@@ -135,7 +133,7 @@ async def test_who_leaves_a_session_does_not_stop_its_turn_unless_that_was_asked
     assert not staying.cancelled.is_set() and leaving.cancelled.is_set()
 
 
-async def test_a_busy_session_makes_a_request_wait_or_refuses_it(tmp_path: Path) -> None:
+async def test_busy_session_queues_or_rejects_a_request(tmp_path: Path) -> None:
     slow = Slow()
     model = Scripted(calls("slow", input="x"), says("First."), says("Second."))
     async with serve_openai(tmp_path, stored_atlas(model, (slow.tool,))) as (_, client):
@@ -152,7 +150,7 @@ async def test_a_busy_session_makes_a_request_wait_or_refuses_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("session", ["", "main"])
-async def test_a_call_that_needs_a_yes_is_refused_because_nobody_can_be_asked(session: str, tmp_path: Path) -> None:
+async def test_call_that_requires_approval_is_refused_by_default(session: str, tmp_path: Path) -> None:
     model = Scripted(calls("upper", input="x"), says("It needs approval."))
     tool = Tool("upper", upper, in_process=True, confirm=True)
     async with serve_openai(tmp_path, stored_atlas(model, (tool,), approve=Approvals(wait=True))) as (_, client):
@@ -163,7 +161,7 @@ async def test_a_call_that_needs_a_yes_is_refused_because_nobody_can_be_asked(se
     assert result.result == "upper requires approval, and no one can be asked in this turn"
 
 
-async def test_a_request_may_wait_until_somebody_else_answers(tmp_path: Path) -> None:
+async def test_request_may_wait_for_an_approval(tmp_path: Path) -> None:
     model = Scripted(calls("upper", input="x"), says("X it is."))
     tool = Tool("upper", upper, in_process=True, confirm=True)
     waits = {"X-Atlas-Approvals": "wait"}
@@ -183,7 +181,7 @@ async def test_a_request_may_wait_until_somebody_else_answers(tmp_path: Path) ->
     assert result.result == "X"
 
 
-async def test_a_turn_that_was_stopped_elsewhere_says_so(tmp_path: Path) -> None:
+async def test_turn_aborted_elsewhere_raises_cancelled(tmp_path: Path) -> None:
     slow = Slow()
     atlas = stored_atlas(Scripted(calls("slow", input="x")), (slow.tool,))
     async with serve_openai(tmp_path, atlas) as (gateway, client), connect_client(gateway) as page:
@@ -196,7 +194,7 @@ async def test_a_turn_that_was_stopped_elsewhere_says_so(tmp_path: Path) -> None
     assert cancelled.value.code == "cancelled"
 
 
-async def test_a_gateway_that_stops_says_when_to_come_back(tmp_path: Path) -> None:
+async def test_gateway_that_shuts_down_sends_retry_after(tmp_path: Path) -> None:
     slow = Slow()
     atlas = stored_atlas(Scripted(calls("slow", input="x")), (slow.tool,))
     async with (
@@ -206,7 +204,7 @@ async def test_a_gateway_that_stops_says_when_to_come_back(tmp_path: Path) -> No
         create = client.chat.completions.create
         stored_turn = asyncio.create_task(create(model=MODEL, messages=user_messages("Go"), user="main"))
         await asyncio.wait_for(slow.started.wait(), 5)
-        await gateway.atlas.close()  # as when it stops
+        await gateway.atlas.close()  # as during shutdown
         gateway.hub.stopping = True
         with pytest.raises(openai.APIStatusError):
             await stored_turn
@@ -215,7 +213,7 @@ async def test_a_gateway_that_stops_says_when_to_come_back(tmp_path: Path) -> No
         assert (closed.value.code, closed.value.response.headers["retry-after"]) == ("unavailable", "3")
 
 
-async def test_one_token_cannot_wait_for_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_turns_of_a_token_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atlas_agents.gateway.http_api.MAX_CONCURRENT", 1)
     slow = Slow()
     atlas = stored_atlas(Scripted(calls("slow", input="x"), says("Done."), says("Next.")), (slow.tool,))

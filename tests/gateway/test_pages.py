@@ -1,4 +1,4 @@
-"""The few pages over plain HTTP."""
+"""HTTP pages: health, metrics, protocol documents and the web UI."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def body(answer: str) -> str:
     return answer.partition("\r\n\r\n")[2]
 
 
-async def test_health_and_readiness(tmp_path: Path) -> None:
+async def test_health_and_readiness_are_reported(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         for path in ("/health", "/healthz"):
             code, answer = await http(gateway, f"GET {path}")
@@ -27,7 +27,7 @@ async def test_health_and_readiness(tmp_path: Path) -> None:
         assert (code, json.loads(body(answer))) == (503, {"status": "draining"})
 
 
-async def test_the_metrics_are_counted(tmp_path: Path) -> None:
+async def test_metrics_count_refused_requests(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         await http(gateway, "GET /", Origin="http://evil.example")
         code, answer = await http(gateway, "GET /metrics")
@@ -35,7 +35,7 @@ async def test_the_metrics_are_counted(tmp_path: Path) -> None:
         assert 'atlas_refused_total{reason="origin not allowed"} 1.0' in answer
 
 
-async def test_beyond_this_machine_the_metrics_need_a_token(tmp_path: Path) -> None:
+async def test_metrics_of_an_exposed_gateway_require_a_token(tmp_path: Path) -> None:
     token = "k9Vd2mQ8xZ4tR7wB1nL5cH"
     settings: dict[str, Any] = {"host": "127.0.0.2", "hosts": ("127.0.0.2",), "token": Secret(token)}
     async with serve_gateway(tmp_path, **settings) as gateway:
@@ -45,7 +45,7 @@ async def test_beyond_this_machine_the_metrics_need_a_token(tmp_path: Path) -> N
         assert (await http(gateway, "GET /health", **sent))[0] == 200
 
 
-async def test_where_no_page_was_built_another_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_welcome_page_explains_how_to_build_the_web_ui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_routes, "WebUiFiles", lambda: WebUiFiles(tmp_path / "nothing"))
     async with serve_gateway(tmp_path) as gateway:
         code, answer = await http(gateway, "GET /")
@@ -58,7 +58,7 @@ async def test_where_no_page_was_built_another_says_how(tmp_path: Path, monkeypa
         assert (await http(gateway, "GET /welcome.js"))[0] == 200
 
 
-async def test_the_built_page_is_sent_as_it_was_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_web_ui_is_served_with_its_compressed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "built"
     (folder / "assets").mkdir(parents=True)
     (folder / "index.html").write_text("<title>page</title>")
@@ -81,7 +81,7 @@ async def test_the_built_page_is_sent_as_it_was_packed(tmp_path: Path, monkeypat
         assert json.loads(body((await http(gateway, "GET /health"))[1]))["status"] == "ok"
 
 
-async def test_the_protocol_is_described_at_its_own_address(tmp_path: Path) -> None:
+async def test_protocol_documents_are_served(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         assert json.loads(body((await http(gateway, "GET /asyncapi.json"))[1]))["asyncapi"] == "3.0.0"
         assert "chat.send" in json.loads(body((await http(gateway, "GET /protocol.json"))[1]))["methods"]

@@ -1,4 +1,4 @@
-"""The documents made from the protocol's models: whole, and about every method and event."""
+"""Documents generated from the protocol: complete, and valid for every method and event."""
 
 import json
 import subprocess
@@ -38,12 +38,12 @@ def resolve(document: Any, reference: str) -> Any:
 
 
 @pytest.mark.parametrize("document", [json_schema(), asyncapi()], ids=["schema", "asyncapi"])
-def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+def test_every_reference_resolves(document: dict[str, Any]) -> None:
     for reference in references(document):
         assert resolve(document, reference)
 
 
-def test_every_params_and_result_is_a_schema_that_can_be_used() -> None:
+def test_every_params_and_result_is_a_valid_schema() -> None:
     document = json_schema()
     for entry in [*document["methods"].values()]:
         for side in ("params", "result"):
@@ -54,7 +54,7 @@ def test_every_params_and_result_is_a_schema_that_can_be_used() -> None:
     assert not check.is_valid({"message": "hi"})
 
 
-def test_the_documents_know_every_method_and_event() -> None:
+def test_documents_contain_every_method_and_event() -> None:
     operations, types = asyncapi()["operations"], typescript()
     for name in (*METHODS, *RUN_EVENTS, *SERVER_EVENTS):
         assert name in operations
@@ -62,19 +62,19 @@ def test_the_documents_know_every_method_and_event() -> None:
 
 
 @pytest.mark.parametrize("form", ["schema", "asyncapi", "typescript"])
-def test_a_document_is_written_by_a_command(form: str) -> None:
+def test_command_prints_a_document(form: str) -> None:
     command = [sys.executable, "-m", "atlas_agents.gateway.protocol", form]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
     assert "chat.send" in done.stdout if form == "typescript" else json.loads(done.stdout)
 
 
-def test_the_protocol_can_be_described_without_a_server() -> None:
+def test_protocol_is_described_without_importing_the_server() -> None:
     ask = "import sys, atlas_agents.gateway.protocol.__main__; print('uvicorn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=50, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_an_event_is_stored_once_and_sent_in_two_profiles() -> None:
+def test_event_is_stored_once_and_sent_in_two_profiles() -> None:
     body = encode_event(ChatDelta("r1", 'a "b"\n'))
     assert read_event_name(body) == "chat.delta"
     assert json.loads(full_frame(body, b'"s"', 7)) == {
@@ -87,12 +87,12 @@ def test_an_event_is_stored_once_and_sent_in_two_profiles() -> None:
     }
 
 
-def test_a_plain_client_hears_only_what_it_knows() -> None:
+def test_plain_profile_excludes_other_events() -> None:
     assert set(PLAIN) == {"chat.delta", "chat.reset", "chat.final", "chat.error", "exec.approval_request"}
     body = b'{"event":"tool.call","data":{"runId":"r"}}'
     assert plain_frame("tool.call", body) is None
 
 
-def test_the_page_says_what_the_models_say() -> None:
+def test_protocol_page_matches_the_models() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == filled(page), "run `make texts`"

@@ -1,4 +1,4 @@
-"""A turn whose events are kept no longer: whoever comes back for it still hears how it ended."""
+"""Runs whose events were pruned: a client that resumes still learns how they ended."""
 
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ async def echo(input: str) -> str:
 
 
 def two_round_atlas(store: Store) -> Atlas:
-    """Words and a call, then an answer."""
+    """Return an Atlas whose model calls a tool and then answers."""
     replies = (says("Let me see.") + calls("echo", input="a"), says("It is all there, word by word."))
     return in_memory_atlas(Scripted(*replies), [Tool("echo", echo, effect="pure")], store=store)
 
 
 async def run_turn(client: Client) -> tuple[str, list[dict[str, Any]]]:
-    """A turn, heard to its end."""
+    """Run a turn to its end; return its id and its events."""
     run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
     await client.until("chat.final", "chat.error")
     await client.get("chat.wait", runId=run_id)
@@ -34,7 +34,7 @@ async def run_turn(client: Client) -> tuple[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 1000])
-async def test_a_turn_that_was_forgotten_to_any_part_still_says_its_last_word(limit: int, tmp_path: Path) -> None:
+async def test_pruned_run_still_ends_with_its_terminal_event(limit: int, tmp_path: Path) -> None:
     store = MemoryStore()
     async with serve_gateway(tmp_path, two_round_atlas(store)) as gateway, connect_client(gateway) as client:
         run_id, events = await run_turn(client)
@@ -57,7 +57,7 @@ async def test_a_turn_that_was_forgotten_to_any_part_still_says_its_last_word(li
 
 
 @pytest.mark.parametrize("what", ["events", "journal"])
-async def test_a_turn_that_failed_says_so_after_all_is_forgotten(what: Prunable, tmp_path: Path) -> None:
+async def test_failed_run_is_reported_after_pruning(what: Prunable, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "atlas.db")
     await store.open()
     async with (

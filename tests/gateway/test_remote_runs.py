@@ -1,4 +1,4 @@
-"""A gateway that reads what runs say elsewhere misses nothing of it, whenever it is told."""
+"""A gateway that follows a run of another process misses no event, whenever it is notified."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _EVENTS = [EventRow("r", seq, encode_event(ChatDelta("r", word))) for seq, word 
 
 
 class LateStore(MemoryStore):
-    """Has the second word just after the first one was read, and tells so at once."""
+    """Writes the second event right after the first was read, and notifies at once."""
 
     notify: Callable[[], None]
 
@@ -33,7 +33,7 @@ class LateStore(MemoryStore):
         return list(found)
 
 
-async def test_what_is_told_in_the_moment_in_which_reading_ends_is_read() -> None:
+async def test_event_reported_at_the_end_of_a_read_is_not_missed() -> None:
     store = LateStore()
     runs = RunRegistry(store, "default", Metrics())
     remote = runs.remote = RemoteRuns(runs, store, "default")

@@ -1,4 +1,4 @@
-"""Requests and their answers: ids that come back, errors that say what is wrong and no more."""
+"""Requests and responses: ids are repeated, and errors say what is wrong without details."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from gateway_client import connect_client, serve_gateway
 
 
 @pytest.mark.parametrize("id", ["2", "", "é\n", 7, -1, 2.5, 2**53])
-async def test_an_id_comes_back_as_it_was(id: Any, tmp_path: Path) -> None:
+async def test_response_repeats_the_request_id(id: Any, tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         await client.send(id=id, method="health.check")
         answer = await client.next()
@@ -36,7 +36,7 @@ async def test_an_id_comes_back_as_it_was(id: Any, tmp_path: Path) -> None:
         ('{"id":"7","method":"chat.history","params":{"sessionKey":"a","limit":501}}', "7", -32602, "INVALID_PARAMS"),
     ],
 )
-async def test_what_is_no_good_request_is_told_so(frame: str, id: Any, code: int, kind: str, tmp_path: Path) -> None:
+async def test_invalid_request_gets_an_error(frame: str, id: Any, code: int, kind: str, tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         await client.socket.send(frame)
         answer = await client.next()
@@ -45,7 +45,7 @@ async def test_what_is_no_good_request_is_told_so(frame: str, id: Any, code: int
         assert (await client.get("health.check"))["status"] == "ok"
 
 
-async def test_a_frame_of_bytes_is_read_like_one_of_text(tmp_path: Path) -> None:
+async def test_binary_frame_is_read_like_a_text_frame(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         await client.socket.send(b'{"id":"1","method":"health.check","params":null}')
         assert (await client.next())["result"]["status"] == "ok"
@@ -53,7 +53,7 @@ async def test_a_frame_of_bytes_is_read_like_one_of_text(tmp_path: Path) -> None
         assert (await client.next())["error"]["code"] == -32700
 
 
-async def test_the_error_of_a_missing_field_names_it(tmp_path: Path) -> None:
+async def test_error_names_the_missing_field(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         answer = await client.request("chat.send", sessionKey="a")
         assert "`message`" in answer["error"]["message"]

@@ -1,4 +1,4 @@
-"""Coming back: whoever was cut off hears exactly what a steady listener hears, no more and no less."""
+"""Resuming: a client that was disconnected receives exactly the events that a connected one receives."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ async def echo(input: str) -> str:
 
 
 def approval_atlas(words: str = LONG, **options: Any) -> Atlas:
-    """Words, a call, a call that needs a yes, and words again."""
+    """Return an Atlas whose model sends text, a call, a call that requires approval, and text again."""
     tools = [Tool("echo", echo, effect="pure"), Tool("act", echo, confirm=True)]
     replies = (says(words) + calls("echo", input="a"), calls("act", input="b"), says(words))
     store = options.pop("store", None) or MemoryStore()
@@ -40,7 +40,7 @@ def approval_atlas(words: str = LONG, **options: Any) -> Atlas:
 
 
 async def receive_all(client: Client, run_id: str) -> list[dict[str, Any]]:
-    """Hear a run to its end, and say yes when asked."""
+    """Receive a run to its end and approve what is approval."""
     while True:
         frame = await client.next()
         if frame.get("event") == "exec.approval_request":
@@ -50,14 +50,14 @@ async def receive_all(client: Client, run_id: str) -> list[dict[str, Any]]:
 
 
 def has_received(client: Client, count: int) -> bool:
-    """Whether a client has so many frames, or the last one of the run."""
+    """Return whether a client has this many frames, or the terminal event of the run."""
     return len(client.frames) >= count or client.frames[-1].get("event") == "chat.final"
 
 
 async def receive_with_cuts(
     gateway: Gateway, run_id: str, cuts: Callable[[], int], away: Callable[[], int], steady: Client
 ) -> tuple[list[dict[str, Any]], int]:
-    """Hear the same run over sockets that break after `cuts` frames, and stay away for `away` frames of `steady`."""
+    """Receive the run over sockets that are cut after `cuts` frames; wait for `away` frames of `steady` in between."""
     received: list[dict[str, Any]] = []
     cuts_made = 0
     while True:
@@ -83,7 +83,7 @@ async def receive_with_cuts(
     [("memory", SHORT), pytest.param("sqlite", LONG, marks=pytest.mark.slow)],
     ids=["memory", "sqlite"],
 )
-async def test_a_socket_cut_at_every_frame_hears_what_a_steady_one_hears(kind: str, words: str, tmp_path: Path) -> None:
+async def test_socket_cut_at_every_frame_receives_every_event_once(kind: str, words: str, tmp_path: Path) -> None:
     store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "atlas.db")
     await store.open()
     async with (
@@ -102,20 +102,20 @@ async def test_a_socket_cut_at_every_frame_hears_what_a_steady_one_hears(kind: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_socket_cut_at_random_hears_the_same_also_what_happened_while_it_was_away(
-    seed: int, tmp_path: Path
-) -> None:
-    dice = random.Random(seed)
+async def test_socket_cut_at_random_receives_every_event_once(seed: int, tmp_path: Path) -> None:
+    generator = random.Random(seed)
     async with serve_gateway(tmp_path, approval_atlas()) as gateway, connect_client(gateway) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         whole, (pieces, _) = await asyncio.gather(
             receive_all(client, run_id),
-            receive_with_cuts(gateway, run_id, lambda: dice.randint(1, 12), lambda: dice.choice((0, 4, 40)), client),
+            receive_with_cuts(
+                gateway, run_id, lambda: generator.randint(1, 12), lambda: generator.choice((0, 4, 40)), client
+            ),
         )
         assert pieces == whole
 
 
-async def test_words_since_the_last_reset_are_the_message(tmp_path: Path) -> None:
+async def test_deltas_since_the_last_reset_equal_the_message(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, approval_atlas()) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         shown = ""
@@ -131,7 +131,7 @@ async def test_words_since_the_last_reset_are_the_message(tmp_path: Path) -> Non
                     shown = ""
 
 
-async def test_who_comes_in_the_middle_gets_what_was_said_and_then_the_rest(tmp_path: Path) -> None:
+async def test_late_subscriber_gets_a_snapshot_and_then_the_rest(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, approval_atlas()) as gateway, connect_client(gateway) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
         for _ in range(20):
@@ -153,18 +153,18 @@ async def receive_until_end(client: Client, run_id: str) -> list[dict[str, Any]]
     return client.events(run_id)
 
 
-async def test_a_question_that_waits_is_in_the_picture_that_a_late_one_gets(tmp_path: Path) -> None:
+async def test_snapshot_contains_the_pending_approval(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, approval_atlas()) as gateway, connect_client(gateway) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
-        asked = await client.until("exec.approval_request")
+        approval = await client.until("exec.approval_request")
         async with connect_client(gateway) as late:
             (run,) = (await late.get("sessions.subscribe", sessionKey="main"))["runs"]
-            assert run["pendingApproval"]["approvalId"] == asked["approvalId"]
-            assert await late.get("exec.approve", approvalId=asked["approvalId"]) == {"ok": True}
+            assert run["pendingApproval"]["approvalId"] == approval["approvalId"]
+            assert await late.get("exec.approve", approvalId=approval["approvalId"]) == {"ok": True}
             await asyncio.gather(receive_until_end(client, run_id), receive_until_end(late, run_id))
 
 
-async def test_a_run_that_ended_while_nobody_listened_is_replayed_whole(tmp_path: Path) -> None:
+async def test_run_that_ended_without_subscribers_is_replayed_completely(tmp_path: Path) -> None:
     atlas = in_memory_atlas(Scripted(says(LONG)), store=MemoryStore())
     async with serve_gateway(tmp_path, atlas) as gateway:
         async with connect_client(gateway) as client:
@@ -178,14 +178,14 @@ async def test_a_run_that_ended_while_nobody_listened_is_replayed_whole(tmp_path
             frames = client.events(run_id)
             assert [frame["data"]["seq"] for frame in frames] == list(range(1, run["seq"] + 1))
             assert "".join(f["data"]["text"] for f in frames if f["event"] == "chat.delta") == LONG
-            # and whoever knows all of it hears nothing again
+            # a client that has all events receives none again
             again = await client.get("sessions.subscribe", sessionKey="main", runs={run_id: run["seq"]})
             assert again["runs"] == [{"runId": run_id, "mode": "replay", "seq": run["seq"]}]
             await client.get("health.check")
             assert client.events(run_id) == frames
 
 
-async def test_a_turn_that_ended_without_a_last_word_gets_one_when_it_is_asked_for(tmp_path: Path) -> None:
+async def test_missing_terminal_event_is_added_on_subscribe(tmp_path: Path) -> None:
     store = MemoryStore()
     stream = in_memory_atlas(Scripted(says("All of it.")), store=store).send("Go", session="main")
     await stream.reply()
@@ -206,7 +206,7 @@ async def test_a_turn_that_ended_without_a_last_word_gets_one_when_it_is_asked_f
         assert first[0]["data"]["seq"] > 512
 
 
-async def test_a_run_goes_on_when_its_client_is_gone_unless_it_asked_otherwise(tmp_path: Path) -> None:
+async def test_disconnect_cancels_the_run_only_if_requested(tmp_path: Path) -> None:
     for how, status in (("continue", "done"), ("cancel", "cancelled")):
         atlas = in_memory_atlas(Paced(says(LONG)), store=MemoryStore())
         async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as other:
@@ -217,7 +217,7 @@ async def test_a_run_goes_on_when_its_client_is_gone_unless_it_asked_otherwise(t
             assert (await other.get("chat.wait", runId=sent["runId"]))["status"] == status
 
 
-async def test_two_clients_of_a_session_hear_the_same_in_the_same_order(tmp_path: Path) -> None:
+async def test_two_subscribers_receive_the_same_events_in_the_same_order(tmp_path: Path) -> None:
     replies = [says(f"Answer {n}. " * 4) for n in range(12)]
     atlas = in_memory_atlas(Paced(*replies, pause=0), store=MemoryStore())
     async with (
@@ -245,7 +245,7 @@ async def test_two_clients_of_a_session_hear_the_same_in_the_same_order(tmp_path
 
 
 class NeverReads:
-    """A socket that says hello, subscribes, and then reads nothing for a while."""
+    """A client that authenticates, subscribes, and then does not read for a while."""
 
     async def open(self, gateway: Gateway, session: str) -> None:
         loop = asyncio.get_running_loop()
@@ -259,8 +259,8 @@ class NeverReads:
         await self.socket.send(json.dumps({"id": 1, "method": "sessions.subscribe", "params": {"sessionKey": session}}))
         await self.socket.recv()
 
-    async def read_on(self) -> tuple[list[dict[str, Any]], int]:
-        """(what was on its way, the code of the close)."""
+    async def read_rest(self) -> tuple[list[dict[str, Any]], int]:
+        """Return the frames that were in transit, and the close code."""
         received: list[dict[str, Any]] = []
         try:
             while True:
@@ -270,7 +270,7 @@ class NeverReads:
 
 
 @pytest.mark.slow
-async def test_who_does_not_read_is_closed_and_can_come_back_for_the_rest(tmp_path: Path) -> None:
+async def test_slow_consumer_is_closed_and_can_replay_the_rest(tmp_path: Path) -> None:
     answer = ("0123456789abcdef" * 256 + " ") * 25
     atlas = in_memory_atlas(Scripted(*[says(answer)] * 100), store=MemoryStore())
     async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
@@ -280,7 +280,7 @@ async def test_who_does_not_read_is_closed_and_can_come_back_for_the_rest(tmp_pa
         while len(gateway.hub.connections) == 2:
             await client.get("chat.send", sessionKey="main", message="Go")
             await client.until("chat.final")
-        received, code = await sleeper.read_on()
+        received, code = await sleeper.read_rest()
         assert code == 4008
         missed = [frame for frame in received if "seq" in frame.get("data", {})]
         delivered = [frame for frame in client.events() if "seq" in frame["data"]]
@@ -292,7 +292,7 @@ async def test_who_does_not_read_is_closed_and_can_come_back_for_the_rest(tmp_pa
             assert missed + back.events(last["runId"]) == delivered[: len(missed) + len(back.events(last["runId"]))]
 
 
-async def test_a_turn_left_by_one_gateway_is_heard_to_its_end_at_the_next(tmp_path: Path) -> None:
+async def test_turn_left_by_one_gateway_is_finished_by_the_next(tmp_path: Path) -> None:
     store = MemoryStore()
     first = in_memory_atlas(Paced(says(LONG)), store=store)
     async with serve_gateway(tmp_path, first, grace=0.0) as gateway, connect_client(gateway) as client:

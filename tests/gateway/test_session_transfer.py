@@ -1,4 +1,4 @@
-"""A session is carried from one gateway to another, whatever its size, and never in part."""
+"""Sessions are exported from one gateway and imported into another, whatever their size, and never partially."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ async def imported(client: Client, text: str, size: int = 100_000, **more: Any) 
     return answer
 
 
-async def test_a_long_session_goes_out_and_comes_in_by_pieces(tmp_path: Path) -> None:
+async def test_long_session_is_exported_and_imported_in_parts(tmp_path: Path) -> None:
     store = MemoryStore()
     writes: list[Write] = [PutSession("long", label="Long")]
     for number in range(600):
@@ -72,14 +72,14 @@ async def test_a_long_session_goes_out_and_comes_in_by_pieces(tmp_path: Path) ->
         ('{"atlas_session":1,"key":"k"}\n{"role":"user"}', "line 2: expected a message"),
     ],
 )
-async def test_what_is_no_session_is_refused_and_leaves_nothing(text: str, words: str, tmp_path: Path) -> None:
+async def test_invalid_import_is_refused_and_creates_nothing(text: str, words: str, tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, stored_atlas()) as client:
         error = (await client.request("sessions.import", text=text))["error"]
         assert error["data"]["kind"] == "INVALID_PARAMS" and words in error["message"]
         assert (await client.get("sessions.list"))["sessions"] == []
 
 
-async def test_a_piece_that_is_missing_is_noticed(tmp_path: Path) -> None:
+async def test_missing_part_of_an_import_is_refused(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, stored_atlas()) as client:
         assert await client.get("sessions.import", text='{"atlas_session":1,', more=True) == {}
         wrong = await client.request("sessions.import", text='"key":"k"}', piece=2)
@@ -87,7 +87,7 @@ async def test_a_piece_that_is_missing_is_noticed(tmp_path: Path) -> None:
         assert (await client.request("sessions.import", text='"key":"k"}', piece=1))["error"]
 
 
-async def test_a_guest_carries_only_what_is_theirs_under_their_own_names(tmp_path: Path) -> None:
+async def test_user_exports_and_imports_only_own_sessions(tmp_path: Path) -> None:
     (tmp_path / "tokens.json").write_text(json.dumps({"bob": {"token": BOB, "scopes": ["read", "write"]}}))
     atlas = stored_atlas(says("Hi."), says("Ho."))
     async with (

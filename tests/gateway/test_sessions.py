@@ -1,4 +1,4 @@
-"""Sessions over the wire, and who may know of which."""
+"""Session methods, and which user may access which session."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def stored_atlas(*replies: Any, **options: Any) -> Atlas:
     return in_memory_atlas(Scripted(*replies), store=MemoryStore(), **options)
 
 
-async def test_a_session_is_made_listed_changed_and_removed(tmp_path: Path) -> None:
+async def test_session_is_created_listed_updated_and_deleted(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, stored_atlas(says("Hi."))) as client:
         assert (await client.get("sessions.list"))["sessions"] == []
         key = (await client.get("sessions.create", label="Report", metadata={"a": 1}))["sessionKey"]
@@ -48,7 +48,7 @@ async def test_a_session_is_made_listed_changed_and_removed(tmp_path: Path) -> N
         assert deleted == [False, False, True]
 
 
-async def test_sessions_are_listed_page_by_page(tmp_path: Path) -> None:
+async def test_session_list_is_paginated(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, stored_atlas()) as client:
         keys = [(await client.get("sessions.create"))["sessionKey"] for _ in range(5)]
         found: list[str] = []
@@ -64,7 +64,7 @@ async def test_sessions_are_listed_page_by_page(tmp_path: Path) -> None:
         assert wrong["error"]["code"] == -32602
 
 
-async def test_a_session_takes_its_first_words_as_its_name(tmp_path: Path) -> None:
+async def test_session_is_named_after_its_first_message(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, stored_atlas(says("Hi."))) as client:
         await client.get("chat.send", sessionKey="main", message="Tell me\n all about  it " + "x" * 100)
         while not (label := (await client.until("session.updated"))["session"]["label"]):
@@ -72,7 +72,7 @@ async def test_a_session_takes_its_first_words_as_its_name(tmp_path: Path) -> No
         assert label == ("Tell me all about it " + "x" * 100)[:59] + "…"
 
 
-async def test_who_keeps_a_list_hears_that_a_session_works_and_rests(tmp_path: Path) -> None:
+async def test_list_subscriber_sees_when_a_session_is_running(tmp_path: Path) -> None:
     atlas = in_memory_atlas(Paced(says("One two three.")), store=MemoryStore())
     async with (
         serve_gateway(tmp_path, atlas) as gateway,
@@ -88,7 +88,7 @@ async def test_who_keeps_a_list_hears_that_a_session_works_and_rests(tmp_path: P
         assert {event["event"] for event in other.events()} == {"session.updated"}
 
 
-async def test_the_agent_of_a_session_answers_in_it(tmp_path: Path) -> None:
+async def test_assigned_agent_answers_in_a_session(tmp_path: Path) -> None:
     agents = [Agent("one", model=Scripted(says("I am one."))), Agent("two", model=Scripted(says("I am two.")))]
     atlas = Atlas(agents, store=MemoryStore(), registry=Registry(Environment({}, dotenv=None)))
     async with serve_and_connect(tmp_path, atlas) as client:
@@ -100,15 +100,15 @@ async def test_the_agent_of_a_session_answers_in_it(tmp_path: Path) -> None:
         await client.get("chat.send", sessionKey=key, message="And now?")
         assert (await client.until("chat.started"))["agentId"] == "one"
         for method in ("chat.send", "sessions.create"):
-            wrong = await client.request(method, sessionKey=key, message="?", agentId="nobody")
+            wrong = await client.request(method, sessionKey=key, message="?", agentId="missing")
             assert wrong["error"]["data"]["kind"] == "AGENT_NOT_FOUND"
 
 
-async def test_a_session_at_work_is_not_removed(tmp_path: Path) -> None:
-    waits = asyncio.Event()
+async def test_session_with_a_running_turn_is_not_deleted(tmp_path: Path) -> None:
+    released = asyncio.Event()
 
     async def slow(input: str) -> str:
-        await waits.wait()
+        await released.wait()
         return input
 
     atlas = in_memory_atlas(Scripted(calls("slow", input="x"), says("ok")), [Tool("slow", slow)], store=MemoryStore())
@@ -116,13 +116,13 @@ async def test_a_session_at_work_is_not_removed(tmp_path: Path) -> None:
         await client.get("chat.send", sessionKey="main", message="Go")
         await client.until("tool.call")
         assert (await client.request("sessions.delete", sessionKey="main"))["error"]["data"]["kind"] == "BUSY"
-        waits.set()
+        released.set()
         await client.until("chat.final")
         assert await client.get("sessions.delete", sessionKey="main") == {"ok": True}
 
 
-async def everything_of(client: Client, session: str, run_id: str, approval_id: str) -> list[dict[str, Any]]:
-    """The answers to every question about somebody's session, run and approval."""
+async def request_everything(client: Client, session: str, run_id: str, approval_id: str) -> list[dict[str, Any]]:
+    """Return the responses to every request about a session, run and approval of another user."""
     return [
         await client.request("sessions.get", sessionKey=session),
         await client.request("sessions.update", sessionKey=session, label="mine"),
@@ -135,7 +135,7 @@ async def everything_of(client: Client, session: str, run_id: str, approval_id: 
     ]
 
 
-async def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
+async def test_data_of_another_user_is_not_visible(tmp_path: Path) -> None:
     two_users(tmp_path)
     done: list[str] = []
 
@@ -155,11 +155,11 @@ async def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
         connect_client(gateway, BOB) as bob,
     ):
         run_id = (await ana.get("chat.send", sessionKey="main", message="Secret words"))["runId"]
-        asked = await ana.until("exec.approval_request")
-        assert asked["sessionKey"] == "main"
+        approval = await ana.until("exec.approval_request")
+        assert approval["sessionKey"] == "main"
         for session in ("main", "@ana/main", "../ana/main"):
-            real = await everything_of(bob, session, run_id, asked["approvalId"])
-            none = await everything_of(bob, "nowhere", "0" * 32, "0" * 32)
+            real = await request_everything(bob, session, run_id, approval["approvalId"])
+            none = await request_everything(bob, "nowhere", "0" * 32, "0" * 32)
             assert [answer["error"] for answer in real] == [answer["error"] for answer in none]
         assert (await bob.get("sessions.list"))["sessions"] == []
         assert (await bob.get("approvals.list"))["approvals"] == []
@@ -168,22 +168,22 @@ async def test_what_is_anothers_is_not_there(tmp_path: Path) -> None:
         assert await bob.get("chat.abort", sessionKey="main") == {"aborted": []}
         for method in ("audit.list", "audit.subscribe"):
             assert (await bob.request(method))["error"]["data"]["kind"] == "FORBIDDEN"
-        await ana.get("exec.approve", approvalId=asked["approvalId"])
+        await ana.get("exec.approve", approvalId=approval["approvalId"])
         await ana.until("chat.final")
         assert (await bob.get("usage.summary"))["rows"] == []
         assert len((await ana.get("usage.summary", groupBy="session"))["rows"]) == 1
         assert bob.events() == [] and done == ["x"]
-        await see_all(gateway)
+        await check_main_token_sees_all(gateway)
 
 
-async def see_all(gateway: Gateway) -> None:
-    """The main token sees whose session it is."""
+async def check_main_token_sees_all(gateway: Gateway) -> None:
+    """Check that the main token sees the sessions of all users."""
     async with connect_client(gateway) as owner:
         (session,) = (await owner.get("sessions.list"))["sessions"]
         assert session["sessionKey"] == "@ana/main"
 
 
-async def test_two_users_may_use_the_same_name_for_their_sessions(tmp_path: Path) -> None:
+async def test_two_users_may_use_the_same_session_key(tmp_path: Path) -> None:
     two_users(tmp_path)
     atlas = stored_atlas(says("To Ana."), says("To Bob."))
     async with (
@@ -201,23 +201,23 @@ async def test_two_users_may_use_the_same_name_for_their_sessions(tmp_path: Path
 
 
 @pytest.mark.parametrize("scope", ["write", "approve"])
-async def test_who_may_not_read_hears_nothing(scope: str, tmp_path: Path) -> None:
-    token = "deaf-0123456789abcdefghijklmnop"
-    two_users(tmp_path, deaf={"token": token, "scopes": [scope], "sessions": "all"})
+async def test_token_without_read_scope_receives_no_events(scope: str, tmp_path: Path) -> None:
+    token = "writer-0123456789abcdefghijklmnop"
+    two_users(tmp_path, writer={"token": token, "scopes": [scope], "sessions": "all"})
     atlas = stored_atlas(says("Hi."), says("Ho."))
     async with (
         serve_gateway(tmp_path, atlas) as gateway,
         connect_client(gateway) as owner,
-        connect_client(gateway, token) as deaf,
+        connect_client(gateway, token) as writer,
     ):
         if scope == "write":
-            await deaf.get("chat.send", sessionKey="main", message="Go")
-        refused = await deaf.request("sessions.subscribe", sessionKey="main")
+            await writer.get("chat.send", sessionKey="main", message="Go")
+        refused = await writer.request("sessions.subscribe", sessionKey="main")
         assert refused["error"]["code"] == -32001
         await owner.get("chat.send", sessionKey="main", message="Go")
         await owner.until("chat.final")
-        assert (await deaf.request("health.check"))["error"]["code"] == -32001
-        assert deaf.events() == []
+        assert (await writer.request("health.check"))["error"]["code"] == -32001
+        assert writer.events() == []
 
 
 def atlas_with_policy() -> Atlas:
@@ -234,7 +234,7 @@ def atlas_with_policy() -> Atlas:
     return Atlas(agents, store=MemoryStore(), policy=policy, registry=Registry(Environment({}, dotenv=None)))
 
 
-async def test_agents_models_and_tools_can_be_looked_up(tmp_path: Path) -> None:
+async def test_agents_models_and_tools_are_listed(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, atlas_with_policy()) as client:
         first, second = (await client.get("agents.list"))["agents"]
         assert (first["id"], first["default"], first["tools"]) == ("assistant", True, ["act", "look"])
@@ -252,7 +252,7 @@ async def test_agents_models_and_tools_can_be_looked_up(tmp_path: Path) -> None:
         assert matrix["rows"][0]["cells"] == {"act": "ask", "look": "yes", "wipe": "no"}
 
 
-async def test_what_happened_can_be_looked_up(tmp_path: Path) -> None:
+async def test_audit_entries_and_usage_are_listed(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, atlas_with_policy()) as client:
         await client.get("audit.subscribe")
         await client.get("chat.send", sessionKey="main", message="Look")
@@ -265,7 +265,7 @@ async def test_what_happened_can_be_looked_up(tmp_path: Path) -> None:
         assert (row["name"], row["turns"]) == ("assistant", 1) and row["inputTokens"] > 0
 
 
-async def test_the_server_says_what_it_is_and_no_secret(tmp_path: Path) -> None:
+async def test_server_info_contains_no_secret(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, atlas_with_policy()) as client:
         assert (await client.get("limits.get"))["usedToday"] == {"assistant": 0, "other": 0}
         info = await client.get("system.info")
@@ -275,7 +275,7 @@ async def test_the_server_says_what_it_is_and_no_secret(tmp_path: Path) -> None:
         assert (tmp_path / "token").read_text().strip() not in json.dumps(client.frames)
 
 
-async def test_the_audit_log_is_read_from_its_end(tmp_path: Path) -> None:
+async def test_audit_log_is_listed_latest_first(tmp_path: Path) -> None:
     async def look(input: str) -> str:
         return input
 

@@ -1,4 +1,4 @@
-"""What a person saw stays to be seen: of a stopped turn, of a tool at work, of an answer that said why not."""
+"""What a user saw live is also stored: partial answers, tool output, durations, images and reasons of denials."""
 
 import asyncio
 from pathlib import Path
@@ -25,7 +25,7 @@ async def wipe(path: str) -> str:
     return f"removed {path}"
 
 
-async def test_what_a_stopped_turn_said_is_in_every_view_of_the_session(tmp_path: Path) -> None:
+async def test_partial_answer_of_a_cancelled_turn_is_in_every_view(tmp_path: Path) -> None:
     model, store = Paced(says("one two three four " * 50), pause=0.02), MemoryStore()
     async with serve_and_connect(tmp_path, in_memory_atlas(model, store=store)) as client:
         run_id = (await client.get("chat.send", sessionKey="s", message="count"))["runId"]
@@ -46,7 +46,7 @@ async def test_what_a_stopped_turn_said_is_in_every_view_of_the_session(tmp_path
 
 
 async def _remove_terminal_event(store: MemoryStore, row: RunRow) -> None:
-    """As if everything had stopped between the end and its last word."""
+    """Remove the terminal event, as after a crash between the end of the run and its event; then finalize the run."""
     last = "DELETE FROM events WHERE run_id = ? AND seq = (SELECT max(seq) FROM events WHERE run_id = ?)"
     store._connected().execute(last, (row.id, row.id))  # pyright: ignore[reportPrivateUsage]
     await finalize_run(store, "default", row)
@@ -56,19 +56,19 @@ async def _remove_terminal_event(store: MemoryStore, row: RunRow) -> None:
     ("reason", "expected"),
     [("not on a Sunday", {"cancelled": True, "reason": "not on a Sunday"}), (" ", {"cancelled": True})],
 )
-async def test_the_model_is_told_why_a_person_said_no(reason: str, expected: dict[str, Any], tmp_path: Path) -> None:
+async def test_model_receives_the_reason_of_a_denial(reason: str, expected: dict[str, Any], tmp_path: Path) -> None:
     model = Scripted(calls("wipe", path="/"), says("I see."))
     atlas = in_memory_atlas(model, [wipe], store=MemoryStore(), approve=Approvals(wait=True))
     async with serve_and_connect(tmp_path, atlas) as client:
         await client.get("chat.send", sessionKey="s", message="wipe it")
-        asked = await client.until("exec.approval_request")
-        await client.get("approvals.resolve", approvalId=asked["approvalId"], decision="deny", reason=reason)
+        approval = await client.until("exec.approval_request")
+        await client.get("approvals.resolve", approvalId=approval["approvalId"], decision="deny", reason=reason)
         await client.until("chat.final")
     (result,) = model.requests[1].messages[-1].tool_results
     assert (result.error, result.result) == ("declined", expected)
 
 
-async def test_how_long_a_call_took_and_its_picture_are_the_same_live_and_later(tmp_path: Path) -> None:
+async def test_duration_and_image_of_a_call_are_the_same_live_and_stored(tmp_path: Path) -> None:
     clock = ShiftedClock()
 
     @tool
@@ -88,7 +88,7 @@ async def test_how_long_a_call_took_and_its_picture_are_the_same_live_and_later(
         (line,) = (await client.get("audit.list"))["entries"]
         (copy,) = [
             part
-            for message in (await _copied(client))["messages"]
+            for message in (await _read_fork(client))["messages"]
             for part in message["parts"]
             if part["type"] == "tool_result"
         ]
@@ -99,31 +99,31 @@ async def test_how_long_a_call_took_and_its_picture_are_the_same_live_and_later(
     assert live["result"] == stored["result"] == {"title": "a dot", "plot": picture}
 
 
-async def _copied(client: Any) -> Any:
+async def _read_fork(client: Any) -> Any:
     key = (await client.get("sessions.fork", sessionKey="s"))["sessionKey"]
     return await client.get("chat.history", sessionKey=key)
 
 
-async def test_the_wait_for_a_person_is_not_the_tools_time(tmp_path: Path) -> None:
+async def test_duration_of_a_call_excludes_the_wait_for_approval(tmp_path: Path) -> None:
     model, clock = Scripted(calls("wipe", path="/"), says("Done.")), ShiftedClock()
     atlas = in_memory_atlas(model, [wipe], store=MemoryStore(), approve=Approvals(wait=True), clock=clock)
     async with serve_and_connect(tmp_path, atlas) as client:
         await client.get("chat.send", sessionKey="s", message="wipe it")
-        asked = await client.until("exec.approval_request")
+        approval = await client.until("exec.approval_request")
         clock.ahead += 60
-        await client.get("approvals.resolve", approvalId=asked["approvalId"], decision="allow-once")
+        await client.get("approvals.resolve", approvalId=approval["approvalId"], decision="allow-once")
         assert (await client.until("tool.result"))["durationMs"] < 60_000
 
 
-async def test_who_comes_in_the_middle_hears_what_a_tool_has_said(tmp_path: Path) -> None:
-    go_on = asyncio.Event()
+async def test_snapshot_contains_the_recent_output_of_a_tool(tmp_path: Path) -> None:
+    released = asyncio.Event()
 
     @tool
     async def count(context: ToolContext) -> str:
         """Count."""
         for number in range(3000):
             context.progress(f"line {number} {'.' * 20}")
-        await go_on.wait()
+        await released.wait()
         return "counted"
 
     atlas: Atlas = in_memory_atlas(Scripted(calls("count"), says("Done.")), [count], store=MemoryStore())
@@ -135,6 +135,6 @@ async def test_who_comes_in_the_middle_hears_what_a_tool_has_said(tmp_path: Path
             (position,) = (await other.get("sessions.subscribe", sessionKey="s"))["runs"]
             ((_, lines),) = position["progress"].items()
             assert lines[-1].startswith("line 2999 ") and 20_000 < sum(map(len, lines)) <= 32 * 1024
-            go_on.set()
+            released.set()
             await other.until("chat.final")
             assert (await other.get("sessions.subscribe", sessionKey="s"))["runs"] == []

@@ -1,4 +1,4 @@
-"""Tokens: how they are made, kept, refused and replaced."""
+"""Tokens: creation, storage, refusal and rotation."""
 
 import asyncio
 import hashlib
@@ -20,7 +20,7 @@ from atlas_agents.testing import Scripted, VirtualClock, in_memory_atlas, says
 GOOD = "k9Vd2mQ8xZ4tR7wB1nL5cH"
 
 
-def test_the_first_start_makes_a_strong_token_that_only_its_owner_can_read(tmp_path: Path) -> None:
+def test_first_start_creates_a_strong_private_token(tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "new" / "home")
     made = tokens.path.read_text().strip()
     assert strength(made) >= 128
@@ -33,7 +33,7 @@ def test_the_first_start_makes_a_strong_token_that_only_its_owner_can_read(tmp_p
 
 
 @pytest.mark.parametrize("token", ["", "  ", "\n\t\n"])
-def test_a_blank_token_is_no_token(token: str, tmp_path: Path) -> None:
+def test_blank_token_is_refused(token: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is empty"):
         TokenFile(tmp_path, Secret(token))
     (tmp_path / "token").write_text(token)
@@ -41,20 +41,20 @@ def test_a_blank_token_is_no_token(token: str, tmp_path: Path) -> None:
         TokenFile(tmp_path)
 
 
-def test_a_token_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+def test_unreadable_token_file_prevents_the_start(tmp_path: Path) -> None:
     (tmp_path / "token").mkdir()
     with pytest.raises(ConfigError, match="cannot read"):
         TokenFile(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"x" * 5000, b"abc\x00def"])
-def test_a_token_file_that_holds_no_token_stops_the_start(content: bytes, tmp_path: Path) -> None:
+def test_invalid_token_file_prevents_the_start(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(content)
     with pytest.raises(ConfigError):
         TokenFile(tmp_path)
 
 
-def test_a_weak_token_is_accepted_on_this_machine_only_and_with_a_warning(
+def test_weak_token_is_accepted_only_on_loopback_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert TokenFile(tmp_path, Secret("mysecrettoken")).find_grant("mysecrettoken") is not None
@@ -65,7 +65,7 @@ def test_a_weak_token_is_accepted_on_this_machine_only_and_with_a_warning(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "atlas.example"])
-def test_a_gateway_beyond_this_machine_needs_a_strong_token(host: str, tmp_path: Path) -> None:
+def test_exposed_gateway_requires_a_strong_token(host: str, tmp_path: Path) -> None:
     settings = GatewaySettings(home=tmp_path, host=host, token=Secret("mysecrettoken"))
     with pytest.raises(ConfigError, match="too weak"):
         Gateway(in_memory_atlas(Scripted(says("hi")), store=MemoryStore()), settings)
@@ -81,12 +81,12 @@ def test_a_gateway_beyond_this_machine_needs_a_strong_token(host: str, tmp_path:
         (GOOD, True),
     ],
 )
-def test_how_strong_a_token_is(token: str, strong: bool) -> None:
+def test_strength_of_tokens_is_estimated(token: str, strong: bool) -> None:
     assert (strength(token) >= 128) is strong
 
 
 @pytest.mark.parametrize("wrong", ["", " ", "' OR 1=1;--", "'; attach database 'x' as y;--", "\x00", "é", "\ud800"])
-async def test_a_wrong_token_is_told_so_and_closed(wrong: str, tmp_path: Path) -> None:
+async def test_invalid_token_gets_an_error_and_is_closed(wrong: str, tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, open_socket(gateway) as client:
         await client.send(type="auth", token=wrong)
         code, _ = await client.closed()
@@ -96,7 +96,7 @@ async def test_a_wrong_token_is_told_so_and_closed(wrong: str, tmp_path: Path) -
             assert (code, client.frames) == (4401, [{"type": "auth", "ok": False, "error": "invalid token"}])
 
 
-def test_a_named_token_may_be_kept_as_its_hash(tmp_path: Path) -> None:
+def test_named_token_may_be_stored_as_a_hash(tmp_path: Path) -> None:
     digest = hashlib.sha256(GOOD.encode()).hexdigest()
     (tmp_path / "tokens.json").write_text(json.dumps({"ana": {"sha256": digest, "scopes": ["write", "read"]}}))
     found = TokenFile(tmp_path).find_grant(GOOD)
@@ -118,13 +118,13 @@ def test_a_named_token_may_be_kept_as_its_hash(tmp_path: Path) -> None:
         '{"ana": {"token": "x", "scope": ["read"]}}',
     ],
 )
-def test_a_broken_list_of_tokens_stops_the_start_and_is_named(lines: str, tmp_path: Path) -> None:
+def test_invalid_tokens_json_prevents_the_start(lines: str, tmp_path: Path) -> None:
     (tmp_path / "tokens.json").write_text(lines)
     with pytest.raises(ConfigError, match=r"tokens\.json"):
         TokenFile(tmp_path)
 
 
-async def test_a_new_token_ends_the_old_one_at_once_and_its_sockets_within_a_second(tmp_path: Path) -> None:
+async def test_new_token_file_revokes_the_old_token_and_closes_its_sockets(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         old = main_token(gateway)
         (tmp_path / "token").write_text(GOOD)
@@ -136,7 +136,7 @@ async def test_a_new_token_ends_the_old_one_at_once_and_its_sockets_within_a_sec
             pass
 
 
-async def test_a_token_is_replaced_by_a_method_and_the_caller_hears_of_it(tmp_path: Path) -> None:
+async def test_tokens_rotate_closes_all_sockets_of_the_old_token(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client, connect_client(gateway) as other:
         old = main_token(gateway)
         assert await client.get("tokens.rotate") == {"path": str(tmp_path / "token")}
@@ -146,7 +146,7 @@ async def test_a_token_is_replaced_by_a_method_and_the_caller_hears_of_it(tmp_pa
         assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
 
 
-async def test_tokens_that_cannot_be_read_any_more_let_nobody_in(tmp_path: Path) -> None:
+async def test_unreadable_token_file_refuses_every_token(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         token = main_token(gateway)
         (tmp_path / "token").write_text("   ")
@@ -157,7 +157,7 @@ async def test_tokens_that_cannot_be_read_any_more_let_nobody_in(tmp_path: Path)
                 assert (await other.closed())[0] == 4401
 
 
-async def test_taking_a_scope_away_closes_the_sockets_that_had_it(tmp_path: Path) -> None:
+async def test_removed_scope_closes_the_sockets_of_the_token(tmp_path: Path) -> None:
     lines = {"ana": {"token": GOOD, "scopes": ["read", "write"]}}
     (tmp_path / "tokens.json").write_text(json.dumps(lines))
     async with (
@@ -171,7 +171,7 @@ async def test_taking_a_scope_away_closes_the_sockets_that_had_it(tmp_path: Path
         assert (await owner.get("health.check"))["status"] == "ok"
 
 
-async def test_after_ten_wrong_tokens_in_a_minute_even_the_right_one_must_wait(tmp_path: Path) -> None:
+async def test_ten_invalid_tokens_lock_out_the_address(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         messages: list[str] = []
         for number in range(15):
@@ -186,7 +186,7 @@ async def test_after_ten_wrong_tokens_in_a_minute_even_the_right_one_must_wait(t
             assert (await client.next())["ok"] is False
 
 
-async def test_a_locked_address_may_try_again_after_a_minute_and_others_at_once() -> None:
+async def test_lockout_ends_after_a_minute_and_affects_one_address() -> None:
     clock = VirtualClock()
     lockout = Lockout(clock)
     for _ in range(10):
@@ -200,7 +200,7 @@ async def test_a_locked_address_may_try_again_after_a_minute_and_others_at_once(
     assert lockout.wait("192.0.2.1") == 0
 
 
-def test_a_whole_network_of_the_new_kind_counts_as_one() -> None:
+def test_lockout_counts_an_ipv6_network_as_one_address() -> None:
     lockout = Lockout()
     for number in range(10):
         lockout.record_failure(f"2001:db8::{number}")

@@ -1,4 +1,4 @@
-"""`tools.invoke`: a tool called over the wire, for the owner of the token, under the rules of the agent."""
+"""`tools.invoke`: a tool call without a model, for the owner of the token, with the permissions of the agent."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ async def risk(text: str) -> str:
     return text
 
 
-async def test_a_tool_is_called_and_its_result_is_the_answer(tmp_path: Path) -> None:
+async def test_tools_invoke_returns_the_result(tmp_path: Path) -> None:
     ran.clear()
     atlas = in_memory_atlas(Scripted(), [note], store=MemoryStore())
     async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
@@ -40,14 +40,14 @@ async def test_a_tool_is_called_and_its_result_is_the_answer(tmp_path: Path) -> 
         assert (await client.get("tools.invoke", **params)) == first and ran == ["x"]
         wrong = await client.get("tools.invoke", name="note", arguments={})
         assert (wrong["status"], wrong["error"]) == ("error", "bad_arguments")
-        unknown = await client.request("tools.invoke", name="note", agentId="nobody")
+        unknown = await client.request("tools.invoke", name="note", agentId="missing")
         assert unknown["error"]["data"]["kind"] == "AGENT_NOT_FOUND"
         assert (await client.get("sessions.list"))["sessions"] == []
         run = (await client.get("runs.get", runId=first["runId"]))["run"]
         assert run["status"] == "done" and run["user"] == "owner"
 
 
-async def test_a_call_that_needs_a_yes_waits_for_it_on_the_same_socket(tmp_path: Path) -> None:
+async def test_tools_invoke_waits_for_approval(tmp_path: Path) -> None:
     ran.clear()
     (tmp_path / "tokens.json").write_text(
         json.dumps({"writer": {"token": TOKEN, "scopes": ["read", "write", "approve"], "sessions": "own"}})
@@ -56,10 +56,10 @@ async def test_a_call_that_needs_a_yes_waits_for_it_on_the_same_socket(tmp_path:
     async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway, TOKEN) as client, asyncio.timeout(10):
         await client.send(id="call", method="tools.invoke", params={"name": "risk", "arguments": {"text": "x"}})
 
-        async def asked() -> Any:
+        async def pending_approvals() -> Any:
             return (await client.get("approvals.list"))["approvals"]
 
-        found = await wait_until(asked)
+        found = await wait_until(pending_approvals)
         assert ran == []
         await client.get("approvals.resolve", approvalId=found[0]["approvalId"], decision="allow-once")
         while not (answers := [frame for frame in client.frames if frame.get("id") == "call"]):

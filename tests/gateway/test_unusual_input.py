@@ -1,4 +1,4 @@
-"""What models, tools and clients may say, however odd: it is told, or refused in words, and nothing breaks."""
+"""Unusual output of models and tools, and unusual input of clients: nothing breaks."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def stored_atlas(*replies: Reply, tools: tuple[Tool, ...] = ()) -> Atlas:
     return in_memory_atlas(Scripted(*replies), tools, store=MemoryStore())
 
 
-async def test_half_a_character_does_not_break_a_turn(tmp_path: Path) -> None:
+async def test_lone_surrogate_does_not_break_a_turn(tmp_path: Path) -> None:
     async def half(input: str) -> str:
         return "\ud800"
 
@@ -35,7 +35,7 @@ async def test_half_a_character_does_not_break_a_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["a\x00b", "a\nb", "\x7f", "x" * 201])
-async def test_a_name_of_a_session_is_one_line(key: str, tmp_path: Path) -> None:
+async def test_session_key_must_be_a_short_line(key: str, tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, stored_atlas(says("Hi."))) as client:
         for method in ("chat.send", "sessions.get", "sessions.subscribe", "chat.history"):
             answer = await client.request(method, sessionKey=key, message="Hi")
@@ -43,14 +43,14 @@ async def test_a_name_of_a_session_is_one_line(key: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("key", ["main", "telegram:123", "日本", "../../etc/passwd", "' OR 1=1;--", "{}", " "])
-async def test_any_other_name_will_do(key: str, tmp_path: Path) -> None:
+async def test_session_key_may_have_any_characters(key: str, tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, stored_atlas(says("Hi."))) as client:
         await client.get("chat.send", sessionKey=key, message="Hi")
         assert (await client.until("chat.final"))["sessionKey"] == key
         assert len((await client.get("chat.history", sessionKey=key))["messages"]) == 2
 
 
-async def test_a_vendor_s_error_is_told_without_the_key_in_it(tmp_path: Path) -> None:
+async def test_provider_error_is_sent_without_the_api_key(tmp_path: Path) -> None:
     key = "sk-proj-0123456789abcdefghijklmnopqrstuv"
     broken = fails(ProviderError(f"Incorrect API key provided: {key}", "auth"))
     async with serve_and_connect(tmp_path, stored_atlas(broken)) as client:
@@ -60,7 +60,7 @@ async def test_a_vendor_s_error_is_told_without_the_key_in_it(tmp_path: Path) ->
 
 
 class Full(MemoryStore):
-    """A store that can be told to be full."""
+    """A store that can be set to be full."""
 
     full = False
 
@@ -75,7 +75,7 @@ class Full(MemoryStore):
         return await super().commit(tenant, writes)
 
 
-async def test_a_full_disk_refuses_new_turns_and_shows_the_old_ones(tmp_path: Path) -> None:
+async def test_full_store_refuses_new_turns_but_shows_the_history(tmp_path: Path) -> None:
     store = Full()
     atlas = in_memory_atlas(Scripted(says("One."), says("Two.")), store=store)
     async with serve_and_connect(tmp_path, atlas) as client:
@@ -91,7 +91,7 @@ async def test_a_full_disk_refuses_new_turns_and_shows_the_old_ones(tmp_path: Pa
         await client.until("chat.final")
 
 
-async def test_what_a_run_says_waits_for_a_store_that_comes_back(tmp_path: Path) -> None:
+async def test_events_are_written_once_the_store_recovers(tmp_path: Path) -> None:
     store = Full()
     go = asyncio.Event()
 
@@ -113,7 +113,7 @@ async def test_what_a_run_says_waits_for_a_store_that_comes_back(tmp_path: Path)
         assert numbers == list(range(1, len(numbers) + 1))
 
 
-async def test_listening_everywhere_is_no_name_to_be_reached_by(tmp_path: Path) -> None:
+async def test_wildcard_address_is_not_an_allowed_host(tmp_path: Path) -> None:
     token = Secret("k9Vd2mQ8xZ4tR7wB1nL5cH")
     async with serve_gateway(tmp_path, host="0.0.0.0", token=token) as gateway:
         assert (await http(gateway, "GET /health", Host="0.0.0.0"))[0] == 421

@@ -1,4 +1,4 @@
-// A page's agent, without a page: does what it reads on standard input, and writes what came of each step.
+// AG-UI agent without a page: runs the steps it reads from standard input, and prints the result of each.
 // A step is {say} or {resume}; {stop: name} aborts the run at the first event of that name.
 
 import { text } from "node:stream/consumers";
@@ -6,13 +6,13 @@ import { HttpAgent } from "@ag-ui/client";
 
 const { url, token, threadId, steps } = JSON.parse(await text(process.stdin));
 const agent = new HttpAgent({ url, threadId, headers: { Authorization: `Bearer ${token}` } });
-console.error = () => {}; // the client prints what it also throws
-const told = [];
+console.error = () => {}; // the client logs the errors that it throws
+const results = [];
 
 for (const [number, { say, resume, stop }] of steps.entries()) {
   const events = [];
   let failure = null;
-  if (say) agent.addMessage({ id: `said-${number}`, role: "user", content: say });
+  if (say) agent.addMessage({ id: `message-${number}`, role: "user", content: say });
   const answers = resume?.map((each) => ({ interruptId: agent.pendingInterrupts[0]?.id, ...each }));
   try {
     await agent.runAgent(
@@ -27,7 +27,7 @@ for (const [number, { say, resume, stop }] of steps.entries()) {
   } catch (error) {
     failure = String(error.message ?? error);
   }
-  told.push(structuredClone({ events, failure, messages: agent.messages, interrupts: agent.pendingInterrupts }));
+  results.push(structuredClone({ events, failure, messages: agent.messages, interrupts: agent.pendingInterrupts }));
 }
 
-console.log(JSON.stringify(told));
+console.log(JSON.stringify(results));
